@@ -1,0 +1,45 @@
+"""The exceptions a caller of nip_core may want to tell apart.
+
+Each also inherits the standard exception it refines, each is picklable (arguments are plain
+strings), and each message names the place, what was got and what to do.
+"""
+
+
+class NipError(Exception):
+    """Everything that nip_core raises on purpose."""
+
+
+class SettingsError(NipError, ValueError):
+    """A setting is unknown, out of range or contradicts another one. Nothing was spent."""
+
+
+class DatasetError(NipError, ValueError):
+    """A dataset of problems can't be read or breaks a rule. Nothing was spent."""
+
+
+class StoreError(NipError, OSError):
+    """The run store can't be used: no permission, no space, no atomic writes."""
+
+
+class CorruptionError(StoreError):
+    """A committed file does not match its manifest. The file is named; nothing is repaired."""
+
+
+class LeaseError(NipError, RuntimeError):
+    """Another live runner holds the run. The message names it."""
+
+
+class RunConflictError(NipError, ValueError):
+    """The run name exists with settings that would change the data."""
+
+
+class StageError(NipError, RuntimeError):
+    """A stage stopped cleanly; what finished is kept and running again continues."""
+
+
+class JobError(StageError):
+    """A fine-tune job ended without a model, or its outcome could not be learned."""
+
+
+class ServerError(NipError, RuntimeError):
+    """The language-model server can't be started or reached, or refused a request."""

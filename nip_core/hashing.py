@@ -1,0 +1,39 @@
+"""Stable identities: every key and every seed is derived here, none is drawn.
+
+Python's ``hash()`` is salted per process, so nothing here uses it. Two processes, two machines
+and two values of PYTHONHASHSEED give the same results.
+"""
+
+import base64
+import hashlib
+import json
+from typing import Any
+
+KEY_CHARACTERS = 16
+
+
+def canonical_json(value: Any) -> bytes:
+    """Encode `value` as JSON with sorted keys and no spaces; equal values give equal bytes."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
+
+
+def digest(value: Any) -> str:
+    """SHA-256 (64 hex characters) of the canonical JSON of `value`."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def derive_key(*parts: Any) -> str:
+    """A key of 16 URL-safe characters (96 bits) from JSON-encodable `parts`.
+
+    Short because two of them stand in every row of the generations table.
+    """
+    raw = hashlib.sha256(canonical_json(parts)).digest()[: KEY_CHARACTERS * 6 // 8]
+    return base64.urlsafe_b64encode(raw).decode()
+
+
+def derive_seed(*parts: Any) -> int:
+    """A seed in [0, 2**31) from JSON-encodable `parts`; the range every engine accepts."""
+    raw = hashlib.sha256(canonical_json(parts)).digest()
+    return int.from_bytes(raw[:4], "big") & 0x7FFFFFFF

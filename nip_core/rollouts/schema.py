@@ -1,0 +1,88 @@
+"""The Arrow schemas of the three tables that a played shard leaves behind.
+
+episodes     one row per episode: what was played, how it ended, who earned what
+generations  one row per model call, invalid answers included: they were paid for too
+timings      what may differ between two runs of the same game; in no digest
+
+Chat histories and parsed messages are not stored. `nip_core.agents.render` derives them from
+these rows, for prompting and for dataset building alike. Keys are strings of 16 URL-safe
+characters, see `nip_core.hashing.derive_key`.
+"""
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+_METADATA = {"nip.schema_version": str(SCHEMA_VERSION)}
+
+EPISODES = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("run", pa.string(), nullable=False),
+        pa.field("split", pa.string(), nullable=False),  # train, validation, test
+        pa.field("iteration", pa.int32(), nullable=False),
+        pa.field("problem", pa.string(), nullable=False),  # id of the row in the dataset
+        pa.field("question_id", pa.string(), nullable=False),  # equal for variants of one question
+        pa.field("sample", pa.int32(), nullable=False),  # how often the problem came before
+        pa.field("branch_path", pa.string(), nullable=False),  # "" without branching
+        pa.field("protocol", pa.string(), nullable=False),
+        pa.field("question", pa.string(), nullable=False),
+        pa.field("solution", pa.string(), nullable=False),
+        pa.field("y", pa.int8(), nullable=False),  # 1 correct, 0 buggy
+        pa.field("difficulty", pa.string()),  # family or level, where the dataset has one
+        pa.field("mutation", pa.string()),  # kind of the bug, where known
+        pa.field("seed", pa.int64(), nullable=False),
+        pa.field("prover_stance", pa.int8()),  # what the prover argues for; null: as the protocol
+        pa.field("rounds", pa.int16(), nullable=False),  # rounds played
+        pa.field("decision", pa.int8(), nullable=False),  # 0 reject, 1 accept, 2 none
+        pa.field("outcome", pa.string(), nullable=False),  # finished, terminated, failed
+        pa.field("error", pa.string()),  # why it failed
+        pa.field(
+            "rewards",
+            pa.list_(
+                pa.struct(
+                    [
+                        pa.field("agent", pa.string(), nullable=False),
+                        pa.field("reward", pa.float64(), nullable=False),
+                    ]
+                )
+            ),
+            nullable=False,
+        ),
+    ],
+    metadata=_METADATA,
+)
+
+GENERATIONS = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("parent_key", pa.string()),  # the previous valid generation of the episode
+        pa.field("episode", pa.string(), nullable=False),  # key in `episodes`
+        pa.field("branch_path", pa.string(), nullable=False),
+        pa.field("round", pa.int16(), nullable=False),
+        pa.field("agent", pa.string(), nullable=False),
+        pa.field("attempt", pa.int16(), nullable=False),  # invalid answers before this one
+        pa.field("model_asked", pa.string(), nullable=False),
+        pa.field("model_served", pa.string(), nullable=False),
+        pa.field("text", pa.string(), nullable=False),
+        pa.field("decision", pa.int8(), nullable=False),
+        pa.field("finish_reason", pa.string(), nullable=False),
+        pa.field("invalid_reason", pa.string()),  # null: the answer was valid and is in the history
+        pa.field("prompt_tokens", pa.int32(), nullable=False),
+        pa.field("completion_tokens", pa.int32(), nullable=False),
+        pa.field("prompt_token_ids", pa.list_(pa.int32())),
+        pa.field("completion_token_ids", pa.list_(pa.int32())),
+        pa.field("completion_logprobs", pa.list_(pa.float32())),
+    ],
+    metadata=_METADATA,
+)
+
+TIMINGS = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),  # key in `generations`
+        pa.field("started_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("latency_s", pa.float32(), nullable=False),
+        pa.field("transport_retries", pa.int16(), nullable=False),
+    ],
+    metadata=_METADATA,
+)
