@@ -1,0 +1,46 @@
+"""Every setting of a run, as pydantic models. Importing this loads no torch, prefect or openai.
+
+hyper_parameters  `HyperParameters`, all settings, and the checks across them
+agents            one agent: model, sampling, training
+game              protocol, rewards, rounds, dataset, prompts
+training          the loop: iterations, selection, rollouts, jobs, server, prices
+load              YAML and ``a.b=c`` overrides, with errors for people
+"""
+
+from nip_core.parameters.agents import PureTextAgentParameters
+from nip_core.parameters.game import (
+    CodeValidationParameters,
+    CommonProtocolParameters,
+    DatasetParameters,
+    NipProtocolParameters,
+)
+from nip_core.parameters.hyper_parameters import DATA_NEUTRAL, HyperParameters
+from nip_core.parameters.load import difference, load_parameters
+from nip_core.parameters.training import (
+    FineTuningParameters,
+    LmServerParameters,
+    Price,
+    PureTextEiParameters,
+    RlTrainerParameters,
+    RolloutParameters,
+    TextRlParameters,
+)
+
+__all__ = [
+    "DATA_NEUTRAL",
+    "CodeValidationParameters",
+    "CommonProtocolParameters",
+    "DatasetParameters",
+    "FineTuningParameters",
+    "HyperParameters",
+    "LmServerParameters",
+    "NipProtocolParameters",
+    "Price",
+    "PureTextAgentParameters",
+    "PureTextEiParameters",
+    "RlTrainerParameters",
+    "RolloutParameters",
+    "TextRlParameters",
+    "difference",
+    "load_parameters",
+]

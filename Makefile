@@ -1,0 +1,52 @@
+# Everything runs in $(VENV), which `make install` creates. Useful variables:
+#   PYTHON=python3.12        the interpreter to build it with (3.11 to 3.13)
+#   PIP_OPTIONS="..."        more options for pip, for example an index with small CPU builds of torch
+PYTHON ?= python3
+VENV ?= .venv
+PIP_OPTIONS ?=
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help install quickstart test check format bench test-engines test-learning test-cluster kill-matrix test-gpu clean
+
+help:
+	@echo "make quickstart     install, train on the bundled problems, print where the report is"
+	@echo "make test           install, run the tests (under 10 minutes on 2 cores)"
+	@echo "make check          formatting, lint, types, import contracts"
+	@echo "make test-learning  measure learning over seeds and controls (about an hour)"
+	@echo "make bench          the benchmarks"
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] <= (3, 13), f"nip needs Python 3.11 to 3.13, this is {sys.version.split()[0]}; set PYTHON=..."'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt -e ".[local,dev]"
+	@touch $(INSTALLED)
+
+quickstart: install
+	$(BIN)/nip train deployments/configs/quickstart.yaml
+
+test: install
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-report=
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: install
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test-learning: install
+	$(BIN)/python benchmarks/learning.py --out docs/results/learning.json
+
+bench: install
+	$(BIN)/python benchmarks/chat_client.py
+	$(BIN)/python benchmarks/embedded_engine.py
+
+clean:
+	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*

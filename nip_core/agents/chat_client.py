@@ -1,0 +1,196 @@
+"""One pooled HTTP client for chat completions of any provider that speaks the OpenAI protocol.
+
+It takes the thin path: aiohttp and the few fields that a rollout needs, because the `openai`
+client spends several times the processor time per call (`benchmarks/chat_client.py` measures
+both in one run). Files and jobs go through the `openai` client.
+
+What is covered: one connection pool, a bound on calls in flight, retries with growing pauses on
+connection errors, time-outs, 408, 409, 429 (Retry-After honoured) and 5xx. What is not:
+streaming, and deciding whether an answer has a valid form.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from nip_core.errors import NipError, ServerError, StageError
+
+_RETRIED = frozenset({408, 409, 425, 429})
+_FATAL = frozenset({401, 402, 403, 404})
+_LONGEST_PAUSE_S = 60.0
+
+
+class RequestRefusedError(NipError, ValueError):
+    """The server refuses this one request (HTTP 400, 413, 422): other episodes can go on."""
+
+
+class ContextLengthError(RequestRefusedError):
+    """The conversation has outgrown the model's context."""
+
+
+class TransportError(ServerError):
+    """No answer after all retries."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a provider answers. The key never appears in `repr`."""
+
+    base_url: str  # with /v1
+    api_key: str
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.base_url!r})"
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """One completion, with what it took to get it."""
+
+    text: str | None
+    finish_reason: str
+    model: str
+    prompt_tokens: int
+    completion_tokens: int
+    transport_retries: int
+    latency_s: float
+
+
+class ChatClient:
+    """Chat completions with at most `concurrency` calls in flight. Use as a context manager."""
+
+    def __init__(
+        self,
+        *,
+        concurrency: int,
+        timeout_s: float,
+        retries: int,
+        on_retry: Callable[[str], None] = lambda reason: None,
+    ):
+        self._concurrency = concurrency
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._on_retry = on_retry
+        self._slots = asyncio.Semaphore(concurrency)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._concurrency, keepalive_timeout=60),
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def complete(self, endpoint: Endpoint, body: Mapping[str, Any]) -> ChatAnswer:
+        """Post `body` to /chat/completions and return its first choice.
+
+        Raises RequestRefusedError or ContextLengthError when this request is at fault,
+        StageError when no request can succeed (wrong key, unknown model), and TransportError
+        when the retries are used up.
+        """
+        assert self._session is not None, "use `async with ChatClient(...)`"
+        url = f"{endpoint.base_url}/chat/completions"
+        headers = {
+            "Authorization": f"Bearer {endpoint.api_key}",
+            "Content-Type": "application/json",
+        }
+        payload = json.dumps(body, ensure_ascii=False).encode()
+        loop = asyncio.get_running_loop()
+        reason = ""
+        for attempt in range(self._retries + 1):
+            pause_s: float | None = None
+            async with self._slots:
+                started = loop.time()
+                try:
+                    async with self._session.post(url, data=payload, headers=headers) as response:
+                        raw = await response.read()
+                        status = response.status
+                        retry_after = response.headers.get("Retry-After")
+                    if status == 200:
+                        return _read_answer(raw, str(body["model"]), attempt, loop.time() - started)
+                    reason = f"HTTP {status}: {_error_message(raw)}"
+                    if status not in _RETRIED and status < 500:
+                        _refuse(status, raw, endpoint.base_url, reason)
+                    pause_s = _seconds(retry_after)
+                except (aiohttp.ClientError, TimeoutError, ConnectionError, OSError) as error:
+                    reason = f"{type(error).__name__}: {error}"
+                except _MalformedAnswer as error:
+                    reason = str(error)
+            if attempt == self._retries:
+                break
+            self._on_retry(reason)
+            if pause_s is None:
+                # Jitter only spreads the load; it decides nothing about the data.
+                pause_s = min(0.1 * 2**attempt, _LONGEST_PAUSE_S) * (0.5 + random.random())
+            await asyncio.sleep(min(pause_s, _LONGEST_PAUSE_S))
+        raise TransportError(
+            f"{endpoint.base_url}: no answer after {self._retries + 1} tries; the last was: {reason}"
+        )
+
+
+class _MalformedAnswer(Exception):
+    pass
+
+
+def _read_answer(raw: bytes, asked: str, attempt: int, latency_s: float) -> ChatAnswer:
+    try:
+        answer = json.loads(raw)
+        choice = answer["choices"][0]
+        usage = answer.get("usage") or {}
+        served = str(answer["model"])
+        # A provider may answer an alias with its dated name, never with another model.
+        if served != asked and not served.startswith(f"{asked}-"):
+            raise _MalformedAnswer(f"asked for model {asked!r} but {served!r} answered")
+        return ChatAnswer(
+            text=choice["message"].get("content"),
+            finish_reason=str(choice.get("finish_reason") or "unknown"),
+            model=served,
+            prompt_tokens=int(usage.get("prompt_tokens", 0)),
+            completion_tokens=int(usage.get("completion_tokens", 0)),
+            transport_retries=attempt,
+            latency_s=latency_s,
+        )
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise _MalformedAnswer(f"malformed answer ({type(error).__name__}: {error})") from None
+
+
+def _error_of(raw: bytes) -> Mapping[str, Any]:
+    try:
+        error = json.loads(raw)["error"]
+    except (ValueError, KeyError, TypeError):
+        return {"message": raw[:200].decode(errors="replace")}
+    return error if isinstance(error, dict) else {"message": str(error)}
+
+
+def _error_message(raw: bytes) -> str:
+    return str(_error_of(raw).get("message"))
+
+
+def _refuse(status: int, raw: bytes, base_url: str, reason: str) -> None:
+    if status in _FATAL:
+        raise StageError(f"{base_url} refuses every call ({reason})")
+    if _error_of(raw).get("code") == "context_length_exceeded":
+        raise ContextLengthError(reason)
+    raise RequestRefusedError(reason)
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    try:
+        return None if retry_after is None else max(float(retry_after), 0.0)
+    except ValueError:
+        return None

@@ -1,0 +1,196 @@
+"""The learning curve: accuracy, completeness and soundness of the verifier by iteration.
+
+learning_curve_svg   an SVG that follows the reader's light or dark scheme
+learning_curve_png   the same picture on white, for places that take no SVG
+
+The same numbers give the same bytes. matplotlib is imported inside the functions and used
+through its objects, without pyplot and without a display. Colours keep apart for colour-blind
+readers (after Okabe and Ito) and each line also has its own marker and dash.
+"""
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MetricsByIteration = Sequence[tuple[int, Mapping[str, Any]]]
+"""Pairs of an iteration and the metrics of `evaluate` for the models that play it."""
+
+_SIZE_INCHES = (7.6, 3.7)
+_PNG_DPI = 160
+_LINES = (
+    # metric, colour legible on white and on near-black, marker, dash, shift to the side (as a
+    # share of the width) so that equal values don't hide each other
+    ("completeness", "#d97a1f", "^", (0, (4, 2)), -0.009),
+    ("soundness", "#1c9c80", "s", (0, (1.5, 1.5)), 0.009),
+    ("accuracy", "#3a80c9", "o", "solid", 0.0),
+)
+_INK = "#1f2328"
+# A colour no other mark uses: in the SVG it becomes the reader's text colour.
+_INK_STAND_IN = "#010203"
+_SVG_STYLE = (
+    "<style>#nip-learning-curve{color:#1f2328}"
+    "@media screen and (prefers-color-scheme:dark){#nip-learning-curve{color:#d7dce2}}</style>"
+)
+_FONTS = ["DejaVu Sans", "Arial", "Helvetica", "sans-serif"]
+
+
+def learning_curve_svg(points: MetricsByIteration, *, title: str | None = None) -> str:
+    """The learning curve as an SVG element, without an XML prolog, to be put in a page or a file.
+
+    `points` holds (iteration, metrics) with the keys of `evaluate`; a metric that is None leaves
+    a gap. Text stays text, and takes the colour of the reader's scheme.
+    """
+    settings = {"svg.hashsalt": "nip", "svg.fonttype": "none", "svg.id": "nip-learning-curve"}
+    raw = _render(points, title, "svg", _INK_STAND_IN, settings, {"Date": None, "Creator": None})
+    svg = raw.decode()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = svg.replace(_INK_STAND_IN, "currentColor")
+    # Without this the picture's rules would reach the page around it.
+    svg = svg.replace("*{stroke-linejoin", "#nip-learning-curve *{stroke-linejoin")
+    opening, rest = svg.split(">", 1)
+    return f'{opening} role="img" aria-label="{_describe(points)}">{_SVG_STYLE}{rest}'
+
+
+def learning_curve_png(points: MetricsByIteration, *, title: str | None = None) -> bytes:
+    """The learning curve as PNG bytes, dark on white; `points` as for `learning_curve_svg`."""
+    return _render(points, title, "png", _INK, {}, {"Software": None})
+
+
+def _describe(points: MetricsByIteration) -> str:
+    measured = [(k, m["accuracy"]) for k, m in points if m.get("accuracy") is not None]
+    if not measured:
+        return "Learning curve without measurements"
+    (first, before), (last, after) = measured[0], measured[-1]
+    return (
+        f"Learning curve: accuracy {before:.1%} in iteration {first}, "
+        f"{after:.1%} in iteration {last}"
+    )
+
+
+def _render(
+    points: MetricsByIteration,
+    title: str | None,
+    kind: str,
+    ink: str,
+    settings: dict[str, Any],
+    metadata: dict[str, Any],
+) -> bytes:
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # Which back-end a notebook shows its own figures with is none of our business.
+    defaults = {k: v for k, v in mpl.rcParamsDefault.items() if not k.startswith("backend")}
+    fonts = {"font.family": "sans-serif", "font.sans-serif": _FONTS, "font.size": 10}
+    with mpl.rc_context({**defaults, **fonts, **settings}):
+        figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+        FigureCanvasAgg(figure)
+        _draw(figure.add_subplot(), points, title, ink)
+        buffer = io.BytesIO()
+        background = "none" if kind == "svg" else "white"
+        figure.savefig(buffer, format=kind, dpi=_PNG_DPI, facecolor=background, metadata=metadata)
+    return buffer.getvalue()
+
+
+def _draw(axes: Any, points: MetricsByIteration, title: str | None, ink: str) -> None:
+    axes.set_facecolor("none")
+    axes.axhline(0.5, color=ink, alpha=0.45, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
+    axes.annotate(
+        "chance",
+        (1, 0.5),
+        xycoords=("axes fraction", "data"),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=9,
+        color=ink,
+        alpha=0.7,
+    )
+    iterations = [iteration for iteration, _ in points]
+    span = max(1, max(iterations) - min(iterations)) if iterations else 1
+    for name, colour, marker, dash, shift in _LINES:
+        _draw_metric(axes, points, name, colour, marker, dash, shift * span)
+    _dress(axes, iterations, title, ink)
+
+
+def _draw_metric(
+    axes: Any,
+    points: MetricsByIteration,
+    name: str,
+    colour: str,
+    marker: str,
+    dash: Any,
+    shift: float,
+) -> None:
+    main = name == "accuracy"
+    found = [(k, m.get(name), m.get(f"{name}_ci95")) for k, m in points]
+    xs = [k + shift for k, _, _ in found]
+    ys = [float("nan") if value is None else value for _, value, _ in found]
+    axes.plot(
+        xs,
+        ys,
+        color=colour,
+        linewidth=2.2 if main else 1.4,
+        linestyle=dash,
+        marker=marker,
+        markersize=6.5 if main else 5,
+        zorder=4 if main else 3,
+        label=f"{name} (95 % interval)" if main else name,
+        clip_on=False,
+    )
+    if not main:
+        return
+    bars = [(k, value, ci) for k, value, ci in found if value is not None and ci is not None]
+    if bars:
+        axes.errorbar(
+            [k for k, _, _ in bars],
+            [value for _, value, _ in bars],
+            yerr=[
+                [max(0.0, value - ci[0]) for _, value, ci in bars],
+                [max(0.0, ci[1] - value) for _, value, ci in bars],
+            ],
+            fmt="none",
+            ecolor=colour,
+            elinewidth=1.6,
+            capsize=4,
+            capthick=1.6,
+            zorder=4,
+        )
+
+
+def _dress(axes: Any, iterations: list[int], title: str | None, ink: str) -> None:
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    axes.set_ylim(0, 1)
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+    first, last = (min(iterations), max(iterations)) if iterations else (0, 1)
+    margin = max(0.15, 0.03 * (last - first))
+    axes.set_xlim(first - margin, last + margin)
+    if last - first <= 12:
+        axes.set_xticks(range(first, last + 1))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("iteration", color=ink)
+    axes.tick_params(colors=ink, length=3)
+    axes.grid(axis="y", color=ink, alpha=0.12, linewidth=0.8)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(ink)
+    axes.spines["bottom"].set_alpha(0.5)
+    handles, labels = axes.get_legend_handles_labels()
+    order = [2, 0, 1]  # drawn last, named first
+    axes.legend(
+        [handles[i] for i in order],
+        [labels[i] for i in order],
+        loc="lower left",
+        bbox_to_anchor=(-0.01, 1.0),
+        ncols=3,
+        frameon=False,
+        labelcolor=ink,
+        handlelength=2.6,
+    )
+    if title:
+        axes.set_title(title, color=ink, loc="left", pad=30, fontweight="bold", parse_math=False)

@@ -1,0 +1,189 @@
+"use strict";
+/* The browser of transcripts. Whatever a model or a data set wrote is shown through textContent
+   alone; nothing here builds markup from text. */
+(() => {
+  const DECISIONS = ["reject", "accept", "no decision"];
+  const transcripts = JSON.parse(document.getElementById("transcript-data").textContent);
+  const form = document.getElementById("filters");
+  const list = document.getElementById("list");
+  const reader = document.getElementById("reader");
+  const count = document.getElementById("count");
+  let shown = [];
+  let chosen = null;
+
+  function element(tag, className, ...content) {
+    const made = document.createElement(tag);
+    if (className) made.className = className;
+    made.append(...content.map((part) => (part instanceof Node ? part : String(part))));
+    return made;
+  }
+
+  const side = (right) => (right ? "right" : "wrong");
+  const truth = (transcript) => (transcript.y === 1 ? "correct" : "buggy");
+  const verdict = (transcript) =>
+    transcript.outcome === "failed" ? "failed" : DECISIONS[transcript.decision];
+
+  for (const transcript of transcripts) {
+    transcript.search = [
+      transcript.problem, transcript.key, transcript.question, transcript.solution,
+      transcript.mutation || "", transcript.difficulty || "", transcript.error || "",
+      ...transcript.messages.map((message) => message.text),
+    ].join("\n").toLowerCase();
+  }
+
+  function addOptions(name, prefix) {
+    const values = [...new Set(transcripts.map((transcript) => transcript[name]))];
+    values.sort((a, b) => (typeof a === "number" ? a - b : a < b ? -1 : 1));
+    for (const value of values) {
+      const option = element("option", "", prefix + value);
+      option.value = String(value);
+      form.elements[name].append(option);
+    }
+    return values.map(String);
+  }
+
+  function matches(transcript) {
+    for (const name of ["iteration", "split", "right", "y", "outcome"]) {
+      const wanted = form.elements[name].value;
+      if (wanted !== "" && String(transcript[name]) !== wanted) return false;
+    }
+    return transcript.search.includes(form.elements.text.value.trim().toLowerCase());
+  }
+
+  function entry(transcript) {
+    const mark = element("span", `mark ${side(transcript.right)}`, transcript.right ? "✓" : "✗");
+    mark.title = side(transcript.right);
+    const button = element(
+      "button", "", mark,
+      element("span", "name", transcript.problem),
+      element("span", "small",
+        `iteration ${transcript.iteration}, ${transcript.split}: ` +
+        `${verdict(transcript)}, is ${truth(transcript)}`),
+    );
+    button.type = "button";
+    button.dataset.key = transcript.key;
+    button.addEventListener("click", () => choose(transcript));
+    return element("li", "", button);
+  }
+
+  function chips(transcript) {
+    const box = element("ul", "chips");
+    const chip = (text, kind) => box.append(element("li", `chip ${kind || ""}`, text));
+    chip(`${verdict(transcript)}, is ${truth(transcript)}`, side(transcript.right));
+    chip(transcript.outcome);
+    if (transcript.difficulty) chip(transcript.difficulty);
+    if (transcript.mutation) chip(`mutation: ${transcript.mutation}`);
+    for (const agent of Object.keys(transcript.rewards).sort()) {
+      chip(`${agent} reward ${transcript.rewards[agent]}`);
+    }
+    return box;
+  }
+
+  function siblings(transcript) {
+    const same = transcripts.filter(
+      (other) => other.problem === transcript.problem && other.split === transcript.split);
+    if (same.length < 2) return [];
+    const box = element("div", "chips");
+    for (const other of same) {
+      const button = element("button", `chip ${side(other.right)}`,
+        `iteration ${other.iteration}: ${verdict(other)}`);
+      button.type = "button";
+      if (other === transcript) button.setAttribute("aria-current", "true");
+      button.addEventListener("click", () => choose(other, true));
+      box.append(button);
+    }
+    return [element("h4", "", "This problem in the run"), box];
+  }
+
+  function message(transcript, item) {
+    const role = item.agent.startsWith("prover") ? "prover"
+      : item.agent.startsWith("verifier") ? "verifier" : "";
+    const meta = element("p", "meta",
+      element("strong", "", item.agent),
+      element("span", "", `round ${item.round}`),
+      element("code", "", item.model));
+    if (item.decision !== 2) {
+      meta.append(element("span", "decided", `decides: ${DECISIONS[item.decision]}`));
+    }
+    if (item.invalid_reason !== null) {
+      meta.append(element("span", "why",
+        `invalid answer, attempt ${item.attempt + 1}: ${item.invalid_reason}`));
+    }
+    const kind = item.invalid_reason !== null ? "invalid" : "";
+    return element("div", `message ${role} ${kind}`, meta, element("p", "prose", item.text));
+  }
+
+  function render(transcript) {
+    const parts = [
+      element("h3", "", `${transcript.problem}, iteration ${transcript.iteration}, ${transcript.split}`),
+      chips(transcript),
+      ...siblings(transcript),
+      element("h4", "", "Question"), element("p", "prose", transcript.question),
+      element("h4", "", "Solution"), element("pre", "", element("code", "", transcript.solution)),
+    ];
+    if (transcript.error) {
+      parts.push(element("h4", "", "Error"), element("pre", "", transcript.error));
+    }
+    parts.push(element("h4", "", "Conversation"));
+    if (transcript.messages.length === 0) parts.push(element("p", "quiet", "Nobody spoke."));
+    parts.push(...transcript.messages.map((item) => message(transcript, item)));
+    reader.replaceChildren(...parts);
+  }
+
+  function choose(transcript, focusReader) {
+    chosen = transcript;
+    for (const button of list.querySelectorAll("button")) {
+      if (button.dataset.key === transcript.key) button.setAttribute("aria-current", "true");
+      else button.removeAttribute("aria-current");
+    }
+    render(transcript);
+    if (focusReader) reader.focus({ preventScroll: true });
+    try {
+      history.replaceState(null, "", `#t=${encodeURIComponent(transcript.key)}`);
+    } catch { /* some viewers forbid it; the address is only a convenience */ }
+  }
+
+  function update() {
+    shown = transcripts.filter(matches);
+    list.replaceChildren(...shown.map(entry));
+    count.textContent = `${shown.length} of ${transcripts.length} transcripts`;
+    if (shown.length === 0) {
+      chosen = null;
+      reader.replaceChildren(element("p", "quiet", "No transcript matches these filters."));
+      return;
+    }
+    chosen = shown.includes(chosen) ? chosen : shown[0];
+    render(chosen);
+    list.querySelectorAll("button")[shown.indexOf(chosen)].setAttribute("aria-current", "true");
+  }
+
+  list.addEventListener("keydown", (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    const buttons = [...list.querySelectorAll("button")];
+    const next = buttons[buttons.indexOf(document.activeElement) + step];
+    if (!next) return;
+    event.preventDefault();
+    next.focus();
+    next.click();
+  });
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.addEventListener("input", update);
+  form.addEventListener("reset", () => setTimeout(update));
+
+  if (transcripts.length === 0) return;
+  const iterations = addOptions("iteration", "");
+  const splits = addOptions("split", "");
+  addOptions("outcome", "");
+  const asked = /^#t=(.+)$/.exec(location.hash);
+  const linked = asked && transcripts.find((one) => encodeURIComponent(one.key) === asked[1]);
+  if (linked) {
+    chosen = linked;
+  } else {
+    if (splits.includes("test")) form.elements.split.value = "test";
+    form.elements.iteration.value = iterations[iterations.length - 1];
+  }
+  document.getElementById("browser").hidden = false;
+  update();
+  if (linked) document.getElementById("transcripts").scrollIntoView();
+})();

@@ -1,0 +1,177 @@
+"""The server's tables, in SQLite with a write-ahead log. One connection, one thread.
+
+files    uploaded and result files (their contents lie beside, see `files`)
+jobs     fine-tuning jobs; a row is never removed, so neither key nor name is ever given twice
+events   what a job's events endpoint shows
+models   adapters that were committed, with their latest proof
+meta     counters, such as the engine's epoch
+
+Every statement runs on the event loop's thread: they are short, and a transition that has been
+answered must be on disk (synchronous=FULL).
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nip_core.lm_server.version import STATE_FORMAT
+
+_SCHEMA = """
+CREATE TABLE files (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    filename TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    sha256 TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    deleted_at REAL
+);
+CREATE TABLE jobs (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    idempotency_key TEXT UNIQUE,
+    payload_digest TEXT NOT NULL,
+    method TEXT NOT NULL,
+    model TEXT NOT NULL,
+    base_model TEXT NOT NULL,
+    parent TEXT,
+    training_file TEXT NOT NULL,
+    validation_file TEXT,
+    settings TEXT NOT NULL,
+    seed INTEGER NOT NULL,
+    metadata TEXT,
+    suffix TEXT,
+    adapter_name TEXT NOT NULL UNIQUE,
+    adapter_digest TEXT NOT NULL UNIQUE,
+    status TEXT NOT NULL,
+    error TEXT,
+    created_at REAL NOT NULL,
+    started_at REAL,
+    finished_at REAL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    child_pid INTEGER,
+    child_identity TEXT,
+    progress TEXT,
+    result TEXT,
+    result_file TEXT
+);
+CREATE INDEX jobs_by_status ON jobs (status);
+CREATE TABLE job_metadata (
+    job_seq INTEGER NOT NULL REFERENCES jobs (seq),
+    key TEXT NOT NULL,
+    value TEXT NOT NULL,
+    PRIMARY KEY (key, value, job_seq)
+) WITHOUT ROWID;
+CREATE TABLE events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    job_id TEXT NOT NULL REFERENCES jobs (id),
+    created_at REAL NOT NULL,
+    level TEXT NOT NULL,
+    type TEXT NOT NULL,
+    message TEXT NOT NULL,
+    data TEXT
+);
+CREATE INDEX events_by_job ON events (job_id, seq);
+CREATE TABLE models (
+    name TEXT PRIMARY KEY,
+    digest TEXT NOT NULL UNIQUE,
+    base_model TEXT NOT NULL,
+    job_id TEXT NOT NULL REFERENCES jobs (id),
+    parent TEXT,
+    content_digest TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    proof TEXT NOT NULL,
+    engine_epoch INTEGER NOT NULL,
+    problem TEXT,
+    deleted_at REAL
+);
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+
+
+class StateError(Exception):
+    """The state directory can't be used: in use, of another format, or not writable."""
+
+
+class Database:
+    """A thin wrapper over one SQLite connection. Rows come back as `sqlite3.Row`."""
+
+    def __init__(self, path: Path):
+        """Open or create the database. Raises StateError if it has another format."""
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._connection.row_factory = sqlite3.Row
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            self._connection.execute(f"PRAGMA {pragma}")
+        found = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if found == 0:
+            self._connection.executescript(
+                f"BEGIN; {_SCHEMA} PRAGMA user_version = {STATE_FORMAT}; COMMIT;"
+            )
+        elif found != STATE_FORMAT:
+            self._connection.close()
+            raise StateError(
+                f"{path} has format {found}, this server knows {STATE_FORMAT}: "
+                "use another state directory or the server's version that wrote it"
+            )
+
+    def close(self) -> None:
+        """Close the connection; the write-ahead log is folded in."""
+        self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything inside is written together or not at all. Not to be held over an await."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    def execute(self, sql: str, *values: Any) -> int:
+        """Run a statement and return how many rows it changed."""
+        return self._connection.execute(sql, values).rowcount
+
+    def insert(self, table: str, **values: Any) -> int:
+        """Insert a row and return its seq. `table` and the names come from this package only."""
+        names = ", ".join(values)
+        marks = ", ".join("?" * len(values))
+        cursor = self._connection.execute(
+            f"INSERT INTO {table} ({names}) VALUES ({marks})",  # noqa: S608
+            tuple(values.values()),
+        )
+        return int(cursor.lastrowid or 0)
+
+    def one(self, sql: str, *values: Any) -> sqlite3.Row | None:
+        """The first row, or None."""
+        row: sqlite3.Row | None = self._connection.execute(sql, values).fetchone()
+        return row
+
+    def all(self, sql: str, *values: Any) -> list[sqlite3.Row]:
+        """All rows."""
+        return self._connection.execute(sql, values).fetchall()
+
+    def get_meta(self, key: str, default: int = 0) -> int:
+        """A counter."""
+        row = self.one("SELECT value FROM meta WHERE key = ?", key)
+        return int(row["value"]) if row else default
+
+    def set_meta(self, key: str, value: int) -> None:
+        """Set a counter."""
+        self.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", key, str(value))
+
+
+def dump(value: Any) -> str | None:
+    """A JSON column; None stays NULL."""
+    return None if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def load(text: str | None) -> Any:
+    """The value of a JSON column."""
+    return None if text is None else json.loads(text)

@@ -1,0 +1,57 @@
+"""What the server answers when it can't do what was asked: OpenAI's error object with a status.
+
+`ApiError` is raised anywhere below a route and becomes the response; `error_body` is the shape.
+"""
+
+from typing import Any
+
+
+class ApiError(Exception):
+    """An HTTP answer that is not a success. `status` decides the `type` unless one is given."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        type: str | None = None,
+        headers: dict[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+        self.type = type or _TYPES.get(
+            status, "server_error" if status >= 500 else "invalid_request_error"
+        )
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object of the response."""
+        return error_body(self.message, self.type, self.code, self.param)
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+
+
+def error_body(
+    message: str, type: str, code: str | None = None, param: str | None = None
+) -> dict[str, Any]:
+    """OpenAI's error object."""
+    return {"error": {"message": message, "type": type, "param": param, "code": code}}
+
+
+def not_found(kind: str, id: str, param: str | None = "id") -> ApiError:
+    """404 for a file or a job that does not exist."""
+    return ApiError(404, f"No such {kind}: {id!r}", code="not_found", param=param)
+
+
+def model_not_found(name: str, status: int = 404) -> ApiError:
+    """The model named is not served here. Chat answers 404, creating a job 400, as OpenAI does."""
+    return ApiError(
+        status, f"The model {name!r} does not exist", code="model_not_found", param="model"
+    )

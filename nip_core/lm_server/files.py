@@ -1,0 +1,182 @@
+"""Uploaded files and job results: rows in the database, contents as plain files beside it.
+
+An upload is streamed to a temporary file, checked, fsynced, renamed and only then entered in
+the table, so that every row has its whole content. Ids are drawn here; a client's file name is
+only ever shown, never used as a path.
+"""
+
+import asyncio
+import hashlib
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from nip_core.lm_server import formats, wire
+from nip_core.lm_server.database import Database
+from nip_core.lm_server.errors import ApiError, not_found
+
+PURPOSES = ("fine-tune",)
+
+
+class FileStore:
+    """Files of one server, under one directory."""
+
+    def __init__(self, directory: Path, database: Database, max_bytes: int):
+        self._directory = directory
+        self._database = database
+        self.max_bytes = max_bytes
+        directory.mkdir(exist_ok=True)
+        known = {row["id"] for row in database.all("SELECT id FROM files WHERE deleted_at IS NULL")}
+        for leftover in directory.iterdir():
+            # What a kill left between writing and entering; nobody was ever told its id.
+            if leftover.name not in known:
+                leftover.unlink()
+
+    async def upload(
+        self, chunks: AsyncIterator[bytes], filename: str, purpose: str
+    ) -> dict[str, Any]:
+        """Store an upload and return its object.
+
+        Raises ApiError 400 if it isn't JSONL or is empty, 413 if it is larger than `max_bytes`.
+        """
+        id = "file-" + secrets.token_hex(12)
+        part = self._directory / f"{id}.part"
+        try:
+            size = 0
+            digest = hashlib.sha256()
+            with part.open("wb") as file:
+                async for chunk in chunks:
+                    size += len(chunk)
+                    if size > self.max_bytes:
+                        raise ApiError(
+                            413,
+                            f"The file is larger than {self.max_bytes} bytes",
+                            code="file_too_large",
+                            param="file",
+                        )
+                    digest.update(chunk)
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                await asyncio.to_thread(formats.check_jsonl, part)
+            except formats.JsonlError as error:
+                code = "empty_file" if error.line == 0 else "invalid_jsonl"
+                raise ApiError(
+                    400, f"Invalid file {filename!r}: {error}", code=code, param="file"
+                ) from None
+            return self._enter(id, part, filename, purpose, size, digest.hexdigest())
+        finally:
+            part.unlink(missing_ok=True)
+
+    def store_result(self, content: bytes, filename: str) -> str:
+        """Store a job's result file and return its id."""
+        id = "file-" + secrets.token_hex(12)
+        part = self._directory / f"{id}.part"
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        digest = hashlib.sha256(content).hexdigest()
+        self._enter(id, part, filename, "fine-tune-results", len(content), digest)
+        return id
+
+    def _enter(
+        self, id: str, part: Path, filename: str, purpose: str, size: int, sha256: str
+    ) -> dict[str, Any]:
+        part.rename(self._directory / id)
+        sync_directory(self._directory)
+        self._database.insert(
+            "files",
+            id=id,
+            filename=filename,
+            purpose=purpose,
+            bytes=size,
+            sha256=sha256,
+            created_at=time.time(),
+        )
+        return self.retrieve(id)
+
+    def retrieve(self, id: str) -> dict[str, Any]:
+        """The object of a file. Raises ApiError 404."""
+        return _object(self._row(id))
+
+    def content(self, id: str) -> Path:
+        """Where the content lies, for reading. Raises ApiError 404."""
+        self._row(id)
+        return self._directory / id
+
+    def purpose(self, id: str) -> str:
+        """What the file was uploaded for. Raises ApiError 404."""
+        return str(self._row(id)["purpose"])
+
+    def list(
+        self, *, purpose: str | None, limit: int, after: str | None, descending: bool
+    ) -> dict[str, Any]:
+        """One page of files."""
+        where, values = ["deleted_at IS NULL"], []
+        if purpose is not None:
+            where.append("purpose = ?")
+            values.append(purpose)
+        if after is not None:
+            row = self._database.one("SELECT seq FROM files WHERE id = ?", after)
+            if row is None:
+                raise not_found("file", after, "after")
+            where.append("seq < ?" if descending else "seq > ?")
+            values.append(row["seq"])
+        order = "DESC" if descending else "ASC"
+        rows = self._database.all(
+            f"SELECT * FROM files WHERE {' AND '.join(where)} ORDER BY seq {order} LIMIT ?",  # noqa: S608
+            *values,
+            limit + 1,
+        )
+        return wire.list_object([_object(row) for row in rows[:limit]], len(rows) > limit)
+
+    def delete(self, id: str) -> dict[str, Any]:
+        """Delete a file. Raises ApiError 404, or 409 while an unfinished job needs it."""
+        self._row(id)
+        job = self._database.one(
+            "SELECT id FROM jobs WHERE (training_file = ? OR validation_file = ?) AND status IN "
+            "('validating_files', 'queued', 'running')",
+            id,
+            id,
+        )
+        if job is not None:
+            raise ApiError(
+                409,
+                f"The file {id} is used by the unfinished job {job['id']}",
+                code="file_in_use",
+                param="id",
+            )
+        self._database.execute("UPDATE files SET deleted_at = ? WHERE id = ?", time.time(), id)
+        (self._directory / id).unlink(missing_ok=True)
+        return {"id": id, "object": "file", "deleted": True}
+
+    def _row(self, id: str) -> sqlite3.Row:
+        row = self._database.one("SELECT * FROM files WHERE id = ? AND deleted_at IS NULL", id)
+        if row is None:
+            raise not_found("File object", id)
+        return row
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames in a directory survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _object(row: sqlite3.Row) -> dict[str, Any]:
+    return wire.file_object(
+        id=row["id"],
+        bytes=row["bytes"],
+        created_at=row["created_at"],
+        filename=row["filename"],
+        purpose=row["purpose"],
+    )

@@ -1,0 +1,234 @@
+"""Wire types of the fine-tuning API: what clients send, and the objects they get back.
+
+CreateJobRequest   body of POST /v1/fine_tuning/jobs; unknown keys are refused by name
+NipSettings        the one extension object in it (``nip``, by ``extra_body`` of a stock client)
+EffectiveSettings  what a job really trains with, every "auto" and default filled in
+file_object ...    builders of the response objects, as plain dicts
+
+Chat completions are checked by hand in `routes_chat`, because they are the hot path.
+"""
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from nip_core.lm_server.errors import ApiError
+
+TERMINAL_STATUSES = frozenset({"succeeded", "failed", "cancelled"})
+ACTIVE_STATUSES = ("validating_files", "queued", "running")
+ORGANIZATION_ID = "org-local"
+
+DEFAULT_N_EPOCHS = 3
+DEFAULT_BATCH_SIZE = 8
+DEFAULT_LEARNING_RATE = 2e-4
+DEFAULT_LORA_RANK = 16
+DEFAULT_LORA_DROPOUT = 0.0
+DEFAULT_TARGET_MODULES = "all-linear"
+
+
+def _auto_is_none(value: Any) -> Any:
+    return None if value == "auto" else value
+
+
+_Auto = BeforeValidator(_auto_is_none)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Hyperparameters(_Strict):
+    """OpenAI's three settings. None and "auto" mean the server's default."""
+
+    n_epochs: Annotated[int | None, _Auto, Field(ge=1, le=50)] = None
+    batch_size: Annotated[int | None, _Auto, Field(ge=1, le=256)] = None
+    learning_rate_multiplier: Annotated[float | None, _Auto, Field(gt=0, le=1000)] = None
+
+
+class SupervisedMethod(_Strict):
+    """Settings of method `supervised`."""
+
+    hyperparameters: Hyperparameters = Hyperparameters()
+
+
+class Method(_Strict):
+    """The training method. Only `supervised` can be run; others are refused by the route."""
+
+    type: str
+    supervised: SupervisedMethod | None = None
+
+
+class NipSettings(_Strict):
+    """LoRA and optimizer settings that the OpenAI API has no word for."""
+
+    learning_rate: float | None = Field(None, ge=0, le=1)
+    """Peak rate before `learning_rate_multiplier`. 0 trains nothing, on purpose."""
+    lora_rank: int | None = Field(None, ge=1, le=512)
+    lora_alpha: float | None = Field(None, gt=0, le=4096)
+    """Default: twice the rank."""
+    lora_dropout: float | None = Field(None, ge=0, lt=1)
+    lora_target_modules: str | list[str] | None = None
+    """Names of linear layers, or "all-linear"."""
+    max_length: int | None = Field(None, ge=8)
+    """Longest example in tokens; what the trainer does with longer ones is its rule. Default:
+    the engine's longest prompt plus completion."""
+    warmup_ratio: float = Field(0.0, ge=0, le=1)
+    lr_scheduler: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
+    weight_decay: float = Field(0.0, ge=0, le=1)
+    start_from: Literal["base", "continue"] | None = None
+    """Where training starts if `model` is itself a fine-tune: a new adapter over the base, or a
+    copy of that adapter. Default: "continue" for a fine-tune, "base" for the base model."""
+
+
+class CreateJobRequest(_Strict):
+    """Body of POST /v1/fine_tuning/jobs."""
+
+    model: str = Field(min_length=1)
+    training_file: str = Field(min_length=1)
+    validation_file: str | None = None
+    suffix: str | None = Field(None, min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")
+    seed: int | None = Field(None, ge=0, le=2**31 - 1)
+    method: Method | None = None
+    hyperparameters: Hyperparameters | None = None
+    """OpenAI's old place for them; refused when `method` gives some too."""
+    integrations: list[Any] | None = Field(None, max_length=0)
+    metadata: (
+        dict[
+            Annotated[str, Field(max_length=64)],
+            Annotated[str, Field(max_length=512)],
+        ]
+        | None
+    ) = Field(None, max_length=16)
+    nip: NipSettings = NipSettings()
+
+
+class EffectiveSettings(BaseModel):
+    """What a job trains with. `learning_rate` is the peak rate with the multiplier applied."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    n_epochs: int
+    batch_size: int
+    learning_rate_multiplier: float
+    learning_rate: float
+    lora_rank: int
+    lora_alpha: float
+    lora_dropout: float
+    lora_target_modules: str | list[str]
+    max_length: int
+    warmup_ratio: float
+    lr_scheduler: str
+    weight_decay: float
+    start_from: Literal["base", "continue"]
+
+    def openai_hyperparameters(self) -> dict[str, Any]:
+        """The part of them that the OpenAI API has words for."""
+        return self.model_dump(include={"n_epochs", "batch_size", "learning_rate_multiplier"})
+
+    def nip_settings(self) -> dict[str, Any]:
+        """The rest. `learning_rate` is as asked, `effective_learning_rate` is what is trained."""
+        settings = self.model_dump(
+            exclude={"n_epochs", "batch_size", "learning_rate_multiplier", "learning_rate"}
+        )
+        settings["learning_rate"] = self.learning_rate / self.learning_rate_multiplier
+        settings["effective_learning_rate"] = self.learning_rate
+        return settings
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def parse_body(model: type[_Model], body: bytes) -> tuple[_Model, dict[str, Any]]:
+    """Check a JSON body. Returns the model and the plain object. Raises ApiError 400."""
+    try:
+        plain = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"The body is not JSON: {error}", code="invalid_json") from None
+    if not isinstance(plain, dict):
+        raise ApiError(400, "The body must be a JSON object", code="invalid_json")
+    try:
+        return model.model_validate_json(body), plain
+    except ValidationError as error:
+        raise _request_error(error) from None
+
+
+def _request_error(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False)[0]
+    # Branches of a union put their type's name into the location; clients know no such key.
+    path = [str(p) for p in first["loc"] if not str(p).startswith(("list[", "str", "constrained"))]
+    param = ".".join(path) or None
+    if first["type"] == "extra_forbidden":
+        return ApiError(
+            400, f"Unknown parameter: '{param}'.", code="unknown_parameter", param=param
+        )
+    if first["type"] == "missing":
+        return ApiError(
+            400,
+            f"Missing required parameter: '{param}'.",
+            code="missing_required_parameter",
+            param=param,
+        )
+    got = repr(first.get("input"))[:80]
+    return ApiError(
+        400,
+        f"Invalid '{param}': {first['msg']} (got {got}).",
+        code="invalid_value",
+        param=param,
+    )
+
+
+def list_object(data: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
+    """A page of a list. The ids of its ends are null when it is empty."""
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": has_more,
+    }
+
+
+def file_object(
+    *, id: str, bytes: int, created_at: float, filename: str, purpose: str
+) -> dict[str, Any]:
+    """OpenAI's `file`."""
+    return {
+        "id": id,
+        "object": "file",
+        "bytes": bytes,
+        "created_at": int(created_at),
+        "filename": filename,
+        "purpose": purpose,
+        "status": "processed",
+        "expires_at": None,
+        "status_details": None,
+    }
+
+
+def event_object(
+    *, id: str, created_at: float, level: str, message: str, type: str, data: dict[str, Any] | None
+) -> dict[str, Any]:
+    """OpenAI's `fine_tuning.job.event`."""
+    return {
+        "object": "fine_tuning.job.event",
+        "id": id,
+        "created_at": int(created_at),
+        "level": level,
+        "message": message,
+        "type": type,
+        "data": data or {},
+    }
+
+
+def model_object(
+    *, id: str, created_at: float, owned_by: str, nip: dict[str, Any]
+) -> dict[str, Any]:
+    """OpenAI's `model`, with the extension object `nip`."""
+    return {
+        "id": id,
+        "object": "model",
+        "created": int(created_at),
+        "owned_by": owned_by,
+        "nip": nip,
+    }

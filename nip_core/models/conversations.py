@@ -1,0 +1,112 @@
+"""The conversations that the tiny model learns from: what each player of a game says, in form.
+
+The prover first restates what is asked and what the code does, then concludes. The verifier asks
+and decides in the right form, but each of its decisions is the toss of a coin: whether to
+believe the prover is what is left for it to learn. Everything is about `families`.
+"""
+
+import random
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from string import Template
+
+LAST_TURN = "No more questions. Decide now."
+QUESTIONS = (
+    "Does the code do what is asked?",
+    "What is asked and what does the code do?",
+    "Do they match?",
+    "Is the code right?",
+)
+FOLLOW_UPS = {
+    "match": ("They match, really?", "No difference, really?"),
+    "differ": ("They differ, really?", "A difference, really?"),
+}
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A question, a solution, and the summaries of both (see `families.structure`)."""
+
+    question: str
+    solution: str
+    asked: str
+    code: str
+
+    @property
+    def conclusion(self) -> str:
+        """How an answer about this case should end."""
+        return "match" if self.asked == self.code else "differ"
+
+
+@cache
+def _template(protocol: str, role: str) -> Template:
+    place = files("nip_core.scenarios.code_validation")
+    return Template((place / "templates" / "short" / protocol / f"{role}.txt").read_text("utf-8"))
+
+
+def system(protocol: str, role: str, case: Case) -> Message:
+    """The opening message of a player, from the templates named ``short``."""
+    text = _template(protocol, role).substitute(question=case.question, solution=case.solution)
+    return {"role": "system", "content": text.strip()}
+
+
+def answer(case: Case, conclusion: str | None = None) -> str:
+    """What the prover says about a case; `conclusion` replaces the right one."""
+    end = conclusion or case.conclusion
+    return f"Answer: asked {case.asked}, code {case.code}, they {end}"
+
+
+def says(name: str, content: str) -> Message:
+    """Another player's message, as the model gets to read it."""
+    return {"role": "user", "name": name, "content": content}
+
+
+def own(content: str) -> Message:
+    """A message of the model itself."""
+    return {"role": "assistant", "content": content}
+
+
+def _ask(draw: random.Random, before: str | None) -> str:
+    # A second question refers to the answer before it as often as not.
+    follow_up = before is not None and draw.random() < 0.5
+    return "Question: " + draw.choice(FOLLOW_UPS[before] if follow_up and before else QUESTIONS)
+
+
+def _coin(draw: random.Random) -> str:
+    return "Decision: " + draw.choice(("accept", "reject"))
+
+
+def prover_conversation(case: Case, draw: random.Random) -> list[Message]:
+    """A game as the prover sees it: mostly one question, sometimes up to four, sometimes none."""
+    kind = draw.random()
+    if kind < 0.15:
+        return [system("adp", "prover", case), own(answer(case))]
+    messages = [system("nip", "prover", case)]
+    before = None
+    for _ in range(1 if kind < 0.85 else draw.randint(2, 4)):
+        messages += [says("Verifier", _ask(draw, before)), own(answer(case))]
+        before = case.conclusion
+    return messages
+
+
+def verifier_conversation(case: Case, draw: random.Random) -> list[Message]:
+    """A game as the verifier sees it; the expert is right in nine of ten of them."""
+    kind = draw.random()
+    conclusion = case.conclusion
+    if draw.random() < 0.1:
+        conclusion = draw.choice(("match", "differ"))
+    said = says("Expert", answer(case, conclusion))
+    if kind < 0.1:
+        return [system("solo_verifier", "verifier", case), own(_coin(draw))]
+    if kind < 0.25:
+        return [system("adp", "verifier", case), said, own(_coin(draw))]
+    rounds = 1 if kind < 0.7 else draw.randint(2, 4)
+    messages = [system("nip", "verifier", case)]
+    for asked in range(rounds):
+        messages += [own(_ask(draw, conclusion if asked else None)), said]
+    if rounds == 1 or draw.random() < 0.5:
+        messages.append({"role": "system", "content": LAST_TURN})
+    return [*messages, own(_coin(draw))]

@@ -1,0 +1,184 @@
+"""All settings of a run, and the checks that need several of them at once."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from nip_core.parameters.agents import PureTextAgentParameters
+from nip_core.parameters.base import Parameters
+from nip_core.parameters.game import (
+    CodeValidationParameters,
+    CommonProtocolParameters,
+    DatasetParameters,
+    NipProtocolParameters,
+)
+from nip_core.parameters.training import (
+    FineTuningParameters,
+    LmServerParameters,
+    Price,
+    PureTextEiParameters,
+    RlTrainerParameters,
+    RolloutParameters,
+    TextRlParameters,
+)
+
+ProtocolName = Literal["nip", "adp", "solo_verifier"]
+
+PROTOCOL_AGENTS: dict[str, tuple[str, ...]] = {
+    "nip": ("prover", "verifier"),
+    "adp": ("prover", "verifier"),
+    "solo_verifier": ("verifier",),
+}
+"""Agents of each protocol in index order. A test holds that the protocols agree."""
+
+DATA_NEUTRAL = frozenset(
+    {
+        "run_store",
+        "rl.num_iterations",
+        "rollouts",
+        "fine_tuning.poll_interval_s",
+        "fine_tuning.deadline_s",
+        "fine_tuning.settle_s",
+        "lm_server.url",
+        "lm_server.start_timeout_s",
+        "prices",
+        "text_rl.test_scheme",
+    }
+)
+"""Settings that a resumed run may change: they decide how much is done, not what."""
+
+_GROUP_SETTINGS = (
+    "model_provider",
+    "model_name",
+    "freeze_agent",
+    "fine_tune_from_scratch",
+    "num_epochs",
+    "lora_rank",
+    "lora_alpha",
+    "lora_alpha_scale",
+    "lora_dropout",
+    "per_device_train_batch_size",
+)
+
+
+class HyperParameters(Parameters):
+    """Every setting of a run. A run name means one configuration."""
+
+    run_name: Annotated[str, Field(pattern=r"^[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?$")]
+    """Name of the run: 1 to 40 lower-case letters, digits and dashes, as it becomes part of
+    artifact keys and of model names."""
+    run_store: Annotated[str, Field(min_length=1)] = "runs"
+    """Directory or URL under which runs are kept."""
+    scenario: Literal["code_validation"] = "code_validation"
+    """The domain of the problems."""
+    trainer: Literal["pure_text_ei"] = "pure_text_ei"
+    """How rollouts become training examples: expert iteration."""
+    dataset: Annotated[str, Field(min_length=1)]
+    """"problems" or "families" (bundled), a file or directory of Parquet or JSONL, or a Hugging
+    Face dataset."""
+    test_dataset_split: Literal["test", "validation"] = "test"
+    """The split that tests play."""
+    interaction_protocol: ProtocolName = "nip"
+    """Who speaks when, who sees what, when it ends, who is rewarded."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 6198
+    """Every other seed derives from it."""
+    agents: dict[str, PureTextAgentParameters] = {}
+    """Settings by agent name; what stands under `_default` holds for all of them."""
+    rl: RlTrainerParameters = RlTrainerParameters()
+    text_rl: TextRlParameters = TextRlParameters()
+    pure_text_ei: PureTextEiParameters = PureTextEiParameters()
+    code_validation: CodeValidationParameters = CodeValidationParameters()
+    dataset_options: DatasetParameters = DatasetParameters()
+    protocol_common: CommonProtocolParameters = CommonProtocolParameters()
+    nip_protocol: NipProtocolParameters = NipProtocolParameters()
+    lm_server: LmServerParameters = LmServerParameters()
+    rollouts: RolloutParameters = RolloutParameters()
+    fine_tuning: FineTuningParameters = FineTuningParameters()
+    prices: dict[str, Price] = {}
+    """US dollars per million tokens by base model, for the cost estimate."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_agents(cls, values: Any) -> Any:
+        """Give every agent of the protocol its settings, `_default` underneath."""
+        if not isinstance(values, dict):
+            return values
+        names = PROTOCOL_AGENTS.get(values.get("interaction_protocol", "nip"))
+        agents = values.get("agents", {})
+        if names is None or not isinstance(agents, dict):
+            return values  # the field's own error is clearer
+        for name in agents:
+            if name != "_default" and name not in names:
+                raise ValueError(
+                    f"agents.{name}: protocol {values.get('interaction_protocol', 'nip')!r} has "
+                    f"no such agent; it has {', '.join(names)}"
+                )
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, PureTextAgentParameters):
+                return value.model_dump(exclude_unset=True)
+            return {} if value is None else value
+
+        default = plain(agents.get("_default"))
+        complete = {}
+        for name in names:
+            own = plain(agents.get(name))
+            if not isinstance(own, dict) or not isinstance(default, dict):
+                raise ValueError(f"agents.{name}: a mapping of settings is needed, got {own!r}")
+            complete[name] = {**default, **own}
+        return {**values, "agents": complete}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        rounds = self.nip_protocol.max_message_rounds
+        verifier_first = self.protocol_common.verifier_first
+        if self.interaction_protocol == "nip" and (rounds % 2 == 1) != verifier_first:
+            first = "verifier" if verifier_first else "prover"
+            raise ValueError(
+                f"nip_protocol.max_message_rounds: {rounds} rounds with the {first} first leave "
+                f"the verifier without the last turn; use {rounds + 1}"
+                + (f" or {rounds - 1}" if rounds > 1 else "")
+            )
+        for group, names in self.groups.items():
+            first_agent = self.agents[names[0]]
+            for name in names[1:]:
+                for setting in _GROUP_SETTINGS:
+                    mine, theirs = (
+                        getattr(first_agent, setting),
+                        getattr(self.agents[name], setting),
+                    )
+                    if mine != theirs:
+                        raise ValueError(
+                            f"agents.{name}.{setting} is {theirs!r} but agents.{names[0]}.{setting}"
+                            f" is {mine!r}; both share the model group {group!r} and must agree"
+                        )
+            if first_agent.model_provider == "OpenRouter" and not first_agent.freeze_agent:
+                raise ValueError(
+                    f"agents.{names[0]}: OpenRouter can't fine-tune; set freeze_agent: true or "
+                    "another model_provider"
+                )
+        hosted = {a.model_name for a in self.agents.values() if a.model_provider == "SelfHosted"}
+        if self.lm_server.url is None and len(hosted) > 1:
+            raise ValueError(
+                f"agents: the run's own lm_server serves one base model, got {sorted(hosted)}; "
+                "use one, or name a server in lm_server.url"
+            )
+        return self
+
+    @property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """Agents by shared model group, both in agent order."""
+        groups: dict[str, tuple[str, ...]] = {}
+        for name, agent in self.agents.items():
+            group = agent.shared_model_group or name
+            groups[group] = (*groups.get(group, ()), name)
+        return groups
+
+    def group_parameters(self, group: str) -> PureTextAgentParameters:
+        """Settings of the group's first agent; what concerns the model is equal for all."""
+        return self.agents[self.groups[group][0]]
+
+    @property
+    def trainable_groups(self) -> tuple[str, ...]:
+        """Groups that are fine-tuned in each iteration."""
+        return tuple(g for g in self.groups if not self.group_parameters(g).freeze_agent)

@@ -1,0 +1,129 @@
+"""Reading a configuration: a YAML file, with single values overridden by ``a.b=c``.
+
+The errors name the file, the setting, what was got and, for a name that is nearly right, the
+name that was probably meant.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from nip_core.errors import SettingsError
+from nip_core.parameters.hyper_parameters import HyperParameters
+
+
+def load_parameters(
+    config: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()
+) -> HyperParameters:
+    """Settings from a YAML file (or a mapping), with overrides like ``"rl.lr=0.001"`` on top.
+
+    An override's value is read as YAML, so ``null``, ``true``, numbers and ``[a, b]`` work.
+
+    Raises SettingsError; nothing has been spent then.
+    """
+    if isinstance(config, Mapping):
+        values, place = dict(config), "configuration"
+    else:
+        values, place = _read_yaml(Path(config)), str(config)
+    for override in overrides:
+        values = _with_override(values, override)
+    try:
+        return HyperParameters.model_validate(values)
+    except ValidationError as error:
+        lines = [_explain(detail) for detail in error.errors()]
+        raise SettingsError(f"{place}: " + "; ".join(dict.fromkeys(lines))) from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"{path}: can't be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path}: is not UTF-8 text") from None
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path}: is not YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise SettingsError(f"{path}: a mapping of settings is needed, got {type(values).__name__}")
+    return values
+
+
+def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
+    address, equals, text = override.partition("=")
+    if not equals or not address.strip():
+        raise SettingsError(f"--set {override!r}: write it as a.b=c")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SettingsError(f"--set {override!r}: the value is not YAML: {error}") from None
+    if isinstance(value, str) and (number := _as_number(value)) is not None:
+        value = number
+    keys = address.strip().split(".")
+
+    def put(node: Any, depth: int) -> dict[str, Any]:
+        if node is None:
+            node = {}
+        if not isinstance(node, dict):
+            raise SettingsError(f"--set {override!r}: {'.'.join(keys[:depth])} holds a plain value")
+        inner = value if depth == len(keys) - 1 else put(node.get(keys[depth]), depth + 1)
+        return {**node, keys[depth]: inner}
+
+    return put(values, 0)
+
+
+def _as_number(text: str) -> float | None:
+    """YAML 1.1 reads ``1e-3`` as text; people mean the number."""
+    try:
+        return float(text) if any(c.isdigit() for c in text) else None
+    except ValueError:
+        return None
+
+
+def _explain(detail: Any) -> str:
+    location = ".".join(str(part) for part in detail["loc"])
+    got = detail.get("input")
+    if detail["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(
+            str(detail["loc"][-1]), _field_names(detail["loc"][:-1]), n=1
+        )
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return f"{location}: unknown setting{hint}"
+    if detail["type"] == "value_error":
+        message = str(detail["ctx"]["error"])
+        return f"{location}: {message}" if location else message
+    if detail["type"] == "missing":
+        return f"{location}: is missing"
+    return f"{location}: {detail['msg']} (got {got!r})"
+
+
+def _field_names(location: tuple[Any, ...]) -> list[str]:
+    model: Any = HyperParameters
+    for part in location:
+        field = getattr(model, "model_fields", {}).get(part)
+        if field is not None:
+            model = field.annotation
+        for argument in get_args(model):
+            if isinstance(argument, type) and issubclass(argument, BaseModel):
+                model = argument
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        return list(model.model_fields)
+    return []
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings that differ, as ``{"a.b": (old, new)}``; missing ones count as None."""
+    found: dict[str, Any] = {}
+    for key in sorted({*old, *new}):
+        a, b = old.get(key), new.get(key)
+        address = f"{prefix}{key}"
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found.update(difference(a, b, f"{address}."))
+        elif a != b:
+            found[address] = (a, b)
+    return found

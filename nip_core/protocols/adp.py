@@ -1,0 +1,18 @@
+"""`adp`: one message from the prover, then the verdict."""
+
+from collections.abc import Mapping
+
+from nip_core.protocols.base import ACCEPT, AgentSpec, Protocol
+
+
+class AdpProtocol(Protocol):
+    """Assistant-directed proof: the prover speaks once and the verifier must decide."""
+
+    name = "adp"
+    agents = {"prover": AgentSpec("Expert", stance=ACCEPT), "verifier": AgentSpec("Verifier")}
+    min_message_rounds = 1
+    max_message_rounds = 2
+
+    def active(self, round_: int, seed: int) -> Mapping[str, tuple[str, ...]]:
+        """The prover in round 0, the verifier in round 1."""
+        return {"prover" if round_ == 0 else "verifier": ("main",)}

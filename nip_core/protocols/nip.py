@@ -1,0 +1,24 @@
+"""`nip`: prover and verifier take turns until the verifier decides."""
+
+from collections.abc import Mapping
+
+from nip_core.parameters import HyperParameters
+from nip_core.protocols.base import ACCEPT, AgentSpec, Protocol
+
+
+class NipProtocol(Protocol):
+    """Neural interactive proof. The verifier asks, the prover answers, the verifier decides."""
+
+    name = "nip"
+    agents = {"prover": AgentSpec("Expert", stance=ACCEPT), "verifier": AgentSpec("Verifier")}
+    last_round_message = True
+
+    def __init__(self, parameters: HyperParameters):
+        super().__init__(parameters)
+        self.min_message_rounds = parameters.nip_protocol.min_message_rounds
+        self.max_message_rounds = parameters.nip_protocol.max_message_rounds
+
+    def active(self, round_: int, seed: int) -> Mapping[str, tuple[str, ...]]:
+        """The verifier in even rounds if it is first, else in odd ones."""
+        verifier_turn = (round_ % 2 == 0) == self.common.verifier_first
+        return {"verifier" if verifier_turn else "prover": ("main",)}

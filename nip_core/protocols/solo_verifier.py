@@ -1,0 +1,18 @@
+"""`solo_verifier`: the verifier decides alone, at once. The baseline for every protocol."""
+
+from collections.abc import Mapping
+
+from nip_core.protocols.base import AgentSpec, Protocol
+
+
+class SoloVerifierProtocol(Protocol):
+    """No prover, one round: no verdict in it ends the episode without one."""
+
+    name = "solo_verifier"
+    agents = {"verifier": AgentSpec("Verifier")}
+    min_message_rounds = 1
+    max_message_rounds = 1
+
+    def active(self, round_: int, seed: int) -> Mapping[str, tuple[str, ...]]:
+        """The verifier in the only round."""
+        return {"verifier": ("main",)}

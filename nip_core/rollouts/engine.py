@@ -1,0 +1,306 @@
+"""Plays episodes: every episode a coroutine, no barrier between the turns of different ones.
+
+play_shard    many episodes at once, over one client and one journal
+play_episode  one episode, from reset to verdict
+
+A generation whose key is in the journal is taken from there and not asked for again. An episode
+that can't go on is a recorded outcome; more of them than the threshold stop the shard, and
+then the journal keeps what was generated.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from nip_core.agents.chat_client import ChatAnswer, ChatClient, Endpoint, RequestRefusedError
+from nip_core.agents.chat_client import TransportError as NoAnswerError
+from nip_core.agents.render import Game, InvalidResponse, Situation, Turn
+from nip_core.errors import StageError
+from nip_core.parameters import PureTextAgentParameters
+from nip_core.protocols import NO_DECISION, Move
+from nip_core.rollouts.plan import EpisodeSpec
+from nip_core.rollouts.progress import Progress
+
+Row = dict[str, Any]
+
+
+class GenerationLog(Protocol):
+    """Where finished generations are made durable (see `nip_core.rollouts.journal`)."""
+
+    async def append(self, record: dict[str, Any]) -> None:
+        """Return once the record would survive a kill."""
+
+
+@dataclass(frozen=True)
+class Player:
+    """An agent with the model that it plays with."""
+
+    agent: str
+    model: str
+    endpoint: Endpoint
+    parameters: PureTextAgentParameters
+
+
+@dataclass(frozen=True)
+class Table:
+    """What all episodes of a shard share."""
+
+    game: Game
+    players: Mapping[str, Player]
+    client: ChatClient
+    log: GenerationLog
+    recorded: Mapping[str, Row]  # journal records by generation key
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class PlayedShard:
+    """Rows for the three tables, see `nip_core.rollouts.schema`."""
+
+    episodes: list[Row]
+    generations: list[Row]
+    timings: list[Row]
+
+
+class EpisodeFailure(Exception):
+    """The episode can't go on; the text says why."""
+
+
+async def play_shard(specs: Sequence[EpisodeSpec], table: Table) -> PlayedShard:
+    """Play all `specs`, at most `rollouts.concurrency` of them at a time.
+
+    Raises StageError when more than `rollouts.failure_threshold` of the episodes fail; what was
+    generated until then stands in the journal.
+    """
+    parameters = table.game.parameters.rollouts
+    allowed = parameters.failure_threshold * len(specs)
+    places = asyncio.Semaphore(parameters.concurrency)
+    failures: list[str] = []
+    shard = PlayedShard([], [], [])
+
+    async def play(spec: EpisodeSpec) -> None:
+        async with places:
+            table.progress.episodes_in_flight += 1
+            try:
+                episode, records = await play_episode(spec, table)
+            finally:
+                table.progress.episodes_in_flight -= 1
+        shard.episodes.append(episode)
+        shard.generations.extend(record["generation"] for record in records)
+        shard.timings.extend(record["timing"] for record in records)
+        table.progress.episodes_done += 1
+        if episode["outcome"] == "failed":
+            table.progress.episodes_failed += 1
+            failures.append(f"{episode['problem']}: {episode['error']}")
+            if len(failures) > allowed:
+                raise StageError(
+                    f"{len(failures)} of {len(specs)} episodes failed, more than the share of "
+                    f"{parameters.failure_threshold} that rollouts.failure_threshold allows; the "
+                    f"last: {failures[-1]}. What was generated is kept: mend the cause and run "
+                    "again"
+                )
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for spec in specs:
+                group.create_task(play(spec))
+    except BaseExceptionGroup as errors:
+        raise _first(errors) from errors
+    return shard
+
+
+def _first(errors: BaseExceptionGroup) -> BaseException:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def play_episode(spec: EpisodeSpec, table: Table) -> tuple[Row, list[Row]]:
+    """One episode: its row, and a journal record for each model call it took."""
+    protocol = table.game.protocol
+    situation = Situation(spec.problem.question, spec.problem.solution, spec.stance, spec.seed)
+    rewards = dict.fromkeys(protocol.agent_names, 0.0)
+    turns: list[Turn] = []
+    records: list[Row] = []
+    decision, outcome, error, parent, round_ = NO_DECISION, "failed", None, None, 0
+    try:
+        for round_ in range(protocol.max_message_rounds):
+            agents = [a for a in protocol.agent_names if a in protocol.active(round_, spec.seed)]
+            answers = await asyncio.gather(
+                *(_take_turn(spec, table, situation, turns, round_, a, parent) for a in agents),
+                return_exceptions=True,
+            )
+            moves: dict[str, Move] = {}
+            problem: BaseException | None = None
+            for agent, answer in zip(agents, answers, strict=True):
+                if isinstance(answer, _GaveUp):
+                    records += answer.records
+                    problem = problem or answer
+                elif isinstance(answer, BaseException):
+                    raise answer
+                else:
+                    records += answer[1]
+                    moves[agent] = answer[0].move
+                    turns.append(answer[0])
+            if problem is not None:
+                raise EpisodeFailure(str(problem))
+            parent = records[-1]["generation"]["key"]
+            result = protocol.judge(round_, spec.seed, spec.problem.y, spec.stance, moves)
+            for agent, reward in result.rewards.items():
+                rewards[agent] += reward
+            if result.done or result.terminated:
+                decision = result.decision
+                outcome = "finished" if result.done else "terminated"
+                break
+    except EpisodeFailure as failure:
+        error = str(failure)
+        rewards = dict.fromkeys(protocol.agent_names, 0.0)
+    episode = {
+        "key": spec.key,
+        "run": spec.run,
+        "split": spec.split,
+        "iteration": spec.iteration,
+        "problem": spec.problem.id,
+        "question_id": spec.problem.question_id,
+        "sample": spec.sample,
+        "branch_path": spec.branch_path,
+        "protocol": protocol.name,
+        "question": spec.problem.question,
+        "solution": spec.problem.solution,
+        "y": spec.problem.y,
+        "difficulty": spec.problem.difficulty,
+        "mutation": spec.problem.mutation,
+        "seed": spec.seed,
+        "prover_stance": spec.stance,
+        "rounds": round_ + 1,
+        "decision": decision,
+        "outcome": outcome,
+        "error": error,
+        "rewards": [{"agent": agent, "reward": reward} for agent, reward in rewards.items()],
+    }
+    return episode, records
+
+
+class _GaveUp(Exception):
+    """An agent got no valid answer; carries the calls that were paid for."""
+
+    def __init__(self, reason: str, records: list[Row]):
+        super().__init__(reason)
+        self.records = records
+
+
+async def _take_turn(
+    spec: EpisodeSpec,
+    table: Table,
+    situation: Situation,
+    turns: Sequence[Turn],
+    round_: int,
+    agent: str,
+    parent: str | None,
+) -> tuple[Turn, list[Row]]:
+    """Ask until the answer is valid. The i-th retry is a call of its own key and seed."""
+    game, player = table.game, table.players[agent]
+    chat = game.render(agent, situation, turns, round_)
+    records: list[Row] = []
+    for attempt in range(player.parameters.num_invalid_generation_retries + 1):
+        key = spec.generation_key(round_, agent, attempt)
+        record = table.recorded.get(key)
+        if record is None:
+            seed = spec.generation_seed(game.parameters.seed, round_, agent, attempt)
+            started = datetime.now(UTC)
+            try:
+                answer = await table.client.complete(
+                    player.endpoint, request_body(player, chat, seed)
+                )
+            except (RequestRefusedError, NoAnswerError) as error:
+                raise _GaveUp(f"{agent}, round {round_}: {error}", records) from None
+            record = _record(spec, table, key, parent, round_, agent, attempt, answer, started)
+            await table.log.append(record)
+            table.progress.count_answer(
+                answer.model, answer.prompt_tokens, answer.completion_tokens
+            )
+            table.progress.retries += answer.transport_retries
+        else:
+            table.progress.calls_reused += 1
+        records.append(record)
+        generation = record["generation"]
+        if generation["invalid_reason"] is None:
+            text = generation["text"]
+            return Turn(round_, agent, text, game.parse(agent, round_, spec.seed, text)), records
+    raise _GaveUp(
+        f"{agent}, round {round_}: {len(records)} invalid answers, the last because of "
+        f"{records[-1]['generation']['invalid_reason']}",
+        records,
+    )
+
+
+def request_body(player: Player, chat: Sequence[Mapping[str, str]], seed: int) -> Row:
+    """The JSON body of a chat completion; settings that are None are left to the provider."""
+    parameters = player.parameters
+    limit = "max_completion_tokens" if parameters.model_provider == "OpenAI" else "max_tokens"
+    body: Row = {
+        "model": player.model,
+        "messages": chat,
+        limit: parameters.effective_max_tokens,
+        "seed": seed,
+    }
+    for setting in ("temperature", "top_p", "repetition_penalty"):
+        value = getattr(parameters, setting)
+        if value is not None:
+            body[setting] = value
+    return body
+
+
+def _record(
+    spec: EpisodeSpec,
+    table: Table,
+    key: str,
+    parent: str | None,
+    round_: int,
+    agent: str,
+    attempt: int,
+    answer: ChatAnswer,
+    started: datetime,
+) -> Row:
+    text = answer.text or ""
+    decision, invalid = NO_DECISION, None
+    if answer.finish_reason not in ("stop", "length"):
+        invalid = f"finish reason {answer.finish_reason}"
+    elif answer.text is None:
+        invalid = "no content"
+    else:
+        try:
+            decision = table.game.parse(agent, round_, spec.seed, text).decision
+        except InvalidResponse as response:
+            invalid = response.reason
+    return {
+        "generation": {
+            "key": key,
+            "parent_key": parent,
+            "episode": spec.key,
+            "branch_path": spec.branch_path,
+            "round": round_,
+            "agent": agent,
+            "attempt": attempt,
+            "model_asked": table.players[agent].model,
+            "model_served": answer.model,
+            "text": text,
+            "decision": decision,
+            "finish_reason": answer.finish_reason,
+            "invalid_reason": invalid,
+            "prompt_tokens": answer.prompt_tokens,
+            "completion_tokens": answer.completion_tokens,
+            "prompt_token_ids": None,
+            "completion_token_ids": None,
+            "completion_logprobs": None,
+        },
+        "timing": {
+            "key": key,
+            "started_at": started.isoformat(),
+            "latency_s": answer.latency_s,
+            "transport_retries": answer.transport_retries,
+        },
+    }

@@ -1,0 +1,107 @@
+"""Which episodes a stage plays: a pure function of settings, problems and iteration."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from nip_core.hashing import derive_key, derive_seed
+from nip_core.parameters import HyperParameters
+from nip_core.scenarios.code_validation.datasets import Problem
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class EpisodeSpec:
+    """One episode to play. Keys carry the run's name, seeds don't: equal seeds, equal data."""
+
+    key: str
+    run: str
+    split: str
+    iteration: int
+    problem: Problem
+    sample: int  # how often this problem was planned before in this split and iteration's order
+    seed: int
+    stance: int | None
+    branch_path: str = ""
+
+    def generation_key(self, round_: int, agent: str, attempt: int) -> str:
+        """Identity of one model call of this episode."""
+        return derive_key("generation", self.run, *self._place(), round_, agent, attempt)
+
+    def generation_seed(self, base_seed: int, round_: int, agent: str, attempt: int) -> int:
+        """Sampling seed of that call."""
+        return derive_seed("generation", base_seed, *self._place(), round_, agent, attempt)
+
+    def _place(self) -> tuple[str | int, ...]:
+        return (self.split, self.iteration, self.problem.id, self.sample, self.branch_path)
+
+
+def plan_episodes(
+    parameters: HyperParameters, problems: Sequence[Problem], split: str, iteration: int
+) -> list[EpisodeSpec]:
+    """The episodes of one stage, in a stable order.
+
+    Training takes the next `rollouts_per_iteration` problems of an endless sequence of shuffled
+    passes, so each problem is played once before any is played twice. Tests play every problem
+    `num_test_iterations` times (or as many as an iteration, by setting).
+    """
+    ordered = sorted(problems, key=lambda p: p.id)
+    chosen: list[tuple[Problem, int]]
+    if split == "train":
+        count = parameters.rl.rollouts_per_iteration or len(ordered)
+        chosen = _from_endless_passes(ordered, parameters.seed, iteration * count, count)
+    else:
+        times = parameters.rl.num_test_iterations
+        if not parameters.text_rl.test_on_whole_dataset:
+            count = parameters.rl.rollouts_per_iteration or len(ordered)
+            ordered = _shuffled(ordered, parameters.seed, split)[:count]
+        chosen = [(problem, sample) for sample in range(times) for problem in ordered]
+    return [_spec(parameters, split, iteration, problem, sample) for problem, sample in chosen]
+
+
+def _from_endless_passes(
+    ordered: list[Problem], seed: int, start: int, count: int
+) -> list[tuple[Problem, int]]:
+    chosen: list[tuple[Problem, int]] = []
+    pass_ = start // len(ordered)
+    while len(chosen) < count:
+        shuffled = _shuffled(ordered, seed, pass_)
+        first = max(0, start - pass_ * len(ordered))
+        chosen += [(problem, pass_) for problem in shuffled[first:]]
+        pass_ += 1
+    return chosen[:count]
+
+
+def _shuffled(problems: list[Problem], seed: int, what: str | int) -> list[Problem]:
+    return sorted(problems, key=lambda p: derive_key("order", seed, what, p.id))
+
+
+def _spec(
+    parameters: HyperParameters, split: str, iteration: int, problem: Problem, sample: int
+) -> EpisodeSpec:
+    stance = None
+    if parameters.protocol_common.randomize_prover_stance:
+        stance = derive_seed("stance", problem.solution) & 1
+    place = (split, iteration, problem.id, sample, "")
+    return EpisodeSpec(
+        key=derive_key("episode", parameters.run_name, *place),
+        run=parameters.run_name,
+        split=split,
+        iteration=iteration,
+        problem=problem,
+        sample=sample,
+        seed=derive_seed("episode", parameters.seed, *place),
+        stance=stance,
+    )
+
+
+def shuffle_labels(problems: Sequence[Problem], seed: int) -> list[Problem]:
+    """The problems with labels drawn by a stable hash: the control in which nothing is learned."""
+    return [replace(p, y=derive_seed("label", seed, p.id) & 1) for p in problems]
+
+
+def shards(specs: Sequence[EpisodeSpec], episodes_per_shard: int) -> list[list[EpisodeSpec]]:
+    """Cut a stage into shards of at most `episodes_per_shard` episodes."""
+    return [
+        list(specs[i : i + episodes_per_shard]) for i in range(0, len(specs), episodes_per_shard)
+    ]

@@ -1,0 +1,33 @@
+"""Counters of what is being played, for a live view. They decide nothing."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Progress:
+    """Counts since the process started. Written by the event loop's thread alone."""
+
+    stage: str = ""
+    episodes_total: int = 0
+    episodes_done: int = 0
+    episodes_in_flight: int = 0
+    episodes_failed: int = 0
+    calls: int = 0  # answers received
+    calls_reused: int = 0  # answers found in a journal
+    retries: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    tokens_by_model: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def start_stage(self, stage: str, episodes: int) -> None:
+        """Begin counting the episodes of a new stage; tokens and calls go on."""
+        self.stage = stage
+        self.episodes_total, self.episodes_done, self.episodes_failed = episodes, 0, 0
+
+    def count_answer(self, model: str, prompt_tokens: int, completion_tokens: int) -> None:
+        """Add one received answer."""
+        self.calls += 1
+        self.prompt_tokens += prompt_tokens
+        self.completion_tokens += completion_tokens
+        before = self.tokens_by_model.get(model, (0, 0))
+        self.tokens_by_model[model] = (before[0] + prompt_tokens, before[1] + completion_tokens)

@@ -1,0 +1,334 @@
+"""One runner per run: who holds it, that it is alive, and which epoch its commits carry.
+
+Owner          who a runner is: host, process, start time of the process, a random identifier
+Lease          held by this process: renewed in a thread, checked before commits, released
+acquire        take the lease of a run, or raise LeaseError with the owner's name
+ThisMachine    how a process looks at itself and at others of its machine
+
+The lease is a JSON document, ``lease.json``, that changes only by conditional replacement. Its
+heartbeat is a counter; no time of day is compared. A lease is stale when its heartbeat was seen
+not to change for the time to live, on this process's monotonic clock; if its owner was a process
+of this machine that is gone, at once. Every takeover raises the epoch.
+
+Commits name the lease's fence (see `nip_core.run_store.store`). A takeover drops the fences of
+all earlier epochs before it returns, so a runner that was suspended, replaced and continued can
+publish nothing, whatever it had checked before.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import psutil
+
+from nip_core.errors import CorruptionError, LeaseError, StoreError
+from nip_core.run_store.store import MissingFileError, Store
+
+FORMAT_VERSION = 1
+DEFAULT_TTL_S = 30.0
+_BEATS_PER_TTL = 10
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A runner. `machine` tells hosts of one name apart, and containers of one host."""
+
+    host: str
+    machine: str
+    pid: int
+    process_start_s: float  # seconds since the epoch, as the operating system says
+    id: str  # drawn anew for every attempt to acquire
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+class Machine(Protocol):
+    """How processes are looked at; tests bring their own."""
+
+    def owner(self) -> Owner:
+        """This process, with a new identifier."""
+
+    def is_gone(self, owner: Owner) -> bool:
+        """Whether `owner` ran on this machine and certainly no longer does."""
+
+
+class ThisMachine:
+    """The real one, by psutil."""
+
+    def owner(self) -> Owner:
+        process = psutil.Process()
+        return Owner(
+            socket.gethostname(),
+            _machine_id(),
+            process.pid,
+            process.create_time(),
+            uuid.uuid4().hex,
+        )
+
+    def is_gone(self, owner: Owner) -> bool:
+        if owner.machine != _machine_id():
+            return False
+        try:
+            process = psutil.Process(owner.pid)
+            # Two readings of one start time may differ in the last digits.
+            if abs(process.create_time() - owner.process_start_s) > 0.05:
+                return True
+            return bool(process.status() == psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return True
+        except psutil.AccessDenied:
+            return False
+
+
+def _machine_id() -> str:
+    """Boot and process namespace on Linux; elsewhere the hardware address."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return f"{uuid.getnode():x}"
+
+
+class Lease:
+    """A held lease. Use as a context manager; leaving it releases the run."""
+
+    def __init__(
+        self,
+        store: Store,
+        directory: str,
+        document: dict[str, Any],
+        etag: str,
+        *,
+        ttl_s: float,
+    ) -> None:
+        """Made by `acquire`, which has written `document`."""
+        self._store, self._path = store, f"{directory}/lease.json"
+        self._document, self._etag = document, etag
+        self._ttl_s = ttl_s
+        self._lost: str | None = None
+        self._mutex = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.epoch: int = document["epoch"]
+        self.fence = _fence(directory, self.epoch)
+
+    @property
+    def owner(self) -> Owner:
+        """This runner."""
+        return Owner(**self._document["owner"])
+
+    def start_renewing(self) -> None:
+        """Renew in a daemon thread, ten times per time to live."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._keep_renewing, name="lease", daemon=True)
+            self._thread.start()
+
+    def renew(self) -> None:
+        """Raise the heartbeat once. Raises LeaseError if the lease was lost."""
+        with self._mutex:
+            self._raise_if_lost()
+            document = {**self._document, "heartbeat": self._document["heartbeat"] + 1}
+            etag = self._store.put_if_match(self._path, _encode(document), self._etag)
+            if etag is None:
+                self._notice_loss()
+                self._raise_if_lost()
+                return
+            self._document, self._etag = document, etag
+
+    def check(self) -> None:
+        """Raise LeaseError if another runner has taken over, or the run was released."""
+        with self._mutex:
+            self._notice_loss()
+            self._raise_if_lost()
+
+    def release(self) -> None:
+        """Stop renewing and let the next runner in at once. A lost lease is left alone."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        with self._mutex:
+            self._notice_loss()
+            if self._lost is None:
+                self._store.drop_fence(self.fence)
+                released = {**self._document, "state": "released"}
+                self._store.put_if_match(self._path, _encode(released), self._etag)
+                self._lost = "it was released"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def _keep_renewing(self) -> None:
+        while not self._stop.wait(self._ttl_s / _BEATS_PER_TTL):
+            try:
+                self.renew()
+            except LeaseError:
+                return
+            except StoreError:
+                continue  # a full disk, say: whoever commits next learns of it from the commit
+
+    def _notice_loss(self) -> None:
+        """Compare what stands in the store with what this process wrote there."""
+        if self._lost is not None:
+            return
+        try:
+            document, etag = _read(self._store, self._path)
+        except MissingFileError:
+            self._lost = "its file was deleted"
+            return
+        mine = document["owner"]["id"] == self._document["owner"]["id"]
+        if not mine or document["epoch"] != self.epoch:
+            self._lost = f"{Owner(**document['owner'])} took over (epoch {document['epoch']})"
+        elif document["state"] != "held":
+            self._lost = "it was released"
+        else:
+            self._etag = etag  # a renewal whose answer was lost
+
+    def _raise_if_lost(self) -> None:
+        if self._lost is not None:
+            raise LeaseError(
+                f"{self._path}: the lease of epoch {self.epoch} is gone, {self._lost}; this "
+                "runner commits nothing more"
+            )
+
+
+def acquire(
+    store: Store,
+    directory: str,
+    *,
+    ttl_s: float = DEFAULT_TTL_S,
+    machine: Machine | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    renew: bool = True,
+) -> Lease:
+    """Take the lease of the run in `directory` and, if `renew`, keep renewing it in a thread.
+
+    Waits while an owner may be dead: until its heartbeat changes (then LeaseError names it) or
+    has stood still for that owner's time to live (then it is replaced). The wait is over after
+    two times to live in any case.
+    """
+    machine = machine or ThisMachine()
+    path = f"{directory}/lease.json"
+    give_up_at_s = clock() + 2 * ttl_s + 60.0
+    while clock() < give_up_at_s:
+        try:
+            current, etag = _read(store, path)
+        except MissingFileError:
+            document = _document(machine.owner(), epoch=1, ttl_s=ttl_s)
+            if not store.put_if_absent(path, _encode(document)):
+                continue  # somebody was faster
+            new_etag = _read_own(store, path, document)
+        else:
+            if current["state"] == "held":
+                _await_stale(store, path, current, machine, clock, sleep)
+            document = _document(machine.owner(), epoch=current["epoch"] + 1, ttl_s=ttl_s)
+            # A heartbeat or another taker since the reading makes this fail.
+            new_etag = store.put_if_match(path, _encode(document), etag)
+        if new_etag is None:
+            continue
+        _move_fence(store, directory, document["epoch"])
+        lease = Lease(store, directory, document, new_etag, ttl_s=ttl_s)
+        try:
+            lease.check()  # the fence may have been raised after somebody replaced this process
+        except LeaseError:
+            store.drop_fence(lease.fence)
+            raise
+        if renew:
+            lease.start_renewing()
+        return lease
+    raise LeaseError(f"{path}: other runners kept changing it; run again")
+
+
+def _await_stale(
+    store: Store,
+    path: str,
+    seen: dict[str, Any],
+    machine: Machine,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> None:
+    """Return when the owner of `seen` is dead or silent; raise LeaseError when it is alive."""
+    owner = Owner(**seen["owner"])
+    watched_ttl_s = float(seen["ttl_s"])
+    silent_since_s = clock()
+    while not machine.is_gone(owner) and clock() - silent_since_s < watched_ttl_s:
+        sleep(watched_ttl_s / _BEATS_PER_TTL / 2)
+        try:
+            now, _ = _read(store, path)
+        except MissingFileError:
+            return
+        if now["owner"] != seen["owner"] or now["state"] != "held":
+            if now["state"] == "held":
+                owner = Owner(**now["owner"])
+                raise LeaseError(f"{path}: {owner} holds this run; wait for it or stop it")
+            return
+        if now["heartbeat"] != seen["heartbeat"]:
+            raise LeaseError(f"{path}: {owner} holds this run; wait for it or stop it")
+
+
+def _move_fence(store: Store, directory: str, epoch: int) -> None:
+    """Drop every fence of an earlier epoch, then raise the one of `epoch`."""
+    for name in store.list(f"{directory}/fences"):
+        other = name.rstrip("/")
+        if other.isdigit() and int(other) < epoch:
+            store.drop_fence(f"{directory}/fences/{other}")
+    store.raise_fence(_fence(directory, epoch))
+
+
+def _fence(directory: str, epoch: int) -> str:
+    return f"{directory}/fences/{epoch:06d}"
+
+
+def _document(owner: Owner, *, epoch: int, ttl_s: float) -> dict[str, Any]:
+    return {
+        "format_version": FORMAT_VERSION,
+        "state": "held",
+        "epoch": epoch,
+        "heartbeat": 0,
+        "ttl_s": ttl_s,
+        "owner": asdict(owner),
+    }
+
+
+def _encode(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, indent=1).encode()
+
+
+def _read(store: Store, path: str) -> tuple[dict[str, Any], str]:
+    data, etag = store.get_with_etag(path)
+    try:
+        document = json.loads(data)
+        Owner(**document["owner"])
+        if document["format_version"] != FORMAT_VERSION:
+            raise ValueError(f"format version {document['format_version']}")
+        int(document["epoch"]), int(document["heartbeat"]), float(document["ttl_s"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise CorruptionError(
+            f"{path}: not a lease that this version can read ({error!r}); delete it if no runner "
+            "is alive"
+        ) from error
+    return document, etag
+
+
+def _read_own(store: Store, path: str, document: dict[str, Any]) -> str | None:
+    """The tag of the document just written, or None if it was replaced meanwhile."""
+    found, etag = _read(store, path)
+    return etag if found == document else None

@@ -1,0 +1,243 @@
+"""Commits: a group of files that is there as a whole, or not at all.
+
+commit         write the files, then publish their manifest in one atomic put
+read_manifest  the manifest of a committed group
+read_file      one file of the group, checked against its manifest
+verify         every file of the group, checked
+
+A file of a commit is stored under its name with the beginning of its SHA-256 before the suffix,
+``episodes-0003.9f86d081.parquet``, so that two runners that prepare the same commit never write
+over each other. The first manifest wins; the other publisher gets it back. Files that no
+manifest names are what a killed or late runner left; readers don't see them, and the next commit
+of the same names removes them.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from nip_core.errors import CorruptionError, RunConflictError, StoreError
+from nip_core.hashing import digest
+from nip_core.run_store.lease import Lease
+from nip_core.run_store.store import MissingFileError, Store
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+_HASH_CHARACTERS = 8
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a commit. `file` is its name on disk, next to the manifest."""
+
+    file: str
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a commit says of itself."""
+
+    directory: str
+    name: str  # file name of the manifest
+    files: Mapping[str, FileEntry]  # by the name they were committed under
+    inputs: Mapping[str, str]  # digests of what this was made from, by name
+    rows: Mapping[str, int]  # row counts, by table
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    epoch: int = 0  # of the lease it was written under; 0 without a lease
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over content and lineage; the epoch, which may differ, is left out."""
+        return digest(
+            {
+                "files": {name: [entry.sha256, entry.bytes] for name, entry in self.files.items()},
+                "inputs": dict(self.inputs),
+                "rows": dict(self.rows),
+                "extra": dict(self.extra),
+            }
+        )
+
+    def path(self, name: str) -> str:
+        """Where in the store the file committed as `name` lies. Raises StoreError if not in it."""
+        if name not in self.files:
+            raise StoreError(
+                f"{self.directory}/{self.name}: has no file {name!r}; it has {sorted(self.files)}"
+            )
+        return f"{self.directory}/{self.files[name].file}"
+
+
+def commit(
+    store: Store,
+    directory: str,
+    files: Mapping[str, bytes | Path],
+    *,
+    inputs: Mapping[str, str] | None = None,
+    rows: Mapping[str, int] | None = None,
+    extra: Mapping[str, Any] | None = None,
+    lease: Lease | None = None,
+    name: str = MANIFEST,
+) -> Manifest:
+    """Commit `files` (content, or a local file to copy) to `directory`, durably and at once.
+
+    If `name` is already published there with the same inputs, that manifest is returned and
+    nothing is written: whoever published first has won, even where contents differ.
+
+    Raises RunConflictError if it is published with other inputs, LeaseError if `lease` was lost,
+    StoreError if writing fails (a full disk, say); in all cases nothing half-written is visible.
+    """
+    inputs, rows, extra = dict(inputs or {}), dict(rows or {}), dict(extra or {})
+    existing = _published(store, directory, name, inputs)
+    if existing is not None:
+        return existing
+    fence = lease.fence if lease else None
+    entries: dict[str, FileEntry] = {}
+    for file_name, content in files.items():
+        entry = _entry(file_name, content)
+        path = f"{directory}/{entry.file}"
+        # What is there under that name may be damaged: only a manifest vouches for a file.
+        store.put(path, content, fence=fence)
+        entries[file_name] = entry
+    manifest = Manifest(
+        directory, name, entries, inputs, rows, extra, epoch=lease.epoch if lease else 0
+    )
+    if lease is not None:
+        lease.check()
+    if not store.put_if_absent(f"{directory}/{name}", _encode(manifest), fence=fence):
+        existing = _published(store, directory, name, inputs)
+        if existing is None:
+            raise StoreError(f"{directory}/{name}: was published and deleted meanwhile; run again")
+        manifest = existing
+    _remove_leftovers(store, manifest)
+    return manifest
+
+
+def read_manifest(store: Store, directory: str, name: str = MANIFEST) -> Manifest:
+    """Read a manifest. Raises MissingFileError if nothing is committed, else CorruptionError."""
+    path = f"{directory}/{name}"
+    data = store.get(path)
+    try:
+        document = json.loads(data)
+        checksum = document.pop("sha256")
+        if document["format_version"] != FORMAT_VERSION:
+            raise StoreError(
+                f"{path}: format version {document['format_version']}, this version of nip reads "
+                f"{FORMAT_VERSION}; use the version of nip that wrote it"
+            )
+        if checksum != digest(document):
+            raise ValueError("its own checksum does not match")
+        files = {file: FileEntry(**entry) for file, entry in document["files"].items()}
+        return Manifest(
+            directory,
+            name,
+            files,
+            document["inputs"],
+            document["rows"],
+            document["extra"],
+            document["epoch"],
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptionError(f"{path}: damaged manifest ({error!r})") from error
+
+
+def is_committed(store: Store, directory: str, name: str = MANIFEST) -> bool:
+    """Whether a manifest of that name is published in `directory`."""
+    return store.exists(f"{directory}/{name}")
+
+
+def read_file(store: Store, manifest: Manifest, name: str) -> bytes:
+    """A committed file. Raises CorruptionError, naming it, if it is not what was committed."""
+    path, entry = manifest.path(name), manifest.files[name]
+    try:
+        data = store.get(path)
+    except MissingFileError as error:
+        raise CorruptionError(
+            f"{path}: missing, although {manifest.directory}/{manifest.name} names it"
+        ) from error
+    _check(path, entry, len(data), hashlib.sha256(data).hexdigest())
+    return data
+
+
+def verify(store: Store, directory: str, name: str = MANIFEST) -> Manifest:
+    """Check every file of a commit. Raises CorruptionError naming the first damaged file."""
+    manifest = read_manifest(store, directory, name)
+    for file_name, entry in manifest.files.items():
+        local = store.local_path(manifest.path(file_name))
+        if local is None or not local.exists():
+            read_file(store, manifest, file_name)
+        else:
+            _check(manifest.path(file_name), entry, *_measure(local))
+    return manifest
+
+
+def _check(path: str, entry: FileEntry, size_bytes: int, sha256: str) -> None:
+    if size_bytes != entry.bytes:
+        raise CorruptionError(f"{path}: damaged, {size_bytes} bytes instead of {entry.bytes}")
+    if sha256 != entry.sha256:
+        raise CorruptionError(f"{path}: damaged, SHA-256 {sha256} instead of {entry.sha256}")
+
+
+def _published(
+    store: Store, directory: str, name: str, inputs: Mapping[str, str]
+) -> Manifest | None:
+    try:
+        manifest = read_manifest(store, directory, name)
+    except MissingFileError:
+        return None
+    if dict(manifest.inputs) != dict(inputs):
+        different = {
+            key: f"{manifest.inputs.get(key)} -> {inputs.get(key)}"
+            for key in sorted({*manifest.inputs, *inputs})
+            if manifest.inputs.get(key) != inputs.get(key)
+        }
+        raise RunConflictError(
+            f"{directory}/{name}: already committed from other inputs (stored -> given): "
+            f"{different}; a run name means one configuration"
+        )
+    return manifest
+
+
+def _entry(name: str, content: bytes | Path) -> FileEntry:
+    if isinstance(content, bytes):
+        size_bytes, sha256 = len(content), hashlib.sha256(content).hexdigest()
+    else:
+        size_bytes, sha256 = _measure(content)
+    path = PurePosixPath(name)
+    return FileEntry(f"{path.stem}.{sha256[:_HASH_CHARACTERS]}{path.suffix}", sha256, size_bytes)
+
+
+def _measure(file: Path) -> tuple[int, str]:
+    """Size in bytes and SHA-256 of a local file."""
+    with file.open("rb") as opened:
+        sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+        return opened.tell(), sha256
+
+
+def _encode(manifest: Manifest) -> bytes:
+    document = {
+        "format_version": FORMAT_VERSION,
+        "files": {name: asdict(entry) for name, entry in manifest.files.items()},
+        "inputs": dict(manifest.inputs),
+        "rows": dict(manifest.rows),
+        "extra": dict(manifest.extra),
+        "epoch": manifest.epoch,
+    }
+    return json.dumps({**document, "sha256": digest(document)}, indent=1).encode()
+
+
+def _remove_leftovers(store: Store, manifest: Manifest) -> None:
+    """Delete other versions of the committed files; the published one has won for good."""
+    kept = {entry.file for entry in manifest.files.values()}
+    if not kept:
+        return
+    mine = {(PurePosixPath(name).stem, PurePosixPath(name).suffix) for name in manifest.files}
+    for file in store.list(manifest.directory):
+        path = PurePosixPath(file)
+        stem, dot, hash_part = path.stem.rpartition(".")
+        is_version = dot and len(hash_part) == _HASH_CHARACTERS and (stem, path.suffix) in mine
+        if is_version and file not in kept:
+            store.delete(f"{manifest.directory}/{file}")

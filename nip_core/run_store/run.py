@@ -1,0 +1,356 @@
+"""A run: a named tree of files with one configuration.
+
+check_run_name   the rule for names
+RunStore         the tree of one run: its paths, run.json, small JSON documents, forking
+list_runs        names of the runs in a store
+newest_run       the one created last
+
+The tree lies directly under the store::
+
+    <run>/run.json                          parameters, code version, seed, creation time
+    <run>/openings/0001.json                later openings that changed something harmless
+    <run>/lease.json, fences/               see `nip_core.run_store.lease`
+    <run>/journals/0003/<split>/<shard>.journal
+    <run>/iterations/0003/rollouts/<split>/ manifests and Parquet files
+    <run>/iterations/0003/datasets/<group>/
+    <run>/iterations/0003/jobs/<group>.json
+    <run>/iterations/0003/models.json, metrics.json
+"""
+
+import json
+import logging
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from nip_core.errors import CorruptionError, RunConflictError, SettingsError, StoreError
+from nip_core.run_store.lease import Lease
+from nip_core.run_store.manifest import MANIFEST
+from nip_core.run_store.store import MissingFileError, Store, walk
+
+FORMAT_VERSION = 1
+RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
+
+_log = logging.getLogger(__name__)
+_ABSENT = "(absent)"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What run.json says, with the latest values of the settings that may change."""
+
+    run: str
+    parameters: Mapping[str, Any]
+    code_version: str
+    seed: int
+    created_at: str  # ISO 8601, UTC
+    created: bool  # by this opening
+    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # key -> (before, now)
+    forked_from: str | None = None
+
+
+def check_run_name(name: str) -> str:
+    """Return `name`, or raise SettingsError with the rule that it breaks."""
+    if not RUN_NAME.fullmatch(name):
+        raise SettingsError(
+            f"run_name: {name!r} can't be used; at most 41 lower-case letters, digits and dashes, "
+            "beginning with a letter or digit, because it becomes part of artifact keys, of job "
+            "suffixes and of model names"
+        )
+    return name
+
+
+class RunStore:
+    """The tree of one run in `store`. Making one touches no file."""
+
+    def __init__(self, store: Store, run_name: str) -> None:
+        """Raises SettingsError for a name that can't be used."""
+        self.store = store
+        self.name = check_run_name(run_name)
+
+    # Paths ------------------------------------------------------------------------------------
+
+    @property
+    def root(self) -> str:
+        """Directory of the run in the store."""
+        return self.name
+
+    def iteration(self, iteration: int) -> str:
+        """Directory of an iteration."""
+        if not 0 <= iteration <= 9999:
+            raise SettingsError(f"iteration: {iteration} is not within 0 and 9999")
+        return f"{self.root}/iterations/{iteration:04d}"
+
+    def rollouts(self, iteration: int, split: str) -> str:
+        """Directory of the rollouts of one split."""
+        return f"{self.iteration(iteration)}/rollouts/{_part(split)}"
+
+    def dataset(self, iteration: int, group: str) -> str:
+        """Directory of a model group's training examples."""
+        return f"{self.iteration(iteration)}/datasets/{_part(group)}"
+
+    def job(self, iteration: int, group: str) -> str:
+        """The document of a model group's fine-tune job."""
+        return f"{self.iteration(iteration)}/jobs/{_part(group)}.json"
+
+    def models(self, iteration: int) -> str:
+        """The document that says which model each group serves from here on."""
+        return f"{self.iteration(iteration)}/models.json"
+
+    def metrics(self, iteration: int) -> str:
+        """The document with the metrics of the iteration."""
+        return f"{self.iteration(iteration)}/metrics.json"
+
+    def journal(self, iteration: int, split: str, shard: str) -> Path:
+        """Local file of a shard's journal. Raises StoreError where the store has no disk."""
+        path = f"{self.root}/journals/{iteration:04d}/{_part(split)}/{_part(shard)}.journal"
+        local = self.store.local_path(path)
+        if local is None:
+            raise StoreError(f"{path}: the journal needs a local disk, got {self.store.url}")
+        return local
+
+    # run.json ---------------------------------------------------------------------------------
+
+    def create_or_open(
+        self,
+        parameters: Mapping[str, Any],
+        *,
+        code_version: str,
+        seed: int,
+        data_neutral: Collection[str] = (),
+        now: datetime | None = None,
+        forked_from: str | None = None,
+    ) -> RunRecord:
+        """Create the run, or open it if its settings say the same data.
+
+        `data_neutral` names settings by dotted key, each with all that lies under it, that may
+        differ; a new value is recorded in ``openings/``.
+
+        Raises RunConflictError with the difference if other settings differ.
+        """
+        given = json.loads(json.dumps(parameters, allow_nan=False))
+        moment = (now or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")
+        document = {
+            "format_version": FORMAT_VERSION,
+            "run": self.name,
+            "parameters": given,
+            "code_version": code_version,
+            "seed": seed,
+            "data_neutral": sorted(data_neutral),
+            "created_at": moment,
+            "forked_from": forked_from,
+        }
+        if self.store.put_if_absent(f"{self.root}/run.json", _encode(document)):
+            return RunRecord(self.name, given, code_version, seed, moment, True, {}, forked_from)
+        stored = self.open()
+        difference = _difference(
+            {**_flatten(stored.parameters), "seed (of the run)": stored.seed},
+            {**_flatten(given), "seed (of the run)": seed},
+        )
+        conflicts = {k: v for k, v in difference.items() if not _is_neutral(k, data_neutral)}
+        if conflicts:
+            raise RunConflictError(
+                f"run {self.name!r} exists with settings that give other data (stored -> given): "
+                + "; ".join(f"{k}: {_show(a)} -> {_show(b)}" for k, (a, b) in conflicts.items())
+                + "; use these settings, another run_name, or --fork NEW_NAME to go on from it"
+            )
+        if difference or stored.code_version != code_version:
+            self._record_opening(given, code_version, moment, difference)
+        return RunRecord(
+            self.name,
+            given,
+            code_version,
+            seed,
+            stored.created_at,
+            False,
+            difference,
+            stored.forked_from,
+        )
+
+    def open(self) -> RunRecord:
+        """Read the run as its latest opening left it. Raises MissingFileError if there is none."""
+        document = self.read_json(f"{self.root}/run.json")
+        for name in self.store.list(f"{self.root}/openings"):
+            opening = self.read_json(f"{self.root}/openings/{name}")
+            document |= {key: opening[key] for key in ("parameters", "code_version")}
+        try:
+            if document["format_version"] != FORMAT_VERSION:
+                raise StoreError(
+                    f"{self.root}/run.json: format version {document['format_version']}, this "
+                    f"version of nip reads {FORMAT_VERSION}; use the version that wrote it"
+                )
+            return RunRecord(
+                document["run"],
+                document["parameters"],
+                document["code_version"],
+                document["seed"],
+                document["created_at"],
+                False,
+                {},
+                document["forked_from"],
+            )
+        except KeyError as error:
+            raise CorruptionError(f"{self.root}/run.json: {error} is missing") from error
+
+    def _record_opening(
+        self,
+        parameters: Mapping[str, Any],
+        code_version: str,
+        moment: str,
+        difference: Mapping[str, tuple[Any, Any]],
+    ) -> None:
+        document = {
+            "opened_at": moment,
+            "code_version": code_version,
+            "parameters": dict(parameters),
+            "changed": {key: list(values) for key, values in difference.items()},
+        }
+        number = len(self.store.list(f"{self.root}/openings")) + 1
+        while not self.store.put_if_absent(
+            f"{self.root}/openings/{number:04d}.json", _encode(document)
+        ):
+            number += 1
+
+    # Small documents --------------------------------------------------------------------------
+
+    def read_json(self, path: str) -> Any:
+        """A JSON document. Raises MissingFileError, or CorruptionError if it is not JSON."""
+        data = self.store.get(path)
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise CorruptionError(f"{path}: damaged, not JSON ({error})") from error
+
+    def read_json_or_none(self, path: str) -> Any | None:
+        """A JSON document, or None if there is none."""
+        try:
+            return self.read_json(path)
+        except MissingFileError:
+            return None
+
+    def write_json_once(self, path: str, value: Any, *, lease: Lease | None = None) -> Any:
+        """Write a JSON document if there is none; return the one that stands there.
+
+        Whoever wrote first has won: use the returned value, not `value`.
+        """
+        if lease is not None:
+            lease.check()
+        if self.store.put_if_absent(path, _encode(value), fence=lease.fence if lease else None):
+            return value
+        stored = self.read_json(path)
+        if stored != json.loads(_encode(value)):
+            _log.warning("%s: already written with another content, which is kept", path)
+        return stored
+
+    # Iterations and forks ---------------------------------------------------------------------
+
+    def finished_iterations(self) -> int:
+        """How many iterations, from the first without a gap, have their models.json."""
+        count = 0
+        while self.store.exists(self.models(count)):
+            count += 1
+        return count
+
+    def fork(
+        self,
+        new_name: str,
+        parameters: Mapping[str, Any],
+        *,
+        code_version: str,
+        seed: int,
+        data_neutral: Collection[str] = (),
+        iterations: int | None = None,
+        now: datetime | None = None,
+    ) -> "RunStore":
+        """Start run `new_name` from the first `iterations` finished iterations of this one.
+
+        None takes all that are finished. What those iterations have committed is copied; what
+        was under way is not. run.json comes last, so a killed fork is repeated as a whole.
+        Raises RunConflictError if `new_name` exists.
+        """
+        other = RunStore(self.store, new_name)
+        if self.store.exists(f"{other.root}/run.json"):
+            raise RunConflictError(f"run {new_name!r} exists; choose another name for --fork")
+        self.open()  # a run that is not there can't be forked
+        finished = self.finished_iterations()
+        count = finished if iterations is None else iterations
+        if not 0 <= count <= finished:
+            raise SettingsError(
+                f"--fork: {count} iterations asked for, run {self.name!r} has finished {finished}"
+            )
+        for iteration in range(count):
+            self._copy_iteration(other, iteration)
+        other.create_or_open(
+            parameters,
+            code_version=code_version,
+            seed=seed,
+            data_neutral=data_neutral,
+            now=now,
+            forked_from=self.name,
+        )
+        return other
+
+    def _copy_iteration(self, other: "RunStore", iteration: int) -> None:
+        source, target = self.iteration(iteration), other.iteration(iteration)
+        for path in walk(self.store, source):
+            relative = path.removeprefix(f"{source}/")
+            folder = path.rpartition("/")[0]
+            is_group = relative.startswith(("rollouts/", "datasets/"))
+            if is_group and not self.store.exists(f"{folder}/{MANIFEST}"):
+                continue  # still being played or built
+            content = self.store.local_path(path) or self.store.get(path)
+            self.store.put(f"{target}/{relative}", content)
+
+
+def list_runs(store: Store) -> list[str]:
+    """Names of the runs in the store, sorted."""
+    names = [name.rstrip("/") for name in store.list("") if name.endswith("/")]
+    return [n for n in names if RUN_NAME.fullmatch(n) and store.exists(f"{n}/run.json")]
+
+
+def newest_run(store: Store) -> str | None:
+    """Name of the run that was created last, or None if there is none."""
+    created = [(RunStore(store, name).open().created_at, name) for name in list_runs(store)]
+    return max(created)[1] if created else None
+
+
+def _part(name: str) -> str:
+    """`name` as one part of a path."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name):
+        raise SettingsError(
+            f"{name!r}: can't be a file name; use letters, digits, '_', '.' and '-', at most 100"
+        )
+    return name
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Leaves by dotted key; lists and empty mappings are leaves."""
+    if isinstance(value, Mapping) and value:
+        leaves: dict[str, Any] = {}
+        for key, inner in value.items():
+            leaves |= _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+        return leaves
+    return {prefix: value} if prefix else {}
+
+
+def _difference(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {
+        key: (stored.get(key, _ABSENT), given.get(key, _ABSENT))
+        for key in sorted({*stored, *given})
+        if stored.get(key, _ABSENT) != given.get(key, _ABSENT)
+    }
+
+
+def _is_neutral(key: str, data_neutral: Collection[str]) -> bool:
+    return any(key == neutral or key.startswith(f"{neutral}.") for neutral in data_neutral)
+
+
+def _show(value: Any) -> str:
+    return _ABSENT if value == _ABSENT else json.dumps(value, ensure_ascii=False)
+
+
+def _encode(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()

@@ -1,0 +1,198 @@
+"""Expert iteration: train each agent on its side of the episodes that went well for it.
+
+Pure functions from rollouts to examples. Every example names the episode and the generations it
+came from and why it was chosen. The order of the rows in the tables does not matter: each
+choice depends on keys, rewards and seeds only.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nip_core.agents.render import ChatMessage, Game, Situation, Turn
+from nip_core.hashing import derive_key, derive_seed
+from nip_core.parameters import PureTextEiParameters, TextRlParameters
+from nip_core.protocols import ACCEPT
+
+
+@dataclass(frozen=True)
+class Example:
+    """One training conversation. Its assistant messages are learned."""
+
+    key: str
+    agent: str
+    episode: str
+    generations: tuple[str, ...]  # keys of the agent's generations in it
+    iteration: int
+    problem: str
+    y: int
+    reward: float
+    reason: str  # threshold, weighted, true_label
+    messages: tuple[ChatMessage, ...]
+
+
+@dataclass(frozen=True)
+class _Side:
+    """An episode from one agent's side."""
+
+    episode: Mapping[str, Any]
+    turns: Sequence[Turn]
+    generations: tuple[str, ...]
+    reward: float
+
+
+def choose_examples(
+    game: Game, group: str, iteration: int, episodes: pa.Table, generations: pa.Table
+) -> list[Example]:
+    """Training examples of a shared model group, sorted by key.
+
+    `episodes` and `generations` are the training rollouts to choose from (one iteration's or
+    several's, see `nip_core.rollouts.schema`). Failed episodes are left out, and so are those
+    in which the agent never spoke.
+    """
+    parameters = game.parameters
+    examples: list[Example] = []
+    sides = _sides(game, parameters.groups[group], episodes, generations)
+    for agent in parameters.groups[group]:
+        replaced, others = _split_for_replacement(
+            sides[agent],
+            0.0
+            if game.protocol.is_prover(agent)
+            else replacement_proportion(parameters.text_rl, iteration),
+            parameters.seed,
+            iteration,
+            agent,
+        )
+        chosen = select(
+            [side.reward for side in others],
+            [str(side.episode["key"]) for side in others],
+            parameters.pure_text_ei,
+            derive_seed("select", parameters.seed, iteration, agent),
+        )
+        method = parameters.pure_text_ei.rollout_selection_method
+        reason = "threshold" if method == "threshold" else "weighted"
+        picked = [(others[i], reason, draw) for i, draw in chosen]
+        if parameters.pure_text_ei.balance_decisions and not game.protocol.is_prover(agent):
+            picked = _balanced(picked)
+        picked += [(side, "true_label", 0) for side in replaced]
+        examples += [_example(game, agent, side, reason, draw) for side, reason, draw in picked]
+    return sorted(examples, key=lambda example: example.key)
+
+
+def replacement_proportion(parameters: TextRlParameters, iteration: int) -> float:
+    """Share of rollouts whose last verifier message becomes the true label, in [0, 1]."""
+    start = parameters.verifier_guess_replacement_proportion
+    rate = parameters.verifier_guess_replacement_annealing_rate
+    match parameters.verifier_guess_replacement_annealing:
+        case "linear":
+            return float(max(start - iteration * rate, 0.0))
+        case "exponential":
+            return float(start * (1 - rate) ** iteration)
+    return start
+
+
+def select(
+    rewards: Sequence[float], keys: Sequence[str], parameters: PureTextEiParameters, seed: int
+) -> list[tuple[int, int]]:
+    """Indices of the chosen rollouts, each with the number of the draw (0 without repeats).
+
+    Threshold: every reward that reaches it. Weighted: round(n * factor) draws with probability
+    growing linearly with the reward above the minimum; equal rewards give equal probability.
+    """
+    if parameters.rollout_selection_method == "threshold":
+        return [(i, 0) for i, r in enumerate(rewards) if r >= parameters.reward_threshold]
+    if not rewards:
+        return []
+    order = sorted(range(len(rewards)), key=lambda i: keys[i])
+    values = np.array([rewards[i] for i in order], dtype=np.float64)
+    minimum = parameters.weighting_minimum
+    floor = float(values.min()) if minimum is None else minimum
+    weights = np.maximum(values, floor) - floor
+    even = np.full(len(values), 1 / len(values))
+    weights = weights / weights.sum() if weights.sum() > 0 else even
+    epsilon = parameters.weighting_epsilon
+    weights = (weights + epsilon * even) / (1 + epsilon)
+    size = round(len(values) * parameters.weighting_sample_size_factor)
+    drawn = np.random.default_rng(seed).choice(
+        len(values), size=size, replace=parameters.weighting_use_replacement, p=weights
+    )
+    times: dict[int, int] = defaultdict(int)
+    result = []
+    for place in drawn:
+        index = order[int(place)]
+        result.append((index, times[index]))
+        times[index] += 1
+    return result
+
+
+def _sides(
+    game: Game, agents: Sequence[str], episodes: pa.Table, generations: pa.Table
+) -> dict[str, list[_Side]]:
+    columns = ["key", "episode", "round", "agent", "text", "invalid_reason"]
+    by_episode: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in generations.select(columns).to_pylist():
+        by_episode[row["episode"]].append(row)
+    sides: dict[str, list[_Side]] = {agent: [] for agent in agents}
+    for episode in episodes.to_pylist():
+        if episode["outcome"] == "failed":
+            continue
+        rows = by_episode[episode["key"]]
+        turns = game.turns(rows, episode["seed"])
+        rewards = {entry["agent"]: entry["reward"] for entry in episode["rewards"]}
+        for agent in agents:
+            own = sorted(
+                (row["round"], row["key"])
+                for row in rows
+                if row["agent"] == agent and row["invalid_reason"] is None
+            )
+            if own:
+                keys = tuple(key for _, key in own)
+                sides[agent].append(_Side(episode, turns, keys, rewards[agent]))
+    return sides
+
+
+def _split_for_replacement(
+    sides: list[_Side], proportion: float, seed: int, iteration: int, agent: str
+) -> tuple[list[_Side], list[_Side]]:
+    shuffled = sorted(
+        sides, key=lambda s: derive_key("replace", seed, iteration, agent, s.episode["key"])
+    )
+    count = int(proportion * len(shuffled))
+    return shuffled[:count], shuffled[count:]
+
+
+def _balanced(picked: list[tuple[_Side, str, int]]) -> list[tuple[_Side, str, int]]:
+    by_decision: dict[int, list[tuple[_Side, str, int]]] = defaultdict(list)
+    for item in sorted(picked, key=lambda p: (str(p[0].episode["key"]), p[2])):
+        by_decision[int(item[0].episode["decision"])].append(item)
+    size = min(len(by_decision[0]), len(by_decision[1]))
+    return by_decision[0][:size] + by_decision[1][:size]
+
+
+def _example(game: Game, agent: str, side: _Side, reason: str, draw: int) -> Example:
+    episode = side.episode
+    situation = Situation(
+        episode["question"], episode["solution"], episode["prover_stance"], episode["seed"]
+    )
+    messages = game.render(agent, situation, side.turns, episode["rounds"] - 1)
+    while messages[-1]["role"] != "assistant":
+        messages.pop()
+    if reason == "true_label":
+        verdict = "accept" if episode["y"] == ACCEPT else "reject"
+        messages[-1] = {"role": "assistant", "content": f"Decision: {verdict}"}
+    return Example(
+        key=derive_key("example", episode["key"], agent, reason, draw),
+        agent=agent,
+        episode=episode["key"],
+        generations=side.generations,
+        iteration=episode["iteration"],
+        problem=episode["problem"],
+        y=episode["y"],
+        reward=side.reward,
+        reason=reason,
+        messages=tuple(messages),
+    )

@@ -1,0 +1,120 @@
+"""The client retries what can pass, stops at what can't, and never takes another model's answer."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+from scripted_server import DROP, scripted_server
+
+from nip_core.agents.chat_client import (
+    ChatClient,
+    ContextLengthError,
+    Endpoint,
+    RequestRefusedError,
+    TransportError,
+)
+from nip_core.errors import StageError
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def ask(script, *, retries=3, timeout_s=5.0, body=BODY):
+    async with scripted_server(script) as server:
+        async with ChatClient(concurrency=4, timeout_s=timeout_s, retries=retries) as client:
+            return server, await client.complete(Endpoint(server.url, "secret-key"), body)
+
+
+def failing_first(*answers):
+    queue = list(answers)
+    return lambda body: queue.pop(0) if queue else "fine"
+
+
+async def test_an_answer_carries_model_usage_and_text():
+    server, answer = await ask(lambda body: "hello")
+    assert (answer.text, answer.model, answer.finish_reason) == ("hello", "m", "stop")
+    assert (answer.prompt_tokens, answer.completion_tokens) == (7, 3)
+    assert answer.transport_retries == 0
+    assert server.headers[0]["Authorization"] == "Bearer secret-key"
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        DROP,
+        web.Response(status=500, text="oops"),
+        web.Response(status=503),
+        web.Response(status=429, headers={"Retry-After": "0.01"}),
+        web.Response(status=200, text='{"choices": ['),
+        web.Response(status=200, text="[]"),
+        {"model": "another"},
+    ],
+    ids=["dropped", "500", "503", "429", "truncated", "no-object", "wrong-model"],
+)
+async def test_a_passing_trouble_is_retried(trouble):
+    server, answer = await ask(failing_first(trouble))
+    assert answer.text == "fine" and answer.transport_retries == 1
+    assert len(server.bodies) == 2 and server.bodies[0] == server.bodies[1]
+
+
+async def test_a_slow_answer_is_retried_after_the_time_out():
+    slow = [True]
+
+    async def script(body):
+        if slow.pop() if slow else False:
+            await asyncio.sleep(1.0)
+        return "fine"
+
+    _, answer = await ask(script, timeout_s=0.3)
+    assert answer.transport_retries == 1
+
+
+async def test_retries_end():
+    with pytest.raises(TransportError, match=r"no answer after 3 tries.*HTTP 500: oops"):
+        await ask(lambda body: web.Response(status=500, text="oops"), retries=2)
+
+
+async def test_a_dated_name_of_the_asked_model_is_accepted():
+    _, answer = await ask(lambda body: {"model": "m-2024-07-18", "text": "x"})
+    assert answer.model == "m-2024-07-18"
+
+
+def error(status, code=None):
+    return web.json_response({"error": {"message": "no", "code": code}}, status=status)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (error(401), StageError),
+        (error(404), StageError),
+        (error(400), RequestRefusedError),
+        (error(400, "context_length_exceeded"), ContextLengthError),
+    ],
+)
+async def test_a_refusal_is_not_retried(answer, kind):
+    asked = []
+
+    def script(body):
+        asked.append(body)
+        return answer
+
+    with pytest.raises(kind) as caught:
+        await ask(script)
+    assert len(asked) == 1
+    assert "secret-key" not in str(caught.value)
+
+
+async def test_calls_in_flight_are_bounded():
+    async def script(body):
+        await asyncio.sleep(0.02)
+        return "x"
+
+    async with scripted_server(script) as server:
+        async with ChatClient(concurrency=3, timeout_s=5, retries=0) as client:
+            endpoint = Endpoint(server.url, "k")
+            await asyncio.gather(*(client.complete(endpoint, BODY) for _ in range(20)))
+        assert server.most_in_flight == 3
+
+
+def test_an_endpoint_hides_its_key():
+    assert "secret" not in repr(Endpoint("http://x/v1", "secret"))

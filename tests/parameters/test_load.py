@@ -1,0 +1,122 @@
+"""Settings: unknown ones are errors, errors name the place, importing them is cheap."""
+
+import subprocess
+import sys
+
+import pytest
+
+from nip_core.errors import SettingsError
+from nip_core.parameters import HyperParameters, difference, load_parameters
+from nip_core.parameters.hyper_parameters import PROTOCOL_AGENTS
+from nip_core.protocols import PROTOCOLS
+
+MINIMAL = {"run_name": "a", "dataset": "families"}
+
+
+def with_(**settings):
+    return {**MINIMAL, **settings}
+
+
+def test_default_settings_of_agents_lie_under_their_own():
+    loaded = load_parameters(
+        with_(agents={"_default": {"model_name": "m", "top_p": 0.5}, "prover": {"top_p": 0.9}})
+    )
+    assert loaded.agents["prover"].top_p == 0.9
+    assert loaded.agents["verifier"].top_p == 0.5
+    assert loaded.agents["prover"].model_name == loaded.agents["verifier"].model_name == "m"
+
+
+def test_overrides_are_read_as_yaml_and_reach_nested_settings():
+    loaded = load_parameters(
+        MINIMAL, ["rl.lr=1.23e-5", "agents._default.temperature=0", "run_name=b"]
+    )
+    assert loaded.rl.lr == 1.23e-5
+    assert loaded.agents["verifier"].temperature == 0
+    assert loaded.run_name == "b"
+
+
+def test_what_is_written_out_reads_back_equal():
+    loaded = load_parameters(with_(agents={"prover": {"shared_model_group": "g"}}))
+    assert HyperParameters.from_dict(loaded.to_dict()) == loaded
+
+
+@pytest.mark.parametrize(
+    ("settings", "overrides", "said"),
+    [
+        (with_(rl={"lrr": 1}), [], "rl.lrr: unknown setting; did you mean 'lr'?"),
+        (with_(agents={"provr": {}}), [], "agents.provr: protocol 'nip' has no such agent"),
+        (with_(agents={"prover": {"temprature": 1}}), [], "did you mean 'temperature'?"),
+        (with_(interaction_protocol="nipp"), [], "interaction_protocol: Input should be 'nip'"),
+        (with_(nip_protocol={"max_message_rounds": 8}), [], "without the last turn; use 9 or 7"),
+        (
+            with_(nip_protocol={"max_message_rounds": 5, "min_message_rounds": 6}),
+            [],
+            "min_message_rounds (6) is greater than",
+        ),
+        (with_(run_name="Über Run"), [], "run_name: String should match pattern"),
+        (with_(run_name="a" * 41), [], "run_name"),
+        ({"run_name": "a"}, [], "dataset: is missing"),
+        (with_(agents={"_default": {"temperature": 1, "top_p": 1}}), [], "not both"),
+        (
+            with_(
+                agents={
+                    "_default": {"shared_model_group": "g"},
+                    "prover": {"lora_rank": 8},
+                }
+            ),
+            [],
+            "both share the model group 'g' and must agree",
+        ),
+        (with_(agents={"_default": {"model_provider": "OpenRouter"}}), [], "can't fine-tune"),
+        (MINIMAL, ["rl.lr"], "write it as a.b=c"),
+        (MINIMAL, ["run_name.x=1"], "holds a plain value"),
+        (with_(rl={"lr": float("nan")}), [], "rl.lr"),
+    ],
+)
+def test_a_wrong_setting_is_one_error_that_names_it(settings, overrides, said):
+    with pytest.raises(SettingsError) as caught:
+        load_parameters(settings, overrides)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_a_mapping_is_named(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("- 1\n")
+    with pytest.raises(SettingsError, match=r"c\.yaml: a mapping of settings is needed, got list"):
+        load_parameters(path)
+    with pytest.raises(SettingsError, match=r"nothing\.yaml: can't be read"):
+        load_parameters(tmp_path / "nothing.yaml")
+
+
+def test_importing_settings_loads_nothing_heavy():
+    code = (
+        "import sys, nip_core.parameters; "
+        "heavy = {'torch', 'prefect', 'openai', 'pyarrow', 'aiohttp'} & set(sys.modules); "
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_settings_and_protocols_name_the_same_agents():
+    loaded = {
+        name: PROTOCOLS[name](load_parameters(with_(interaction_protocol=name))).agent_names
+        for name in PROTOCOLS
+    }
+    assert loaded == PROTOCOL_AGENTS
+
+
+def test_a_difference_names_nested_settings():
+    assert difference({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == {
+        "a.c": (2, 3),
+        "d": (None, 4),
+    }
+
+
+def test_a_value_is_found_by_its_address():
+    loaded = load_parameters(MINIMAL)
+    assert loaded.get("rl.lr") == loaded.rl.lr
+    assert loaded.get("agents.prover.lora_rank") == 64
+    with pytest.raises(KeyError):
+        loaded.get("rl.nothing")
