@@ -11,7 +11,9 @@ streaming, and deciding whether an answer has a valid form.
 
 import asyncio
 import json
+import math
 import random
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -153,15 +155,20 @@ def _read_answer(raw: bytes, asked: str, attempt: int, latency_s: float) -> Chat
         choice = answer["choices"][0]
         usage = answer.get("usage") or {}
         served = str(answer["model"])
-        # A provider may answer an alias with its dated name, never with another model.
-        if served != asked and not served.startswith(f"{asked}-"):
+        # A provider may answer an alias with its dated name (gpt-4o: gpt-4o-2024-08-06, but not
+        # gpt-4o-mini), never with another model.
+        if served != asked and not re.fullmatch(re.escape(asked) + r"-\d[\d-]*", served):
             raise _MalformedAnswer(f"asked for model {asked!r} but {served!r} answered")
+        text = choice["message"].get("content")
+        if text is not None:
+            # JSON may carry half a surrogate pair, which neither UTF-8 nor Parquet can.
+            text = text.encode("utf-8", "replace").decode()
         return ChatAnswer(
-            text=choice["message"].get("content"),
+            text=text,
             finish_reason=str(choice.get("finish_reason") or "unknown"),
             model=served,
-            prompt_tokens=int(usage.get("prompt_tokens", 0)),
-            completion_tokens=int(usage.get("completion_tokens", 0)),
+            prompt_tokens=int(usage.get("prompt_tokens") or 0),
+            completion_tokens=int(usage.get("completion_tokens") or 0),
             transport_retries=attempt,
             latency_s=latency_s,
         )
@@ -191,6 +198,7 @@ def _refuse(status: int, raw: bytes, base_url: str, reason: str) -> None:
 
 def _seconds(retry_after: str | None) -> float | None:
     try:
-        return None if retry_after is None else max(float(retry_after), 0.0)
+        seconds = float(retry_after or "")
     except ValueError:
         return None
+    return None if math.isnan(seconds) else max(seconds, 0.0)

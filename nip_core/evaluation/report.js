@@ -70,7 +70,7 @@
     const box = element("ul", "chips");
     const chip = (text, kind) => box.append(element("li", `chip ${kind || ""}`, text));
     chip(`${verdict(transcript)}, is ${truth(transcript)}`, side(transcript.right));
-    chip(transcript.outcome);
+    if (transcript.outcome !== "failed") chip(transcript.outcome);
     if (transcript.difficulty) chip(transcript.difficulty);
     if (transcript.mutation) chip(`mutation: ${transcript.mutation}`);
     for (const agent of Object.keys(transcript.rewards).sort()) {

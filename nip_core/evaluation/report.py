@@ -115,7 +115,7 @@ def metrics_table(rows: MetricsByIteration) -> list[dict[str, Any]]:
             "no decision": sections.percent(metrics.get("no_decision_rate")),
             "failed": sections.percent(metrics.get("failed_rate")),
             **{
-                f"reward {name}": sections.number(values.get("mean_reward"))
+                f"reward {name}": sections.signed(values.get("mean_reward"))
                 for name, values in (metrics.get("agents") or {}).items()
             },
         }

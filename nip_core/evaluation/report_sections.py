@@ -7,6 +7,7 @@ sees where something was forgotten.
 from __future__ import annotations
 
 import html
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NewType
@@ -47,6 +48,11 @@ def number(value: float | None, digits: int = 3) -> str:
     if isinstance(value, int) or (math.isfinite(value) and abs(value) >= 1_000):
         return f"{round(value):,}".replace(",", _THIN)
     return f"{value:.{digits}g}"
+
+
+def signed(value: float | None) -> str:
+    """A reward as "+0.56", a dash for None."""
+    return DASH if value is None else f"{value:+.2f}"
 
 
 def seconds(value: float | None) -> str:
@@ -261,11 +267,12 @@ def agent_table(report: ReportData) -> Html:
     columns += [("Agreement", "number"), ("Failed", "number")]
     rows = []
     for iteration, metrics in tested:
-        row = [escape(iteration), escape(number(metrics.get("mean_rounds")))]
+        rounds = metrics.get("mean_rounds")
+        row = [escape(iteration), escape(None if rounds is None else f"{rounds:.1f}")]
         for name in names:
             agent = (metrics.get("agents") or {}).get(name, {})
             row += [
-                escape(number(agent.get("mean_reward"))),
+                escape(signed(agent.get("mean_reward"))),
                 escape(percent(agent.get("retry_rate"))),
                 escape(percent(agent.get("token_limit_rate"))),
             ]
@@ -285,7 +292,8 @@ def breakdown_table(report: ReportData, key: str, heading: str) -> Html:
     if not last:
         return nothing(f"Nothing to break down by {heading.lower()}.")
     columns = [(heading, "text"), ("Episodes", "number"), ("First", "number"), ("Last", "number")]
-    columns += [(f"0 to 100{_THIN}%", "text"), ("Complete", "number"), ("Sound", "number")]
+    columns += [(f"0 to 100{_THIN}%", "text"), ("Completeness", "number")]
+    columns += [("Soundness", "number")]
     rows = []
     for name, after in last.items():
         before = first.get(name, {})
@@ -344,7 +352,9 @@ def resource_table(report: ReportData) -> Html:
         prompt, generated, trained, cost, *times = amounts
         row = [label, *(escape(number(int(count))) for count in (prompt, generated, trained))]
         row += [escape(f"${cost:,.2f}")] if priced else []
-        rows.append([*row, *(escape(seconds(time)) for time in (*times, sum(times)))])
+        # A dash, not 0.0 s, where a stage didn't run.
+        shown = [seconds(time or None) for time in (*times, sum(times))]
+        rows.append([*row, *map(escape, shown)])
     return _table("Tokens and time by iteration", columns, rows, "totals")
 
 
@@ -376,7 +386,8 @@ def parameter_tree(parameters: Mapping[str, Any]) -> Html:
 
 
 def _yaml(value: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True, width=88).rstrip()
+    plain = json.loads(json.dumps(value, default=str))  # YAML's safe dumper knows plain types only
+    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=88)).rstrip()
 
 
 def transcripts_note(report: ReportData) -> Html:

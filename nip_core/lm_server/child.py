@@ -1,10 +1,10 @@
 """Runs a training module so that it ends with the server, however the server ends.
 
 ``python -m nip_core.lm_server.child SERVER_PID MODULE ARGUMENT...``, as the leader of a process
-group, with a pipe from the server as standard input. When that pipe ends, the whole process group (this process and what it started)
-is killed; should this process be stuck, the kernel kills it as the server dies. What is not
-covered: a grandchild that outlives a kill of this process by the kernel. The server ends those
-by their recorded group at its next start.
+group, with a pipe from the server as standard input. When that pipe ends, the whole process
+group (this process and what it started) is killed; should this process be stuck, the kernel
+kills it as the server dies. What is not covered: a grandchild, when the kernel was first. The
+server ends those by their recorded group at its next start.
 """
 
 import os

@@ -12,6 +12,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,17 @@ from nip_core.lm_server.database import Database
 from nip_core.lm_server.errors import ApiError, not_found
 
 PURPOSES = ("fine-tune",)
+
+
+@dataclass(frozen=True)
+class StagedFile:
+    """An upload that was written and checked, but is no file yet."""
+
+    id: str
+    part: Path
+    filename: str
+    size: int
+    sha256: str
 
 
 class FileStore:
@@ -36,42 +48,45 @@ class FileStore:
             if leftover.name not in known:
                 leftover.unlink()
 
-    async def upload(
-        self, chunks: AsyncIterator[bytes], filename: str, purpose: str
-    ) -> dict[str, Any]:
-        """Store an upload and return its object.
+    async def stage(self, chunks: AsyncIterator[bytes], filename: str) -> "StagedFile":
+        """Write an upload beside the files and check it; `admit` or `discard` it afterwards.
 
         Raises ApiError 400 if it isn't JSONL or is empty, 413 if it is larger than `max_bytes`.
         """
         id = "file-" + secrets.token_hex(12)
         part = self._directory / f"{id}.part"
+        size, digest = 0, hashlib.sha256()
         try:
-            size = 0
-            digest = hashlib.sha256()
             with part.open("wb") as file:
                 async for chunk in chunks:
                     size += len(chunk)
                     if size > self.max_bytes:
-                        raise ApiError(
-                            413,
-                            f"The file is larger than {self.max_bytes} bytes",
-                            code="file_too_large",
-                            param="file",
-                        )
+                        raise too_large(self.max_bytes)
                     digest.update(chunk)
                     file.write(chunk)
                 file.flush()
                 os.fsync(file.fileno())
-            try:
-                await asyncio.to_thread(formats.check_jsonl, part)
-            except formats.JsonlError as error:
-                code = "empty_file" if error.line == 0 else "invalid_jsonl"
-                raise ApiError(
-                    400, f"Invalid file {filename!r}: {error}", code=code, param="file"
-                ) from None
-            return self._enter(id, part, filename, purpose, size, digest.hexdigest())
-        finally:
+            await asyncio.to_thread(formats.check_jsonl, part)
+        except formats.JsonlError as error:
             part.unlink(missing_ok=True)
+            code = "empty_file" if error.line == 0 else "invalid_jsonl"
+            raise ApiError(
+                400, f"Invalid file {filename!r}: {error}", code=code, param="file"
+            ) from None
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        return StagedFile(id, part, filename, size, digest.hexdigest())
+
+    def admit(self, staged: "StagedFile", purpose: str) -> dict[str, Any]:
+        """Make a staged upload a file, and return its object."""
+        return self._enter(
+            staged.id, staged.part, staged.filename, purpose, staged.size, staged.sha256
+        )
+
+    def discard(self, staged: "StagedFile") -> None:
+        """Drop a staged upload."""
+        staged.part.unlink(missing_ok=True)
 
     def store_result(self, content: bytes, filename: str) -> str:
         """Store a job's result file and return its id."""
@@ -161,6 +176,13 @@ class FileStore:
         if row is None:
             raise not_found("File object", id)
         return row
+
+
+def too_large(max_bytes: int) -> ApiError:
+    """413 for an upload."""
+    return ApiError(
+        413, f"The file is larger than {max_bytes} bytes", code="file_too_large", param="file"
+    )
 
 
 def sync_directory(path: Path) -> None:

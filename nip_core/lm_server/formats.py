@@ -257,9 +257,7 @@ def _example_problems(line: int, value: Any) -> list[Problem]:
 def _message_problems(line: int, index: int, message: Any) -> list[Problem]:
     at = f"messages[{index}]"
     if not isinstance(message, dict):
-        return [
-            Problem(line, "invalid_message", f"{at} must be an object, got {_kind(message)}")
-        ]
+        return [Problem(line, "invalid_message", f"{at} must be an object, got {_kind(message)}")]
     problems = [
         Problem(line, "unknown_key", f"{at} has the unknown key {key!r}")
         for key in message
@@ -276,9 +274,7 @@ def _message_problems(line: int, index: int, message: Any) -> list[Problem]:
         )
     if text_of(message.get("content")) is None:
         got = _kind(message["content"]) if "content" in message else "nothing"
-        problems.append(
-            Problem(line, "invalid_content", f"{at}.content must be text, got {got}")
-        )
+        problems.append(Problem(line, "invalid_content", f"{at}.content must be text, got {got}"))
     if "weight" in message:
         weight = message["weight"]
         if role != "assistant":

@@ -7,6 +7,7 @@ loaded and proved it again.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -144,24 +145,24 @@ class ModelStore:
         await asyncio.to_thread(self.verify, digest)
         path = self.path(digest)
         try:
-            await self._engine.load_adapter(name, path)
-        except EngineError as error:
-            raise AdapterError(f"the engine can't load {name}: {error}") from error
-        try:
+            try:
+                await self._engine.load_adapter(name, path)
+            except EngineError as error:
+                raise AdapterError(f"the engine can't load {name}: {error}") from error
             proof = await self._engine.prove(name, path)
             if not proof.matches:
                 raise AdapterError(
                     f"{name} does not answer with the weights that were saved: {proof.detail}"
                 )
         except BaseException:
-            await self._engine.unload_adapter(name)
+            # Cancellation included: an adapter that isn't proved must not answer.
+            with contextlib.suppress(EngineError):
+                await self._engine.unload_adapter(name)
             raise
         self._served.add(name)
         return proof
 
-    def record(
-        self, manifest: Mapping[str, Any], parent: str | None, proof: Proof
-    ) -> None:
+    def record(self, manifest: Mapping[str, Any], parent: str | None, proof: Proof) -> None:
         """Enter a proved adapter in the table. Part of the caller's transaction."""
         self._database.insert(
             "models",

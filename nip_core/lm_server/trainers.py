@@ -145,16 +145,16 @@ class SubprocessTrainer:
         }
         (task.job_dir / "job.json").write_text(json.dumps(job, indent=1))
 
-    async def _end(
-        self, child: asyncio.subprocess.Process, exited: "asyncio.Future[int]"
-    ) -> None:
+    async def _end(self, child: asyncio.subprocess.Process, exited: "asyncio.Future[int]") -> None:
         """Leave nothing of the child's group running, whether it exited or not."""
-        if not exited.done():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGTERM)
-            await asyncio.wait({exited}, timeout=self._grace_s)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
+        try:
+            if not exited.done():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGTERM)
+                await asyncio.wait({exited}, timeout=self._grace_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
         await asyncio.wait({exited}, timeout=self._grace_s)
         if child.stdin is not None:
             child.stdin.close()

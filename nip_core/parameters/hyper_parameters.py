@@ -64,8 +64,8 @@ _GROUP_SETTINGS = (
 class HyperParameters(Parameters):
     """Every setting of a run. A run name means one configuration."""
 
-    run_name: Annotated[str, Field(pattern=r"^[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?$")]
-    """Name of the run: 1 to 40 lower-case letters, digits and dashes, as it becomes part of
+    run_name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")]
+    """Name of the run: 1 to 41 lower-case letters, digits and dashes, as it becomes part of
     artifact keys and of model names."""
     run_store: Annotated[str, Field(min_length=1)] = "runs"
     """Directory or URL under which runs are kept."""
@@ -140,6 +140,12 @@ class HyperParameters(Parameters):
                 + (f" or {rounds - 1}" if rounds > 1 else "")
             )
         for group, names in self.groups.items():
+            suffix = f"{self.run_name}-0000-{group}"
+            if len(suffix) > 64:
+                raise ValueError(
+                    f"run_name: jobs are named like {suffix!r}, which has {len(suffix)} of at most "
+                    "64 characters; shorten run_name or the name of the shared model group"
+                )
             first_agent = self.agents[names[0]]
             for name in names[1:]:
                 for setting in _GROUP_SETTINGS:

@@ -129,10 +129,11 @@ class RunStore:
         `data_neutral` names settings by dotted key, each with all that lies under it, that may
         differ; a new value is recorded in ``openings/``.
 
-        Raises RunConflictError with the difference if other settings differ.
+        Raises RunConflictError with the difference if other settings differ, or if iterations
+        stand there without a run.json (a fork that was killed).
         """
         given = json.loads(json.dumps(parameters, allow_nan=False))
-        moment = (now or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")
+        moment = (now or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="milliseconds")
         document = {
             "format_version": FORMAT_VERSION,
             "run": self.name,
@@ -143,6 +144,12 @@ class RunStore:
             "created_at": moment,
             "forked_from": forked_from,
         }
+        has_iterations = bool(self.store.list(f"{self.root}/iterations"))
+        if has_iterations and not forked_from and not self.store.exists(f"{self.root}/run.json"):
+            raise RunConflictError(
+                f"run {self.name!r}: there are iterations but no run.json, as a killed fork leaves "
+                "them; repeat the fork, use another run_name, or delete the directory"
+            )
         if self.store.put_if_absent(f"{self.root}/run.json", _encode(document)):
             return RunRecord(self.name, given, code_version, seed, moment, True, {}, forked_from)
         stored = self.open()
@@ -281,6 +288,8 @@ class RunStore:
             raise SettingsError(
                 f"--fork: {count} iterations asked for, run {self.name!r} has finished {finished}"
             )
+        for left_by_killed_fork in walk(self.store, f"{other.root}/iterations"):
+            self.store.delete(left_by_killed_fork)
         for iteration in range(count):
             self._copy_iteration(other, iteration)
         other.create_or_open(

@@ -158,7 +158,7 @@ class LocalStore:
         self.url = self.root.as_uri()
         self._lock_timeout_s = lock_timeout_s
         with _translating(self.root, "create"):
-            _make_directories(self.root)
+            make_directories(self.root)
         self._try_out()
 
     def get(self, path: str) -> bytes:
@@ -173,7 +173,7 @@ class LocalStore:
         target = self._file(path)
         with _translating(target, "write"), self._staged(target, data, fence) as staged:
             _rename(staged, target, fence)
-            _sync_directory(target.parent)
+            sync_directory(target.parent)
 
     def put_if_absent(self, path: str, data: bytes | Path, *, fence: str | None = None) -> bool:
         target = self._file(path)
@@ -192,7 +192,7 @@ class LocalStore:
                 if not target.exists() or _etag(target.read_bytes()) != etag:
                     return None
                 _rename(staged, target, fence)
-            _sync_directory(target.parent)
+            sync_directory(target.parent)
             return _etag(data)
 
     def exists(self, path: str) -> bool:
@@ -226,7 +226,7 @@ class LocalStore:
 
     def raise_fence(self, fence: str) -> None:
         with _translating(self._file(fence), "create"):
-            _make_directories(self._file(fence))
+            make_directories(self._file(fence))
 
     def drop_fence(self, fence: str) -> None:
         folder = self._file(fence)
@@ -234,7 +234,7 @@ class LocalStore:
         with _translating(folder, "remove"):
             with suppress(FileNotFoundError):
                 folder.rename(removed)
-                _sync_directory(folder.parent)
+                sync_directory(folder.parent)
             shutil.rmtree(removed, ignore_errors=True)
 
     def _file(self, path: str) -> Path:
@@ -246,7 +246,7 @@ class LocalStore:
     @contextmanager
     def _staged(self, target: Path, data: bytes | Path, fence: str | None) -> Iterator[Path]:
         """`data`, written and synced under a temporary name on the same file system."""
-        _make_directories(target.parent)
+        make_directories(target.parent)
         folder = target.parent if fence is None else self._file(fence)
         staged = folder / f"{_HIDDEN}tmp-{uuid.uuid4().hex}"
         try:
@@ -331,7 +331,7 @@ def _link(staged: Path, target: Path, fence: str | None) -> bool:
         return False
     except FileNotFoundError:
         raise _out_of_reach(target, fence) from None
-    _sync_directory(target.parent)
+    sync_directory(target.parent)
     return True
 
 
@@ -351,7 +351,8 @@ def _out_of_reach(target: Path, fence: str | None) -> Exception:
     )
 
 
-def _sync_directory(folder: Path) -> None:
+def sync_directory(folder: Path) -> None:
+    """Make names that were added to or taken from `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -359,7 +360,7 @@ def _sync_directory(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _make_directories(folder: Path) -> None:
+def make_directories(folder: Path) -> None:
     """Create `folder` and its parents durably."""
     missing = []
     while not folder.is_dir():
@@ -370,4 +371,4 @@ def _make_directories(folder: Path) -> None:
             child.mkdir()
         if not child.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "there is a file of that name", str(child))
-        _sync_directory(child.parent)
+        sync_directory(child.parent)

@@ -1,8 +1,8 @@
 """Expert iteration: train each agent on its side of the episodes that went well for it.
 
 Pure functions from rollouts to examples. Every example names the episode and the generations it
-came from and why it was chosen. The order of the rows in the tables does not matter: each
-choice depends on keys, rewards and seeds only.
+came from and why it was chosen. The order of the rows in the tables does not matter, nor does
+the run's name: each choice depends on which problem was played when, on rewards and on seeds.
 """
 
 from collections import defaultdict
@@ -39,23 +39,27 @@ class Example:
 class _Side:
     """An episode from one agent's side."""
 
+    place: str  # which episode it is, without the run's name
     episode: Mapping[str, Any]
     turns: Sequence[Turn]
     generations: tuple[str, ...]
     reward: float
 
 
+_PLACE = ("split", "iteration", "problem", "sample", "branch_path")
+
+
 def choose_examples(
     game: Game, group: str, iteration: int, episodes: pa.Table, generations: pa.Table
 ) -> list[Example]:
-    """Training examples of a shared model group, sorted by key.
+    """Training examples of a shared model group, in a stable order without a pattern.
 
     `episodes` and `generations` are the training rollouts to choose from (one iteration's or
     several's, see `nip_core.rollouts.schema`). Failed episodes are left out, and so are those
     in which the agent never spoke.
     """
     parameters = game.parameters
-    examples: list[Example] = []
+    chosen: list[tuple[_Side, str, str, int]] = []
     sides = _sides(game, parameters.groups[group], episodes, generations)
     for agent in parameters.groups[group]:
         replaced, others = _split_for_replacement(
@@ -67,20 +71,21 @@ def choose_examples(
             iteration,
             agent,
         )
-        chosen = select(
+        drawn = select(
             [side.reward for side in others],
-            [str(side.episode["key"]) for side in others],
+            [side.place for side in others],
             parameters.pure_text_ei,
             derive_seed("select", parameters.seed, iteration, agent),
         )
         method = parameters.pure_text_ei.rollout_selection_method
         reason = "threshold" if method == "threshold" else "weighted"
-        picked = [(others[i], reason, draw) for i, draw in chosen]
+        picked = [(others[i], reason, draw) for i, draw in drawn]
         if parameters.pure_text_ei.balance_decisions and not game.protocol.is_prover(agent):
             picked = _balanced(picked)
         picked += [(side, "true_label", 0) for side in replaced]
-        examples += [_example(game, agent, side, reason, draw) for side, reason, draw in picked]
-    return sorted(examples, key=lambda example: example.key)
+        chosen += [(side, agent, reason, draw) for side, reason, draw in picked]
+    chosen.sort(key=lambda choice: (choice[0].place, *choice[1:]))
+    return [_example(game, side, agent, reason, draw) for side, agent, reason, draw in chosen]
 
 
 def replacement_proportion(parameters: TextRlParameters, iteration: int) -> float:
@@ -142,6 +147,7 @@ def _sides(
             continue
         rows = by_episode[episode["key"]]
         turns = game.turns(rows, episode["seed"])
+        place = derive_key(*(episode[column] for column in _PLACE))
         rewards = {entry["agent"]: entry["reward"] for entry in episode["rewards"]}
         for agent in agents:
             own = sorted(
@@ -151,29 +157,28 @@ def _sides(
             )
             if own:
                 keys = tuple(key for _, key in own)
-                sides[agent].append(_Side(episode, turns, keys, rewards[agent]))
+                sides[agent].append(_Side(place, episode, turns, keys, rewards[agent]))
     return sides
 
 
 def _split_for_replacement(
     sides: list[_Side], proportion: float, seed: int, iteration: int, agent: str
 ) -> tuple[list[_Side], list[_Side]]:
-    shuffled = sorted(
-        sides, key=lambda s: derive_key("replace", seed, iteration, agent, s.episode["key"])
-    )
-    count = int(proportion * len(shuffled))
+    shuffled = sorted(sides, key=lambda s: derive_key("replace", seed, iteration, agent, s.place))
+    # An annealed share such as 0.5 - 3 * 0.1 may fall short of 0.2 by a rounding error.
+    count = int(proportion * len(shuffled) + 1e-9)
     return shuffled[:count], shuffled[count:]
 
 
 def _balanced(picked: list[tuple[_Side, str, int]]) -> list[tuple[_Side, str, int]]:
     by_decision: dict[int, list[tuple[_Side, str, int]]] = defaultdict(list)
-    for item in sorted(picked, key=lambda p: (str(p[0].episode["key"]), p[2])):
+    for item in sorted(picked, key=lambda p: (p[0].place, p[2])):
         by_decision[int(item[0].episode["decision"])].append(item)
     size = min(len(by_decision[0]), len(by_decision[1]))
     return by_decision[0][:size] + by_decision[1][:size]
 
 
-def _example(game: Game, agent: str, side: _Side, reason: str, draw: int) -> Example:
+def _example(game: Game, side: _Side, agent: str, reason: str, draw: int) -> Example:
     episode = side.episode
     situation = Situation(
         episode["question"], episode["solution"], episode["prover_stance"], episode["seed"]

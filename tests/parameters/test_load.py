@@ -54,7 +54,7 @@ def test_what_is_written_out_reads_back_equal():
             "min_message_rounds (6) is greater than",
         ),
         (with_(run_name="Über Run"), [], "run_name: String should match pattern"),
-        (with_(run_name="a" * 41), [], "run_name"),
+        (with_(run_name="a" * 42), [], "run_name"),
         ({"run_name": "a"}, [], "dataset: is missing"),
         (with_(agents={"_default": {"temperature": 1, "top_p": 1}}), [], "not both"),
         (

@@ -122,14 +122,15 @@ class DeterministicEngine:
             _MESSAGE_OVERHEAD * len(request.messages)
         )
         room = self.max_model_len - prompt_tokens
-        if room < 1:
+        limit = room if request.max_tokens is None else request.max_tokens
+        if room < max(1, limit):
+            asked = f" and {request.max_tokens} for the answer" if request.max_tokens else ""
             raise EngineRequestError(
-                f"the prompt has {prompt_tokens} tokens, the model takes at most "
-                f"{self.max_model_len} with the answer",
+                f"This model's context is {self.max_model_len} tokens; the messages take "
+                f"{prompt_tokens}{asked}. Shorten the messages or lower max_tokens.",
                 "context_length_exceeded",
                 "messages",
             )
-        limit = room if request.max_tokens is None else min(room, request.max_tokens)
         digest = self._digest(request)
         self._requests += 1
         if self._replies.faults.any_transport:

@@ -21,6 +21,8 @@ ROOM = 64
 class RoomyLayer(DynamicLayer):  # type: ignore[misc]
     """Keys and values of shape [rows, heads, length, size], views of larger buffers."""
 
+    is_initialized: bool
+
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -73,7 +73,7 @@ def read_lora(path: Path) -> LoraFiles:
         suffix = next((s for s in _SUFFIXES if key.endswith(s)), None)
         if suffix is None or not key.startswith(_PREFIX):
             raise EngineError(
-                f"{weights}: can't serve the tensor {key!r}; only LoRA on linear layers is supported"
+                f"{weights}: can't serve the tensor {key!r}: only LoRA on linear layers is known"
             )
         module = key[len(_PREFIX) : -len(suffix)]
         halves.setdefault(module, [None, None])[_SUFFIXES[suffix]] = tensor

@@ -22,12 +22,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 DEFAULT_FILE = Path(__file__).parent / "replies" / "default.yaml"
 
-_WORDS = (
-    "loop branch index bound sum value result list item count case edge check test limit start "
-    "end range step order sign zero one empty first last larger smaller equal same never always "
-    "returns adds skips stops keeps counts drops reads compares swaps input output function "
-    "argument variable string number character element length line condition comparison operator"
-).split()
+_VOCABULARY = """
+    loop branch index bound sum value result list item count case edge check test limit start end
+    range step order sign zero one empty first last larger smaller equal same never always returns
+    adds skips stops keeps counts drops reads compares swaps input output function argument
+    variable string number character element length line condition comparison operator
+"""
+_WORDS = tuple(_VOCABULARY.split())
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -77,9 +78,7 @@ class When(_Strict):
         ):
             return False
         if self.system_contains is not None and not any(
-            _contains(m["content"], self.system_contains)
-            for m in messages
-            if m["role"] == "system"
+            _contains(m["content"], self.system_contains) for m in messages if m["role"] == "system"
         ):
             return False
         if self.last_system_contains is not None:
@@ -196,7 +195,7 @@ def load_replies(path: Path | None) -> ReplyFile:
     """Read a replies file, or the packaged one. Raises ValueError that names the file and key."""
     source = path or DEFAULT_FILE
     try:
-        data = yaml.load(source.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        data = yaml.safe_load(source.read_bytes())
         replies = ReplyFile.model_validate(data if data is not None else {})
         for rule in (*replies.rules, Rule(replies=replies.default)):
             for reply in rule.replies:
@@ -255,7 +254,9 @@ def _generator(name: str, argument: str | None, text: str) -> Callable[[Random, 
             high = int(bounds[2] or low)
             if low <= high:
                 return _sized(name, low, high)
-    raise ValueError(f"unknown generator {{{name}{':' + argument if argument else ''}}} in {text!r}")
+    raise ValueError(
+        f"unknown generator {{{name}{':' + argument if argument else ''}}} in {text!r}"
+    )
 
 
 def _sized(name: str, low: int, high: int) -> Callable[[Random, int], str]:

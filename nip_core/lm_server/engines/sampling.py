@@ -129,7 +129,7 @@ class BatchSampler:
 
     def _keep_nucleus(self, rows: torch.Tensor) -> torch.Tensor:
         """Zero all but the fewest likeliest tokens that together reach top-p."""
-        ordered, order = rows.sort(-1, descending=True, stable=True)
+        ordered, order = torch.sort(rows, dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
         kept = ordered.masked_fill(before >= self._top_p, 0.0)
         kept[:, 0] = ordered[:, 0]

@@ -1,0 +1,34 @@
+"""Test the newest models of a run without training."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from flows.iteration import play_split
+from nip_core.parameters import load_parameters
+from nip_core.stages.session import open_session
+from prefect import flow
+from tasks.runtime import hold
+
+
+@flow(
+    name="evaluate",
+    flow_run_name="evaluate-{config}",
+    persist_result=False,
+    result_serializer="json",
+)
+async def evaluate(config: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Play the test problems with the run's newest models (the base models of a new run).
+
+    Args:
+        config: Path of a YAML configuration.
+        overrides: Settings on top of it, each written as "a.b=c".
+
+    Returns:
+        The iteration whose models were tested, and the metrics.
+    """
+    parameters = load_parameters(config, overrides)
+    async with open_session(parameters) as session:
+        with hold(session):
+            newest = session.run.finished_iterations()
+            metrics = await play_split(session.run.name, newest, "test")
+    return {"run": session.run.name, "iteration": newest, "test": metrics}

@@ -1,0 +1,73 @@
+"""One iteration: test, play, choose, train, swap."""
+
+import asyncio
+import time
+from typing import Any
+
+from nip_core.stages.estimate import is_tested
+from prefect import flow
+from tasks.evaluate import measure
+from tasks.fine_tune import await_job, build_dataset, submit_job, swap_models
+from tasks.play import commit_rollouts, plan, play_shard
+from tasks.publish import publish
+from tasks.runtime import session_of
+
+
+@flow(
+    name="iteration",
+    flow_run_name="{run}-{iteration}",
+    persist_result=False,
+    result_serializer="json",
+)
+async def iteration(run: str, iteration: int) -> dict[str, Any]:
+    """Play and train once; what is committed is skipped. Returns the iteration and its models."""
+    session = session_of(run)
+    parameters = session.parameters
+    times: dict[str, float] = {}
+    done = iteration / (parameters.rl.num_iterations + 1)
+    share = 1 / (parameters.rl.num_iterations + 1)
+
+    if is_tested(parameters, iteration):
+        with timed(times, "test"):
+            await play_split(run, iteration, "test")
+    with timed(times, "play"):
+        await play_split(run, iteration, "train")
+    await publish(run, f"playing iteration {iteration}", done + 0.5 * share)
+
+    groups = parameters.trainable_groups
+    with timed(times, "dataset"):
+        await asyncio.gather(*(build_dataset(run, iteration, group) for group in groups))
+    with timed(times, "train"):
+        for group in groups:
+            await submit_job(run, iteration, group)
+        await asyncio.gather(*(await_job(run, iteration, group) for group in groups))
+    with timed(times, "swap"):
+        models = await swap_models(run, iteration)
+    session.run.write_json_once(f"{session.run.iteration(iteration)}/times.json", times)
+    await publish(run, f"training iteration {iteration}", done + share)
+    return {"iteration": iteration, "models": models}
+
+
+async def play_split(run: str, iteration: int, split: str) -> dict[str, Any]:
+    """Play all shards of a split, publish them as one and measure it."""
+    session = session_of(run)
+    stage = await plan(run, iteration, split)
+    session.progress.start_stage(
+        f"iteration {iteration}: playing {split} problems", stage["episodes"]
+    )
+    await asyncio.gather(*(play_shard(run, iteration, split, s) for s in stage["shards"]))
+    await commit_rollouts(run, iteration, split)
+    return await measure(run, iteration, split)
+
+
+class timed:  # noqa: N801 - reads as a statement
+    """Adds the seconds spent in its block to `times`."""
+
+    def __init__(self, times: dict[str, float], name: str):
+        self._times, self._name = times, name
+
+    def __enter__(self) -> None:
+        self._started = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._times[self._name] = round(time.monotonic() - self._started, 3)

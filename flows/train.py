@@ -1,0 +1,44 @@
+"""The training loop: iterations, then a last test of the final models."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from flows.iteration import iteration, play_split
+from nip_core.errors import StageError
+from nip_core.parameters import load_parameters
+from nip_core.stages.estimate import is_tested
+from nip_core.stages.evaluation import summary
+from nip_core.stages.session import open_session
+from prefect import flow
+from tasks.publish import publish
+from tasks.runtime import hold
+
+
+@flow(name="train", flow_run_name="train-{config}", persist_result=False, result_serializer="json")
+async def train(
+    config: str, overrides: Sequence[str] = (), retry_failed_jobs: bool = False
+) -> dict[str, Any]:
+    """Train as the configuration says, going on where the run of that name stopped.
+
+    Args:
+        config: Path of a YAML configuration.
+        overrides: Settings on top of it, each written as "a.b=c".
+        retry_failed_jobs: Submit fine-tune jobs that are on record as failed once more.
+
+    Returns:
+        The run's summary, as `nip show --json` prints it.
+    """
+    parameters = load_parameters(config, overrides)
+    async with open_session(parameters, retry_failed_jobs=retry_failed_jobs) as session:
+        with hold(session):
+            run = session.run.name
+            for i in range(parameters.rl.num_iterations):
+                # Always from 0: Prefect matches subflows by order of call, the store skips.
+                result = await iteration(run, i)
+                if result["iteration"] != i:
+                    raise StageError(f"iteration {i} returned the result of {result['iteration']}")
+            last = parameters.rl.num_iterations
+            if is_tested(parameters, last):
+                await play_split(run, last, "test")
+            await publish(run, "the last test", 1.0)
+        return summary(session.run)

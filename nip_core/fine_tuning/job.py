@@ -1,0 +1,242 @@
+"""A fine-tune job: what is asked for, what is recorded, and what a back-end must offer.
+
+job_key      the identity of a job, derived from everything that decides its outcome
+JobSpec      what to train
+JobRecord    the document ``jobs/<group>.json`` of the run store
+JobView      a job as the back-end reports it
+Backend      the calls that the ledger makes
+Refused, Busy, NoAnswer   the three ways in which a call can go wrong; the ledger treats each
+             differently, so a back-end must sort its errors into them
+Clock        the time that the ledger goes by
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from nip_core.errors import NipError
+from nip_core.hashing import derive_key
+
+FORMAT_VERSION = 1
+KEY_METADATA = "nip_key"
+
+State = Literal["intent", "submitted", "terminal"]
+Outcome = Literal["succeeded", "failed", "cancelled", "refused", "not_found", "skipped"]
+
+
+class Refused(NipError, RuntimeError):
+    """The back-end understood and said no: nothing happened there. `status` is the HTTP status."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message, status)
+        self.message, self.status = message, status
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class Busy(NipError, RuntimeError):
+    """Too many requests: nothing happened, and the call may be made again."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s)
+        self.message, self.retry_after_s = message, retry_after_s
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class NoAnswer(NipError, RuntimeError):
+    """No usable answer: what the call did, if anything, is unknown."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s)
+        self.message, self.retry_after_s = message, retry_after_s
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def job_key(
+    run: str,
+    iteration: int,
+    group: str,
+    attempt: int,
+    dataset_digest: str,
+    parent_model_digest: str,
+    method: str,
+    hyper_parameters: Mapping[str, Any],
+    seed: int,
+) -> str:
+    """The identity of a job: 16 URL-safe characters. `hyper_parameters` are all that is sent."""
+    return derive_key(
+        "job",
+        run,
+        iteration,
+        group,
+        attempt,
+        dataset_digest,
+        parent_model_digest,
+        method,
+        dict(hyper_parameters),
+        seed,
+    )
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What to train, completely: two equal specs are one job."""
+
+    run: str
+    iteration: int
+    group: str
+    dataset_digest: str
+    parent_model: str  # name under which the back-end knows the model to start from
+    parent_model_digest: str
+    seed: int
+    examples: int  # lines of the dataset
+    method: str = "supervised"
+    hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
+    """n_epochs, batch_size, learning_rate_multiplier: what the OpenAI API has words for."""
+    extensions: Mapping[str, Any] = field(default_factory=dict)
+    """LoRA and optimizer settings, for our own server only."""
+    attempt: int = 0  # grows with each deliberate resubmission
+    suffix: str | None = None  # readable part of the new model's name, where the back-end has one
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Hyper-parameters and extensions as one mapping."""
+        return {**self.hyper_parameters, "nip": dict(self.extensions)}
+
+    @property
+    def key(self) -> str:
+        """See `job_key`."""
+        return job_key(
+            self.run,
+            self.iteration,
+            self.group,
+            self.attempt,
+            self.dataset_digest,
+            self.parent_model_digest,
+            self.method,
+            self.settings,
+            self.seed,
+        )
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the job carries at the back-end, so that it can be found again."""
+        return {
+            KEY_METADATA: self.key,
+            "nip_run": self.run,
+            "nip_iteration": str(self.iteration),
+            "nip_group": self.group,
+            "nip_attempt": str(self.attempt),
+        }
+
+
+class JobEvent(BaseModel):
+    """Something that happened to a job, with the time of day."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    at: float  # seconds since the epoch
+    what: str
+
+
+class JobRecord(BaseModel):
+    """The document of a job in the run store."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format_version: Literal[1] = 1
+    state: State
+    key: str
+    run: str
+    iteration: int
+    group: str
+    attempt: int
+    method: str
+    parent_model: str
+    parent_model_digest: str
+    dataset_digest: str
+    examples: int
+    seed: int
+    settings: dict[str, Any]  # as asked
+    created_at: float
+    file_id: str | None = None
+    creates_open: int = 0  # creates that may have had an effect; written before each is sent
+    sent_at: float | None = None  # when the last of them was sent
+    id: str | None = None
+    submitted_at: float | None = None
+    status: str | None = None  # the back-end's last word
+    outcome: Outcome | None = None
+    reason: str | None = None  # why the outcome is not "succeeded"
+    model: str | None = None  # name of the new model
+    finished_at: float | None = None
+    trained_tokens: int | None = None
+    effective: dict[str, Any] | None = None  # settings as the back-end says it used them
+    events: tuple[JobEvent, ...] = ()
+    backend_events: tuple[dict[str, Any], ...] = ()  # the back-end's own, with losses
+    previous: tuple[dict[str, Any], ...] = ()  # records of earlier attempts
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether there is a new model."""
+        return self.outcome == "succeeded"
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job as the back-end reports it. Times are seconds since the epoch."""
+
+    id: str
+    status: str
+    created_at: float = 0.0
+    fine_tuned_model: str | None = None
+    error: str | None = None
+    estimated_finish: float | None = None
+    finished_at: float | None = None
+    trained_tokens: int | None = None
+    effective: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+class Backend(Protocol):
+    """Calls to a fine-tuning API. Each raises Refused, Busy or NoAnswer, and none retries."""
+
+    @property
+    def address(self) -> str:
+        """Where it is, for messages."""
+
+    async def find_file(self, filename: str, size_bytes: int) -> str | None:
+        """Id of an uploaded, usable file of that name and size."""
+
+    async def upload(self, filename: str, data: bytes) -> str:
+        """Upload training data; the new file's id."""
+
+    async def create_job(self, spec: JobSpec, file_id: str) -> JobView:
+        """Submit `spec` with its key as metadata and idempotency key. For the ledger alone."""
+
+    async def find_jobs(self, key: str) -> list[JobView]:
+        """All jobs whose metadata carries `key`."""
+
+    async def retrieve_job(self, job_id: str) -> JobView: ...
+
+    async def cancel_job(self, job_id: str) -> JobView: ...
+
+    async def job_events(self, job_id: str) -> list[dict[str, Any]]:
+        """The back-end's events of a job, oldest first."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Time of day (seconds since the epoch), monotonic time and sleep, all replaceable."""
+
+    now: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep

@@ -1,0 +1,298 @@
+"""Starting, attaching to and stopping a server from the process that needs one.
+
+start_or_attach   a server for this specification, from this state directory
+stop              end a server that this process started
+stop_state_dir    end whatever server a state directory has
+
+A server that is started here ends with this process, however that ends, and so do the server's
+own children. What a kill left behind is recognised by pid and start time and replaced. Standard
+library only.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from nip_core.lm_server.auth import KEYS_VARIABLE, make_key_file
+from nip_core.lm_server.processes import end_process, read_tail
+from nip_core.lm_server.spec import ServerSpec
+from nip_core.lm_server.state import (
+    CARD,
+    KEY_FILE,
+    LOCK,
+    LOG,
+    OWNER_LOCK,
+    ServerCard,
+    read_card,
+    remove_card,
+    try_lock,
+)
+from nip_core.lm_server.version import SERVER_VERSION
+
+STOP_GRACE_S = 10.0
+_POLL_S = 0.01
+_HEALTH_TIMEOUT_S = 5.0
+
+
+class OwnerError(Exception):
+    """No server could be had; the message says why and carries the end of its log."""
+
+
+class ServerConflictError(OwnerError):
+    """A live server in the state directory is configured otherwise."""
+
+
+@dataclass(frozen=True)
+class ServerHandle:
+    """A server that answers. `api_key` stays out of the repr."""
+
+    url: str  # without /v1
+    api_key: str = field(repr=False)
+    pid: int
+    owned: bool  # whether this call started it
+    state_dir: Path
+
+
+@dataclass
+class _Owned:
+    process: subprocess.Popen[bytes]
+    pipe: int  # write end; the server stops when it closes
+
+
+_owned: dict[int, _Owned] = {}
+
+
+def start_or_attach(
+    spec: ServerSpec,
+    state_dir: Path,
+    *,
+    timeout_s: float = 120.0,
+    env: Mapping[str, str] | None = None,
+) -> ServerHandle:
+    """Return a healthy server for `spec`, starting one if the state directory has none.
+
+    A live server there is used if it is configured alike. A server whose owner is dead is ended
+    first, because it is about to end by itself. `env` is the environment of a started server
+    (default: this process's); API keys are taken out of it.
+
+    Raises ServerConflictError if a live server is configured otherwise or has another version,
+    OwnerError if none answers within `timeout_s`.
+    """
+    state_dir = state_dir.expanduser().resolve()
+    deadline = time.monotonic() + timeout_s
+    try:
+        (state_dir / "logs").mkdir(parents=True, exist_ok=True)
+        state_dir.chmod(0o700)
+        key = make_key_file(state_dir / KEY_FILE)
+        configuration_digest = spec.digest()
+    except OSError as error:
+        raise OwnerError(f"the state directory {state_dir} can't be used: {error}") from None
+    with _exclusive(state_dir, deadline):
+        card = _live_card(state_dir, deadline)
+        if card is not None:
+            return _attach(card, configuration_digest, key, state_dir, deadline)
+        return _start(spec, state_dir, key, deadline, os.environ if env is None else env)
+
+
+def stop(handle: ServerHandle, *, grace_s: float = STOP_GRACE_S) -> None:
+    """End a server that this process started; one that was attached to is left alone.
+
+    Raises OwnerError if it can't be ended.
+    """
+    owned = _owned.pop(handle.pid, None)
+    if owned is None:
+        return
+    os.close(owned.pipe)
+    if owned.process.poll() is None:
+        owned.process.terminate()
+        try:
+            owned.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            owned.process.kill()
+            try:
+                owned.process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                raise OwnerError(f"the server {handle.pid} can't be ended") from None
+    remove_card(handle.state_dir, handle.pid)
+
+
+def stop_state_dir(state_dir: Path, *, grace_s: float = STOP_GRACE_S) -> bool:
+    """End the server of a state directory, whoever started it. False if there was none.
+
+    Raises OwnerError if it can't be ended.
+    """
+    state_dir = state_dir.expanduser().resolve()
+    card = read_card(state_dir)
+    if card is None or not card.is_alive():
+        (state_dir / CARD).unlink(missing_ok=True)
+        return False
+    _end(card, state_dir, grace_s)
+    return True
+
+
+@contextlib.contextmanager
+def _exclusive(state_dir: Path, deadline: float):  # type: ignore[no-untyped-def]
+    """One caller at a time decides about a state directory."""
+    while (lock := try_lock(state_dir / OWNER_LOCK)) is None:
+        if time.monotonic() > deadline:
+            raise OwnerError(f"another process has been starting a server in {state_dir} too long")
+        time.sleep(_POLL_S)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _live_card(state_dir: Path, deadline: float) -> ServerCard | None:
+    """The card of the live server, None once it is certain that there is none."""
+    while True:
+        card = read_card(state_dir)
+        if card is not None and card.is_alive():
+            if not card.is_orphaned():
+                return card
+            _end(card, state_dir, STOP_GRACE_S)
+        # A server that is starting or stopping holds the lock and shows no card.
+        lock = try_lock(state_dir / LOCK)
+        if lock is not None:
+            (state_dir / CARD).unlink(missing_ok=True)
+            os.close(lock)
+            return None
+        if time.monotonic() > deadline:
+            raise OwnerError(
+                f"a server holds {state_dir / LOCK} and does not become ready.\n"
+                + _log_tail(state_dir)
+            )
+        time.sleep(_POLL_S)
+
+
+def _attach(
+    card: ServerCard, configuration_digest: str, key: str, state_dir: Path, deadline: float
+) -> ServerHandle:
+    where = f"the server {card.pid} at {card.url} (state {state_dir})"
+    if card.version != SERVER_VERSION:
+        raise ServerConflictError(
+            f"{where} has version {card.version}, this is {SERVER_VERSION}: stop it first"
+        )
+    if card.configuration_digest != configuration_digest:
+        raise ServerConflictError(
+            f"{where} runs engine {card.engine!r} with model {card.model!r} and is configured "
+            "otherwise than asked: stop it first, or use another state directory"
+        )
+    problem = _wait_healthy(card, key, deadline)
+    if problem is not None:
+        raise OwnerError(f"{where} is not healthy: {problem}\n{_log_tail(state_dir)}")
+    return ServerHandle(card.url, key, card.pid, False, state_dir)
+
+
+def _start(
+    spec: ServerSpec, state_dir: Path, key: str, deadline: float, env: Mapping[str, str]
+) -> ServerHandle:
+    read_end, write_end = os.pipe()
+    command = [
+        *(sys.executable, "-m", "nip_core.lm_server", *spec.arguments()),
+        *("--host", "127.0.0.1", "--port", "0", "--state", str(state_dir)),
+        *("--api-keys-file", str(state_dir / KEY_FILE)),
+        *("--die-with-parent", str(os.getpid()), "--parent-pipe", str(read_end)),
+    ]
+    try:
+        with (state_dir / LOG).open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={name: value for name, value in env.items() if name != KEYS_VARIABLE},
+                pass_fds=(read_end,),
+                start_new_session=True,
+            )
+    except BaseException:
+        os.close(write_end)
+        raise
+    finally:
+        os.close(read_end)
+    _owned[process.pid] = _Owned(process, write_end)
+    handle = ServerHandle("", key, process.pid, True, state_dir)
+    try:
+        card = _wait_card(process, state_dir, deadline)
+        problem = _wait_healthy(card, key, deadline)
+        if problem is not None:
+            raise OwnerError(f"the server is not healthy: {problem}\n{_log_tail(state_dir)}")
+    except BaseException:
+        stop(handle, grace_s=1.0)
+        raise
+    return ServerHandle(card.url, key, process.pid, True, state_dir)
+
+
+def _wait_card(process: "subprocess.Popen[bytes]", state_dir: Path, deadline: float) -> ServerCard:
+    while True:
+        card = read_card(state_dir)
+        if card is not None and card.pid == process.pid:
+            return card
+        if process.poll() is not None:
+            raise OwnerError(
+                f"the server exited with status {process.returncode} before it was ready.\n"
+                + _log_tail(state_dir)
+            )
+        if time.monotonic() > deadline:
+            raise OwnerError(f"the server was not ready in time.\n{_log_tail(state_dir)}")
+        time.sleep(_POLL_S)
+
+
+def _wait_healthy(card: ServerCard, key: str, deadline: float) -> str | None:
+    """None once the server is healthy and takes our key, otherwise what was wrong at the end."""
+    while True:
+        problem = _health_problem(card.url, key)
+        if problem is None or not card.is_alive() or time.monotonic() > deadline:
+            return problem
+        time.sleep(10 * _POLL_S)
+
+
+def _health_problem(url: str, key: str) -> str | None:
+    try:
+        status, body = _get(url, "/health", key)
+        if status != 200:
+            return "; ".join(json.loads(body).get("problems", [])) or f"HTTP {status}"
+        status, _ = _get(url, "/nip/status", key)
+        if status == 401:
+            return "it does not take the key in its state directory"
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _get(url: str, path: str, key: str) -> tuple[int, bytes]:
+    # Not urllib's opener: it would ask a proxy for a server on this machine.
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(
+        address.hostname or "", address.port, timeout=_HEALTH_TIMEOUT_S
+    )
+    try:
+        connection.request("GET", path, headers={"Authorization": f"Bearer {key}"})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def _end(card: ServerCard, state_dir: Path, grace_s: float) -> None:
+    owned = _owned.pop(card.pid, None)
+    if owned is not None:
+        os.close(owned.pipe)
+    if not end_process(card.pid, card.identity, grace_s=grace_s):
+        raise OwnerError(f"the server {card.pid} of {state_dir} can't be ended")
+    if owned is not None:
+        owned.process.wait()
+    remove_card(state_dir, card.pid)
+
+
+def _log_tail(state_dir: Path) -> str:
+    path = state_dir / LOG
+    return f"End of {path}:\n{read_tail(path) or '(empty)'}"

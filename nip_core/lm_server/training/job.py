@@ -1,0 +1,107 @@
+"""What a training process is told and what it tells: the contract of a job's directory.
+
+TrainingJob, TrainingSettings    ``job.json``, checked
+Events                           ``events.jsonl``, appended line by line
+TrainingError                    a training that can't go on; becomes the last event
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PROGRESS_INTERVAL_S = 0.25
+"""Progress is written at most this often; the first and the last step always are."""
+
+
+class TrainingError(Exception):
+    """The training can't go on. `code` is a short word, `param` the setting at fault, if one is."""
+
+    def __init__(self, code: str, message: str, param: str | None = None):
+        super().__init__(code, message, param)
+        self.code, self.message, self.param = code, message, param
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class TrainingSettings(BaseModel):
+    """Hyper-parameters of one job."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    n_epochs: int = Field(3, ge=1)
+    batch_size: int = Field(8, ge=1)
+    """Sequences per optimizer step."""
+    learning_rate: float = Field(2e-4, ge=0)
+    """Peak learning rate, multiplier applied. 0 trains nothing, on purpose."""
+    lora_rank: int = Field(16, ge=1)
+    lora_alpha: float = Field(32.0, gt=0)
+    lora_dropout: float = Field(0.0, ge=0, lt=1)
+    lora_target_modules: str | list[str] | None = None
+    """Names of linear layers; None or "all-linear" means all but the output layer."""
+    max_length: int | None = Field(None, ge=2)
+    """Longest sequence in tokens; None means the model's context. Longer ones are an error."""
+    warmup_ratio: float = Field(0.0, ge=0, le=1)
+    lr_scheduler: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float = Field(1.0, ge=0)
+    learning_rate_multiplier: float | None = None
+    """Already in `learning_rate`; accepted so that effective settings can be passed as they are."""
+    start_from: str | None = None
+    """Already in `parent_adapter_path`; accepted for the same reason."""
+
+
+class TrainingJob(BaseModel):
+    """``job.json``. Paths are absolute."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: Literal["supervised"]
+    base_model_path: str
+    """A directory or a name on the model hub."""
+    parent_adapter_path: Path | None = None
+    """The adapter whose copy is trained on; None starts a new one."""
+    training_file: Path
+    validation_file: Path | None = None
+    hyperparameters: TrainingSettings = TrainingSettings()
+    seed: int = Field(ge=0)
+    output_dir: Path
+
+
+class Events:
+    """Appends to ``events.jsonl``; each line is flushed. `clock` is monotonic, in seconds."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic):
+        self._file = path.open("a", encoding="utf-8")
+        self._clock = clock
+        self._last_progress_s: float | None = None
+
+    def message(self, message: str, level: str = "info") -> None:
+        """Something for people to read in the job's events."""
+        self._write({"type": "message", "level": level, "message": message})
+
+    def error(self, error: TrainingError) -> None:
+        """Why the training ended without an adapter."""
+        self._write(
+            {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+        )
+
+    def progress(self, step: int, total_steps: int, figures: dict[str, Any]) -> None:
+        """Where the training is; written at most every PROGRESS_INTERVAL_S."""
+        now = self._clock()
+        due = self._last_progress_s is None or now - self._last_progress_s >= PROGRESS_INTERVAL_S
+        if due or step >= total_steps:
+            self._last_progress_s = now
+            self._write({"type": "progress", "step": step, "total_steps": total_steps, **figures})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self._file.write(json.dumps(event, ensure_ascii=False) + "\n")
+        self._file.flush()

@@ -1,0 +1,238 @@
+"""The journal of a shard that is still being played: what was paid for is on disk at once.
+
+Journal.replay    the records that survived, in order; call it once, before appending
+Journal.append    add a record; returns when it is on the disk
+Journal.aclose    wait for what is under way, and let go of the file
+
+The file begins with a line that names the format. Then come frames, one per group commit: a
+header (magic, payload length, CRC-32 of the payload, CRC-32 of the header) and the payload, one
+JSON document per line. A frame that a crash left incomplete is the last one; it is dropped whole,
+and nobody was told that anything in it was durable. A damaged frame with an intact one behind it
+is no crash: that is refused.
+
+Covered: the process or machine dies at any instant. Not covered: a lost disk, and damage to the
+very last frame, which looks like a torn one.
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+import struct
+import time
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from nip_core.errors import CorruptionError, StoreError
+from nip_core.run_store.store import make_directories, sync_directory, translate_error
+
+FILE_HEADER = b"nip-journal 1\n"
+SYNC_INTERVAL_S = 0.010
+_MAGIC = b"\xf5NJ\n"  # not valid UTF-8, so it stands in no payload
+_HEADER = struct.Struct("<4sIII")
+_HEADER_BODY = struct.Struct("<4sII")
+
+
+class Journal:
+    """An append-only file of JSON objects, open in one process and one event loop at a time."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        sync_interval_s: float = SYNC_INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open `path` alone, creating it durably if needed.
+
+        `sync_interval_s` is the least time between two syncs, and so about the longest that a
+        record waits for company. Raises StoreError if the file is open elsewhere or can't be
+        written.
+        """
+        self.path = path
+        self._sync_interval_s, self._clock = sync_interval_s, clock
+        self._pending: list[bytes] = []
+        self._batch: asyncio.Future[None] | None = None  # answers everyone in `_pending`
+        self._flusher: asyncio.Task[None] | None = None
+        self._last_sync_s = float("-inf")
+        self._failed: StoreError | None = None
+        self._end: int | None = None  # None until replayed
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        try:
+            make_directories(path.parent)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                sync_directory(path.parent)
+            except BaseException:
+                os.close(self._file)
+                raise
+        except BlockingIOError as error:
+            raise StoreError(
+                f"{path}: another process is playing this shard; wait for it or stop it"
+            ) from error
+        except OSError as error:
+            raise translate_error(error, path, "open") from error
+
+    def replay(self) -> list[dict[str, Any]]:
+        """All durable records in the order of their commits. A torn end is cut off.
+
+        Raises CorruptionError naming file and offset for damage that no crash explains.
+        """
+        try:
+            data = self.path.read_bytes()
+            records, end = _parse(data, self.path)
+            if end < len(FILE_HEADER):
+                os.ftruncate(self._file, 0)
+                _write_all(self._file, FILE_HEADER, 0)
+                end = len(FILE_HEADER)
+            os.ftruncate(self._file, end)
+            os.fsync(self._file)
+        except CorruptionError:
+            raise
+        except OSError as error:
+            raise translate_error(error, self.path, "replay") from error
+        self._end = end
+        return records
+
+    async def append(self, record: dict[str, Any]) -> None:
+        """Add a record and return when it is durable.
+
+        A cancelled caller leaves the record in; it is written all the same. Raises StoreError if
+        the disk refuses, from then on for every record.
+        """
+        if self._end is None:
+            self.replay()
+        if self._failed is not None:
+            raise StoreError(str(self._failed))
+        line = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        self._pending.append(line.encode())
+        if self._batch is None:
+            self._batch = asyncio.get_running_loop().create_future()
+        batch = self._batch
+        if self._flusher is None:
+            self._flusher = asyncio.create_task(self._flush())
+        await asyncio.shield(batch)
+
+    async def aclose(self) -> None:
+        """Write what is waiting and close the file. Errors were raised where it was appended."""
+        if self._flusher is not None:
+            await self._flusher
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; what was not yet durable is lost, as in a crash."""
+        self._thread.shutdown(wait=True)
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def remove(self) -> None:
+        """Delete the file, once what it holds is committed elsewhere."""
+        self.path.unlink(missing_ok=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def _flush(self) -> None:
+        """Group commits until nothing is waiting."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._pending:
+                wait_s = self._last_sync_s + self._sync_interval_s - self._clock()
+                await asyncio.sleep(max(0.0, wait_s))  # even 0 lets others join
+                lines, self._pending = self._pending, []
+                batch, self._batch = self._batch, None
+                assert batch is not None
+                self._last_sync_s = self._clock()
+                try:
+                    await loop.run_in_executor(self._thread, self._write, lines)
+                except StoreError as error:
+                    self._failed = error
+                if self._failed is None:
+                    batch.set_result(None)
+                else:
+                    batch.set_exception(StoreError(str(self._failed)))
+                    batch.exception()  # a caller that was cancelled does not fetch it
+        finally:
+            self._flusher = None
+
+    def _write(self, lines: list[bytes]) -> None:
+        """Write and sync one frame. On failure the file is cut back to the frame before."""
+        assert self._end is not None
+        if self._failed is not None:
+            raise self._failed
+        payload = b"\n".join(lines)
+        frame = _frame(payload)
+        try:
+            _write_all(self._file, frame, self._end)
+            os.fsync(self._file)
+        except OSError as error:
+            with suppress(OSError):  # else replay will drop it
+                os.ftruncate(self._file, self._end)
+            raise translate_error(error, self.path, "append to") from error
+        self._end += len(frame)
+
+
+def _frame(payload: bytes) -> bytes:
+    body = _HEADER_BODY.pack(_MAGIC, len(payload), zlib.crc32(payload))
+    return body + struct.pack("<I", zlib.crc32(body)) + payload
+
+
+def _frame_at(data: bytes, offset: int) -> bytes | None:
+    """The payload of an intact frame that begins at `offset`, else None."""
+    if offset + _HEADER.size > len(data):
+        return None
+    magic, length, payload_crc, header_crc = _HEADER.unpack_from(data, offset)
+    start = offset + _HEADER.size
+    if magic != _MAGIC or zlib.crc32(data[offset : offset + _HEADER_BODY.size]) != header_crc:
+        return None
+    payload = data[start : start + length]
+    return payload if len(payload) == length and zlib.crc32(payload) == payload_crc else None
+
+
+def _parse(data: bytes, path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Records of `data`, and the offset behind the last intact frame."""
+    if not data.startswith(FILE_HEADER):
+        if FILE_HEADER.startswith(data):
+            return [], 0
+        raise CorruptionError(f"{path}: damaged at byte 0, not a journal of this version")
+    records: list[dict[str, Any]] = []
+    offset = len(FILE_HEADER)
+    while offset < len(data):
+        payload = _frame_at(data, offset)
+        if payload is None:
+            _refuse_if_more(data, offset, path)
+            break
+        try:
+            records.extend(json.loads(line) for line in payload.split(b"\n"))
+        except ValueError as error:
+            raise CorruptionError(f"{path}: damaged at byte {offset}: {error}") from error
+        offset += _HEADER.size + len(payload)
+    return records, offset
+
+
+def _refuse_if_more(data: bytes, offset: int, path: Path) -> None:
+    """Raise CorruptionError if an intact frame lies behind the damaged one at `offset`."""
+    later = data.find(_MAGIC, offset + 1)
+    while later >= 0:
+        if _frame_at(data, later) is not None:
+            raise CorruptionError(
+                f"{path}: damaged at byte {offset}, with intact records from byte {later} on; "
+                "nothing is repaired: restore the file, or delete it to play the shard again"
+            )
+        later = data.find(_MAGIC, later + 1)
+
+
+def _write_all(file: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, offset)
+        view, offset = view[written:], offset + written

@@ -1,0 +1,376 @@
+"""From rows in memory to committed Parquet, and back.
+
+Tables           the three Arrow tables of a shard (see `nip_core.rollouts.schema`)
+build_tables     rows as dictionaries -> Tables, in an order that does not depend on timing
+commit_shard     Tables -> files with a manifest of their own
+commit_stage     all shards of a split -> the manifest that makes them readable
+read_rollouts    the committed split as two tables; iter_rollouts: shard by shard
+canonical_digest what two runs of the same game agree on
+parquet_bytes, parquet_table   one table <-> one Parquet file
+
+A directory ``iterations/0003/rollouts/<split>/`` holds, per shard, ``episodes-<shard>``,
+``generations-<shard>`` and ``timings-<shard>`` with ``manifest-<shard>.json``, and one
+``manifest.json`` for the split, whose inputs are the digests of the shards.
+"""
+
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nip_core.errors import CorruptionError, StageError, StoreError
+from nip_core.rollouts.schema import EPISODES, GENERATIONS, SCHEMA_VERSION, TIMINGS
+from nip_core.run_store.lease import Lease
+from nip_core.run_store.manifest import (
+    Manifest,
+    commit,
+    is_committed,
+    read_file,
+    read_manifest,
+)
+from nip_core.run_store.store import Store
+
+Row = Mapping[str, Any]
+
+_SCHEMAS = {"episodes": EPISODES, "generations": GENERATIONS, "timings": TIMINGS}
+_VERSION_KEY = b"nip.schema_version"
+_SHARD_INPUT = "shard/"
+
+# Unique strings get no dictionary, which would only add to them.
+_LENGTH_ENCODED = {"key", "parent_key", "text"}
+_DELTA_ENCODED = {
+    "started_at": "DELTA_BINARY_PACKED",
+    "seed": "DELTA_BINARY_PACKED",
+    "latency_s": "BYTE_STREAM_SPLIT",
+    "completion_logprobs.list.element": "BYTE_STREAM_SPLIT",
+    "prompt_tokens": "DELTA_BINARY_PACKED",
+    "completion_tokens": "DELTA_BINARY_PACKED",
+    "prompt_token_ids.list.element": "DELTA_BINARY_PACKED",
+    "completion_token_ids.list.element": "DELTA_BINARY_PACKED",
+}
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Committed rollouts in memory."""
+
+    episodes: pa.Table
+    generations: pa.Table
+
+
+@dataclass(frozen=True)
+class Tables(Rollouts):
+    """What a played shard leaves behind."""
+
+    timings: pa.Table
+
+
+def build_tables(
+    episodes: Sequence[Row], generations: Iterable[Row], timings: Iterable[Row] = ()
+) -> Tables:
+    """Build the three tables; missing nullable fields become null.
+
+    Episodes keep their order. Generations are put in the order of play, episode by episode:
+    by round, then by the number of messages before, agent and attempt; timings follow them.
+
+    Raises StageError for a row that breaks the schema, a key that stands twice, or a generation
+    or timing that belongs to nothing.
+    """
+    generations, timings = list(generations), list(timings)
+    position = _positions(episodes, "episodes")
+    by_key = {row["key"]: row for row in generations}
+    depths: dict[str, int] = {}
+
+    def order(row: Row) -> tuple[Any, ...]:
+        if row["episode"] not in position:
+            raise StageError(f"generation {row['key']}: its episode {row['episode']} is not here")
+        return (
+            position[row["episode"]],
+            row["round"],
+            _depth(row, by_key, depths),
+            row["branch_path"],
+            row["agent"],
+            row["attempt"],
+        )
+
+    generations.sort(key=order)
+    generation_position = _positions(generations, "generations")
+    for row in timings:
+        if row["key"] not in generation_position:
+            raise StageError(f"timing {row['key']}: its generation is not here")
+    timings.sort(key=lambda row: generation_position[row["key"]])
+    return Tables(
+        _table(episodes, "episodes"), _table(generations, "generations"), _table(timings, "timings")
+    )
+
+
+def parquet_bytes(table: pa.Table) -> bytes:
+    """`table` as one Parquet file: zstd, and encodings that keep the cost of a row small."""
+    plain = _LENGTH_ENCODED | set(_DELTA_ENCODED)
+    columns = list(_leaf_paths(table.schema))
+    encoding = {c: "DELTA_LENGTH_BYTE_ARRAY" for c in columns if c in _LENGTH_ENCODED}
+    encoding |= {c: _DELTA_ENCODED[c] for c in columns if c in _DELTA_ENCODED}
+    buffer = io.BytesIO()
+    pq.write_table(
+        table,
+        buffer,
+        compression="zstd",
+        use_dictionary=[c for c in columns if c not in plain],
+        column_encoding=encoding,
+        write_statistics=[c for c in columns if c not in {"text", "question", "solution"}],
+        data_page_version="2.0",
+    )
+    return buffer.getvalue()
+
+
+def parquet_table(data: bytes, schema: pa.Schema, name: str) -> pa.Table:
+    """The table in a Parquet file of `schema`; `name` is the file, for errors.
+
+    Raises CorruptionError if it is not such a file, StoreError if another version wrote it.
+    """
+    try:
+        table = pq.read_table(io.BytesIO(data))
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptionError(f"{name}: damaged, not a Parquet file ({error})") from error
+    version = (table.schema.metadata or {}).get(_VERSION_KEY)
+    if version is None:
+        raise CorruptionError(f"{name}: no schema version in it, so nip did not write it")
+    if version != str(SCHEMA_VERSION).encode():
+        raise StoreError(
+            f"{name}: schema version {version.decode(errors='replace')}, this version of nip reads "
+            f"{SCHEMA_VERSION}; use the version of nip that wrote it"
+        )
+    if not table.schema.equals(schema):
+        raise CorruptionError(f"{name}: its columns are not those of schema {SCHEMA_VERSION}")
+    return table
+
+
+def commit_shard(
+    store: Store,
+    directory: str,
+    shard: str,
+    tables: Tables,
+    *,
+    inputs: Mapping[str, str] | None = None,
+    extra: Mapping[str, Any] | None = None,
+    lease: Lease | None = None,
+) -> Manifest:
+    """Commit one shard. The manifest's `extra` has its canonical digest.
+
+    Raises as `nip_core.run_store.manifest.commit` does.
+    """
+    named = {
+        "episodes": tables.episodes,
+        "generations": tables.generations,
+        "timings": tables.timings,
+    }
+    return commit(
+        store,
+        directory,
+        {f"{name}-{shard}.parquet": parquet_bytes(table) for name, table in named.items()},
+        inputs=inputs,
+        rows={name: table.num_rows for name, table in named.items()},
+        extra={
+            **(extra or {}),
+            "canonical_digest": canonical_digest(tables.episodes, tables.generations),
+        },
+        lease=lease,
+        name=_shard_manifest(shard),
+    )
+
+
+def shard_is_committed(store: Store, directory: str, shard: str) -> bool:
+    """Whether the shard has its manifest."""
+    return is_committed(store, directory, _shard_manifest(shard))
+
+
+def commit_stage(
+    store: Store,
+    directory: str,
+    shards: Sequence[str],
+    *,
+    extra: Mapping[str, Any] | None = None,
+    lease: Lease | None = None,
+) -> Manifest:
+    """Make the shards readable as one split. `extra` gets the canonical digest of all of them.
+
+    Raises StageError if one of them is not committed, CorruptionError if one is damaged.
+    """
+    if not is_committed(store, directory):
+        missing = [shard for shard in shards if not shard_is_committed(store, directory, shard)]
+        if missing:
+            raise StageError(f"{directory}: shards {missing} are not committed; play them first")
+    manifests = {shard: read_manifest(store, directory, _shard_manifest(shard)) for shard in shards}
+    names = sorted({name for manifest in manifests.values() for name in manifest.rows})
+    hashes = _RowHashes()
+    if not is_committed(store, directory):
+        for manifest in manifests.values():
+            hashes.add(_read_shard(store, manifest))
+    return commit(
+        store,
+        directory,
+        {},
+        inputs={_SHARD_INPUT + shard: manifest.digest for shard, manifest in manifests.items()},
+        rows={name: sum(m.rows.get(name, 0) for m in manifests.values()) for name in names},
+        extra={**(extra or {}), "canonical_digest": hashes.digest()},
+        lease=lease,
+    )
+
+
+def iter_rollouts(store: Store, directory: str) -> Iterator[Rollouts]:
+    """The committed shards of a split, one in memory at a time, every file checked.
+
+    Raises MissingFileError if the split is not committed, CorruptionError naming the first
+    damaged file.
+    """
+    stage = read_manifest(store, directory)
+    for name, digest in stage.inputs.items():
+        manifest = read_manifest(store, directory, _shard_manifest(name.removeprefix(_SHARD_INPUT)))
+        if manifest.digest != digest:
+            raise CorruptionError(
+                f"{directory}/{manifest.name}: not the shard that {directory}/{stage.name} names"
+            )
+        yield _read_shard(store, manifest)
+
+
+def read_rollouts(store: Store, directory: str) -> Rollouts:
+    """All committed rollouts of a split, checked as in `iter_rollouts`."""
+    shards = list(iter_rollouts(store, directory))
+    return Rollouts(
+        pa.concat_tables([EPISODES.empty_table(), *(shard.episodes for shard in shards)]),
+        pa.concat_tables([GENERATIONS.empty_table(), *(shard.generations for shard in shards)]),
+    )
+
+
+def read_timings(store: Store, directory: str) -> pa.Table:
+    """The timings of a committed split, for reports."""
+    tables = [TIMINGS.empty_table()]
+    for name in read_manifest(store, directory).inputs:
+        manifest = read_manifest(store, directory, _shard_manifest(name.removeprefix(_SHARD_INPUT)))
+        tables.append(_read_table(store, manifest, "timings"))
+    return pa.concat_tables(tables)
+
+
+def canonical_digest(episodes: pa.Table, generations: pa.Table) -> str:
+    """SHA-256 over all columns of both tables with the rows in the order of their keys.
+
+    Shards, row order, Parquet encodings and timings have no part in it.
+    """
+    hashes = _RowHashes()
+    hashes.add(Rollouts(episodes, generations))
+    return hashes.digest()
+
+
+class _RowHashes:
+    """A canonical digest that grows shard by shard; holds 48 bytes per row."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[bytes]] = {"episodes": [], "generations": []}
+
+    def add(self, rollouts: Rollouts) -> None:
+        for name, table in (
+            ("episodes", rollouts.episodes),
+            ("generations", rollouts.generations),
+        ):
+            for batch in table.to_batches(max_chunksize=10_000):
+                self._rows[name].extend(
+                    row["key"].encode() + hashlib.sha256(_canonical_row(row)).digest()
+                    for row in batch.to_pylist()
+                )
+
+    def digest(self) -> str:
+        total = hashlib.sha256(f"nip rollouts {SCHEMA_VERSION}".encode())
+        for name, rows in self._rows.items():
+            total.update(f"\n{name} {len(rows)}\n".encode())
+            total.update(b"".join(sorted(rows)))
+        return total.hexdigest()
+
+
+def _canonical_row(row: Row) -> bytes:
+    # NaN, which the schema allows in rewards and log-probabilities, is written as such.
+    return json.dumps(row, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _shard_manifest(shard: str) -> str:
+    return f"manifest-{shard}.json"
+
+
+def _read_table(store: Store, manifest: Manifest, kind: str) -> pa.Table:
+    (name,) = [name for name in manifest.files if name.startswith(f"{kind}-")] or [f"{kind}-?"]
+    data = read_file(store, manifest, name)
+    table = parquet_table(data, _SCHEMAS[kind], manifest.path(name))
+    if table.num_rows != manifest.rows.get(kind):
+        raise CorruptionError(
+            f"{manifest.path(name)}: {table.num_rows} rows instead of {manifest.rows.get(kind)}"
+        )
+    return table
+
+
+def _read_shard(store: Store, manifest: Manifest) -> Rollouts:
+    return Rollouts(
+        _read_table(store, manifest, "episodes"), _read_table(store, manifest, "generations")
+    )
+
+
+def _table(rows: Sequence[Row], kind: str) -> pa.Table:
+    schema = _SCHEMAS[kind]
+    names = set(schema.names)
+    for row in rows:
+        unknown = row.keys() - names
+        if unknown:
+            raise StageError(f"{kind} {row.get('key')}: no such columns: {sorted(unknown)}")
+    arrays = []
+    for column in schema:
+        values = [row.get(column.name) for row in rows]
+        try:
+            array = pa.array(values, type=column.type)
+        except (pa.ArrowException, OverflowError) as error:
+            raise StageError(f"{kind}, column {column.name}: {error}") from error
+        if array.null_count and not column.nullable:
+            key = rows[values.index(None)].get("key")
+            raise StageError(f"{kind} {key}: column {column.name} has no value and needs one")
+        arrays.append(array)
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _positions(rows: Sequence[Row], kind: str) -> dict[str, int]:
+    position = {row["key"]: index for index, row in enumerate(rows)}
+    if len(position) != len(rows):
+        seen: set[str] = set()
+        twice = next(r["key"] for r in rows if r["key"] in seen or seen.add(r["key"]))  # type: ignore[func-returns-value]
+        raise StageError(f"{kind}: key {twice} stands twice")
+    return position
+
+
+def _depth(row: Row, by_key: Mapping[str, Row], depths: dict[str, int]) -> int:
+    """How many messages come before `row` in its episode."""
+    chain = []
+    key = row["key"]
+    while key is not None and key in by_key and key not in depths:
+        depths[key] = 0  # also ends a circle
+        chain.append(key)
+        key = by_key[key].get("parent_key")
+    depth = depths.get(key, -1) if key is not None else -1
+    for link in reversed(chain):
+        depth += 1
+        depths[link] = depth
+    return depths[row["key"]]
+
+
+def _leaf_paths(schema: pa.Schema) -> Iterator[str]:
+    """Parquet column paths, as its encodings and statistics name them."""
+    for column in schema:
+        if pa.types.is_list(column.type):
+            inner = column.type.value_type
+            base = f"{column.name}.list.element"
+            if pa.types.is_struct(inner):
+                yield from (f"{base}.{inner.field(i).name}" for i in range(inner.num_fields))
+            else:
+                yield base
+        else:
+            yield column.name

@@ -1,0 +1,228 @@
+"""Training: from rollouts to the models that serve the next iteration.
+
+build_dataset  choose examples, commit them as Parquet
+submit         one job per trainable group, through the ledger
+wait           until it has ended
+swap           prove that the new models answer; record who serves from the next iteration on
+"""
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pyarrow as pa
+
+from nip_core.agents.chat_client import Endpoint
+from nip_core.errors import JobError, StageError
+from nip_core.fine_tuning.dataset import (
+    EXAMPLES,
+    dataset_digest,
+    to_parquet,
+    to_supervised_jsonl,
+    to_table,
+)
+from nip_core.fine_tuning.job import JobRecord, JobSpec
+from nip_core.fine_tuning.ledger import Ledger
+from nip_core.hashing import derive_seed, digest
+from nip_core.rollouts.tables import parquet_table, read_rollouts
+from nip_core.run_store.manifest import commit, read_file, read_manifest
+from nip_core.stages.models import ServedModel, models_for, write_models
+from nip_core.stages.session import Session
+from nip_core.trainers.expert_iteration import choose_examples
+
+_FILE = "examples.parquet"
+
+
+def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any]:
+    """Choose and commit the group's examples; returns their number and digest."""
+    run, store = session.run, session.run.store
+    used = (
+        range(iteration + 1)
+        if session.parameters.text_rl.fine_tune_on_all_previous_rollouts
+        else [iteration]
+    )
+    directories = {i: run.rollouts(i, "train") for i in used}
+    inputs = {
+        f"rollouts/{i:04d}": str(read_manifest(store, directory).extra["canonical_digest"])
+        for i, directory in directories.items()
+    }
+    rollouts = [read_rollouts(store, directory) for directory in directories.values()]
+    episodes = pa.concat_tables([r.episodes for r in rollouts])
+    examples = choose_examples(
+        session.game,
+        group,
+        iteration,
+        episodes,
+        pa.concat_tables([r.generations for r in rollouts]),
+    )
+    table = to_table(examples)
+    manifest = commit(
+        store,
+        run.dataset(iteration, group),
+        {_FILE: to_parquet(table)},
+        inputs=inputs,
+        rows={"examples": table.num_rows},
+        extra={
+            "digest": dataset_digest(table),
+            "examples": table.num_rows,
+            "episodes": episodes.num_rows,
+        },
+        lease=session.lease,
+    )
+    return dict(manifest.extra)
+
+
+async def submit(session: Session, iteration: int, group: str) -> dict[str, Any]:
+    """The group's job, submitted now or before; returns its id and state."""
+    directory = session.run.dataset(iteration, group)
+    manifest = read_manifest(session.run.store, directory)
+    table = parquet_table(
+        read_file(session.run.store, manifest, _FILE), EXAMPLES, manifest.path(_FILE)
+    )
+    async with aclosing(_backend(session, group)) as backend:
+        ledger = _ledger(session, backend)
+        spec = job_spec(session, iteration, group, manifest.extra["digest"], table.num_rows)
+        record = await ledger.ensure_job(spec, to_supervised_jsonl(table))
+    return _reference(record)
+
+
+async def wait(session: Session, iteration: int, group: str) -> dict[str, Any]:
+    """Wait for the group's job. Raises JobError if it ends without a model."""
+    record = _record(session, iteration, group)
+    if record.state != "terminal":
+        settings = session.parameters.fine_tuning
+        async with aclosing(_backend(session, group)) as backend:
+            record = await _ledger(session, backend).poll(
+                record, interval_s=settings.poll_interval_s, deadline_s=settings.deadline_s
+            )
+    if record.outcome not in ("succeeded", "skipped"):
+        raise JobError(
+            f"job {record.id} of group {group}, iteration {iteration}: {record.outcome} "
+            f"({record.reason}); its record is {session.run.job(iteration, group)}. Mend the cause "
+            "and run again with --retry-failed-jobs"
+        )
+    return _reference(record)
+
+
+async def swap(session: Session, iteration: int) -> dict[str, str]:
+    """Prove every new model and record who serves from the next iteration on.
+
+    A model counts only if it answers under its own name; on a server of ours it also needs the
+    server's proof that the saved weights are the ones that answer.
+    """
+    before = models_for(session, iteration)
+    after: dict[str, ServedModel] = dict(before)
+    trained = [
+        group
+        for group in session.parameters.trainable_groups
+        if _record(session, iteration, group).succeeded
+    ]
+    proved = await asyncio.gather(*(_prove(session, iteration, group) for group in trained))
+    after.update(zip(trained, proved, strict=True))
+    stored = write_models(session, iteration, after)
+    return {group: model.model for group, model in stored.items()}
+
+
+async def _prove(session: Session, iteration: int, group: str) -> ServedModel:
+    record = _record(session, iteration, group)
+    assert record.model is not None  # a succeeded job has one
+    endpoint: Endpoint = session.endpoint(group)
+    async with aclosing(_backend(session, group)) as backend:
+        described = await backend.model(record.model)
+    extension = described.get("nip") or {}
+    proof = extension.get("proof")
+    if proof is not None and not proof.get("matches"):
+        raise StageError(
+            f"{endpoint.base_url}: model {record.model} answers, but not with the weights that "
+            f"its job saved: {proof}"
+        )
+    await session.client.complete(
+        endpoint,
+        {"model": record.model, "messages": [{"role": "user", "content": "-"}], "max_tokens": 1},
+    )
+    return ServedModel(
+        model=record.model,
+        base_model=session.base_model(group),
+        trained_in=iteration,
+        job_id=record.id,
+        digest=extension.get("digest"),
+        proof=proof,
+    )
+
+
+def job_spec(session: Session, iteration: int, group: str, dataset: str, examples: int) -> JobSpec:
+    """What the group's job of this iteration is: equal settings and data, equal job."""
+    parameters = session.parameters
+    agent = parameters.group_parameters(group)
+    current = models_for(session, iteration)[group]
+    from_base = agent.fine_tune_from_scratch or current.trained_in is None
+    parent = current.base_model if from_base else current.model
+    hyper_parameters: dict[str, Any] = {"n_epochs": agent.num_epochs or parameters.rl.num_epochs}
+    extensions: dict[str, Any] = {}
+    if agent.model_provider == "SelfHosted":
+        hyper_parameters["batch_size"] = agent.per_device_train_batch_size
+        extensions = {
+            "learning_rate": parameters.rl.lr,
+            "lora_rank": agent.lora_rank,
+            "lora_alpha": agent.effective_lora_alpha,
+            "lora_dropout": agent.lora_dropout,
+            "lr_scheduler": parameters.fine_tuning.lr_scheduler,
+            "warmup_ratio": parameters.fine_tuning.warmup_ratio,
+            "weight_decay": parameters.fine_tuning.weight_decay,
+            "start_from": "base" if from_base else "continue",
+        }
+        if parameters.fine_tuning.max_length is not None:
+            extensions["max_length"] = parameters.fine_tuning.max_length
+    return JobSpec(
+        run=session.run.name,
+        iteration=iteration,
+        group=group,
+        dataset_digest=dataset,
+        parent_model=parent,
+        parent_model_digest=(None if from_base else current.digest) or digest(parent),
+        seed=derive_seed("job", parameters.seed, iteration, group),
+        examples=examples,
+        hyper_parameters=hyper_parameters,
+        extensions=extensions,
+        attempt=_attempt(session, iteration, group),
+        suffix=f"{session.run.name}-{iteration:04d}-{group}",
+    )
+
+
+def _attempt(session: Session, iteration: int, group: str) -> int:
+    """The attempt on record, or the next one where a failed job is to be tried again."""
+    stored = session.run.read_json_or_none(session.run.job(iteration, group))
+    if stored is None:
+        return 0
+    record = JobRecord.model_validate(stored)
+    failed = record.state == "terminal" and record.outcome not in ("succeeded", "skipped")
+    return record.attempt + 1 if failed and session.retry_failed_jobs else record.attempt
+
+
+def _record(session: Session, iteration: int, group: str) -> JobRecord:
+    return JobRecord.model_validate(session.run.read_json(session.run.job(iteration, group)))
+
+
+def _reference(record: JobRecord) -> dict[str, Any]:
+    return {
+        "group": record.group,
+        "id": record.id,
+        "key": record.key,
+        "status": record.outcome or record.status,
+        "model": record.model,
+    }
+
+
+def _backend(session: Session, group: str) -> Any:
+    # Imported here: the client costs most of a second, and playing does not need it.
+    from nip_core.fine_tuning.openai_backend import OpenAIBackend
+
+    endpoint = session.endpoint(group)
+    hosted = session.parameters.group_parameters(group).model_provider == "SelfHosted"
+    return OpenAIBackend(endpoint.base_url, endpoint.api_key, extensions=hosted)
+
+
+def _ledger(session: Session, backend: Any) -> Ledger:
+    # The run's own server enforces the key itself and its list never lags.
+    settle_s = 0.0 if session.server is not None else session.parameters.fine_tuning.settle_s
+    return Ledger(session.run, backend, settle_s=settle_s, lease=session.lease)

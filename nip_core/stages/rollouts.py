@@ -1,0 +1,126 @@
+"""Playing: the plan of a stage, one shard of it, and the commit that makes it readable.
+
+plan_stage     which episodes and shards; written once, so a resumed run cuts the same shards
+play           one shard: what the journal has is reused, the rest is asked for, all is committed
+commit_played  all shards of the stage as one split
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from nip_core.hashing import digest
+from nip_core.rollouts.engine import Table, play_shard
+from nip_core.rollouts.journal import Journal
+from nip_core.rollouts.plan import EpisodeSpec, plan_episodes, shards
+from nip_core.rollouts.tables import (
+    build_tables,
+    commit_shard,
+    commit_stage,
+    shard_is_committed,
+)
+from nip_core.run_store.manifest import Manifest
+from nip_core.stages.models import models_for
+from nip_core.stages.session import Session
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """What a stage plays, as written to its plan.json."""
+
+    episodes: int
+    episodes_per_shard: int
+    plan_digest: str  # over the keys of the episodes
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """Names of the shards in order."""
+        count = -(-self.episodes // self.episodes_per_shard)
+        return tuple(f"{i:04d}" for i in range(count))
+
+
+def plan_stage(session: Session, iteration: int, split: str) -> StagePlan:
+    """The plan of a stage: the one on record, or a new one, which is then recorded."""
+    specs = _specs(session, iteration, split)
+    plan = StagePlan(
+        episodes=len(specs),
+        episodes_per_shard=session.parameters.rollouts.episodes_per_shard,
+        plan_digest=digest([spec.key for spec in specs]),
+    )
+    path = f"{session.run.rollouts(iteration, split)}/plan.json"
+    stored = session.run.read_json_or_none(path)
+    if stored is None:
+        stored = session.run.write_json_once(path, asdict(plan), lease=session.lease)
+    return StagePlan(**stored)
+
+
+def _specs(session: Session, iteration: int, split: str) -> list[EpisodeSpec]:
+    return plan_episodes(session.parameters, session.problems[split], split, iteration)
+
+
+async def play(session: Session, iteration: int, split: str, shard: str) -> Mapping[str, Any]:
+    """Play one shard and commit it; a committed one is left as it is.
+
+    Returns rows and digest of the shard. Raises StageError when too many episodes fail; the
+    journal then keeps what was generated.
+    """
+    run, store = session.run, session.run.store
+    directory = run.rollouts(iteration, split)
+    plan = plan_stage(session, iteration, split)
+    models = models_for(session, iteration)
+    journal_path = run.journal(iteration, split, shard)
+    if shard_is_committed(store, directory, shard):
+        journal_path.unlink(missing_ok=True)
+        return {"shard": shard, "reused": True}
+    specs = shards(_specs(session, iteration, split), plan.episodes_per_shard)[int(shard)]
+    started = time.monotonic()
+    journal = Journal(journal_path)
+    try:
+        recorded = {r["generation"]["key"]: r for r in journal.replay()}
+        table = Table(
+            game=session.game,
+            players=session.players({group: m.model for group, m in models.items()}),
+            client=session.client,
+            log=journal,
+            recorded=recorded,
+            progress=session.progress,
+        )
+        played = await play_shard(specs, table)
+    finally:
+        await journal.aclose()
+    timings = [
+        {**row, "started_at": datetime.fromisoformat(row["started_at"])} for row in played.timings
+    ]
+    order = {spec.key: i for i, spec in enumerate(specs)}
+    played.episodes.sort(key=lambda row: order[row["key"]])
+    manifest = commit_shard(
+        store,
+        directory,
+        shard,
+        build_tables(played.episodes, played.generations, timings),
+        inputs={
+            "plan": plan.plan_digest,
+            "models": digest({group: m.model for group, m in models.items()}),
+        },
+        lease=session.lease,
+    )
+    journal_path.unlink(missing_ok=True)  # what it held is committed
+    return {
+        "shard": shard,
+        "reused": False,
+        "rows": dict(manifest.rows),
+        "canonical_digest": manifest.extra["canonical_digest"],
+        "seconds": round(time.monotonic() - started, 3),
+    }
+
+
+def commit_played(session: Session, iteration: int, split: str) -> Manifest:
+    """Publish the stage once all its shards are committed."""
+    return commit_stage(
+        session.run.store,
+        session.run.rollouts(iteration, split),
+        plan_stage(session, iteration, split).shards,
+        lease=session.lease,
+    )

@@ -1,0 +1,133 @@
+"""What the Prefect UI shows of a run: artifacts under stable keys, made from committed files.
+
+nip-<run>-state           store, manifests and models: enough for another worker to go on
+nip-<run>-metrics         the table of iterations
+nip-<run>-learning-curve  accuracy by iteration as a picture in text
+nip-<run>-samples         a few transcripts
+nip-<run>-progress        how much of the run is done
+"""
+
+import json
+from typing import Any
+
+from nip_core.evaluation.report import metrics_table
+from nip_core.evaluation.transcripts import transcripts_markdown
+from nip_core.run_store.manifest import MANIFEST, read_manifest
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import walk
+from nip_core.stages.evaluation import (
+    metrics_path,
+    read_transcripts,
+    report_location,
+    summary,
+    write_report,
+)
+from nip_core.stages.session import Session
+from prefect import task
+from prefect.artifacts import (
+    Artifact,
+    acreate_markdown_artifact,
+    acreate_progress_artifact,
+    acreate_table_artifact,
+)
+from prefect.cache_policies import NO_CACHE
+from tasks.runtime import RETRIES, session_of
+
+_SAMPLES = 5
+_BAR = 40
+
+
+@task(name="publish", task_run_name="publish-{stage}", cache_policy=NO_CACHE, **RETRIES)
+async def publish(run: str, stage: str, fraction_done: float) -> str | None:
+    """Write the report and the artifacts of everything that is committed so far."""
+    session = session_of(run)
+    finished = fraction_done >= 1.0
+    location = write_report(session.run, "finished" if finished else "running")
+    await acreate_markdown_artifact(
+        key=f"nip-{run}-state", markdown=_state(session, stage), description=f"State after {stage}"
+    )
+    rows = _metrics(session.run)
+    if rows:
+        await acreate_table_artifact(
+            key=f"nip-{run}-metrics",
+            table=metrics_table(rows),
+            description="The verifier on test problems, before each iteration's training",
+        )
+        await acreate_markdown_artifact(
+            key=f"nip-{run}-learning-curve", markdown=learning_curve_markdown(rows)
+        )
+    samples = _newest_samples(session.run)
+    if samples:
+        await acreate_markdown_artifact(key=f"nip-{run}-samples", markdown=samples)
+    await acreate_progress_artifact(
+        progress=100.0 * fraction_done, key=f"nip-{run}-progress", description=stage
+    )
+    return location
+
+
+def _state(session: Session, stage: str) -> str:
+    run = session.run
+    manifests = {
+        path.removeprefix(f"{run.root}/"): read_manifest(
+            run.store, path.rpartition("/")[0], path.rpartition("/")[2]
+        ).digest
+        for path in walk(run.store, f"{run.root}/iterations")
+        if path.endswith(f"/{MANIFEST}")
+    }
+    state: dict[str, Any] = {
+        "run": run.name,
+        "store": run.store.url,
+        "stage": stage,
+        "finished_iterations": run.finished_iterations(),
+        "manifests": manifests,
+        "models": summary(run)["iterations"][-1]["models"] if manifests else {},
+        "report": report_location(run),
+        "code_version": session.record.code_version,
+    }
+    return f"Run `{run.name}` after {stage}.\n\n```json\n{json.dumps(state, indent=1)}\n```\n"
+
+
+def _metrics(run: RunStore) -> list[tuple[int, dict[str, Any]]]:
+    found = []
+    iteration = 0
+    while run.store.list(run.iteration(iteration)):
+        metrics = run.read_json_or_none(metrics_path(run, iteration, "test"))
+        if metrics is not None:
+            found.append((iteration, metrics))
+        iteration += 1
+    return found
+
+
+def learning_curve_markdown(rows: list[tuple[int, dict[str, Any]]]) -> str:
+    """Accuracy by iteration as bars of text, which every version of the UI can show."""
+    lines = ["Accuracy on test problems, with 95 % intervals", "", "```text"]
+    for iteration, metrics in rows:
+        accuracy, interval = metrics.get("accuracy"), metrics.get("accuracy_ci95")
+        if accuracy is None or interval is None:
+            continue
+        bar = "█" * round(accuracy * _BAR)
+        lines.append(
+            f"{iteration:3d} {bar:<{_BAR}} {100 * accuracy:5.1f} % "
+            f"[{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+        )
+    return "\n".join([*lines, "```", ""])
+
+
+def _newest_samples(run: RunStore) -> str | None:
+    iteration = len(_metrics(run)) or run.finished_iterations() + 1
+    while iteration >= 0:
+        for split in ("test", "train"):
+            transcripts = read_transcripts(run, iteration, split, _SAMPLES)
+            if transcripts:
+                return transcripts_markdown(transcripts, _SAMPLES)
+        iteration -= 1
+    return None
+
+
+async def published_state(run: str) -> dict[str, Any] | None:
+    """The newest state artifact of a run as a document, or None if there is none."""
+    artifact = await Artifact.get(f"nip-{run}-state")
+    if artifact is None or not isinstance(artifact.data, str):
+        return None
+    fenced = artifact.data.partition("```json\n")[2].rpartition("\n```")[0]
+    return dict(json.loads(fenced))

@@ -1,0 +1,279 @@
+"""Every metric against numbers counted by hand, and the laws they obey."""
+
+import json
+import random
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nip_core.errors import DatasetError
+from nip_core.evaluation.baselines import believe_the_prover
+from nip_core.evaluation.intervals import wilson
+from nip_core.evaluation.metrics import evaluate, paired_difference
+from nip_core.rollouts.schema import EPISODES, GENERATIONS
+
+
+@pytest.fixture(scope="module")
+def dozen(episodes_of) -> pa.Table:
+    """Twelve problems, each played once: 6 correct, 6 buggy; 4 + 3 of them judged right."""
+
+    def row(y, decision, outcome="finished", rounds=4, **more):
+        reward = 1.0 if outcome != "failed" and decision == y else -1.0
+        rewards = {} if outcome == "failed" else {"prover": reward / 2, "verifier": reward}
+        return {"y": y, "decision": decision, "outcome": outcome, "rounds": rounds,
+                "rewards": rewards, **more}  # fmt: skip
+
+    return episodes_of(
+        row(1, 1, difficulty="easy"),
+        row(1, 1, difficulty="easy"),
+        row(1, 1, difficulty="hard"),
+        row(1, 1, difficulty="hard", mutation="constant"),  # mutated, and still correct
+        row(1, 0, difficulty="hard"),
+        row(1, 2, "terminated", rounds=9, difficulty="hard"),
+        row(0, 0, difficulty="easy", mutation="constant"),
+        row(0, 0, difficulty="easy", mutation="boundary"),
+        row(0, 0, difficulty="hard", mutation="boundary"),
+        row(0, 1, difficulty="hard", mutation="boundary"),
+        row(0, 1, mutation=None),
+        row(0, 0, "failed", rounds=1, difficulty="hard", mutation="constant", error="HTTP 500"),
+    )
+
+
+def test_verdicts_are_counted_as_by_hand(dozen) -> None:
+    found = evaluate(dozen, None)
+    assert found["episodes"] == found["distinct_problems"] == 12
+    assert found["accuracy"] == 7 / 12
+    assert found["accuracy_ci95"] == list(wilson(7, 12))
+    assert found["completeness"] == 4 / 6
+    assert found["completeness_ci95"] == list(wilson(4, 6))
+    assert found["soundness"] == 3 / 6
+    assert found["soundness_ci95"] == list(wilson(3, 6))
+    assert found["precision"] == 4 / 6
+    assert found["acceptance_rate"] == 6 / 12
+    assert found["no_decision_rate"] == 2 / 12  # one terminated, one failed
+    assert found["terminated_rate"] == 1 / 12
+    assert found["failed_rate"] == 1 / 12
+    assert found["always_fail_rate"] == 5 / 12
+    assert found["agreement"] is None
+    assert found["mean_rounds"] == (10 * 4 + 9) / 11
+    assert found["agents"]["verifier"]["mean_reward"] == pytest.approx((7 - 4) / 11)
+    assert found["agents"]["prover"]["mean_reward"] == pytest.approx((7 - 4) / 22)
+    # Mean of squares 1, so the variance is 1 - mean squared.
+    assert found["agents"]["verifier"]["std_reward"] == pytest.approx((1 - (3 / 11) ** 2) ** 0.5)
+
+
+def test_a_failed_episode_counts_as_wrong_though_its_decision_equals_the_label(episodes_of) -> None:
+    found = evaluate(episodes_of({"y": 0, "decision": 0, "outcome": "failed"}), None)
+    assert (found["accuracy"], found["soundness"], found["no_decision_rate"]) == (0.0, 0.0, 1.0)
+
+
+def test_breakdowns_are_counted_as_by_hand(dozen) -> None:
+    found = evaluate(dozen, None)
+    assert set(found["by_difficulty"]) == {"easy", "hard", "unknown"}
+    assert found["by_difficulty"]["easy"] == {
+        "episodes": 4,
+        "distinct_problems": 4,
+        "accuracy": 1.0,
+        "accuracy_ci95": list(wilson(4, 4)),
+        "completeness": 1.0,
+        "soundness": 1.0,
+    }
+    assert found["by_difficulty"]["hard"]["accuracy"] == 3 / 7
+    assert found["by_difficulty"]["unknown"]["completeness"] is None
+    mutations = {name: value["episodes"] for name, value in found["by_mutation"].items()}
+    assert mutations == {"boundary": 3, "constant": 3, "none": 5, "unknown": 1}
+    assert found["by_mutation"]["boundary"]["soundness"] == 2 / 3
+    assert found["by_mutation"]["none"]["accuracy"] == 3 / 5
+    assert found["by_mutation"]["constant"]["completeness"] == 1.0
+
+
+def test_repeated_plays_give_agreement_always_fail_and_a_bootstrap(episodes_of) -> None:
+    def plays(problem, y, *decisions):
+        return [
+            {"problem": problem, "y": y, "decision": decision, "sample": sample}
+            for sample, decision in enumerate(decisions)
+        ]
+
+    table = episodes_of(
+        *plays("a", 1, 1, 1, 0),  # pairs that agree: 1 of 3
+        *plays("b", 0, 0, 0),  # 1 of 1
+        *plays("c", 0, 1, 2),  # 0 of 1, and never right
+        *plays("d", 1, 1),  # played once: no pair
+    )
+    found = evaluate(table, None, seed=3)
+    assert found["distinct_problems"] == 4
+    assert found["accuracy"] == 5 / 8
+    assert found["agreement"] == pytest.approx((1 / 3 + 1 + 0) / 3)
+    assert found["always_fail_rate"] == 1 / 4
+    assert found["accuracy_ci95"] != list(wilson(5, 8))
+    assert evaluate(table, None, seed=3) == found
+
+
+def test_generations_are_counted_by_agent(episodes_of, generations_of) -> None:
+    generations = generations_of(
+        {"agent": "verifier", "prompt_tokens": 100, "completion_tokens": 7},
+        {"agent": "prover", "prompt_tokens": 120, "completion_tokens": 9, "invalid_reason": "no"},
+        {"agent": "prover", "prompt_tokens": 120, "completion_tokens": 11, "attempt": 1},
+        {"agent": "verifier", "prompt_tokens": 150, "completion_tokens": 50,
+         "finish_reason": "length"},
+    )  # fmt: skip
+    found = evaluate(episodes_of({"rewards": {"verifier": 1.0}}), generations)
+    assert found["generations"] == 4
+    assert (found["retry_rate"], found["token_limit_rate"]) == (1 / 4, 1 / 4)
+    assert (found["prompt_tokens"], found["completion_tokens"]) == (490, 77)
+    assert found["agents"] == {
+        "prover": {
+            "mean_reward": None, "std_reward": None, "generations": 2, "retry_rate": 0.5,
+            "token_limit_rate": 0.0, "prompt_tokens": 240, "completion_tokens": 20,
+        },
+        "verifier": {
+            "mean_reward": 1.0, "std_reward": 0.0, "generations": 2, "retry_rate": 0.0,
+            "token_limit_rate": 0.5, "prompt_tokens": 250, "completion_tokens": 57,
+        },
+    }  # fmt: skip
+
+
+def test_nothing_divided_by_nothing_is_null() -> None:
+    found = json.loads(
+        json.dumps(evaluate(EPISODES.empty_table(), GENERATIONS.empty_table()), allow_nan=False)
+    )
+    assert found.pop("by_difficulty") == found.pop("by_mutation") == found.pop("agents") == {}
+    counts = ("episodes", "distinct_problems", "generations", "prompt_tokens", "completion_tokens")
+    assert all(found.pop(name) == 0 for name in counts)
+    assert all(value is None for value in found.values())
+
+
+def test_precision_without_an_acceptance_is_null(episodes_of) -> None:
+    found = evaluate(episodes_of({"y": 0, "decision": 0}), None)
+    assert found["precision"] is found["precision_ci95"] is found["completeness"] is None
+
+
+_rows = st.lists(
+    st.fixed_dictionaries(
+        {
+            "problem": st.sampled_from("abcdef"),
+            "y": st.integers(0, 1),
+            "decision": st.integers(0, 2),
+            "outcome": st.sampled_from(["finished", "terminated", "failed"]),
+            "rounds": st.integers(1, 9),
+            "difficulty": st.sampled_from([None, "easy", "hard"]),
+            "mutation": st.sampled_from([None, "constant"]),
+            "rewards": st.dictionaries(
+                st.sampled_from(["prover", "verifier"]),
+                st.floats(-1, 1, allow_subnormal=False),
+            ),
+        }
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(_rows, st.randoms(use_true_random=False))
+def test_rates_are_within_0_and_1_and_the_order_of_rows_does_not_matter(
+    episodes_of, rows: list[dict], shuffler: random.Random
+) -> None:
+    table = episodes_of(*rows)
+    found = evaluate(table, None, seed=1)
+    order = list(range(len(rows)))
+    shuffler.shuffle(order)
+    assert evaluate(table.take(pa.array(order, pa.int64())), None, seed=1) == found
+    pieces = pa.concat_tables([table.slice(i, 1) for i in range(len(rows))] or [table])
+    assert evaluate(pieces, None, seed=1) == found
+    for name, value in found.items():
+        if name.endswith("_ci95") and value is not None:
+            rate = found[name.removesuffix("_ci95")]
+            assert 0 <= value[0] <= value[1] <= 1
+            assert 0 <= rate <= 1
+        elif name.endswith("_rate") and value is not None:
+            assert 0 <= value <= 1
+    if rows:
+        decided = sum(r["decision"] == 0 and r["outcome"] != "failed" for r in rows) / len(rows)
+        parts = found["acceptance_rate"] + found["no_decision_rate"] + decided
+        assert parts == pytest.approx(1)
+
+
+def test_a_paired_difference_is_the_mean_over_problems(episodes_of) -> None:
+    before = episodes_of(
+        *[{"problem": f"p{i}", "decision": int(i < 4), "rewards": {"prover": 0.0}}
+          for i in range(10)]
+    )  # fmt: skip
+    after = episodes_of(
+        *[{"problem": f"p{i}", "decision": int(i < 9), "rewards": {"prover": 0.5}}
+          for i in reversed(range(10))]
+    )  # fmt: skip
+    found = paired_difference(before, after, 0)
+    assert found["difference"] == 0.5
+    assert found["problems"] == 10
+    # Five problems of ten changed: the 2.5th and 97.5th percentile of Binomial(10, 0.5) / 10.
+    assert found["ci95"] == [0.2, 0.8]
+    assert paired_difference(after, before, 0)["difference"] == -0.5
+    assert paired_difference(before, before, 0) == {
+        "difference": 0.0,
+        "ci95": [0.0, 0.0],
+        "problems": 10,
+    }
+    assert paired_difference(before, after, 0, reward_of="prover")["difference"] == 0.5
+
+
+def test_a_paired_difference_averages_repeated_plays_first(episodes_of) -> None:
+    before = episodes_of({"problem": "a", "decision": 0}, {"problem": "b", "decision": 0})
+    plays = [{"problem": "a", "decision": d} for d in (1, 1, 1)] + [{"problem": "b", "decision": 0}]
+    assert paired_difference(before, episodes_of(*plays), 0)["difference"] == 0.5
+
+
+def test_a_paired_difference_of_rewards_does_not_depend_on_the_order_of_rows(episodes_of) -> None:
+    rows = [{"problem": "ab"[i % 2], "rewards": {"prover": r}} for i, r in
+            enumerate([0.1, 1e16, 0.2, 1.0, 0.3, -1e16])]  # fmt: skip
+    before = episodes_of({"problem": "a"}, {"problem": "b"})
+    found = paired_difference(before, episodes_of(*rows), 0, reward_of="prover")
+    assert found == paired_difference(before, episodes_of(*rows[::-1]), 0, reward_of="prover")
+
+
+def test_a_paired_difference_of_other_problems_is_refused(episodes_of) -> None:
+    with pytest.raises(DatasetError, match=r"1 are only in the first \(such as \['b'\]\)"):
+        paired_difference(
+            episodes_of({"problem": "a"}, {"problem": "b"}), episodes_of({"problem": "a"}), 0
+        )
+
+
+CLAIMS = {"they match": 1, "they differ": 0, "they do not match": 0}
+
+
+@pytest.mark.parametrize(
+    ("text", "decision"),
+    [
+        ("They MATCH .", 1),
+        ("they differ", 0),
+        ("no idea", 2),
+        ("they differ . no , they match", 1),
+        ("they do not match", 0),
+    ],
+)
+def test_the_prover_is_believed_to_the_letter(episodes_of, generations_of, text, decision) -> None:
+    episodes = episodes_of({"y": 1, "decision": 2, "rewards": {"prover": 1.0}}, {"y": 0})
+    generations = generations_of(
+        {"round": 3, "text": text},
+        {"round": 1, "text": "they match" if decision == 0 else "they differ"},
+        {"round": 5, "text": "they match", "invalid_reason": "too long"},
+        {"round": 4, "text": "they match", "agent": "verifier"},
+        {"round": 0, "text": "they differ", "episode": "e1"},
+    )
+    found = believe_the_prover(episodes, generations, CLAIMS)
+    assert found["completeness"] == (1.0 if decision == 1 else 0.0)
+    assert found["no_decision_rate"] == (0.5 if decision == 2 else 0.0)
+    assert found["soundness"] == 1.0
+    assert found["agents"] == {}
+
+
+def test_a_prover_that_said_nothing_makes_no_decision(episodes_of, generations_of) -> None:
+    found = believe_the_prover(episodes_of({"decision": 1}), generations_of(), CLAIMS)
+    assert found["no_decision_rate"] == 1.0
+
+
+@pytest.mark.parametrize("claims", [{"x": 2}, {"(": 1}])
+def test_a_claim_that_means_nothing_is_refused(episodes_of, generations_of, claims) -> None:
+    with pytest.raises(ValueError, match="the claim"):
+        believe_the_prover(episodes_of({}), generations_of({}), claims)

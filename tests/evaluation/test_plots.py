@@ -1,0 +1,58 @@
+"""The learning curve: deterministic, self-contained, and honest about gaps."""
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+from nip_core.evaluation.plots import learning_curve_png, learning_curve_svg
+
+POINTS = [
+    (0, {"accuracy": 0.5, "accuracy_ci95": [0.45, 0.55], "completeness": 0.6, "soundness": 0.4}),
+    (1, {"accuracy": 0.8, "accuracy_ci95": [0.76, 0.84], "completeness": 0.8, "soundness": 0.8}),
+]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_the_same_numbers_give_the_same_bytes() -> None:
+    assert learning_curve_svg(POINTS) == learning_curve_svg(POINTS)
+    assert learning_curve_png(POINTS) == learning_curve_png(POINTS)
+    assert learning_curve_svg(POINTS) != learning_curve_svg(POINTS[:1])
+
+
+def test_the_svg_is_xml_with_readable_text_that_follows_the_scheme() -> None:
+    svg = learning_curve_svg(POINTS, title="a $run$ & <more>")
+    root = ET.fromstring(svg)
+    texts = ["".join(node.itertext()).strip() for node in root.iter(f"{SVG}text")]
+    assert {"accuracy (95 % interval)", "completeness", "soundness", "chance"} <= set(texts)
+    assert "a $run$ & <more>" in texts
+    assert "80.0%" in root.attrib["aria-label"]
+    assert "prefers-color-scheme:dark" in svg
+    assert "currentColor" in svg
+    assert "#010203" not in svg
+
+
+def test_the_svg_s_rules_stay_inside_it() -> None:
+    styles = "".join(node.text or "" for node in ET.fromstring(learning_curve_svg(POINTS)).iter(
+        f"{SVG}style"))  # fmt: skip
+    assert "#nip-learning-curve *{" in styles
+    assert not styles.lstrip().startswith("*")
+    assert "}*{" not in styles.replace(" ", "")
+
+
+def test_the_png_is_a_png() -> None:
+    assert learning_curve_png(POINTS).startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_nothing_measured_still_draws() -> None:
+    ET.fromstring(learning_curve_svg([]))
+    empty = {"accuracy": None, "accuracy_ci95": None, "completeness": None, "soundness": None}
+    assert "without measurements" in learning_curve_svg([(0, empty)])
+    ET.fromstring(learning_curve_svg([(k, POINTS[1][1]) for k in range(40)]))
+
+
+def test_importing_the_evaluation_does_not_import_matplotlib() -> None:
+    code = (
+        "import sys, nip_core.evaluation.report, nip_core.evaluation.baselines; "
+        "sys.exit('matplotlib' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

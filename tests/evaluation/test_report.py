@@ -1,0 +1,227 @@
+"""The report: self-contained, safe against what models write, and with the right numbers."""
+
+import base64
+import hashlib
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from nip_core.evaluation.metrics import evaluate
+from nip_core.evaluation.report import (
+    GroupReport,
+    IterationReport,
+    ReportData,
+    build_report,
+    metrics_table,
+)
+from nip_core.evaluation.transcripts import Message, Transcript
+
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    '<img src="x" onerror="alert(1)">',
+    "<!-- <script>",
+    "\u2028\u2029 &lt; ]]> {{script}} \\u003c",
+    "half a pair \ud800",
+]
+
+
+class Page(HTMLParser):
+    """Collects the elements of a page, with the text of scripts kept apart."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.words: list[str] = []
+        self._raw: str | None = None
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag in ("script", "style"):
+            self._raw = tag
+            if tag == "script":
+                self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        if tag == self._raw:
+            self._raw = None
+
+    def handle_data(self, data):
+        if self._raw == "script":
+            self.scripts[-1] += data
+        elif self._raw is None:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def _transcript(text: str, key: str = "k") -> Transcript:
+    return Transcript(
+        key=key,
+        split="test",
+        iteration=0,
+        problem=text,
+        question=text,
+        solution=text,
+        y=1,
+        decision=1,
+        outcome="finished",
+        rewards={"prover": 1.0},
+        messages=(Message(0, "prover", text, text, 2, 0, text),),
+        difficulty=text,
+        mutation=text,
+        error=text,
+    )
+
+
+@pytest.fixture(scope="module")
+def report(episodes_of) -> ReportData:
+    def test_of(right: int) -> dict:
+        rows = [
+            {"y": i % 2, "decision": i % 2 if i < right else 1 - i % 2, "difficulty": f"d{i % 3}",
+             "mutation": None if i % 2 else "constant", "rewards": {"verifier": 1.0}}
+            for i in range(100)
+        ]  # fmt: skip
+        return evaluate(episodes_of(*rows), None)
+
+    group = GroupReport(
+        episodes=300,
+        examples=123,
+        job_id="ftjob-1",
+        status="succeeded",
+        loss=[(1, 2.5), (2, float("nan")), (3, 0.75)],
+        trained_tokens=4_321,
+        model_before="tiny",
+        model_after="tiny-players-0",
+        proof="probe differs",
+    )
+    skipped = GroupReport(examples=7, note="skipped: 7 examples, 10 needed")
+    return ReportData(
+        run="a-run",
+        status="completed",
+        iterations=[
+            IterationReport(
+                0, test_of(50), None, {"players": group, "idle": skipped}, {"play": 61.0}
+            ),
+            IterationReport(1, test_of(81), None, {}, {"play": 3_725.0}),
+        ],
+        parameters={"seed": 0, "training": {"learning_rate": 1.23e-5, "layers": ("q", "v")}},
+        transcripts=[_transcript("plain")],
+        baselines={"believe the prover": test_of(70)},
+        paired={"difference": 0.31, "ci95": [0.22, 0.4], "problems": 100},
+        created_at="2026-01-02T03:04:05Z",
+        code_version="0.1.0",
+    )
+
+
+def test_the_page_shows_the_numbers(report) -> None:
+    text = Page(build_report(report)).text.replace("\u202f", " ")
+    for expected in (
+        "81.0 %",
+        "from 50.0 % in iteration 0",
+        "72.2 – 87.5 %",  # Wilson's interval of 81 in 100
+        "Accuracy changed by +31.0 points",
+        "+22.0 to +40.0, paired over 100 problems",
+        "123 of 300",
+        "2.5 → 0.75",
+        "4 321",
+        "tiny-players-0",
+        "skipped: 7 examples, 10 needed",
+        "believe the prover",
+        "61.0 s",
+        "1 h 02 min",
+        "1.23e-05",
+        "at most 40 of each iteration and split",
+        "No decision counts as wrong",
+    ):
+        assert expected in text, expected
+
+
+def test_the_page_asks_for_nothing_outside_itself(report) -> None:
+    text = build_report(report)
+    page = Page(text)
+    for tag, attributes in page.elements:
+        assert tag not in ("link", "iframe", "object", "embed", "img", "base")
+        for name, value in attributes.items():
+            if name in ("src", "href", "xlink:href", "action", "srcset"):
+                assert value.startswith("#"), (tag, name, value)
+            assert not name.startswith("on")
+    assert "@import" not in text
+    assert all(part.startswith("#") for part in text.split("url(")[1:])
+
+
+def test_the_policy_allows_the_page_s_script_and_no_other(report) -> None:
+    page = Page(build_report(report))
+    [policy] = [a["content"] for _, a in page.elements if "http-equiv" in a]
+    digest = base64.b64encode(hashlib.sha256(page.scripts[1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in policy
+    assert policy.startswith("default-src 'none';")
+    assert len(page.scripts) == 2
+    assert "innerHTML" not in page.scripts[1]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_what_models_write_stays_text(report, hostile) -> None:
+    calm, wild = Page(build_report(report)), None
+    page = build_report(replace(report, transcripts=[_transcript(hostile)]))
+    page.encode("utf-8")
+    wild = Page(page)
+    assert [tag for tag, _ in wild.elements] == [tag for tag, _ in calm.elements]
+    assert wild.scripts[1] == calm.scripts[1]
+    assert not {"<", ">", "&", "\u2028", "\u2029"} & set(wild.scripts[0])
+    [found] = json.loads(wild.scripts[0])
+    assert found["messages"][0]["text"] == found["solution"] == found["problem"] == hostile
+
+
+def test_what_names_and_settings_hold_stays_text(report) -> None:
+    bad = '<b onload="x">"\'& {{script}}'
+    calm = Page(build_report(replace(report, baselines={}, parameters={"a": {"b": 1}})))
+    group = GroupReport(job_id=bad, status=bad, note=bad, model_before=bad, proof=bad)
+    dressed = replace(
+        report,
+        run=bad,
+        status=bad,
+        code_version=bad,
+        created_at=bad,
+        baselines={bad: report.baselines["believe the prover"]},
+        parameters={bad: {bad: bad}},
+        iterations=[replace(report.iterations[0], groups={bad: group}, stage_s={bad: 1.0})],
+    )
+    page = Page(build_report(dressed))
+    assert not any(tag == "b" or "onload" in attributes for tag, attributes in page.elements)
+    assert page.scripts[1] == calm.scripts[1]
+    assert page.text.count(bad) >= 10
+
+
+def test_the_same_data_gives_the_same_page(report) -> None:
+    assert build_report(report) == build_report(report)
+
+
+def test_a_run_that_has_done_nothing_yet_has_a_report() -> None:
+    text = Page(build_report(ReportData(run="new", status="running", iterations=[]))).text
+    assert "No iteration has been tested yet." in text
+    assert "Nothing was trained." in text
+    unplayed = ReportData(run="new", status="running", iterations=[IterationReport(0)])
+    assert "Nothing was tested." in Page(build_report(unplayed)).text
+
+
+def test_metrics_without_values_show_dashes(episodes_of, report) -> None:
+    buggy_only = evaluate(episodes_of({"y": 0, "decision": 2, "outcome": "terminated"}), None)
+    data = replace(report, iterations=[IterationReport(0, buggy_only)], paired=None)
+    assert "nan" not in Page(build_report(data)).text.lower()
+    [row] = metrics_table([(0, buggy_only)])
+    assert (row["completeness"], row["precision"], row["accuracy"]) == ("–", "–", "0.0\u202f%")
+
+
+def test_the_table_has_one_flat_row_per_iteration(report) -> None:
+    rows = metrics_table([(entry.iteration, entry.test) for entry in report.iterations])
+    assert [row["iteration"] for row in rows] == [0, 1]
+    assert rows[1]["accuracy"] == "81.0\u202f%"
+    assert rows[1]["reward verifier"] == "+1.00"
+    json.dumps(rows)

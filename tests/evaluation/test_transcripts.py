@@ -1,0 +1,96 @@
+"""The sample of transcripts and its Markdown."""
+
+import pyarrow as pa
+
+from nip_core.evaluation.transcripts import transcripts_from_tables, transcripts_markdown
+
+
+def _batch(episodes_of, iterations=(0,), problems=20):
+    return episodes_of(
+        *[
+            {"key": f"{k}-{i}", "iteration": k, "problem": f"p{i}"}
+            for k in iterations
+            for i in range(problems)
+        ]
+    )
+
+
+def test_the_sample_is_bounded_per_iteration_and_split_and_shows_the_same_problems(
+    episodes_of, generations_of
+) -> None:
+    episodes = _batch(episodes_of, iterations=(0, 1))
+    found = transcripts_from_tables(episodes, generations_of(), 5, 0)
+    problems = {k: [t.problem for t in found if t.iteration == k] for k in (0, 1)}
+    assert len(found) == 10
+    assert problems[0] == problems[1]
+    other = transcripts_from_tables(episodes, generations_of(), 5, 1)
+    assert [t.problem for t in other] != [t.problem for t in found]
+
+
+def test_the_order_of_rows_does_not_change_the_sample(episodes_of, generations_of) -> None:
+    episodes = _batch(episodes_of)
+    turned = episodes.take(pa.array(list(reversed(range(episodes.num_rows)))))
+    generations = generations_of({"episode": "0-3"}, {"episode": "0-3", "agent": "verifier"})
+    back = generations.take(pa.array([1, 0]))
+    assert transcripts_from_tables(episodes, generations, 20, 4) == transcripts_from_tables(
+        turned, back, 20, 4
+    )
+
+
+def test_messages_come_in_order_with_invalid_answers_before_the_valid_one(
+    episodes_of, generations_of
+) -> None:
+    generations = generations_of(
+        {"round": 1, "agent": "verifier", "text": "Decision: accept", "decision": 1},
+        {"round": 0, "attempt": 1, "text": "fine", "model_served": "tiny-2"},
+        {"round": 0, "attempt": 0, "text": "", "invalid_reason": "empty"},
+        {"round": 0, "episode": "another"},
+    )
+    [found] = transcripts_from_tables(episodes_of({"rewards": {"prover": 0.5}}), generations, 9, 0)
+    assert [(m.round, m.attempt, m.text, m.invalid_reason) for m in found.messages] == [
+        (0, 0, "", "empty"),
+        (0, 1, "fine", None),
+        (1, 0, "Decision: accept", None),
+    ]
+    assert found.messages[1].model == "tiny-2"
+    assert found.rewards == {"prover": 0.5}
+    assert found.right
+
+
+def test_a_leaf_of_a_tree_shows_the_messages_it_shares(episodes_of, generations_of) -> None:
+    episodes = episodes_of({"key": "leaf-0", "branch_path": "0"}, {"key": "leaf-1"})
+    generations = generations_of(
+        {"key": "root", "episode": "leaf-0", "round": 0, "text": "root"},
+        {"key": "middle", "parent_key": "root", "episode": "leaf-0", "round": 1, "text": "middle"},
+        {"key": "end-0", "parent_key": "middle", "episode": "leaf-0", "round": 2, "text": "one"},
+        {"key": "end-1", "parent_key": "middle", "episode": "leaf-1", "round": 2, "text": "two"},
+    )
+    found = {t.key: [m.text for m in t.messages] for t in
+             transcripts_from_tables(episodes, generations, 9, 0)}  # fmt: skip
+    assert found == {"leaf-0": ["root", "middle", "one"], "leaf-1": ["root", "middle", "two"]}
+    alone = transcripts_from_tables(episodes.slice(1), generations, 9, 0)
+    assert [m.text for m in alone[0].messages] == ["root", "middle", "two"]
+
+
+def test_a_failed_episode_is_never_right(episodes_of, generations_of) -> None:
+    episodes = episodes_of({"outcome": "failed", "error": "HTTP 500"})
+    [found] = transcripts_from_tables(episodes, generations_of(), 1, 0)
+    assert not found.right
+    assert "HTTP 500" in transcripts_markdown([found], 1)
+
+
+def test_markdown_of_a_message_can_not_leave_its_fence(episodes_of, generations_of) -> None:
+    hostile = "```\n# A heading\n[link](https://example.org)\n````"
+    long = "x" * 2_345
+    generations = generations_of({"text": hostile}, {"text": long})
+    found = transcripts_from_tables(episodes_of({}), generations, 1, 0)
+    text = transcripts_markdown(found, 1)
+    assert f"`````text\n{hostile}\n`````" in text
+    assert "[345 more characters]" in text
+    assert "x" * 2_001 not in text
+
+
+def test_markdown_holds_at_most_the_limit(episodes_of, generations_of) -> None:
+    found = transcripts_from_tables(_batch(episodes_of), generations_of(), 20, 0)
+    assert transcripts_markdown(found, 3).count("### Iteration") == 3
+    assert transcripts_markdown([], 3) == "No transcripts.\n"

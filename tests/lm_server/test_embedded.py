@@ -1,0 +1,305 @@
+"""The embedded engine: batching changes nothing, adapters come and go, errors are clear."""
+
+import asyncio
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+from nip_core.lm_server.engines.base import ChatRequest, EngineError, EngineRequestError
+from nip_core.lm_server.engines.embedded import EmbeddedEngine
+
+sys.path.append(str(Path(__file__).parent))
+from tiny_model import TEMPLATE, make_adapter, make_model, make_tokenizer, peft_logprobs
+
+MODELS = ("tiny", "ft:tiny:a:1", "ft:tiny:b.x:2", "ft:tiny:c:3")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def adapters(base):
+    """Adapters of different rank, modules and scaling, by served name."""
+    where = base.parent
+    return {
+        MODELS[1]: make_adapter(base, where / "a", seed=1),
+        MODELS[2]: make_adapter(base, where / "b", seed=2, rank=8, use_rslora=True),
+        MODELS[3]: make_adapter(base, where / "c", seed=3, target_modules=["q_proj", "down_proj"]),
+    }
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(base, adapters):
+    engine = EmbeddedEngine(str(base), threads=1)
+    await engine.start()
+    for name, path in adapters.items():
+        await engine.load_adapter(name, path)
+    yield engine
+    await engine.stop()
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def ask(text="hello", model="tiny", **settings):
+    messages = ({"role": "user", "content": text},)
+    settings = {"max_tokens": 12, "seed": 7, "return_token_ids": True, "logprobs": True, **settings}
+    return ChatRequest(model=model, messages=messages, **settings)
+
+
+def outcome(result):
+    return [(c.text, c.token_ids, c.finish_reason, c.completion_tokens) for c in result.choices]
+
+
+MIXED = [
+    ask("short", MODELS[0]),
+    ask("a much longer message " * 6, MODELS[1], temperature=0.0),
+    ask("third", MODELS[2], top_p=0.8, temperature=0.7),
+    ask("fourth one", MODELS[3], repetition_penalty=1.5, temperature=0.0),
+    ask("fifth", MODELS[1], seed=8, n=3),
+    ask("sixth " * 20, MODELS[3], seed=9, max_tokens=40),
+    ask("seventh", MODELS[0], temperature=0.0, max_tokens=1),
+    ask("eighth", MODELS[2], temperature=0.0, max_tokens=30, repetition_penalty=1.1),
+]
+
+
+async def test_a_row_gets_in_a_mixed_batch_what_it_gets_alone(engine):
+    alone = [await engine.chat(request) for request in MIXED]
+    together = await asyncio.gather(*(engine.chat(request) for request in MIXED))
+    assert [outcome(r) for r in together] == [outcome(r) for r in alone]
+    for one, other in zip(alone, together, strict=True):
+        for left, right in zip(one.choices, other.choices, strict=True):
+            assert left.logprobs == pytest.approx(right.logprobs, abs=1e-4)
+
+
+async def test_requests_that_join_a_running_batch_change_nobody(engine):
+    alone = [await engine.chat(request) for request in MIXED]
+    running = []
+    for request in MIXED:
+        running.append(asyncio.create_task(engine.chat(request)))
+        await asyncio.sleep(0.006)  # several tokens later
+    assert [outcome(await task) for task in running] == [outcome(r) for r in alone]
+
+
+async def test_log_probabilities_are_those_of_peft_with_the_same_adapter(engine, base, adapters):
+    for name in MODELS:
+        result = await engine.chat(ask("compare", name, max_tokens=10, temperature=0.9))
+        choice = result.choices[0]
+        ids = [*result.prompt_token_ids, *choice.token_ids]
+        expected = peft_logprobs(base, adapters.get(name), ids)[-len(choice.token_ids) :]
+        assert choice.logprobs == pytest.approx(expected, abs=1e-4)
+        assert len(choice.tokens) == len(choice.token_ids) == choice.completion_tokens
+
+
+async def test_greedy_takes_the_likeliest_token(engine, base):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    result = await engine.chat(ask("greedy", temperature=0.0, max_tokens=15))
+    prompt = list(result.prompt_token_ids)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    expected = model.generate(
+        torch.tensor([prompt]), do_sample=False, max_new_tokens=15, pad_token_id=0
+    )[0, len(prompt) :]
+    assert list(result.choices[0].token_ids) == expected.tolist()
+
+
+async def test_the_adapters_answer_differently(engine):
+    answers = {(await engine.chat(ask("who", m, temperature=0.0))).choices[0].text for m in MODELS}
+    assert len(answers) == 4
+
+
+async def test_the_ith_choice_is_what_its_own_seed_gives(engine):
+    many = await engine.chat(ask("n", seed=100, n=4))
+    single = [(await engine.chat(ask("n", seed=100 + i))).choices[0] for i in range(4)]
+    assert [c.token_ids for c in many.choices] == [c.token_ids for c in single]
+    assert len({c.token_ids for c in many.choices}) == 4
+
+
+async def test_equal_seeds_give_equal_answers_and_no_seed_gives_different_ones(engine):
+    first, second = [await engine.chat(ask("s", seed=5)) for _ in range(2)]
+    assert outcome(first) == outcome(second)
+    free = [await engine.chat(ask("s", seed=None)) for _ in range(3)]
+    assert len({r.choices[0].token_ids for r in free}) == 3
+
+
+async def test_a_stop_string_ends_the_answer_and_is_not_in_it(engine):
+    whole = (await engine.chat(ask("stop", max_tokens=40, seed=1))).choices[0]
+    stop = whole.text[10:12]
+    cut = (await engine.chat(ask("stop", max_tokens=40, seed=1, stop=(stop,)))).choices[0]
+    assert cut.finish_reason == "stop"
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert cut.token_ids == whole.token_ids[: cut.completion_tokens]
+    assert cut.completion_tokens < whole.completion_tokens
+
+
+async def test_the_stop_token_ends_the_answer(engine):
+    end = engine._tokenizer.eos_token_id
+    for seed in range(300):
+        result = await engine.chat(ask("end", seed=seed, max_tokens=50))
+        choice = result.choices[0]
+        assert (choice.finish_reason == "stop") == (choice.token_ids[-1] == end)
+        assert end not in choice.token_ids[:-1]
+        if choice.finish_reason == "stop":
+            assert "<|end|>" not in choice.text
+            return
+        assert choice.completion_tokens == 50
+    pytest.fail("no answer of 300 ended by itself")
+
+
+async def test_a_prompt_that_outgrows_the_context_is_refused_with_counts(engine):
+    with pytest.raises(EngineRequestError, match=r"512 tokens.*600.*Shorten") as caught:
+        await engine.chat(ask("x" * 597, max_tokens=None))
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(EngineRequestError, match="503 and 20 for the answer"):
+        await engine.chat(ask("x" * 500, max_tokens=20))
+    result = await engine.chat(ask("x" * 500, max_tokens=None))
+    assert result.prompt_tokens == 503
+    assert result.choices[0].completion_tokens <= 9
+
+
+async def test_an_unknown_model_is_refused(engine):
+    with pytest.raises(EngineRequestError, match="known: tiny, ft:tiny:a:1") as caught:
+        await engine.chat(ask(model="nobody"))
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+async def test_tokenize_gives_the_prompt_that_is_served(engine):
+    request = ask("count me")
+    ids = await engine.tokenize("tiny", request.messages)
+    assert ids == (await engine.chat(request)).prompt_token_ids
+    assert engine._tokenizer.decode(ids) == "<|user|>count me<|end|><|assistant|>"
+
+
+async def test_a_cancelled_request_leaves_the_batch(engine):
+    slow = asyncio.create_task(engine.chat(ask("x", max_tokens=480, stop=("never in it",))))
+    await asyncio.sleep(0.03)
+    before = engine.status()["generated_tokens"]
+    slow.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await slow
+    result = await asyncio.wait_for(engine.chat(ask("y", max_tokens=3)), 10)
+    assert engine.status()["generated_tokens"] == before + result.choices[0].completion_tokens
+    assert engine._decoder.rows == 0
+
+
+async def test_more_requests_than_rows_are_all_answered(base):
+    engine = EmbeddedEngine(str(base), threads=1, max_batch=4, cache_bytes=400_000)
+    await engine.start()
+    requests = [ask("x" * i, seed=i, max_tokens=5 + i % 7) for i in range(40)]
+    results = await asyncio.gather(*(engine.chat(request) for request in requests))
+    assert [r.prompt_tokens for r in results] == [3 + i for i in range(40)]
+    with pytest.raises(EngineRequestError, match="at most 4"):
+        await engine.chat(ask(n=5))
+    await engine.stop()
+    with pytest.raises(EngineError, match="stopped"):
+        await engine.chat(ask())
+
+
+async def test_adapters_are_loaded_and_unloaded_while_others_are_served(engine, base, tmp_path):
+    path = make_adapter(base, tmp_path / "d", seed=4)
+    busy = [asyncio.create_task(engine.chat(ask("b", m, max_tokens=100))) for m in MODELS]
+    before = [await engine.chat(ask("still", m)) for m in MODELS]
+    await engine.load_adapter("d", path)
+    await engine.load_adapter("d", path)  # the same again is no error
+    assert engine.loaded_adapters() == (*MODELS[1:], "d")
+    assert (await engine.chat(ask("d", "d"))).model == "d"
+    with pytest.raises(EngineError, match="other weights already"):
+        await engine.load_adapter("d", make_adapter(base, tmp_path / "e", seed=5))
+    last = asyncio.create_task(engine.chat(ask("d", "d", max_tokens=60)))
+    await asyncio.sleep(0.01)
+    await engine.unload_adapter("d")
+    assert (await last).choices[0].completion_tokens > 0
+    with pytest.raises(EngineRequestError, match="no model answers to 'd'"):
+        await engine.chat(ask("d", "d"))
+    with pytest.raises(EngineError, match="no adapter"):
+        await engine.unload_adapter("d")
+    after = [await engine.chat(ask("still", m)) for m in MODELS]
+    assert [outcome(r) for r in after] == [outcome(r) for r in before]
+    await asyncio.gather(*busy)
+
+
+async def test_what_is_no_adapter_of_this_base_is_refused(engine, adapters, base, tmp_path):
+    good = adapters[MODELS[1]]
+
+    def copy(name, **config):
+        path = shutil.copytree(good, tmp_path / name)
+        settings = json.loads((path / "adapter_config.json").read_text())
+        (path / "adapter_config.json").write_text(json.dumps({**settings, **config}))
+        return path
+
+    (copy("pickle") / "adapter_model.safetensors").unlink()
+    (tmp_path / "pickle" / "adapter_model.bin").write_bytes(b"\x80\x04.")
+    (copy("torn") / "adapter_model.safetensors").write_bytes(b"\x10")
+    larger = make_model(tmp_path / "large")
+    config = json.loads((larger / "config.json").read_text())
+    (larger / "config.json").write_text(json.dumps({**config, "intermediate_size": 256}))
+    (larger / "model.safetensors").unlink()
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(larger)).save_pretrained(larger)
+    cases = [
+        (tmp_path / "pickle", "adapter_model.safetensors is missing"),
+        (tmp_path / "torn", "can't be read"),
+        (copy("dora", use_dora=True), "use_dora=True can't be served"),
+        (copy("ia3", peft_type="IA3"), "expected peft_type LORA, got 'IA3'"),
+        (make_adapter(larger, tmp_path / "other", seed=1), "belongs to another base"),
+    ]
+    for path, message in cases:
+        with pytest.raises(EngineError, match=message):
+            await engine.load_adapter("bad", path)
+    assert "bad" not in engine.loaded_adapters()
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("/no/such/model", "no such directory"), ("./nothing", "no such directory")],
+)
+async def test_a_model_that_is_not_there_is_refused(path, message):
+    engine = EmbeddedEngine(path)
+    with pytest.raises(EngineError, match=message):
+        await engine.start()
+    assert engine.status()["state"] == "failed"
+
+
+async def test_a_model_without_a_chat_template_is_refused(base, tmp_path):
+    path = shutil.copytree(base, tmp_path / "bare")
+    (path / "chat_template.jinja").unlink()
+    with pytest.raises(EngineError, match="has no chat template"):
+        await EmbeddedEngine(str(path)).start()
+
+
+async def test_a_template_that_refuses_a_system_message_is_reported_and_refuses(base, tmp_path):
+    path = shutil.copytree(base, tmp_path / "strict")
+    refuses = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    )
+    make_tokenizer(refuses + TEMPLATE).save_pretrained(path)
+    engine = EmbeddedEngine(str(path), threads=1)
+    await engine.start()
+    shapes = engine.status()["chat_template"]
+    assert (shapes["user"], shapes["system_user"]) == (True, False)
+    messages = ({"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"})
+    with pytest.raises(EngineRequestError, match=r"refuses .*\[system, user\]: no system"):
+        await engine.chat(ChatRequest(model=engine.base_model, messages=messages))
+    await engine.stop()
+
+
+async def test_each_start_is_a_new_epoch(base):
+    engine = EmbeddedEngine(str(base), "mine", threads=1, epoch=4)
+    assert (engine.base_model, engine.epoch) == ("mine", 4)
+    for expected in (5, 6):
+        await engine.start()
+        assert engine.epoch == expected
+        assert engine.max_model_len == 512
+        await engine.stop()
+    json.dumps(engine.status())
