@@ -141,7 +141,8 @@ class ChatClient:
                 pause_s = min(0.1 * 2**attempt, _LONGEST_PAUSE_S) * (0.5 + random.random())
             await asyncio.sleep(min(pause_s, _LONGEST_PAUSE_S))
         raise TransportError(
-            f"{endpoint.base_url}: no answer after {self._retries + 1} tries; the last was: {reason}"
+            f"{endpoint.base_url}: no answer after {self._retries + 1} tries; the last was: "
+            f"{reason}"
         )
 
 

@@ -149,13 +149,13 @@ class Ledger:
             try:
                 view = await self._backend.retrieve_job(record.id)
                 missing_since_s = None
-                if view.status != record.status:
-                    pauses.reset()
-                    record = self._note(document, record, view.status)
                 if view.status in _TERMINAL and (
                     view.status != "succeeded" or view.fine_tuned_model
                 ):
                     return await self._finish(document, record, view)
+                if view.status != record.status:
+                    pauses.reset()
+                    record = self._note(document, record, view.status)
                 if view.estimated_finish is not None:
                     # Half of what is left, because it is an estimate.
                     asked_s = min((view.estimated_finish - self._clock.now()) / 2, pauses.longest_s)
@@ -166,11 +166,11 @@ class Ledger:
                 now_s = self._clock.monotonic()
                 if error.status in {401, 403}:
                     raise JobError(f"job {record.id}: can't be looked at: {error}") from error
-                if error.status == 404 and missing_since_s is None:
-                    missing_since_s = now_s
-                elif error.status == 404 and now_s - missing_since_s >= self._waiting.settle_s:
-                    reason = f"the back-end does not know it: {error}"
-                    return document.end(record, "not_found", reason, f"not found: {error}")
+                if error.status == 404:
+                    missing_since_s = now_s if missing_since_s is None else missing_since_s
+                    if now_s - missing_since_s >= self._waiting.settle_s:
+                        reason = f"the back-end does not know it: {error}"
+                        return document.end(record, "not_found", reason, f"not found: {error}")
             left_s = end_s - self._clock.monotonic()
             if left_s <= 0:
                 raise JobError(
@@ -331,6 +331,7 @@ class Ledger:
             outcome,
             reason,
             f"{outcome}: {view.fine_tuned_model if succeeded else reason}",
+            status=view.status,
             model=view.fine_tuned_model if succeeded else None,
             finished_at=view.finished_at or self._clock.now(),
             trained_tokens=view.trained_tokens,

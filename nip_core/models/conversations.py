@@ -103,7 +103,7 @@ def verifier_conversation(case: Case, draw: random.Random) -> list[Message]:
         return [system("solo_verifier", "verifier", case), own(_coin(draw))]
     if kind < 0.25:
         return [system("adp", "verifier", case), said, own(_coin(draw))]
-    rounds = 1 if kind < 0.7 else draw.randint(2, 4)
+    rounds = 1 if kind < 0.8 else draw.randint(2, 4)
     messages = [system("nip", "verifier", case)]
     for asked in range(rounds):
         messages += [own(_ask(draw, conclusion if asked else None)), said]

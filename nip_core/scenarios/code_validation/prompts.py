@@ -24,7 +24,7 @@ PLACEHOLDERS = (
 )
 
 LAST_ROUND_MESSAGES = {
-    "v1": "You have no more questions. Give your decision now: write exactly one of the lines "
+    "v1": "You have no more questions. Decide now: write exactly one of the lines "
     '"Decision: accept" and "Decision: reject" and nothing else.',
     "short": "No more questions. Decide now.",
 }

@@ -1,0 +1,392 @@
+"""The command `nip`.
+
+Exit codes: 0 done; 1 an error that is nobody's fault but ours; 2 wrong settings, data or
+arguments (nothing was spent); 3 stopped cleanly, running again continues; 4 another runner holds
+the run; 130 interrupted.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from nip_core.errors import (
+    CorruptionError,
+    DatasetError,
+    LeaseError,
+    NipError,
+    RunConflictError,
+    ServerError,
+    SettingsError,
+    StageError,
+    StoreError,
+)
+from nip_core.parameters import HyperParameters, load_parameters
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="A durable training loop for language models that play neural interactive proofs.",
+)
+
+Config = Annotated[Path, typer.Argument(help="A YAML configuration.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="A setting on top of the configuration."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show Prefect's logs.")]
+
+_EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
+    (LeaseError, 4),
+    (SettingsError, 2),
+    (DatasetError, 2),
+    (RunConflictError, 2),
+    (CorruptionError, 3),
+    (StageError, 3),
+    (ServerError, 3),
+    (StoreError, 3),
+)
+
+
+def main() -> None:
+    """Entry point: errors that nip raises on purpose become one line and an exit code."""
+    # Nothing here may need the network; people who want the telemetry can switch it on.
+    os.environ.setdefault("DO_NOT_TRACK", "1")
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    try:
+        app()
+    except NipError as error:
+        print(f"nip: {error}", file=sys.stderr)
+        sys.exit(exit_code(error))
+    except KeyboardInterrupt:
+        print("nip: interrupted; running again continues", file=sys.stderr)
+        sys.exit(130)
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code for an error, see the module's docstring."""
+    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
+
+
+@app.command()
+def train(
+    config: Config,
+    overrides: Overrides = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show settings, size and cost; start nothing.")
+    ] = False,
+    fork: Annotated[
+        str | None,
+        typer.Option(metavar="NEW_NAME", help="Go on from the run under a new name."),
+    ] = None,
+    retry_failed_jobs: Annotated[
+        bool, typer.Option("--retry-failed-jobs", help="Submit failed fine-tune jobs anew.")
+    ] = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train as CONFIG says; a run that was stopped goes on where it stopped."""
+    given = list(overrides or [])
+    parameters = load_parameters(config, given)
+    if dry_run:
+        _show_plan(parameters, as_json)
+        return
+    if fork is not None:
+        parameters, given = _fork(parameters, config, given, fork)
+
+    from flows.train import train as flow
+
+    result = _run_flow(
+        parameters,
+        lambda: flow(str(config), given, retry_failed_jobs=retry_failed_jobs),
+        as_json,
+        verbose,
+    )
+    if as_json:
+        _print_json(result)
+        return
+    _show_run(result)
+
+
+@app.command()
+def evaluate(
+    config: Config, overrides: Overrides = None, as_json: AsJson = False, verbose: Verbose = False
+) -> None:
+    """Test the newest models of CONFIG's run; the base models if there are none yet."""
+    given = list(overrides or [])
+    parameters = load_parameters(config, given)
+
+    from flows.evaluate import evaluate as flow
+
+    result = _run_flow(parameters, lambda: flow(str(config), given), as_json, verbose)
+    if as_json:
+        _print_json(result)
+        return
+    print(f"run {result['run']}, models of iteration {result['iteration']}")
+    print(_verdict_line(result["test"]))
+
+
+@app.command()
+def play(
+    config: Config,
+    out: Annotated[Path, typer.Option(help="Directory for the Parquet files.")],
+    overrides: Overrides = None,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "train",
+    iteration: Annotated[
+        int | None, typer.Option(help="Whose models play; default: the newest.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Play the rollouts of one iteration and write their Parquet files to OUT.
+
+    They are the run's own: a later `nip train` uses them instead of playing again.
+    """
+    from nip_core.rollouts.plan import SPLITS
+    from nip_core.rollouts.progress import Progress
+    from nip_core.stages.export import export_rollouts, play_stage
+
+    if split not in SPLITS:
+        raise SettingsError(f"--split {split!r}: use one of {', '.join(SPLITS)}")
+    parameters = load_parameters(config, overrides or [])
+    progress = Progress()
+
+    async def run() -> dict[str, Any]:
+        from nip_core.stages.session import open_session
+
+        async with open_session(parameters, progress=progress) as session:
+            which = session.run.finished_iterations() if iteration is None else iteration
+            manifest = await play_stage(session, which, split)
+            files = export_rollouts(session.run, which, split, out)
+            return {
+                "run": session.run.name,
+                "iteration": which,
+                "split": split,
+                "rows": dict(manifest.rows),
+                "canonical_digest": manifest.extra["canonical_digest"],
+                "files": [str(file) for file in files],
+            }
+
+    result = _with_view(parameters, lambda: progress, lambda: asyncio.run(run()), as_json)
+    if as_json:
+        _print_json(result)
+        return
+    print(f"{result['rows']['episodes']} episodes, {result['rows']['generations']} generations")
+    print(f"canonical digest {result['canonical_digest']}")
+    for file in result["files"]:
+        print(file)
+
+
+@app.command()
+def show(
+    run: Annotated[str | None, typer.Argument(help="Name of the run; default: newest.")] = None,
+    run_store: Annotated[str, typer.Option(help="Where runs are kept.")] = "runs",
+    as_json: AsJson = False,
+) -> None:
+    """Show a run: status, accuracy by iteration, models and jobs."""
+    from nip_core.run_store.run import RunStore, list_runs, newest_run
+    from nip_core.run_store.store import open_store
+    from nip_core.stages.evaluation import summary
+
+    if "://" not in run_store and not Path(run_store).is_dir():
+        raise SettingsError(f"--run-store {run_store!r}: there is no such directory")
+    store = open_store(run_store)
+    name = run or newest_run(store)
+    if name is None:
+        raise SettingsError(f"--run-store {run_store!r}: there are no runs in it")
+    if name not in list_runs(store):
+        raise SettingsError(
+            f"run {name!r} is not in {run_store!r}; there are {', '.join(list_runs(store)) or 'none'}"
+        )
+    result = summary(RunStore(store, name))
+    if as_json:
+        _print_json(result)
+        return
+    _show_run(result)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def serve(
+    context: typer.Context,
+    state: Annotated[Path, typer.Option(help="Directory for everything the server keeps.")],
+    stop: Annotated[bool, typer.Option("--stop", help="Stop the server of that state.")] = False,
+) -> None:
+    """Run an lm_server, the OpenAI fine-tuning and chat API over a local engine.
+
+    Further options: --engine, --model, --port, --host, --api-keys-file, --replies, --no-auth
+    (python -m nip_core.lm_server --help tells all). Keys: NIP_API_KEYS.
+    """
+    if stop:
+        from nip_core.lm_server.owner import OwnerError, stop_state_dir
+
+        try:
+            stopped = stop_state_dir(state)
+        except OwnerError as error:
+            raise ServerError(str(error)) from None
+        print("stopped" if stopped else f"no server runs in {state}")
+        return
+    from nip_core.lm_server.__main__ import main as serve_main
+    from nip_core.models import resolve_model
+
+    arguments = list(context.args)
+    if "--model" in arguments[:-1]:
+        place = arguments.index("--model") + 1
+        name = arguments[place]
+        arguments[place] = resolve_model(name)
+        if arguments[place] != name and "--served-model-name" not in arguments:
+            arguments += ["--served-model-name", name]
+    raise typer.Exit(serve_main([*arguments, "--state", str(state)]))
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Tell what is installed, which engines can run, and what is missing."""
+    from flows.doctor import examine
+
+    findings = examine()
+    if as_json:
+        _print_json([vars(finding) for finding in findings])
+    else:
+        for finding in findings:
+            print(f"{'ok  ' if finding.ok else 'no  '}{finding.what:<22}{finding.detail}")
+    if any(finding.needed and not finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+def _run_flow(
+    parameters: HyperParameters, flow: Callable[[], Any], as_json: bool, verbose: bool
+) -> Any:
+    """Run a flow with a view of its progress. Prefect's console output is for --verbose."""
+    from tasks.runtime import open_sessions
+
+    if not verbose:
+        for name in ("prefect", "prefect.flow_runs", "prefect.task_runs", "prefect.server"):
+            logger = logging.getLogger(name)
+            for handler in [*logger.handlers]:
+                if "Console" in type(handler).__name__:
+                    logger.removeHandler(handler)
+
+    def progress() -> Any:
+        sessions = open_sessions()
+        return sessions[0].progress if sessions else None
+
+    return _with_view(parameters, progress, lambda: asyncio.run(flow()), as_json)
+
+
+def _with_view(
+    parameters: HyperParameters,
+    progress: Callable[[], Any],
+    run: Callable[[], Any],
+    as_json: bool,
+) -> Any:
+    from flows.live import watch
+
+    # With --json standard output carries the result alone.
+    with watch(parameters, progress, Console(stderr=as_json)):
+        return run()
+
+
+def _fork(
+    parameters: HyperParameters, config: Path, given: list[str], new_name: str
+) -> tuple[HyperParameters, list[str]]:
+    """Start NEW_NAME from what the run has finished, with the settings given now."""
+    from nip_core.parameters import DATA_NEUTRAL
+    from nip_core.run_store.run import RunStore
+    from nip_core.run_store.store import open_store
+    from nip_core.stages.session import code_version
+
+    given = [*given, f"run_name={new_name}"]
+    forked = load_parameters(config, given)
+    source = RunStore(open_store(parameters.run_store), parameters.run_name)
+    source.fork(
+        new_name,
+        forked.to_dict(),
+        code_version=code_version(),
+        seed=forked.seed,
+        data_neutral=DATA_NEUTRAL,
+    )
+    return forked, given
+
+
+def _show_plan(parameters: HyperParameters, as_json: bool) -> None:
+    from nip_core.agents.render import Game
+    from nip_core.stages.estimate import estimate_run
+    from nip_core.stages.session import load_all_problems
+
+    estimate = estimate_run(Game(parameters), load_all_problems(parameters))
+    if as_json:
+        _print_json({"parameters": parameters.to_dict(), "estimate": estimate.to_dict()})
+        return
+    print(yaml.safe_dump(parameters.to_dict(), sort_keys=False).rstrip())
+    print()
+    print(f"{estimate.iterations} iterations, nothing was started. At most:")
+    print(f"  {estimate.train_episodes} training and {estimate.test_episodes} test episodes")
+    print(f"  {estimate.calls} calls, not counting answers that have to be asked for again")
+    print(f"  {estimate.prompt_tokens} prompt and {estimate.completion_tokens} generated tokens")
+    print(f"  {estimate.training_tokens} tokens trained on")
+    print(f"  {estimate.disk_bytes / 1e6:.0f} MB on disk, models not counted")
+    if estimate.usd is None:
+        print(f"  cost unknown: set prices for {', '.join(estimate.missing_prices)}")
+    else:
+        print(f"  ${estimate.usd:.2f}")
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _verdict_line(test: dict[str, Any]) -> str:
+    low, high = test["accuracy_ci95"]
+    return (
+        f"accuracy {_percent(test['accuracy'])} (95 % interval {_percent(low)} to "
+        f"{_percent(high)}), completeness {_percent(test['completeness'])}, soundness "
+        f"{_percent(test['soundness'])}, {test['episodes']} episodes on "
+        f"{test['distinct_problems']} problems"
+    )
+
+
+def _show_run(result: dict[str, Any]) -> None:
+    width = max(shutil.get_terminal_size((110, 24)).columns, 80)
+    console = Console(width=width)
+    console.print(f"run {result['run']}: {result['status']}", highlight=False)
+    table = Table()
+    for heading in ("iteration", "accuracy", "95 % interval", "completeness", "soundness"):
+        table.add_column(heading, justify="right")
+    table.add_column("problems", justify="right")
+    table.add_column("jobs")
+    for entry in result["iterations"]:
+        test = entry["test"]
+        interval = (test or {}).get("accuracy_ci95")
+        table.add_row(
+            str(entry["iteration"]),
+            _percent(test and test["accuracy"]),
+            f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",
+            _percent(test and test["completeness"]),
+            _percent(test and test["soundness"]),
+            str(test["distinct_problems"]) if test else "-",
+            ", ".join(f"{g} {job['status']}" for g, job in entry["jobs"].items()) or "-",
+        )
+    console.print(table)
+    if result.get("report"):
+        # Not through the console: a path must not be wrapped.
+        print(f"report: {result['report']}")
+
+
+if __name__ == "__main__":
+    main()

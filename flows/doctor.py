@@ -1,0 +1,93 @@
+"""What is installed, which engines can run, what is missing and how to get it."""
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from nip_core.models import BUNDLED
+
+_CORE = ("prefect", "fastapi", "pydantic", "openai", "aiohttp", "pyarrow", "numpy")
+_LOCAL = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "safetensors")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. `needed` ones decide the exit code."""
+
+    what: str
+    ok: bool
+    detail: str
+    needed: bool = False
+
+
+def examine() -> list[Finding]:
+    """Look at this machine; nothing is started and nothing is changed."""
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    findings = [
+        Finding(
+            "python",
+            (3, 11) <= sys.version_info[:2] <= (3, 13),
+            f"{version}; 3.11 to 3.13 are supported",
+            needed=True,
+        )
+    ]
+    findings += [_package(name, "pip install nip", needed=True) for name in _CORE]
+    local = [_package(name, "pip install 'nip[local]'") for name in _LOCAL]
+    findings += local
+    findings.append(Finding("engine deterministic", True, "needs nothing more"))
+    embedded = all(f.ok for f in local)
+    findings.append(
+        Finding(
+            "engine embedded",
+            embedded,
+            _device() if embedded else "pip install 'nip[local]' (see README for a small torch)",
+        )
+    )
+    findings.append(
+        Finding(
+            "engine vllm", False, "not available in this version; use lm_server.url for a server"
+        )
+    )
+    for name, path in BUNDLED.items():
+        there = (path / "config.json").exists()
+        findings.append(
+            Finding(f"model {name}", there, "bundled" if there else f"missing: {path}", needed=True)
+        )
+    api = os.environ.get("PREFECT_API_URL")
+    findings.append(
+        Finding(
+            "prefect server",
+            True,
+            f"PREFECT_API_URL={api}"
+            if api
+            else "PREFECT_API_URL is not set: each command starts a temporary server (adds "
+            "seconds); run `prefect server start` and set it to keep one",
+        )
+    )
+    free_gb = shutil.disk_usage(Path.cwd()).free / 1e9
+    findings.append(Finding("disk", free_gb > 1, f"{free_gb:.1f} GB free here"))
+    for variable in ("OPENAI_API_KEY", "OPENROUTER_API_KEY", "NIP_API_KEY"):
+        is_set = bool(os.environ.get(variable))
+        findings.append(
+            Finding(variable, True, "set" if is_set else "not set; only needed for that provider")
+        )
+    return findings
+
+
+def _package(name: str, remedy: str, needed: bool = False) -> Finding:
+    try:
+        return Finding(name, True, importlib.metadata.version(name), needed)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, False, f"missing: {remedy}", needed)
+
+
+def _device() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return f"on {torch.cuda.get_device_name(0)}"
+    return f"on the CPU, {torch.get_num_threads()} threads"

@@ -1,0 +1,38 @@
+"""Playing one stage without a flow, and copying its Parquet files out of the run store."""
+
+import asyncio
+from pathlib import Path
+
+from nip_core.rollouts.tables import iter_rollouts
+from nip_core.run_store.manifest import Manifest, read_file, read_manifest
+from nip_core.run_store.run import RunStore
+from nip_core.stages.rollouts import commit_played, plan_stage, play
+from nip_core.stages.session import Session
+
+
+async def play_stage(session: Session, iteration: int, split: str) -> Manifest:
+    """Play all shards of a stage at once and publish them; what is committed is reused."""
+    plan = plan_stage(session, iteration, split)
+    session.progress.start_stage(f"iteration {iteration}: playing {split} problems", plan.episodes)
+    await asyncio.gather(*(play(session, iteration, split, shard) for shard in plan.shards))
+    return commit_played(session, iteration, split)
+
+
+def export_rollouts(run: RunStore, iteration: int, split: str, target: Path) -> list[Path]:
+    """Copy the committed tables and their manifests to `target`, checked on the way."""
+    directory = run.rollouts(iteration, split)
+    for _ in iter_rollouts(run.store, directory):
+        pass  # raises for a damaged file
+    stage = read_manifest(run.store, directory)
+    target.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name in stage.inputs:
+        shard = name.removeprefix("shard/")
+        manifest = read_manifest(run.store, directory, f"manifest-{shard}.json")
+        for file in manifest.files:
+            path = target / file
+            path.write_bytes(read_file(run.store, manifest, file))
+            written.append(path)
+    path = target / "manifest.json"
+    path.write_bytes(run.store.get(f"{directory}/manifest.json"))
+    return [*sorted(written), path]
