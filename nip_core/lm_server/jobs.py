@@ -54,13 +54,14 @@ class JobTable:
         same key with another payload, 400 for anything wrong in the request. There is no await
         in here and the key's column is unique, so two requests that race make one job.
         """
-        payload_digest = hashlib.sha256(
-            json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()
-        ).hexdigest()
+        payload_digest = _digest(payload)
+        # Ids of files are drawn, so that the adapter's name goes by their content.
+        content_digest = _digest(self._with_file_contents(payload))
         if key is not None:
             first = self._database.one("SELECT * FROM jobs WHERE idempotency_key = ?", key)
             if first is not None:
-                if first["payload_digest"] != payload_digest:
+                same = first["payload_digest"] == payload_digest
+                if not same and first["adapter_digest"] != adapter_digest(key, content_digest):
                     raise ApiError(
                         409,
                         f"Idempotency-Key {key!r} was used for job {first['id']} with another "
@@ -73,7 +74,7 @@ class JobTable:
         self._check_files(request)
         parent, settings = self._resolve(request)
         id = "ftjob-" + secrets.token_hex(12)
-        digest = adapter_digest(key or id, payload_digest)
+        digest = adapter_digest(key or id, content_digest)
         with self._database.transaction():
             seq = self._database.insert(
                 "jobs",
@@ -105,6 +106,15 @@ class JobTable:
             self.add_event(id, f"Created fine-tuning job: {id}")
             self.add_event(id, f"Validating training file: {request.training_file}")
         return self.retrieve(id), True
+
+    def _with_file_contents(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """The payload with the SHA-256 of each file that is there in place of its id."""
+        contents = dict(payload)
+        for field in ("training_file", "validation_file"):
+            row = self._database.one("SELECT sha256 FROM files WHERE id = ?", payload.get(field))
+            if row is not None:
+                contents[field] = row["sha256"]
+        return contents
 
     def _check_method(self, request: CreateJobRequest) -> None:
         if request.method is None:
@@ -468,3 +478,9 @@ def _estimated_finish(row: sqlite3.Row) -> int | None:
         return None
     spent = progress["at"] - row["started_at"]
     return int(progress["at"] + spent * (total - step) / step)
+
+
+def _digest(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()

@@ -96,9 +96,10 @@ def start_or_attach(
     except OSError as error:
         raise OwnerError(f"the state directory {state_dir} can't be used: {error}") from None
     with _exclusive(state_dir, deadline):
-        card = _live_card(state_dir, deadline)
-        if card is not None:
-            return _attach(card, configuration_digest, key, state_dir, deadline)
+        while (card := _live_card(state_dir, deadline)) is not None:
+            handle = _attach(card, configuration_digest, key, state_dir, deadline)
+            if handle is not None:
+                return handle
         return _start(spec, state_dir, key, deadline, os.environ if env is None else env)
 
 
@@ -175,7 +176,8 @@ def _live_card(state_dir: Path, deadline: float) -> ServerCard | None:
 
 def _attach(
     card: ServerCard, configuration_digest: str, key: str, state_dir: Path, deadline: float
-) -> ServerHandle:
+) -> ServerHandle | None:
+    """A handle on a live server that is configured alike; None if it died in the meantime."""
     where = f"the server {card.pid} at {card.url} (state {state_dir})"
     if card.version != SERVER_VERSION:
         raise ServerConflictError(
@@ -188,6 +190,8 @@ def _attach(
         )
     problem = _wait_healthy(card, key, deadline)
     if problem is not None:
+        if not card.is_alive():
+            return None
         raise OwnerError(f"{where} is not healthy: {problem}\n{_log_tail(state_dir)}")
     return ServerHandle(card.url, key, card.pid, False, state_dir)
 

@@ -41,9 +41,9 @@ class _Strict(BaseModel):
 class Hyperparameters(_Strict):
     """OpenAI's three settings. None and "auto" mean the server's default."""
 
-    n_epochs: Annotated[int | None, _Auto, Field(ge=1, le=50)] = None
-    batch_size: Annotated[int | None, _Auto, Field(ge=1, le=256)] = None
-    learning_rate_multiplier: Annotated[float | None, _Auto, Field(gt=0, le=1000)] = None
+    n_epochs: Annotated[Annotated[int, Field(ge=1, le=50)] | None, _Auto] = None
+    batch_size: Annotated[Annotated[int, Field(ge=1, le=256)] | None, _Auto] = None
+    learning_rate_multiplier: Annotated[Annotated[float, Field(gt=0, le=1000)] | None, _Auto] = None
 
 
 class SupervisedMethod(_Strict):

@@ -70,7 +70,9 @@ def test_model_messages_seed_and_index_each_change_the_answer() -> None:
     texts = [c.text for c in ask(engine, "a", seed=1, n=3).choices]
     texts += [ask(engine, "a", seed=2).choices[0].text, ask(engine, "b", seed=1).choices[0].text]
     texts += [ask(engine, "a", "", seed=1).choices[0].text]
-    texts += [ask(engine_of(seed=1, default=[{"text": "{letters:12}"}]), "a", seed=1).choices[0].text]
+    texts += [
+        ask(engine_of(seed=1, default=[{"text": "{letters:12}"}]), "a", seed=1).choices[0].text
+    ]
     assert len(set(texts)) == 7
     assert ask(engine, "a", seed=1).choices[0].text == texts[0]
 
@@ -98,7 +100,9 @@ def test_the_first_rule_that_holds_is_used() -> None:
 
 
 def test_replies_are_drawn_by_weight() -> None:
-    engine = engine_of(default=[{"text": "a", "weight": 3}, {"text": "b"}, {"text": "c", "weight": 0}])
+    engine = engine_of(
+        default=[{"text": "a", "weight": 3}, {"text": "b"}, {"text": "c", "weight": 0}]
+    )
     counts = Counter(ask(engine, "q", seed=seed).choices[0].text for seed in range(2000))
     assert counts["c"] == 0
     assert 1400 < counts["a"] < 1600
@@ -139,7 +143,7 @@ def test_generators_give_the_size_that_was_asked_for() -> None:
 
 @pytest.mark.parametrize("text", ["{word", "}", "{nothing}", "{words}", "{words:5-2}", "{choice:}"])
 def test_a_template_that_makes_no_sense_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"\{"):
+    with pytest.raises(ValueError, match=r"generator|single"):
         Template(text)
 
 
@@ -231,7 +235,9 @@ def test_latency_is_waited_for() -> None:
         loop = asyncio.get_running_loop()
         begin = loop.time()
         messages = ({"role": "user", "content": "q"},)
-        await asyncio.gather(*[engine.chat(ChatRequest("sim", messages, seed=i)) for i in range(20)])
+        await asyncio.gather(
+            *[engine.chat(ChatRequest("sim", messages, seed=i)) for i in range(20)]
+        )
         return loop.time() - begin
 
     assert 0.05 <= asyncio.run(timed()) < 0.5

@@ -28,6 +28,7 @@ from nip_core.rollouts.engine import Player, Table, play_shard
 from nip_core.rollouts.plan import plan_episodes, shards
 from nip_core.rollouts.progress import Progress
 from nip_core.scenarios.code_validation.datasets import Problem
+from nip_core.scenarios.code_validation.prompts import LAST_ROUND_MESSAGES
 
 SAMPLING = {"max_tokens": 40, "temperature": 0.5}
 
@@ -149,22 +150,8 @@ def number_of(body):
     return int(body["messages"][0]["content"].split("Return x plus ")[1].split(".")[0])
 
 
-# What the agents see of problem p0. The system prompts are those of the version "short".
-PROVER = 'You are the expert.\nReturn x plus 0.\nx + 0\nBegin with "Answer:". Does the code match?'
-VERIFIER = (
-    "You are the verifier.\nReturn x plus 0.\nx + 0\n"
-    'Write "Question: ...", "Decision: accept" or "Decision: reject".'
-)
-SHORT_VERIFIER = (
-    "You are the verifier.\nReturn x plus 0.\nx + 0\n"
-    'Write "Decision: accept" or "Decision: reject".'
-)
-SOLO = SHORT_VERIFIER.replace("the verifier", "the only verifier")
-NO_MORE = {"role": "system", "content": "No more questions. Decide now."}
-
-
-def system(text):
-    return {"role": "system", "content": text}
+# What the agents see of problem p0, after the system prompt that `body` puts first.
+NO_MORE = {"role": "system", "content": LAST_ROUND_MESSAGES["short"]}
 
 
 def own(text):
@@ -180,9 +167,12 @@ def verifier(text):
 
 
 def body(played, round_, agent, *messages, attempt=0):
+    """The whole request that `agent` should get about p0 in this round."""
+    prompts = Game(played.parameters).prompts
+    prompt = prompts.render(agent, "Return x plus 0.", "x + 0", None)
     return {
         "model": f"{agent}-model",
-        "messages": list(messages),
+        "messages": [{"role": "system", "content": prompt}, *messages],
         "seed": played.seed("p0", round_, agent, attempt),
         **SAMPLING,
     }
@@ -200,13 +190,12 @@ async def test_nip_with_three_rounds_asks_answers_and_decides():
         settings(), saying(verifier=["Question: a?", "Decision: accept"], prover=["Answer: b"])
     )
     assert played.server.bodies == [
-        body(played, 0, "verifier", system(VERIFIER)),
-        body(played, 1, "prover", system(PROVER), verifier("Question: a?")),
+        body(played, 0, "verifier"),
+        body(played, 1, "prover", verifier("Question: a?")),
         body(
             played,
             2,
             "verifier",
-            system(VERIFIER),
             own("Question: a?"),
             expert("Answer: b"),
             NO_MORE,
@@ -289,7 +278,6 @@ async def test_nip_with_five_rounds_goes_on_until_the_verifier_decides():
             played,
             3,
             "prover",
-            system(PROVER),
             verifier("Question: a?"),
             own("Answer: b"),
             verifier("Question: c?"),
@@ -298,7 +286,6 @@ async def test_nip_with_five_rounds_goes_on_until_the_verifier_decides():
             played,
             4,
             "verifier",
-            system(VERIFIER),
             own("Question: a?"),
             expert("Answer: b"),
             own("Question: c?"),
@@ -327,8 +314,8 @@ async def test_adp_is_one_message_and_a_verdict():
         settings("adp"), saying(prover=["Answer: b"], verifier=["Decision: reject"])
     )
     assert played.server.bodies == [
-        body(played, 0, "prover", system(PROVER)),
-        body(played, 1, "verifier", system(SHORT_VERIFIER), expert("Answer: b")),
+        body(played, 0, "prover"),
+        body(played, 1, "verifier", expert("Answer: b")),
     ]
     [episode] = played.episodes
     assert (episode["protocol"], episode["rounds"], episode["decision"]) == ("adp", 2, 0)
@@ -340,7 +327,7 @@ async def test_adp_is_one_message_and_a_verdict():
 
 async def test_the_solo_verifier_decides_alone():
     played = await play(settings("solo_verifier"), saying(verifier=["Decision: accept"]))
-    assert played.server.bodies == [body(played, 0, "verifier", system(SOLO))]
+    assert played.server.bodies == [body(played, 0, "verifier")]
     [episode] = played.episodes
     assert (episode["rounds"], episode["decision"], episode["outcome"]) == (1, 1, "finished")
     assert episode["rewards"] == [{"agent": "verifier", "reward": -1.0}]
@@ -352,8 +339,8 @@ async def test_a_verdict_before_min_message_rounds_is_not_registered_and_nobody_
         saying(verifier=["Decision: accept", "Decision: reject"], prover=["Answer: b"]),
     )
     assert played.server.bodies[1:] == [
-        body(played, 1, "prover", system(PROVER)),
-        body(played, 2, "verifier", system(VERIFIER), own("Decision: accept"), expert("Answer: b")),
+        body(played, 1, "prover"),
+        body(played, 2, "verifier", own("Decision: accept"), expert("Answer: b")),
     ]
     [episode] = played.episodes
     assert (episode["rounds"], episode["decision"], episode["outcome"]) == (3, 0, "finished")
@@ -393,7 +380,7 @@ async def test_an_invalid_answer_is_asked_for_again_with_a_new_seed(answer, reas
     usual = saying(verifier=["Question: a?", "Decision: accept"], prover=["Answer: b"])
     played = await play(settings(), lambda body: troubles.pop() if troubles else usual(body))
     assert played.server.bodies[:3] == [
-        body(played, 0, "verifier", system(VERIFIER), attempt=attempt) for attempt in range(3)
+        body(played, 0, "verifier", attempt=attempt) for attempt in range(3)
     ]
     assert len({b["seed"] for b in played.server.bodies}) == 5
     text = (answer["text"] or "") if isinstance(answer, dict) else answer

@@ -18,7 +18,7 @@ from nip_core.lm_server.engines.kv_cache import ROOM, Part, assemble, new_cache
 from nip_core.lm_server.engines.lora import LoraAdapter, RowwiseLora
 from nip_core.lm_server.engines.sampling import BatchSampler, RowRandom, Settings
 
-PREFILL_TOKENS = 8192
+PREFILL_TOKENS = 2048
 """Padded prompt tokens per forward pass; bounds memory, and small passes stay in a CPU's cache."""
 
 

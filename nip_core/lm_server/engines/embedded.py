@@ -61,7 +61,8 @@ class EmbeddedEngine:
     "float32", "bfloat16" or "float16". `max_batch` rows run at once, within `cache_bytes` of keys
     and values (None: 2 GiB on CPU, 60 % of what the model leaves free on CUDA). An idle engine
     waits `max_wait_s` for company after a first request. `threads` None means OMP_NUM_THREADS or
-    all processors this process may use.
+    half the processors: small models gain little from more, and threads that must share a
+    processor with another program slow each other down many times over.
     """
 
     name = "embedded"
@@ -372,7 +373,7 @@ class EmbeddedEngine:
         from transformers import AutoModelForCausalLM
 
         if self._threads is None:
-            self._threads = int(os.environ.get("OMP_NUM_THREADS") or _processors())
+            self._threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, _processors() // 2))
         torch.set_num_threads(self._threads)
         if self._device_name == "auto":
             self._device_name = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,7 +1,7 @@
 """Small bugs by design: every way one change to a syntax tree may break a solution.
 
     normalise     the text of a solution as this module writes it
-    mutants       all single-change variants of a solution, each with the kind of its change
+    mutants       single-change variants of a solution, each with the kind of its change
     KINDS         those kinds, for tables
 
 Whether a mutant really is wrong is not known here: only its tests say so. Everything is written
@@ -11,8 +11,11 @@ that of the source text, then that of the mutators below: equal input, equal out
 
 import ast
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from nip_core.hashing import derive_key
 
 KINDS = (
     "comparison",
@@ -70,38 +73,55 @@ def normalise(source: str) -> str:
     return ast.unparse(ast.parse(source)) + "\n"
 
 
-def mutants(source: str) -> list[Mutant]:
-    """All single-change variants of `source`, in a fixed order, without duplicates.
+def mutants(source: str, *, at_most: int | None = None) -> list[Mutant]:
+    """Single-change variants of `source`, without duplicates and without what doesn't compile.
+
+    Args:
+        source: the solution.
+        at_most: take that many, spread over the source by a stable hash, in the order of the hash;
+            None for all, in the order of the text.
 
     Raises:
         SyntaxError: `source` is not Python.
     """
     original = normalise(source)
     tree = ast.parse(original)
+    changes = [
+        (place, put, kind, new)
+        for place, put in _places(tree)
+        for mutator in _MUTATORS
+        for kind, new in mutator(place)
+    ]
+    order = range(len(changes))
+    if at_most is not None:
+        chosen = sorted(order, key=lambda number: derive_key("mutants", original, number))
+    else:
+        chosen = list(order)
     seen = {original}
     found: list[Mutant] = []
-    for place, put in _places(tree):
-        for mutator in _MUTATORS:
-            for kind, new in mutator(place):
-                put(new)
-                try:
-                    text = ast.unparse(tree) + "\n"
-                finally:
-                    put(place.node)
-                if text in seen or not _compiles(text):
-                    continue
-                seen.add(text)
-                found.append(
-                    Mutant(text, kind, getattr(place.node, "lineno", 1), _describe(place.node, new))
-                )
+    for number in chosen:
+        if len(found) == at_most:
+            break
+        place, put, kind, new = changes[number]
+        put(new)
+        try:
+            text = ast.unparse(tree) + "\n"
+        finally:
+            put(place.node)
+        if text not in seen and _compiles(text):
+            seen.add(text)
+            line = getattr(place.node, "lineno", 1)
+            found.append(Mutant(text, kind, line, _describe(place.node, new)))
     return found
 
 
 def _compiles(text: str) -> bool:
-    try:
-        compile(text, "mutant.py", "exec")
-    except (SyntaxError, ValueError):
-        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as `0 is None`, which is a bug like another
+        try:
+            compile(text, "mutant.py", "exec")
+        except (SyntaxError, ValueError):
+            return False
     return True
 
 

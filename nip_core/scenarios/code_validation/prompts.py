@@ -91,7 +91,9 @@ def _read_template(path: Path, agent: str) -> string.Template:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{place} can't be read ({error})") from None
     if not template.is_valid():
-        raise SettingsError(f"{place} has a '$' that starts no placeholder; write '$$' for a dollar")
+        raise SettingsError(
+            f"{place} has a '$' that starts no placeholder; write '$$' for a dollar"
+        )
     unknown = sorted(set(template.get_identifiers()) - set(PLACEHOLDERS))
     if unknown:
         raise SettingsError(
@@ -99,5 +101,7 @@ def _read_template(path: Path, agent: str) -> string.Template:
         )
     missing = sorted({"question", "solution"} - set(template.get_identifiers()))
     if missing:
-        raise SettingsError(f"{place} lacks the placeholders {missing}; the agent would not see them")
+        raise SettingsError(
+            f"{place} lacks the placeholders {missing}; the agent would not see them"
+        )
     return template

@@ -340,34 +340,7 @@ class _NamedResult(_Bodies):
         return [*body[:-1], name, ast.Return(ast.Name(self._name, ast.Load()))]
 
 
-_NEW_NAMES = (
-    "value",
-    "current",
-    "item",
-    "total",
-    "entry",
-    "position",
-    "found",
-    "limit",
-    "other",
-    "extra",
-    "first",
-    "second",
-    "third",
-    "part",
-    "piece",
-    "element",
-    "store",
-    "buffer",
-    "step",
-    "mark",
-    "cell",
-    "left_side",
-    "right_side",
-    "level",
-    "number",
-    "amount",
-)
+_NEW_NAMES = tuple("abcdepqrstuvwxyzfghmn")  # plain, so that none misleads
 
 
 def _renamed(tree: ast.Module) -> ast.Module:

@@ -73,8 +73,8 @@ def rotate(items, steps):
     problem(
         "running-maximum",
         "introductory",
-        """Write `running_maximum(numbers)` that returns a list of the same length in which entry i is
-        the largest of the numbers up to and including position i.""",
+        """Write `running_maximum(numbers)` that returns a list of the same length in which entry i
+        is the largest of the numbers up to and including position i.""",
         """
         running_maximum([]) == []
         running_maximum([3]) == [3]
@@ -100,8 +100,8 @@ def running_maximum(numbers):
         "local-peaks",
         "introductory",
         """Write `peaks(heights)` that returns the positions of all entries that are strictly higher
-        than each of their neighbours. The first and the last entry have only one neighbour; a single
-        entry is a peak.""",
+        than each of their neighbours. The first and the last entry have only one neighbour; a
+        single entry is a peak.""",
         """
         peaks([]) == []
         peaks([4]) == [0]
@@ -129,8 +129,8 @@ def peaks(heights):
     problem(
         "chunk-sums",
         "introductory",
-        """Write `chunk_sums(numbers, size)` that cuts a list into chunks of `size` numbers, the last
-        of which may be shorter, and returns the list of their sums. `size` is at least 1.""",
+        """Write `chunk_sums(numbers, size)` that cuts a list into chunks of `size` numbers, the
+        last of which may be shorter, and returns the list of their sums. `size` is at least 1.""",
         """
         chunk_sums([1, 2, 3, 4], 2) == [3, 7]
         chunk_sums([1, 2, 3], 2) == [3, 3]
@@ -153,8 +153,8 @@ def chunk_sums(numbers, size):
         "window-average-above",
         "interview",
         """Write `windows_above(numbers, size, threshold)` that counts the windows of `size`
-        neighbouring numbers whose average is strictly greater than `threshold`. `size` is at least 1.
-        If the list is shorter than `size`, the answer is 0.""",
+        neighbouring numbers whose average is strictly greater than `threshold`. `size` is at least
+        1. If the list is shorter than `size`, the answer is 0.""",
         """
         windows_above([1, 2, 3, 4], 2, 2) == 2
         windows_above([1, 2, 3, 4], 2, 1.5) == 2
@@ -162,7 +162,7 @@ def chunk_sums(numbers, size):
         windows_above([], 1, 0) == 0
         windows_above([5], 1, 4) == 1
         windows_above([5], 1, 5) == 0
-        windows_above([4, 0, 4, 0, 4], 3, 2) == 1
+        windows_above([4, 0, 4, 0, 4], 3, 2) == 2
         windows_above([1, 1, 1], 3, 0) == 1
         windows_above([-1, -1, 5], 1, -2) == 3
         windows_above([9, 0, 0, 0], 2, 1) == 1
@@ -186,8 +186,8 @@ def windows_above(numbers, size, threshold):
     problem(
         "move-zeros",
         "introductory",
-        """Write `zeros_last(numbers)` that returns a new list in which all zeros stand at the end and
-        the other numbers keep their order.""",
+        """Write `zeros_last(numbers)` that returns a new list in which all zeros stand at the end
+        and the other numbers keep their order.""",
         """
         zeros_last([0, 1, 0, 3, 2]) == [1, 3, 2, 0, 0]
         zeros_last([]) == []
@@ -238,8 +238,8 @@ def balance_point(numbers):
         "longest-rise",
         "introductory",
         """Write `longest_rise(numbers)` that returns the length of the longest stretch of
-        neighbouring numbers in which each is strictly greater than the one before. An empty list has
-        0, a single number 1.""",
+        neighbouring numbers in which each is strictly greater than the one before. An empty list
+        has 0, a single number 1.""",
         """
         longest_rise([]) == 0
         longest_rise([3]) == 1
@@ -335,8 +335,8 @@ def keep_last(items):
         "alternating-signs",
         "introductory",
         """Write `alternates(numbers)` that tells whether the numbers of a list are positive and
-        negative in turn. Zero is neither, so a list with a zero never alternates. Lists with no number
-        alternate; a list with one number does unless the number is zero.""",
+        negative in turn. Zero is neither, so a list with a zero never alternates. Lists with no
+        number alternate; a list with one number does unless the number is zero.""",
         """
         alternates([]) is True
         alternates([1]) is True

@@ -1,7 +1,7 @@
 """The form in which a bundled problem is written down.
 
-    Source      a question, solutions that are right, and the tests that say so
-    problem     makes one from text, and refuses what the build could not use
+Source      a question, solutions that are right, and the tests that say so
+problem     makes one from text, and refuses what the build could not use
 """
 
 from dataclasses import dataclass

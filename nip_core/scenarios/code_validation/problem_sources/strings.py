@@ -106,8 +106,8 @@ def common_prefix(words):
     problem(
         "collapse-repeats",
         "introductory",
-        """Write `collapse_repeats(text, most)` that shortens every run of one repeated character
-        to at most `most` characters (at least 1). With most=2, "aaabccccd" becomes "aabccd".""",
+        """Write `collapse_repeats(text, most)` that shortens every run of one repeated character to
+        at most `most` characters (at least 1). With most=2, "aaabccccd" becomes "aabccd".""",
         """
         collapse_repeats("aaabccccd", 2) == "aabccd"
         collapse_repeats("aaa", 1) == "a"
@@ -136,7 +136,7 @@ def collapse_repeats(text, most):
 """,
     ),
     problem(
-        "is-pangram-without",
+        "missing-letters",
         "introductory",
         """Write `missing_letters(text)` that returns, as one string in alphabetical order, the
         lower-case letters a to z that do not occur in `text`, ignoring case. If all occur, the
@@ -379,8 +379,8 @@ def letter_distance(first, second):
     problem(
         "swap-halves",
         "introductory",
-        """Write `swap_halves(text)` that exchanges the first and the second half of a string. If its
-        length is odd, the middle character stays in the middle.""",
+        """Write `swap_halves(text)` that exchanges the first and the second half of a string. If
+        its length is odd, the middle character stays in the middle.""",
         """
         swap_halves("abcd") == "cdab"
         swap_halves("abcde") == "decab"
@@ -401,11 +401,11 @@ def swap_halves(text):
 """,
     ),
     problem(
-        "shortest-absent-word",
+        "subsequence-of-any",
         "interview",
-        """Write `is_subsequence_of_any(word, texts)` that returns the index of the first text in the
-        list `texts` that contains all characters of `word` in the same order, not necessarily next
-        to one another; -1 if there is none. The empty word is contained in every text.""",
+        """Write `is_subsequence_of_any(word, texts)` that returns the index of the first text in
+        the list `texts` that contains all characters of `word` in the same order, not necessarily
+        next to one another; -1 if there is none. The empty word is contained in every text.""",
         """
         is_subsequence_of_any("ace", ["abcde"]) == 0
         is_subsequence_of_any("aec", ["abcde"]) == -1
@@ -433,8 +433,9 @@ def is_subsequence_of_any(word, texts):
         "split-at-sizes",
         "introductory",
         """Write `split_at_sizes(text, sizes)` that cuts `text` from the left into pieces with the
-        given sizes and returns the list of pieces. What is left over after the last size becomes one
-        more piece, unless it is empty. If the text is too short, the pieces are shorter or empty.""",
+        given sizes and returns the list of pieces. What is left over after the last size becomes
+        one more piece, unless it is empty. If the text is too short, the pieces are shorter or
+        empty.""",
         """
         split_at_sizes("abcdef", [2, 3]) == ["ab", "cde", "f"]
         split_at_sizes("abcdef", [2, 4]) == ["ab", "cdef"]

@@ -38,9 +38,9 @@ def with_separators(number):
         "wrap-words",
         "interview",
         """Write `wrap_words(text, width)` that breaks `text` into lines of at most `width`
-        characters and returns them as a list. Words are separated by white space; within a line they
-        are joined by single spaces. As many words as fit go on a line. A word longer than `width`
-        gets a line of its own. An empty text has no lines.""",
+        characters and returns them as a list. Words are separated by white space; within a line
+        they are joined by single spaces. As many words as fit go on a line. A word longer than
+        `width` gets a line of its own. An empty text has no lines.""",
         """
         wrap_words("", 5) == []
         wrap_words("one two three", 7) == ["one two", "three"]
@@ -108,8 +108,8 @@ def ordinal(number):
         "human-duration",
         "introductory",
         """Write `human_duration(seconds)` that writes a number of seconds as hours, minutes and
-        seconds, such as "1h 1m 1s". Parts that are zero are left out, but zero seconds altogether is
-        "0s".""",
+        seconds, such as "1h 1m 1s". Parts that are zero are left out, but zero seconds altogether
+        is "0s".""",
         """
         human_duration(0) == "0s"
         human_duration(1) == "1s"
@@ -226,9 +226,9 @@ def in_words(number):
         "text-box",
         "introductory",
         """Write `text_box(lines)` that draws a box of "*" around a list of lines: a line of stars
-        above and below, and each line between "* " and " *", filled with spaces on the right so that
-        all are equally long. Return the list of all lines. For no lines the box is two lines of four
-        stars.""",
+        above and below, and each line between "* " and " *", filled with spaces on the right so
+        that all are equally long. Return the list of all lines. For no lines the box is two lines
+        of four stars.""",
         """
         text_box([]) == ["****", "****"]
         text_box(["a"]) == ["*****", "* a *", "*****"]
@@ -254,12 +254,12 @@ def text_box(lines):
 """,
     ),
     problem(
-        "shorten-path",
+        "shorten-middle",
         "interview",
-        """Write `shorten(text, limit)` that leaves a text of at most `limit` characters as it is, and
-        otherwise cuts it in the middle: the first characters, then "...", then the last ones, with
-        exactly `limit` characters together. If what is left beside the dots is odd, the front gets
-        one character more than the back. `limit` is at least 4.""",
+        """Write `shorten(text, limit)` that leaves a text of at most `limit` characters as it is,
+        and otherwise cuts it in the middle: the first characters, then "...", then the last ones,
+        with exactly `limit` characters together. If what is left beside the dots is odd, the front
+        gets one character more than the back. `limit` is at least 4.""",
         """
         shorten("abcdef", 6) == "abcdef"
         shorten("abcdefg", 6) == "ab...g"

@@ -1,0 +1,175 @@
+"""The command: exit codes that mean something, one clear line for each wrong input."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from small_game import write_config
+
+DATASET = {
+    "question": ["Return x plus 1.", "Return x plus 2."] * 10,
+    "solution": [f"def f(x):\n    return x + {i}" for i in range(20)],
+    "y": [1, 0] * 10,
+}
+
+
+def nip(*arguments: str, environment=None, cwd=None) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "flows.cli", *arguments],
+        env={**os.environ, "DO_NOT_TRACK": "1", **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+    )
+
+
+def refused(*arguments: str, code: int = 2, environment=None) -> str:
+    done = nip(*arguments, environment=environment)
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    assert len(lines) == 1 and lines[0].startswith("nip: "), done.stderr
+    return lines[0]
+
+
+def dataset(folder: Path, **changes) -> str:
+    """A user's dataset directory; `changes` replace columns of its training split."""
+    target = folder / "data"
+    target.mkdir()
+    for number, split in enumerate(("train", "validation", "test")):
+        columns = {**DATASET, **(changes if split == "train" else {})}
+        columns = {k: v for k, v in columns.items() if v is not None}
+        columns["question"] = [f"{q} ({split} {number})" for q in columns["question"]]
+        columns["solution"] = [f"{s}  # {split}" for s in columns["solution"]]
+        pq.write_table(pa.table(columns), target / f"{split}.parquet")
+    return str(target)
+
+
+def test_the_plan_is_shown_and_nothing_is_started(tmp_path):
+    config = write_config(tmp_path)
+    done = nip("train", str(config), "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["estimate"]["train_episodes"] == 100
+    assert plan["estimate"]["test_episodes"] == 60
+    assert plan["estimate"]["calls"] == 160 * 3
+    assert plan["estimate"]["usd"] == 0
+    assert plan["parameters"]["rl"]["num_iterations"] == 2
+    assert not (tmp_path / "runs").exists()
+
+
+def test_play_writes_parquet_that_train_would_use(tmp_path):
+    config = write_config(tmp_path)
+    out = tmp_path / "out"
+    first = json.loads(nip("play", str(config), "--out", str(out), "--json").stdout)
+    assert first["rows"]["episodes"] == 50 and first["rows"]["generations"] >= 150
+    episodes = [pq.read_table(file) for file in sorted(out.glob("episodes-*.parquet"))]
+    assert sum(table.num_rows for table in episodes) == 50
+    again = json.loads(nip("play", str(config), "--out", str(out), "--json").stdout)
+    assert again["canonical_digest"] == first["canonical_digest"]
+
+
+def test_doctor_tells_what_is_there():
+    done = nip("doctor", "--json")
+    assert done.returncode == 0, done.stdout
+    found = {finding["what"]: finding for finding in json.loads(done.stdout)}
+    assert found["engine deterministic"]["ok"] and found["model tiny"]["ok"]
+    assert "engine vllm" in found
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"rl": {"nonsense": 1}}, "rl.nonsense: unknown setting"),
+        ({"interaction_protocol": "chess"}, "interaction_protocol"),
+        ({"agents": {"judge": {}}}, "no such agent"),
+        ({"nip_protocol": {"max_message_rounds": 4}}, "without the last turn"),
+        ({"run_name": "My Run!"}, "run_name"),
+        ({"dataset": "nowhere.parquet"}, "nowhere.parquet"),
+        ({"agents": {"_default": {"model_provider": "OpenAI"}}}, "OPENAI_API_KEY"),
+    ],
+)
+def test_wrong_settings_are_one_line_before_anything_is_spent(tmp_path, settings, said):
+    config = write_config(tmp_path, **settings)
+    line = refused("train", str(config), environment={"OPENAI_API_KEY": ""})
+    assert said in line
+    assert not list((tmp_path / "runs").glob("*/run.json"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"y": None}, "y"),
+        ({"y": [1, 2] * 10}, "2"),
+        ({"question": ["Return x plus 1."] * 19 + [None]}, "question"),
+    ],
+)
+def test_a_wrong_dataset_is_named(tmp_path, changes, said):
+    if None in (changes.get("question") or ()):
+        changes = {"question": [*DATASET["question"][:19], ""]}
+    config = write_config(tmp_path, dataset=dataset(tmp_path, **changes))
+    line = refused("train", str(config))
+    assert "train.parquet" in line and said in line
+
+
+def test_a_corrupt_parquet_file_is_named(tmp_path):
+    path = Path(dataset(tmp_path)) / "train.parquet"
+    path.write_bytes(path.read_bytes()[:200])
+    assert "train.parquet" in refused(
+        "train", str(write_config(tmp_path, dataset=str(path.parent)))
+    )
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_store_without_permission_is_named(tmp_path):
+    (tmp_path / "runs").mkdir(mode=0o500)
+    assert "permission" in refused("train", str(write_config(tmp_path)), code=3)
+
+
+def test_a_store_that_is_a_file_is_named(tmp_path):
+    (tmp_path / "runs").write_text("")
+    assert "runs" in refused("train", str(write_config(tmp_path)), code=3)
+
+
+def test_a_model_path_that_is_not_there_is_named(tmp_path):
+    config = write_config(
+        tmp_path,
+        agents={"_default": {"model_provider": "SelfHosted", "model_name": "./no/such/model"}},
+        lm_server={"engine": "embedded"},
+    )
+    assert "no/such/model" in refused("train", str(config))
+    assert not list((tmp_path / "runs").glob("*/run.json"))
+
+
+def test_a_port_in_use_is_named(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = nip(
+            *("serve", "--engine", "deterministic", "--model", "m", "--port", port, "--no-auth"),
+            *("--state", str(tmp_path / "state")),
+        )
+    assert done.returncode == 2 and "port is in use" in done.stderr
+
+
+def test_showing_what_is_not_there_is_an_error(tmp_path):
+    assert "no such directory" in refused("show", "--run-store", str(tmp_path / "none"))
+    (tmp_path / "runs").mkdir()
+    assert "no runs" in refused("show", "--run-store", str(tmp_path / "runs"))
+
+
+def test_show_prints_the_newest_run(tmp_path):
+    config = write_config(tmp_path)
+    nip("play", str(config), "--out", str(tmp_path / "out"))
+    done = nip("show", "--json", "--run-store", str(tmp_path / "runs"))
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["run"] == "small" and shown["status"] == "stopped"
+    assert shown["iterations"][0]["models"]["verifier"] == "deterministic"

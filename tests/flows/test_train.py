@@ -1,0 +1,165 @@
+"""The loop end to end on the deterministic engine, through Prefect."""
+
+import json
+
+import pytest
+from prefect.artifacts import Artifact
+from small_game import write_config
+
+from flows.evaluate import evaluate
+from flows.train import train
+from nip_core.errors import RunConflictError
+from nip_core.rollouts.tables import read_rollouts
+from nip_core.run_store.manifest import read_manifest
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+from tasks.publish import published_state
+
+
+@pytest.fixture(scope="module")
+async def trained(prefect_server, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    config = write_config(folder)
+    result = await train(str(config))
+    return config, result, RunStore(open_store(folder / "runs"), "small")
+
+
+@pytest.fixture(scope="module")
+async def published(trained):
+    """The artifacts as the first run left them; others of its name follow."""
+    return {
+        "state": await published_state("small"),
+        **{
+            name: (await Artifact.get(f"nip-small-{name}")).data
+            for name in ("metrics", "learning-curve", "samples", "progress")
+        },
+    }
+
+
+async def test_the_summary_tests_every_model_that_plays(trained, published):
+    _, result, _ = trained
+    assert result["run"] == "small" and result["status"] == "finished"
+    entries = result["iterations"]
+    assert [entry["iteration"] for entry in entries] == [0, 1, 2]
+    assert all(entry["test"]["episodes"] == 20 for entry in entries)
+    assert entries[0]["models"] == {"prover": "deterministic", "verifier": "deterministic"}
+    assert [set(entry["jobs"]) for entry in entries] == [{"prover", "verifier"}] * 2 + [set()]
+    assert {j["status"] for entry in entries[:2] for j in entry["jobs"].values()} == {"succeeded"}
+
+
+async def test_each_iteration_plays_with_what_the_one_before_trained(trained):
+    _, result, run = trained
+    for iteration, entry in enumerate(result["iterations"][:2]):
+        rows = read_rollouts(run.store, run.rollouts(iteration, "train")).generations.to_pylist()
+        for agent in ("prover", "verifier"):
+            served = {row["model_served"] for row in rows if row["agent"] == agent}
+            assert served == {entry["models"][agent]}
+            if iteration:
+                job = run.read_json(run.job(iteration - 1, agent))
+                assert served == {job["model"]} and job["model"].startswith("ft:deterministic:")
+
+
+async def test_a_model_can_be_followed_back_to_its_rollouts(trained):
+    _, _, run = trained
+    models = run.read_json(run.models(1))["groups"]
+    job = run.read_json(run.job(1, "verifier"))
+    assert models["verifier"]["job_id"] == job["id"] and models["verifier"]["proof"]["matches"]
+    dataset = read_manifest(run.store, run.dataset(1, "verifier"))
+    assert job["dataset_digest"] == dataset.extra["digest"]
+    played = read_manifest(run.store, run.rollouts(1, "train"))
+    assert dataset.inputs == {"rollouts/0001": played.extra["canonical_digest"]}
+
+
+async def test_training_again_changes_nothing_and_submits_nothing(trained):
+    config, result, run = trained
+    before = {p: run.store.get(p) for p in (run.models(1), run.job(1, "prover"))}
+    again = await train(str(config))
+    assert again["iterations"] == result["iterations"]
+    assert {p: run.store.get(p) for p in before} == before
+
+
+async def test_the_same_seed_gives_the_same_data_whatever_concurrency_and_shards(
+    trained, tmp_path, prefect_server
+):
+    _, _, run = trained
+    config = write_config(tmp_path, rollouts={"episodes_per_shard": 7, "concurrency": 1})
+    await train(str(config), ["rl.num_iterations=1"])
+    other = RunStore(open_store(tmp_path / "runs"), "small")
+    for iteration, split in ((0, "train"), (0, "test"), (1, "test")):
+        digests = {
+            read_manifest(r.store, r.rollouts(iteration, split)).extra["canonical_digest"]
+            for r in (run, other)
+        }
+        assert len(digests) == 1, (iteration, split)
+
+
+async def test_a_finished_run_can_be_extended(tmp_path, prefect_server):
+    config = write_config(tmp_path, rl={"num_iterations": 1, "rollouts_per_iteration": 40})
+    first = await train(str(config))
+    second = await train(str(config), ["rl.num_iterations=2"])
+    assert len(first["iterations"]) == 2 and len(second["iterations"]) == 3
+    assert second["iterations"][0] == first["iterations"][0]
+
+
+async def test_other_settings_under_the_same_name_are_refused_with_the_difference(trained):
+    config, _, _ = trained
+    with pytest.raises(RunConflictError, match=r"rl\.lr: .* -> 0\.5"):
+        await train(str(config), ["rl.lr=0.5"])
+
+
+async def test_the_ui_gets_state_metrics_samples_curve_and_progress(trained, published):
+    _, result, run = trained
+    state = published["state"]
+    assert state is not None and state["store"] == run.store.url
+    assert state["models"] == result["iterations"][-1]["models"]
+    directory = "iterations/0000/rollouts/train"
+    assert (
+        state["manifests"][f"{directory}/manifest.json"]
+        == read_manifest(run.store, f"small/{directory}").digest
+    )
+    assert [row["iteration"] for row in json.loads(published["metrics"])] == [0, 1, 2]
+    assert "95 %" in published["learning-curve"]
+    assert "Question:" in published["samples"]
+    assert published["progress"] == 100.0
+
+
+async def test_the_report_stands_alone(trained):
+    _, result, _ = trained
+    page = open(result["report"], encoding="utf-8").read()
+    assert "<svg" in page and "small" in page
+    assert 'src="http' not in page and "@import" not in page
+
+
+async def test_evaluation_tests_the_newest_models(trained):
+    config, result, _ = trained
+    tested = await evaluate(str(config))
+    assert tested["iteration"] == 2
+    assert tested["test"]["accuracy"] == result["iterations"][2]["test"]["accuracy"]
+
+
+@pytest.mark.parametrize("protocol", ["adp", "solo_verifier"])
+async def test_other_protocols_run_through(protocol, tmp_path, prefect_server):
+    config = write_config(
+        tmp_path,
+        interaction_protocol=protocol,
+        rl={"num_iterations": 1, "rollouts_per_iteration": 40},
+    )
+    result = await train(str(config))
+    assert result["status"] == "finished"
+    assert result["iterations"][1]["test"]["episodes"] == 20
+
+
+async def test_a_frozen_agent_keeps_its_model(tmp_path, prefect_server):
+    config = write_config(tmp_path, rl={"num_iterations": 1, "rollouts_per_iteration": 40})
+    result = await train(str(config), ["agents.prover.freeze_agent=true"])
+    assert set(result["iterations"][0]["jobs"]) == {"verifier"}
+    assert result["iterations"][1]["models"]["prover"] == "deterministic"
+
+
+async def test_too_few_examples_are_a_visible_outcome(tmp_path, prefect_server):
+    config = write_config(tmp_path, rl={"num_iterations": 1, "rollouts_per_iteration": 8})
+    result = await train(str(config))
+    assert result["iterations"][0]["jobs"]["verifier"]["status"] == "skipped"
+    run = RunStore(open_store(tmp_path / "runs"), "small")
+    assert "examples, 10 needed" in run.read_json(run.job(0, "verifier"))["reason"]
+    assert result["iterations"][1]["models"]["verifier"] == "deterministic"

@@ -1,0 +1,315 @@
+"""The HTTP API as the stock OpenAI client sees it: shapes, pages, and errors."""
+
+import json
+import socket
+import time
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+from openai.types import FileObject, Model
+from openai.types.chat import ChatCompletion
+from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
+from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
+
+from nip_core.lm_server import formats
+from nip_core.lm_server.version import SERVER_VERSION
+
+ROWS = [
+    {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+] * 10
+HELLO = [{"role": "user", "content": "hello"}]
+ROBOT = {"role": "robot", "content": ""}
+EMPTY = {"role": "user"}
+NUMBER = {"role": "user", "content": 1}
+LONG = {"role": "user", "content": "x" * 200_000}
+BOTH_LIMITS = {"max_tokens": 1, "max_completion_tokens": 1}
+
+
+@pytest.fixture(scope="module")
+def client(server) -> openai.OpenAI:
+    return server.client
+
+
+@pytest.fixture(scope="module")
+def http(server) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {server.handle.api_key}"}
+    with httpx.Client(base_url=server.handle.url, headers=headers, timeout=20) as client:
+        yield client
+
+
+def assert_error(response: Any, status: int, code: str | None, param: str | None) -> str:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["code"], error["param"]) == (code, param), error
+    return error["message"]
+
+
+# Files
+
+
+def test_a_file_goes_through_its_life(client: openai.OpenAI) -> None:
+    content = formats.to_jsonl(ROWS)
+    file = client.files.create(file=("train.jsonl", content), purpose="fine-tune")
+    FileObject.model_validate(file.model_dump(), strict=True)
+    assert (file.filename, file.bytes, file.purpose, file.status) == (
+        "train.jsonl", len(content), "fine-tune", "processed"
+    )  # fmt: skip
+    assert abs(file.created_at - time.time()) < 30
+    assert client.files.retrieve(file.id) == file
+    assert client.files.content(file.id).content == content
+    assert file.id in [f.id for f in client.files.list()]
+    assert client.files.delete(file.id).deleted is True
+    assert file.id not in [f.id for f in client.files.list()]
+    for call in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            call(file.id)
+
+
+def test_files_are_listed_in_pages_in_both_orders(client: openai.OpenAI) -> None:
+    for old in client.files.list():
+        client.files.delete(old.id)
+    content = formats.to_jsonl(ROWS)
+    ids = [
+        client.files.create(file=(f"{i}.jsonl", content), purpose="fine-tune").id for i in range(5)
+    ]
+    page = client.files.list(limit=2)
+    assert [f.id for f in page.data] == ids[:2:-1]
+    assert (page.has_more, page.first_id, page.last_id) == (True, ids[4], ids[3])  # type: ignore[attr-defined]
+    assert [f.id for f in client.files.list(limit=2)] == ids[::-1]
+    assert [f.id for f in client.files.list(limit=2, order="asc")] == ids
+    assert client.files.list(after=ids[0]).data == []
+    assert client.files.list(purpose="fine-tune-results").data == []
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "says"),
+    [
+        (b"", "empty_file", "empty"),
+        (b"\n\n", "empty_file", "empty"),
+        (b'{"messages": []}\nnot json\n', "invalid_jsonl", "line 2"),
+        (b"PAR1\xff\x00", "invalid_jsonl", "line 1"),
+        (b"[1, 2]\n", "invalid_jsonl", "line 1"),
+    ],
+)
+def test_an_upload_that_is_not_jsonl_is_refused_and_leaves_nothing(
+    server, client: openai.OpenAI, content: bytes, code: str, says: str
+) -> None:
+    before = sorted(p.name for p in (server.state_dir / "files").iterdir())
+    with pytest.raises(openai.BadRequestError, match=says) as caught:
+        client.files.create(file=("x.jsonl", content), purpose="fine-tune")
+    assert (caught.value.code, caught.value.param) == (code, "file")
+    assert sorted(p.name for p in (server.state_dir / "files").iterdir()) == before
+
+
+def test_a_path_in_a_file_name_is_only_a_name(client: openai.OpenAI) -> None:
+    content = formats.to_jsonl(ROWS)
+    for name in ("../../../etc/passwd", "..\\..\\passwd", "/etc/passwd"):
+        file = client.files.create(file=(name, content), purpose="fine-tune")
+        assert file.filename == "passwd"
+        assert client.files.content(file.id).content == content
+
+
+def test_upload_forms_that_lack_something_name_it(http: httpx.Client) -> None:
+    file = {"file": ("a.jsonl", formats.to_jsonl(ROWS))}
+    purpose = {"purpose": "fine-tune"}
+    post = lambda **form: http.post("/v1/files", **form)  # noqa: E731
+    assert_error(post(files=file), 400, "missing_required_parameter", "purpose")
+    assert_error(post(files={"x": ("a", b"")}, data=purpose), 400, "unknown_parameter", "x")
+    assert_error(post(files=file, data={"purpose": "vision"}), 400, "invalid_value", "purpose")
+    assert_error(post(json={}), 400, "invalid_form", None)
+
+
+def test_an_upload_beyond_the_limit_is_refused(server) -> None:
+    with socket.create_connection(server.handle.url[7:].split(":"), timeout=10) as connection:
+        connection.sendall(
+            b"POST /v1/files HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "
+            + server.handle.api_key.encode()
+            + b"\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+            b"Content-Length: 10737418240\r\n\r\n"
+        )
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 413") and b"file_too_large" in answer
+
+
+# Models
+
+
+def test_the_base_model_is_listed_and_can_not_be_deleted(client: openai.OpenAI) -> None:
+    (model,) = client.models.list().data
+    Model.model_validate(model.model_dump(), strict=True)
+    assert (model.id, model.object) == ("sim", "model")
+    assert client.models.retrieve("sim") == model
+    with pytest.raises(openai.PermissionDeniedError, match="base model"):
+        client.models.delete("sim")
+    for call in (client.models.retrieve, client.models.delete):
+        with pytest.raises(openai.NotFoundError) as caught:
+            call("ft:sim::000000000000")
+        assert caught.value.code == "model_not_found"
+
+
+# Chat
+
+
+def test_a_chat_completion_has_openais_shape(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="sim", messages=HELLO, n=2, seed=3, max_tokens=50, temperature=0.5, stop=["!"]
+    )
+    ChatCompletion.model_validate(answer.model_dump(), strict=True)
+    assert (answer.object, answer.model, len(answer.choices)) == ("chat.completion", "sim", 2)
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert all(choice.message.content.startswith("Answer: ") for choice in answer.choices)
+    usage = answer.usage
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    again = client.chat.completions.create(
+        model="sim", messages=HELLO, n=2, seed=3, max_completion_tokens=50, top_p=0.9
+    )
+    assert [c.message.content for c in again.choices] == [c.message.content for c in answer.choices]
+    assert again.id != answer.id
+
+
+def test_token_ids_agree_with_tokenize(client: openai.OpenAI, http: httpx.Client) -> None:
+    answer = client.chat.completions.create(
+        model="sim",
+        messages=HELLO,
+        extra_body={"return_token_ids": True, "repetition_penalty": 1.1},
+    )
+    tokens = http.post("/tokenize", json={"model": "sim", "messages": HELLO}).json()
+    assert set(tokens) == {"tokens", "count", "max_model_len"}
+    assert answer.prompt_token_ids == tokens["tokens"]  # type: ignore[attr-defined]
+    assert len(tokens["tokens"]) == tokens["count"] == answer.usage.prompt_tokens
+    assert len(answer.choices[0].token_ids) == answer.usage.completion_tokens  # type: ignore[attr-defined]
+
+
+def test_messages_in_parts_and_messages_sent_back_are_taken(client: openai.OpenAI) -> None:
+    first = client.chat.completions.create(model="sim", messages=HELLO, seed=1)
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}]  # fmt: skip  # noqa: E501
+    same = client.chat.completions.create(model="sim", messages=parts, seed=1)
+    assert same.choices == first.choices
+    turn = first.choices[0].message.model_dump()
+    assert turn["refusal"] is None and "content" in turn
+    client.chat.completions.create(model="sim", messages=[*HELLO, turn, *HELLO])
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        ({"stream": True}, 400, "unsupported_value", "stream"),
+        ({"tools": []}, 400, "unknown_parameter", "tools"),
+        ({"presence_penalty": 0.1}, 400, "unknown_parameter", "presence_penalty"),
+        ({"model": "other"}, 404, "model_not_found", "model"),
+        ({"model": None}, 400, "missing_required_parameter", "model"),
+        ({"messages": []}, 400, "invalid_value", "messages"),
+        ({"messages": None}, 400, "missing_required_parameter", "messages"),
+        ({"messages": [ROBOT]}, 400, "invalid_value", "messages[0].role"),
+        ({"messages": [EMPTY]}, 400, "missing_required_parameter", "messages[0].content"),
+        ({"messages": [*HELLO, NUMBER]}, 400, "invalid_value", "messages[1].content"),
+        ({"messages": [{**HELLO[0], "x": 1}]}, 400, "unknown_parameter", "messages[0].x"),
+        ({"max_tokens": 0}, 400, "invalid_value", "max_tokens"),
+        (BOTH_LIMITS, 400, "invalid_value", "max_completion_tokens"),
+        ({"temperature": 2.5}, 400, "invalid_value", "temperature"),
+        ({"temperature": "1"}, 400, "invalid_value", "temperature"),
+        ({"top_p": 0}, 400, "invalid_value", "top_p"),
+        ({"n": 0}, 400, "invalid_value", "n"),
+        ({"n": True}, 400, "invalid_value", "n"),
+        ({"seed": 1.5}, 400, "invalid_value", "seed"),
+        ({"stop": [""]}, 400, "invalid_value", "stop"),
+        ({"logprobs": 1}, 400, "invalid_value", "logprobs"),
+        ({"logprobs": True}, 400, "unsupported", "logprobs"),
+        ({"messages": [LONG]}, 400, "context_length_exceeded", "messages"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_chat_request_is_named(
+    http: httpx.Client, body: dict[str, Any], status: int, code: str, param: str
+) -> None:
+    response = http.post("/v1/chat/completions", json={"model": "sim", "messages": HELLO, **body})
+    assert_error(response, status, code, param)
+
+
+def test_null_and_false_count_as_not_sent(http: httpx.Client) -> None:
+    body = {"model": "sim", "messages": HELLO, "stream": False, "tools": None, "n": None}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff"])
+def test_a_body_that_is_no_object_is_a_400(http: httpx.Client, body: bytes) -> None:
+    for path in ("/v1/chat/completions", "/tokenize", "/v1/fine_tuning/jobs"):
+        assert_error(http.post(path, content=body), 400, "invalid_json", None)
+
+
+def test_a_body_that_is_too_large_is_a_413(http: httpx.Client) -> None:
+    response = http.post("/v1/chat/completions", content=b" " * (33 * 1024 * 1024))
+    assert_error(response, 413, "request_too_large", None)
+
+
+# The rest
+
+
+def test_unknown_paths_and_methods_get_an_error_object(http: httpx.Client) -> None:
+    assert_error(http.get("/v1/nothing"), 404, "unknown_url", None)
+    assert_error(http.put("/v1/files"), 404, "unknown_url", None)
+    assert_error(http.get("/"), 404, "unknown_url", None)
+
+
+def test_health_version_and_status_tell_what_is(server, http: httpx.Client) -> None:
+    open_client = httpx.Client(base_url=server.handle.url)
+    health = open_client.get("/health")
+    assert health.status_code == 200
+    assert health.json()["status"] == "ok" and health.json()["engine_state"] == "running"
+    assert health.json()["disk_free_bytes"] > 0
+    assert open_client.get("/version").json() == {"version": SERVER_VERSION}
+    assert_error(open_client.get("/nip/status"), 401, "invalid_api_key", None)
+    status = http.get("/nip/status").json()
+    assert status["pid"] == server.handle.pid
+    assert status["engine"]["name"] == "deterministic"
+    assert status["configuration_digest"] == server.spec.digest()
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=x", "limit=-1", "limit=99999", "after=nothing", "order=up", "x=1"]
+)
+def test_query_parameters_are_checked(http: httpx.Client, query: str) -> None:
+    response = http.get(f"/v1/files?{query}")
+    assert response.status_code == (404 if "after" in query else 400)
+    assert response.json()["error"]["param"] == query.split("=", maxsplit=1)[0]
+
+
+def test_every_job_object_has_openais_shape(server, client: openai.OpenAI) -> None:
+    job = server.train(suffix="shape")
+    FineTuningJob.model_validate(job.model_dump(), strict=True)
+    events = client.fine_tuning.jobs.list_events(job.id)
+    assert events.data
+    for event in events:
+        FineTuningJobEvent.model_validate(event.model_dump(), strict=True)
+    (checkpoint,) = client.fine_tuning.jobs.checkpoints.list(job.id).data
+    FineTuningJobCheckpoint.model_validate(checkpoint.model_dump(), strict=True)
+    assert checkpoint.fine_tuned_model_checkpoint == job.fine_tuned_model
+
+
+def test_injected_faults_reach_the_client(make_server) -> None:
+    faulty = make_server("faults: {server_error: 0.3, rate_limited: 0.3, dropped: 0.3}\n")
+    seen = set()
+    for seed in range(40):
+        try:
+            faulty.client.chat.completions.create(model="sim", messages=HELLO, seed=seed)
+        except openai.RateLimitError as error:
+            assert error.response.headers["retry-after"] == "0.05"
+            seen.add("429")
+        except openai.InternalServerError as error:
+            assert json.loads(error.response.text)["error"]["code"] == "injected_fault"
+            seen.add("500")
+        except openai.APIConnectionError:
+            seen.add("dropped")
+        else:
+            seen.add("answered")
+    assert seen == {"429", "500", "dropped", "answered"}
+
+
+def test_another_try_gets_through_a_fault(make_server) -> None:
+    faulty = make_server("faults: {rate_limited: 0.5, retry_after_s: 0.01}\n")
+    patient = faulty.client.with_options(max_retries=30)
+    for seed in range(10):
+        answer = patient.chat.completions.create(model="sim", messages=HELLO, seed=seed)
+        assert answer.choices[0].message.content

@@ -1,0 +1,211 @@
+"""The contract with a training process: its events, its ends, and that it never outlives us."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nip_core.lm_server.processes import end_process, is_alive, process_identity
+from nip_core.lm_server.trainers import SubprocessTrainer, TrainingFailed, TrainingTask
+
+HEAD = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+job_dir = Path(sys.argv[sys.argv.index("--job-dir") + 1])
+job = json.loads((job_dir / "job.json").read_text())
+out = Path(job["output_dir"])
+def event(**e):
+    with (job_dir / "events.jsonl").open("a") as f:
+        f.write(json.dumps(e) + "\\n")
+"""
+
+GOOD = """
+event(type="message", level="info", message="begin")
+for step in (1, 2):
+    event(type="progress", step=step, total_steps=2, loss=1.0 / step,
+          learning_rate=0.1, epoch=step, tokens=step)
+    time.sleep(0.15)
+(out / "adapter_model.safetensors").write_bytes(b"weights")
+(out / "training_result.json").write_text(json.dumps(
+    {"final_loss": 0.5, "steps": 2, "tokens": 20, "wall_s": 0.1, "trainable_parameters": 3}))
+"""
+
+
+class Run:
+    """A trainer over a training module of a few lines."""
+
+    def __init__(self, directory: Path, program: str, grace_s: float = 5.0):
+        (directory / "small_training.py").write_text(HEAD + textwrap.dedent(program))
+        path = os.pathsep.join([str(directory), *filter(None, sys.path)])
+        self.trainer = SubprocessTrainer(
+            "small_training", "/base", {**os.environ, "PYTHONPATH": path}, grace_s=grace_s
+        )
+        self.task = TrainingTask(
+            job_id="ftjob-1",
+            job_key="k",
+            job_dir=directory / "job",
+            output_dir=directory / "job" / "output",
+            method="supervised",
+            parent_path=None,
+            training_file=directory / "train.jsonl",
+            validation_file=None,
+            settings={"n_epochs": 1},
+            seed=5,
+        )
+        self.events: list[dict[str, Any]] = []
+        self.child: tuple[int, str] | None = None
+
+    async def train(self) -> Any:
+        def started(pid: int, identity: str) -> None:
+            self.child = (pid, identity)
+
+        return await self.trainer.train(self.task, self.events.extend, started)
+
+    def failure(self) -> TrainingFailed:
+        with pytest.raises(TrainingFailed) as caught:
+            asyncio.run(self.train())
+        return caught.value
+
+
+def wait_for(path: Path, timeout_s: float = 15) -> str:
+    deadline = time.monotonic() + timeout_s
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.02)
+    return path.read_text()
+
+
+def test_a_training_reports_while_it_runs_and_gives_its_figures(tmp_path: Path) -> None:
+    run = Run(tmp_path, GOOD)
+    result = asyncio.run(run.train())
+    assert (result.steps, result.tokens, result.final_loss) == (2, 20, 0.5)
+    assert result.detail["trainable_parameters"] == 3
+    assert [e["type"] for e in run.events] == ["message", "progress", "progress"]
+    assert [e["loss"] for e in run.events[1:]] == [1.0, 0.5]
+    job = json.loads((tmp_path / "job" / "job.json").read_text())
+    assert job == {
+        "method": "supervised",
+        "base_model_path": "/base",
+        "parent_adapter_path": None,
+        "training_file": str(tmp_path / "train.jsonl"),
+        "validation_file": None,
+        "hyperparameters": {"n_epochs": 1},
+        "seed": 5,
+        "output_dir": str(tmp_path / "job" / "output"),
+    }
+
+
+def test_the_last_error_event_is_the_jobs_error(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path,
+        """
+        event(type="error", code="first", message="one", param=None)
+        event(type="error", code="nan_loss", message="the loss is NaN", param="nip.learning_rate")
+        sys.exit(1)
+        """,
+    )
+    failure = run.failure()
+    assert (failure.code, failure.message, failure.param) == (
+        "nan_loss", "the loss is NaN", "nip.learning_rate"
+    )  # fmt: skip
+    assert run.events == []
+
+
+def test_a_crash_is_told_with_the_end_of_the_log(tmp_path: Path) -> None:
+    failure = Run(tmp_path, "print('nearly there'); raise RuntimeError('out of cheese')").failure()
+    assert failure.code == "training_process_died"
+    assert "status 1" in failure.message and "out of cheese" in failure.message
+
+
+def test_a_process_that_was_killed_is_told_by_its_signal(tmp_path: Path) -> None:
+    failure = Run(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)").failure()
+    assert failure.code == "training_process_died" and "SIGKILL" in failure.message
+
+
+def test_success_without_a_result_is_a_failure(tmp_path: Path) -> None:
+    assert Run(tmp_path, "pass").failure().code == "training_result_missing"
+
+
+def test_a_torn_event_is_left_out(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path,
+        GOOD + '\nwith (job_dir / "events.jsonl").open("a") as f: f.write(\'{"type": "mess\')\n',
+    )
+    asyncio.run(run.train())
+    assert len(run.events) == 3
+
+
+def test_cancelling_ends_a_deaf_process_and_what_it_started(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path,
+        """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sleeper = subprocess.Popen([sys.executable, "-c",
+            "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"])
+        (job_dir / "grandchild").write_text(str(sleeper.pid))
+        time.sleep(60)
+        """,
+        grace_s=0.3,
+    )
+
+    async def cancel() -> None:
+        training = asyncio.create_task(run.train())
+        await asyncio.to_thread(wait_for, tmp_path / "job" / "grandchild")
+        training.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await training
+
+    asyncio.run(cancel())
+    grandchild = int((tmp_path / "job" / "grandchild").read_text())
+    assert not is_alive(*run.child)
+    deadline = time.monotonic() + 5
+    while process_identity(grandchild) is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+SUPERVISOR = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from test_trainers import Run
+run = Run(Path(sys.argv[1]), '''
+(job_dir / "pid").write_text(str(os.getpid()))
+time.sleep(60)
+''')
+asyncio.run(run.train())
+"""
+
+
+def test_a_training_dies_with_a_server_that_was_killed(tmp_path: Path) -> None:
+    here = str(Path(__file__).parent)
+    server = subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(tmp_path), here])
+    pid = int(wait_for(tmp_path / "job" / "pid"))
+    identity = process_identity(pid)
+    assert identity is not None
+    server.kill()
+    server.wait(10)
+    deadline = time.monotonic() + 5
+    while is_alive(pid, identity):
+        assert time.monotonic() < deadline, "the training outlived its server"
+        time.sleep(0.02)
+
+
+def test_a_process_is_ended_only_if_it_is_the_one_that_was_meant() -> None:
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        assert end_process(sleeper.pid, "another:1", grace_s=0.1)
+        assert sleeper.poll() is None
+        identity = process_identity(sleeper.pid)
+        assert end_process(sleeper.pid, identity, grace_s=5)
+        assert sleeper.wait(5) == -signal.SIGTERM
+    finally:
+        sleeper.kill()

@@ -1,0 +1,199 @@
+"""A file is there whole or not at all; of many writers one wins; a dropped fence lets nobody by."""
+
+import errno
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from nip_core.errors import LeaseError, SettingsError, StoreError
+from nip_core.run_store.store import LocalStore, MissingFileError, open_store, walk
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "runs")
+
+
+def hidden(store: LocalStore) -> list[str]:
+    return [p.name for p in store.root.rglob(".*") if p.name != ".lock"]
+
+
+def test_a_directory_and_a_file_url_open_the_same_store(tmp_path: Path) -> None:
+    open_store(str(tmp_path / "new runs")).put("a/b.json", b"1")
+    url = (tmp_path / "new runs").as_uri()
+    assert open_store(url).get("a/b.json") == b"1"
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/runs", "gs://bucket", "file://elsewhere/runs"])
+def test_other_urls_are_refused_for_now(url: str) -> None:
+    with pytest.raises(SettingsError, match="not supported yet"):
+        open_store(url)
+
+
+def test_a_refused_url_shows_no_secret() -> None:
+    with pytest.raises(SettingsError) as caught:
+        open_store("s3://user:hunter2@bucket/runs?token=hunter3")
+    assert "hunter" not in str(caught.value)
+
+
+def test_a_place_that_can_not_be_a_directory_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"file"):
+        LocalStore(tmp_path / "file")
+    with pytest.raises(StoreError, match=r"file/runs"):
+        LocalStore(tmp_path / "file" / "runs")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_place_without_write_permission_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(StoreError, match="permission"):
+        LocalStore(tmp_path)
+
+
+def test_no_permission_and_no_hard_links_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(code: int) -> None:
+        def link(*_: object, **__: object) -> None:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(os, "link", link)
+
+    refuse(errno.EOPNOTSUPP)
+    with pytest.raises(StoreError, match="no hard links"):
+        LocalStore(tmp_path)
+    refuse(errno.EACCES)
+    with pytest.raises(StoreError, match="no permission"):
+        LocalStore(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["", "/etc/passwd", "../up", "a/../../b", "a//b", "."])
+def test_paths_stay_inside(store: LocalStore, path: str) -> None:
+    with pytest.raises(StoreError, match="not a path inside"):
+        store.put(path, b"")
+
+
+def test_missing_files_and_directories(store: LocalStore) -> None:
+    with pytest.raises(MissingFileError):
+        store.get("none")
+    with pytest.raises(FileNotFoundError):
+        store.get_with_etag("none")
+    assert not store.exists("none")
+    assert store.list("none") == []
+    store.delete("none")
+    assert store.put_if_match("none", b"", "tag") is None
+
+
+def test_listing_shows_names_directories_and_nothing_temporary(store: LocalStore) -> None:
+    store.put("a/x/1", b"")
+    store.put("a/y", b"")
+    (store.root / "a" / ".tmp-left").write_bytes(b"half")
+    assert store.list("a") == ["x/", "y"]
+    assert store.list("") == ["a/"]
+    assert list(walk(store, "")) == ["a/x/1", "a/y"]
+
+
+def test_a_file_can_come_from_the_disk(store: LocalStore, tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(b"x" * 3_000_000)
+    store.put("a", tmp_path / "big")
+    assert store.get("a") == b"x" * 3_000_000
+    assert store.local_path("a") == store.root / "a"
+    assert (store.free_bytes() or 0) > 0
+
+
+def test_of_many_first_writers_one_wins(store: LocalStore) -> None:
+    barrier = threading.Barrier(16)
+
+    def write(number: int) -> bool:
+        barrier.wait()
+        return store.put_if_absent("one", str(number).encode())
+
+    with ThreadPoolExecutor(16) as pool:
+        won = list(pool.map(write, range(16)))
+    assert won.count(True) == 1
+    assert store.get("one") == str(won.index(True)).encode()
+    assert hidden(store) == []
+
+
+def test_of_many_replacements_none_is_lost(store: LocalStore) -> None:
+    store.put("count", b"0")
+
+    def add(_: int) -> None:
+        while True:
+            data, etag = store.get_with_etag("count")
+            if store.put_if_match("count", str(int(data) + 1).encode(), etag) is not None:
+                return
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, range(100)))
+    assert store.get("count") == b"100"
+    assert hidden(store) == []
+
+
+def test_the_tag_of_a_replacement_is_that_of_the_file(store: LocalStore) -> None:
+    store.put("a", b"1")
+    tag = store.put_if_match("a", b"2", store.get_with_etag("a")[1])
+    assert store.get_with_etag("a") == (b"2", tag)
+    assert store.put_if_match("a", b"3", "old") is None
+    assert store.get("a") == b"2"
+
+
+def test_a_lock_that_is_never_freed_is_reported(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path, lock_timeout_s=0.05)
+    store.put("a", b"1")
+    with store._locked():
+        with pytest.raises(StoreError, match="held for more than"):
+            store.put_if_match("a", b"2", store.get_with_etag("a")[1])
+
+
+def test_a_full_disk_says_what_to_do_and_leaves_nothing(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match=r"disk full.*free space and run again: what is finished"):
+        store.put_if_absent("a", b"x" * 1000)
+    monkeypatch.undo()
+    assert not store.exists("a")
+    assert hidden(store) == []
+
+
+def test_puts_pass_only_while_their_fence_stands(store: LocalStore) -> None:
+    store.raise_fence("run/fences/000001")
+    assert store.put_if_absent("run/a", b"1", fence="run/fences/000001")
+    etag = store.get_with_etag("run/a")[1]
+    store.drop_fence("run/fences/000001")
+    store.raise_fence("run/fences/000002")
+    for put in (
+        lambda: store.put("run/a", b"2", fence="run/fences/000001"),
+        lambda: store.put_if_absent("run/b", b"2", fence="run/fences/000001"),
+        lambda: store.put_if_match("run/a", b"2", etag, fence="run/fences/000001"),
+    ):
+        with pytest.raises(LeaseError, match="000001 was released or taken over"):
+            put()
+    assert store.get("run/a") == b"1"
+    assert not store.exists("run/b")
+    assert store.put_if_match("run/a", b"3", etag, fence="run/fences/000002")
+    assert store.list("run/fences") == ["000002/"]
+
+
+def test_a_fence_dropped_between_staging_and_publishing_stops_the_put(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.raise_fence("f/1")
+    real = os.link
+
+    def link(source: Path, target: Path) -> None:
+        store.drop_fence("f/1")  # the runner was stopped just here, and replaced
+        real(source, target)
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(LeaseError):
+        store.put_if_absent("a", b"1", fence="f/1")
+    assert not store.exists("a")

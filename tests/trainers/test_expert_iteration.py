@@ -1,0 +1,632 @@
+"""Which rollouts become examples, and that an example is what was asked plus what was answered."""
+
+import asyncio
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted_server import scripted_server
+
+from nip_core.agents.chat_client import ChatClient, Endpoint
+from nip_core.agents.render import Game
+from nip_core.hashing import derive_seed
+from nip_core.parameters import PureTextEiParameters, TextRlParameters, load_parameters
+from nip_core.rollouts.engine import Player, Table, play_shard
+from nip_core.rollouts.plan import plan_episodes
+from nip_core.rollouts.progress import Progress
+from nip_core.rollouts.schema import EPISODES, GENERATIONS
+from nip_core.scenarios.code_validation.datasets import Problem
+from nip_core.scenarios.code_validation.prompts import LAST_ROUND_MESSAGES
+from nip_core.trainers.expert_iteration import choose_examples, replacement_proportion, select
+
+ACCEPT, REJECT = "Decision: accept", "Decision: reject"
+
+
+def make_game(rounds=3, ei=None, text_rl=None, **more):
+    return Game(
+        load_parameters(
+            {
+                "run_name": "a",
+                "dataset": "x",
+                "nip_protocol": {"max_message_rounds": rounds},
+                "code_validation": {"system_prompt_version": "short"},
+                "pure_text_ei": ei or {},
+                "text_rl": text_rl or {},
+                **more,
+            }
+        )
+    )
+
+
+class Rollouts:
+    """Tables of episodes of the `nip` protocol, written by hand."""
+
+    def __init__(self, run="a"):
+        self.run, self.episodes, self.generations = run, [], []
+
+    def add(self, i, y, texts, rewards, outcome="finished", iteration=0, invalid=()):
+        """`texts` round by round; `rewards` of prover and verifier; `invalid` rounds had an
+        invalid answer first."""
+        key = f"{self.run}-e{iteration}-{i}"
+        last = texts[-1]
+        self.episodes.append(
+            {
+                "key": key,
+                "run": self.run,
+                "split": "train",
+                "iteration": iteration,
+                "problem": f"p{i}",
+                "question_id": f"q{i}",
+                "sample": 0,
+                "branch_path": "",
+                "protocol": "nip",
+                "question": f"Return x plus {i}.",
+                "solution": f"x + {i}",
+                "y": y,
+                "difficulty": None,
+                "mutation": None,
+                "seed": i,
+                "prover_stance": None,
+                "rounds": len(texts),
+                "decision": {ACCEPT: 1, REJECT: 0}.get(last, 2),
+                "outcome": outcome,
+                "error": "too long" if outcome == "failed" else None,
+                "rewards": [
+                    {"agent": "prover", "reward": rewards[0]},
+                    {"agent": "verifier", "reward": rewards[1]},
+                ],
+            }
+        )
+        for r, text in enumerate(texts):
+            agent = "prover" if r % 2 else "verifier"
+            if r in invalid:
+                self._generation(key, r, agent, 0, "", "empty answer")
+            self._generation(key, r, agent, int(r in invalid), text, None)
+        return self
+
+    def _generation(self, episode, round_, agent, attempt, text, invalid_reason):
+        self.generations.append(
+            {
+                "key": f"{episode}-g{round_}-{attempt}",
+                "parent_key": None,
+                "episode": episode,
+                "branch_path": "",
+                "round": round_,
+                "agent": agent,
+                "attempt": attempt,
+                "model_asked": "m",
+                "model_served": "m",
+                "text": text,
+                "decision": {ACCEPT: 1, REJECT: 0}.get(text, 2),
+                "finish_reason": "stop",
+                "invalid_reason": invalid_reason,
+                "prompt_tokens": 1,
+                "completion_tokens": 1,
+            }
+        )
+
+    def tables(self, shuffle_seed=None):
+        episodes, generations = list(self.episodes), list(self.generations)
+        if shuffle_seed is not None:
+            random.Random(shuffle_seed).shuffle(episodes)
+            random.Random(shuffle_seed).shuffle(generations)
+        return (
+            pa.Table.from_pylist(episodes, schema=EPISODES),
+            pa.Table.from_pylist(generations, schema=GENERATIONS),
+        )
+
+
+def six_episodes():
+    """Every way an episode can end."""
+    asks, says = "Question: a?", "Answer: b"
+    return (
+        Rollouts()
+        .add(0, 1, [asks, says, ACCEPT], (1.0, 1.0), invalid=[0, 1])
+        .add(1, 0, [asks, says, ACCEPT], (1.0, -1.0))
+        .add(2, 0, [asks, says, REJECT], (0.0, 1.0))
+        .add(3, 1, [asks, says, REJECT], (0.0, -1.0))
+        .add(4, 1, [asks, says, "Question: c?"], (0.0, -1.0), outcome="terminated")
+        .add(5, 1, [asks], (0.0, 0.0), outcome="failed")
+    )
+
+
+def many(count, run="a", iteration=0):
+    """Episodes with all labels, verdicts and rewards."""
+    rollouts = Rollouts(run)
+    for i in range(count):
+        accepts, y = (i // 2) % 3 > 0, i % 2
+        rewards = (float(accepts), 1.0 if accepts == y else -1.0)
+        texts = [f"Question: {i}?", f"Answer: {i}", ACCEPT if accepts else REJECT]
+        rollouts.add(i, y, texts, rewards, iteration=iteration, invalid=[1] if i % 5 == 0 else [])
+    return rollouts
+
+
+def chosen(examples):
+    return sorted((e.agent, e.problem, e.reason) for e in examples)
+
+
+# Selection, by hand
+
+
+def test_threshold_keeps_for_each_agent_the_episodes_that_paid_it():
+    game, tables = make_game(), six_episodes().tables()
+    assert chosen(choose_examples(game, "verifier", 0, *tables)) == [
+        ("verifier", "p0", "threshold"),
+        ("verifier", "p2", "threshold"),
+    ]
+    assert chosen(choose_examples(game, "prover", 0, *tables)) == [
+        ("prover", "p0", "threshold"),
+        ("prover", "p1", "threshold"),
+    ]
+
+
+def test_a_shared_group_gets_the_examples_of_its_agents_together():
+    agents = {"_default": {"shared_model_group": "all"}}
+    tables = six_episodes().tables()
+    assert chosen(choose_examples(make_game(agents=agents), "all", 0, *tables)) == [
+        ("prover", "p0", "threshold"),
+        ("prover", "p1", "threshold"),
+        ("verifier", "p0", "threshold"),
+        ("verifier", "p2", "threshold"),
+    ]
+
+
+def test_the_examples_come_neither_agent_by_agent_nor_verdict_by_verdict():
+    agents = {"_default": {"shared_model_group": "all"}}
+    examples = choose_examples(make_game(agents=agents), "all", 0, *many(60).tables())
+
+    def changes(values):
+        return sum(a != b for a, b in pairwise(values))
+
+    verifiers = [e for e in examples if e.agent == "verifier"]
+    assert changes([e.agent for e in examples]) > len(examples) / 4
+    assert changes([e.messages[-1]["content"] for e in verifiers]) > len(verifiers) / 4
+
+
+def test_an_example_holds_the_conversation_of_its_agent_and_where_it_came_from():
+    game, tables = make_game(), six_episodes().tables()
+    facts = "Return x plus 0.", "x + 0"
+    [verifier] = [e for e in choose_examples(game, "verifier", 0, *tables) if e.problem == "p0"]
+    assert list(verifier.messages) == [
+        {"role": "system", "content": game.prompts.render("verifier", *facts, None)},
+        {"role": "assistant", "content": "Question: a?"},
+        {"role": "user", "content": "Answer: b", "name": "Expert"},
+        {"role": "system", "content": LAST_ROUND_MESSAGES["short"]},
+        {"role": "assistant", "content": "Decision: accept"},
+    ]
+    assert (verifier.episode, verifier.iteration, verifier.y, verifier.reward) == (
+        "a-e0-0",
+        0,
+        1,
+        1,
+    )
+    # The agent's own valid answers, in the order of play; round 0 took a second attempt.
+    assert verifier.generations == ("a-e0-0-g0-1", "a-e0-0-g2-0")
+    [prover] = [e for e in choose_examples(game, "prover", 0, *tables) if e.problem == "p0"]
+    assert list(prover.messages) == [
+        {"role": "system", "content": game.prompts.render("prover", *facts, None)},
+        {"role": "user", "content": "Question: a?", "name": "Verifier"},
+        {"role": "assistant", "content": "Answer: b"},
+    ]
+    assert prover.generations == ("a-e0-0-g1-1",)
+
+
+@pytest.mark.parametrize("method", ["threshold", "weighted_sampling"])
+def test_failed_episodes_are_left_out_however_low_the_threshold(method):
+    ei = {
+        "rollout_selection_method": method,
+        "reward_threshold": -9.0,
+        "weighting_sample_size_factor": 1.0,
+        "weighting_use_replacement": False,
+    }
+    text_rl = {"verifier_guess_replacement_proportion": 0.4}
+    game = make_game(ei=ei, text_rl=text_rl)
+    for group in ("prover", "verifier"):
+        examples = choose_examples(game, group, 0, *six_episodes().tables())
+        assert sorted(e.problem for e in examples) == ["p0", "p1", "p2", "p3", "p4"]
+
+
+def test_an_agent_that_never_spoke_gives_no_example():
+    rollouts = Rollouts().add(0, 1, [ACCEPT], (1.0, 1.0))
+    game = make_game()
+    assert choose_examples(game, "prover", 0, *rollouts.tables()) == []
+    assert len(choose_examples(game, "verifier", 0, *rollouts.tables())) == 1
+
+
+def test_no_rollouts_give_no_examples():
+    for ei in ({}, {"rollout_selection_method": "weighted_sampling", "balance_decisions": True}):
+        for group in ("prover", "verifier"):
+            assert choose_examples(make_game(ei=ei), group, 0, *Rollouts().tables()) == []
+
+
+def test_rollouts_of_several_iterations_are_chosen_from_together():
+    rollouts = many(4)
+    later = many(4, iteration=1)
+    rollouts.episodes += later.episodes
+    rollouts.generations += later.generations
+    examples = choose_examples(make_game(), "verifier", 1, *rollouts.tables())
+    assert Counter(e.iteration for e in examples) == {0: 2, 1: 2}
+    assert len({e.key for e in examples}) == 4
+
+
+# Weighted sampling
+
+
+def weighted(**changes):
+    return PureTextEiParameters(rollout_selection_method="weighted_sampling", **changes)
+
+
+def names(count):
+    return [f"k{i:04d}" for i in range(count)]
+
+
+def draw_shares(rewards, **changes):
+    """How often each of `rewards` is drawn, over 400 copies of the list and 40 seeds."""
+    copies, count = 400, Counter()
+    asked = weighted(weighting_sample_size_factor=1.0, **changes)
+    for seed in range(40):
+        drawn = select(rewards * copies, names(len(rewards) * copies), asked, seed)
+        count.update(i % len(rewards) for i, _ in drawn)
+    total = count.total()
+    return [count[i] / total for i in range(len(rewards))]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "changes", "expected"),
+    [
+        # 0 : 1 : 2 above the minimum, then 1 % spread evenly.
+        ([-1.0, 0.0, 1.0], {}, [0.0033, 0.3333, 0.6634]),
+        # Two of four get all the weight; epsilon 1 halves the difference to even shares.
+        ([1.0, 1.0, -1.0, -1.0], {"weighting_epsilon": 1.0}, [0.375, 0.375, 0.125, 0.125]),
+        # Below the given minimum everything counts alike.
+        ([-1.0, 0.25, 0.5, 1.0], {"weighting_minimum": 0.0}, [0.0025, 0.1439, 0.2854, 0.5682]),
+    ],
+)
+def test_the_probability_grows_linearly_with_the_reward(rewards, changes, expected):
+    # 48,000 draws or more: three standard deviations are below 0.007.
+    assert draw_shares(rewards, **changes) == pytest.approx(expected, abs=0.008)
+
+
+@pytest.mark.parametrize("reward", [-1.0, 0.0, 1.0])
+@pytest.mark.parametrize("minimum", [None, 2.0])
+def test_equal_rewards_are_drawn_evenly_and_nothing_becomes_nan(reward, minimum):
+    asked = weighted(weighting_minimum=minimum)
+    assert len(select([reward] * 9, names(9), asked, 3)) == round(9 * 0.5)
+    shares = draw_shares([reward] * 4, weighting_minimum=minimum)
+    assert shares == pytest.approx([0.25] * 4, abs=0.008)
+
+
+def test_without_replacement_nothing_is_drawn_twice():
+    asked = weighted(weighting_sample_size_factor=1.0, weighting_use_replacement=False)
+    drawn = select([1.0, -1.0, 0.5, 0.5], names(4), asked, 1)
+    assert sorted(drawn) == [(0, 0), (1, 0), (2, 0), (3, 0)]
+
+
+def test_one_rollout_drawn_twice_makes_two_examples_with_keys_of_their_own():
+    ei = {"rollout_selection_method": "weighted_sampling", "weighting_sample_size_factor": 1.0}
+    examples = choose_examples(make_game(ei=ei), "verifier", 0, *many(12).tables())
+    assert len(examples) == len({e.key for e in examples}) == 12
+    repeated = Counter(e.episode for e in examples)
+    assert max(repeated.values()) > 1
+    assert {e.reason for e in examples} == {"weighted"}
+
+
+ROLLOUTS = st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.9, 1.0]), min_size=0, max_size=30)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rewards=ROLLOUTS,
+    factor=st.sampled_from([0.1, 0.5, 1.0]),
+    replacement=st.booleans(),
+    minimum=st.sampled_from([None, -2.0, 0.0, 5.0]),
+    seed=st.integers(0, 2**31 - 1),
+    shuffle=st.randoms(use_true_random=False),
+)
+def test_sampling_draws_as_many_as_asked_from_what_is_there_in_whatever_order(
+    rewards, factor, replacement, minimum, seed, shuffle
+):
+    asked = weighted(
+        weighting_sample_size_factor=factor,
+        weighting_use_replacement=replacement,
+        weighting_minimum=minimum,
+    )
+    keys = names(len(rewards))
+    drawn = select(rewards, keys, asked, seed)
+    assert len(drawn) == round(len(rewards) * factor)
+    assert set(i for i, _ in drawn) <= set(range(len(rewards)))
+    times = Counter(i for i, _ in drawn)
+    assert sorted(drawn) == sorted((i, n) for i, count in times.items() for n in range(count))
+    order = list(range(len(rewards)))
+    shuffle.shuffle(order)
+    again = select([rewards[i] for i in order], [keys[i] for i in order], asked, seed)
+    assert [(keys[order[i]], n) for i, n in again] == [(keys[i], n) for i, n in drawn]
+
+
+@given(rewards=ROLLOUTS, threshold=st.sampled_from([-1.0, 0.0, 0.9, 2.0]))
+def test_the_threshold_takes_exactly_what_reaches_it(rewards, threshold):
+    asked = PureTextEiParameters(reward_threshold=threshold)
+    taken = select(rewards, names(len(rewards)), asked, 0)
+    assert taken == [(i, 0) for i in range(len(rewards)) if rewards[i] >= threshold]
+
+
+# Laws of the whole choice
+
+EVERYTHING = {
+    "ei": {
+        "rollout_selection_method": "weighted_sampling",
+        "weighting_sample_size_factor": 0.7,
+        "balance_decisions": True,
+    },
+    "text_rl": {"verifier_guess_replacement_proportion": 0.3},
+}
+WAYS = [{}, {"ei": {"balance_decisions": True}}, EVERYTHING]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["threshold", "balanced", "everything"])
+def test_neither_the_order_of_the_rows_nor_the_runs_name_matters(way):
+    for group in ("prover", "verifier"):
+        usual = choose_examples(make_game(**way), group, 0, *many(40).tables())
+        assert len(usual) > 5
+        for seed in range(3):
+            shuffled = many(40).tables(shuffle_seed=seed)
+            assert choose_examples(make_game(**way), group, 0, *shuffled) == usual
+        renamed = choose_examples(make_game(**way), group, 0, *many(40, run="b").tables())
+        assert [(e.problem, e.reason, e.messages) for e in renamed] == [
+            (e.problem, e.reason, e.messages) for e in usual
+        ]
+        assert not {e.key for e in renamed} & {e.key for e in usual}
+
+
+def test_another_seed_or_iteration_draws_anew():
+    def draw(iteration=0, **more):
+        game = make_game(**EVERYTHING, **more)
+        return chosen(choose_examples(game, "verifier", iteration, *many(40).tables()))
+
+    assert draw() == draw()
+    assert draw() != draw(seed=7)
+    assert draw() != draw(iteration=1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    episodes=st.lists(
+        st.tuples(
+            st.integers(0, 1),
+            st.sampled_from(
+                [
+                    (["Question: a?", "Answer: b", ACCEPT], "finished"),
+                    (["Question: a?", "Answer: b", "Question: c?"], "terminated"),
+                    ([REJECT], "finished"),
+                    (["Question: a?", "Answer: b"], "failed"),
+                ]
+            ),
+            st.sampled_from([-1.0, 0.0, 1.0]),
+            st.sampled_from([(), (0,), (0, 1)]),
+        ),
+        max_size=12,
+    ),
+    way=st.sampled_from(WAYS),
+    group=st.sampled_from(["prover", "verifier"]),
+)
+def test_the_choice_invents_nothing(episodes, way, group):
+    rollouts = Rollouts()
+    for i, (y, (texts, outcome), reward, invalid) in enumerate(episodes):
+        rollouts.add(i, y, texts, (reward, reward), outcome, invalid=invalid)
+    played = {e["key"]: e for e in rollouts.episodes if e["outcome"] != "failed"}
+    for example in choose_examples(make_game(**way), group, 0, *rollouts.tables()):
+        episode = played[example.episode]
+        assert (example.problem, example.y) == (episode["problem"], episode["y"])
+        assert example.agent == group
+        assert {"agent": group, "reward": example.reward} in episode["rewards"]
+        own = [
+            g
+            for g in rollouts.generations
+            if g["episode"] == example.episode
+            and g["agent"] == group
+            and g["invalid_reason"] is None
+        ]
+        assert list(example.generations) == [g["key"] for g in own]
+        said = [m["content"] for m in example.messages if m["role"] == "assistant"]
+        assert said[:-1] == [g["text"] for g in own][:-1]
+        if example.reason != "true_label":
+            assert said[-1] == own[-1]["text"]
+        assert example.messages[-1]["role"] == "assistant"
+
+
+# The true label in place of the verifier's last message
+
+
+def replaced(examples):
+    return [e for e in examples if e.reason == "true_label"]
+
+
+@pytest.mark.parametrize(
+    ("proportion", "count", "expected"),
+    [(0.0, 10, 0), (0.5, 7, 3), (0.35, 10, 3), (0.29, 100, 29), (1.0, 10, 10), (0.5, 1, 0)],
+)
+def test_as_many_verdicts_as_asked_become_the_true_label(proportion, count, expected):
+    game = make_game(text_rl={"verifier_guess_replacement_proportion": proportion})
+    examples = choose_examples(game, "verifier", 0, *many(count).tables())
+    assert len(replaced(examples)) == expected
+    for example in replaced(examples):
+        last = example.messages[-1]
+        assert last == {"role": "assistant", "content": ACCEPT if example.y else REJECT}
+        assert example.messages[1]["content"].startswith("Question: ")
+        assert len(example.messages) == 5
+    # An episode is used once: the others are chosen from those that were not replaced.
+    assert len({e.episode for e in examples}) == len(examples)
+    assert all(e.reward >= 0.9 for e in examples if e.reason == "threshold")
+    left = {e["key"] for e in many(count).episodes if e["rewards"][1]["reward"] >= 0.9}
+    assert {e.episode for e in examples if e.reason == "threshold"} == left - {
+        e.episode for e in replaced(examples)
+    }
+
+
+def test_the_prover_is_never_given_a_label():
+    plain, replacing = (
+        make_game(text_rl={"verifier_guess_replacement_proportion": p}) for p in (0.0, 1.0)
+    )
+    tables = many(10).tables()
+    assert choose_examples(replacing, "prover", 0, *tables) == choose_examples(
+        plain, "prover", 0, *tables
+    )
+
+
+def test_a_last_question_becomes_the_true_label_too():
+    game = make_game(text_rl={"verifier_guess_replacement_proportion": 1.0})
+    texts = ["Question: a?", "Answer: b", "Question: c?"]
+    rollouts = Rollouts().add(0, 0, texts, (0.0, -1.0), outcome="terminated")
+    [example] = choose_examples(game, "verifier", 0, *rollouts.tables())
+    assert [m["content"] for m in example.messages[1:]] == [
+        "Question: a?",
+        "Answer: b",
+        LAST_ROUND_MESSAGES["short"],
+        REJECT,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("annealing", "shares"),
+    [
+        ("none", [0.5, 0.5, 0.5, 0.5]),
+        ("linear", [0.5, 0.3, 0.1, 0.0]),
+        ("exponential", [0.5, 0.4, 0.32, 0.256]),
+    ],
+)
+def test_the_share_of_labels_falls_over_the_iterations(annealing, shares):
+    asked = TextRlParameters(
+        verifier_guess_replacement_proportion=0.5,
+        verifier_guess_replacement_annealing=annealing,
+        verifier_guess_replacement_annealing_rate=0.2,
+    )
+    assert [replacement_proportion(asked, i) for i in range(4)] == pytest.approx(shares)
+
+
+def test_a_rounding_error_of_the_share_costs_no_label():
+    annealed = {
+        "verifier_guess_replacement_proportion": 0.5,
+        "verifier_guess_replacement_annealing": "linear",
+        "verifier_guess_replacement_annealing_rate": 0.1,
+    }
+    game = make_game(text_rl=annealed)
+    counts = [
+        len(replaced(choose_examples(game, "verifier", i, *many(10).tables()))) for i in range(6)
+    ]
+    assert counts == [5, 4, 3, 2, 1, 0]
+
+
+# Balance
+
+
+def test_balance_keeps_as_many_accepting_as_rejecting_examples():
+    rollouts = Rollouts()
+    for i in range(9):  # five right accepts, two right rejects, two undecided that were paid
+        texts = ["Question: a?", "Answer: b", ACCEPT if i < 5 else REJECT]
+        if i >= 7:
+            texts[-1] = "Question: c?"
+        outcome = "terminated" if i >= 7 else "finished"
+        rollouts.add(i, int(i < 5), texts, (1.0, 1.0), outcome)
+    for way in ({}, {"weighting_use_replacement": False}):
+        game = make_game(ei={"balance_decisions": True, **way})
+        examples = choose_examples(game, "verifier", 0, *rollouts.tables())
+        verdicts = Counter(e.messages[-1]["content"] for e in examples)
+        assert verdicts == {ACCEPT: 2, REJECT: 2}
+        # The prover's examples are no decisions.
+        assert len(choose_examples(game, "prover", 0, *rollouts.tables())) == 9
+
+
+def test_balance_leaves_nothing_when_one_verdict_is_missing():
+    rollouts = Rollouts().add(0, 1, [ACCEPT], (1.0, 1.0)).add(1, 1, [ACCEPT], (1.0, 1.0))
+    game = make_game(ei={"balance_decisions": True})
+    assert choose_examples(game, "verifier", 0, *rollouts.tables()) == []
+
+
+# What is trained is what was asked
+
+
+def reply(body):
+    """Some invalid answers, some early verdicts, some episodes without any."""
+    draw = derive_seed("reply", body["messages"], body["seed"]) % 8
+    if draw == 0:
+        return ""
+    if body["model"] == "prover-model":
+        return f"  Answer: {draw}\n"
+    return ACCEPT if draw == 1 else REJECT if draw == 2 else f"Question: {draw}?"
+
+
+@pytest.mark.parametrize(
+    "settings_",
+    [
+        {},
+        {
+            "nip_protocol": {"max_message_rounds": 4},
+            "protocol_common": {"verifier_first": False},
+        },
+        {"interaction_protocol": "adp"},
+        {"interaction_protocol": "solo_verifier"},
+        {
+            "protocol_common": {"randomize_prover_stance": True, "shared_reward": True},
+            "code_validation": {"system_prompt_version": "v1"},
+            "nip_protocol": {"max_message_rounds": 5, "min_message_rounds": 3},
+        },
+    ],
+    ids=["nip", "prover-first", "adp", "solo", "stances"],
+)
+async def test_every_example_is_a_request_that_was_made_and_the_answer_to_it(settings_):
+    game = Game(
+        load_parameters(
+            {
+                "run_name": "a",
+                "dataset": "x",
+                "rl": {"rollouts_per_iteration": None},
+                "pure_text_ei": {"reward_threshold": -9.0},
+                "nip_protocol": {"max_message_rounds": 5},
+                "code_validation": {"system_prompt_version": "short"},
+                **settings_,
+            }
+        )
+    )
+    parameters = game.parameters
+    problems = [
+        Problem(f"p{i}", f"q{i}", f"Return x plus {i}.", f"x + {i}", i % 2, None, None)
+        for i in range(30)
+    ]
+    specs = plan_episodes(parameters, problems, "train", 0)
+
+    class Nowhere:
+        async def append(self, record):
+            pass
+
+    async with scripted_server(reply) as server:
+        async with ChatClient(concurrency=64, timeout_s=10, retries=0) as client:
+            endpoint = Endpoint(server.url, "k")
+            players = {
+                agent: Player(agent, f"{agent}-model", endpoint, own)
+                for agent, own in parameters.agents.items()
+            }
+            table = Table(game, players, client, Nowhere(), {}, Progress())
+            shard = await asyncio.wait_for(play_shard(specs, table), 30)
+    asked = {(b["model"], b["seed"]): b["messages"] for b in server.bodies}
+    assert len(asked) == len(server.bodies)
+    spec_of = {spec.key: spec for spec in specs}
+    generation_of = {row["key"]: row for row in shard.generations}
+    tables = (
+        pa.Table.from_pylist(shard.episodes, schema=EPISODES),
+        pa.Table.from_pylist(shard.generations, schema=GENERATIONS),
+    )
+    for group in parameters.groups:
+        examples = choose_examples(game, group, 0, *tables)
+        assert len(examples) > 5
+        for example in examples:
+            last = generation_of[example.generations[-1]]
+            assert last["agent"] == group and last["episode"] == example.episode
+            place = (last["round"], last["agent"], last["attempt"])
+            seed = spec_of[example.episode].generation_seed(parameters.seed, *place)
+            *prompt, answer = example.messages
+            assert prompt == asked[f"{group}-model", seed]
+            assert answer == {"role": "assistant", "content": last["text"]}
