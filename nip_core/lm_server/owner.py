@@ -38,12 +38,24 @@ from nip_core.lm_server.state import (
 from nip_core.lm_server.version import SERVER_VERSION
 
 STOP_GRACE_S = 10.0
+REFUSED_STATUS = 2
+REFUSAL = "lm_server: "
 _POLL_S = 0.01
 _HEALTH_TIMEOUT_S = 5.0
 
 
 class OwnerError(Exception):
-    """No server could be had; the message says why and carries the end of its log."""
+    """No server could be had; the message says why and carries the end of its log.
+
+    `reason` is the server's own word, in one line, where it refused to start.
+    """
+
+    def __init__(self, message: str, reason: str | None = None):
+        super().__init__(message, reason)
+        self.message, self.reason = message, reason
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class ServerConflictError(OwnerError):
@@ -243,7 +255,8 @@ def _wait_card(process: "subprocess.Popen[bytes]", state_dir: Path, deadline: fl
         if process.poll() is not None:
             raise OwnerError(
                 f"the server exited with status {process.returncode} before it was ready.\n"
-                + _log_tail(state_dir)
+                + _log_tail(state_dir),
+                _refusal(state_dir) if process.returncode == REFUSED_STATUS else None,
             )
         if time.monotonic() > deadline:
             raise OwnerError(f"the server was not ready in time.\n{_log_tail(state_dir)}")
@@ -295,6 +308,12 @@ def _end(card: ServerCard, state_dir: Path, grace_s: float) -> None:
     if owned is not None:
         owned.process.wait()
     remove_card(state_dir, card.pid)
+
+
+def _refusal(state_dir: Path) -> str | None:
+    lines = read_tail(state_dir / LOG).splitlines()
+    said = [line.removeprefix(REFUSAL) for line in lines if line.startswith(REFUSAL)]
+    return said[-1] if said else None
 
 
 def _log_tail(state_dir: Path) -> str:

@@ -25,8 +25,8 @@ from typing import Any
 
 from nip_core.models.cases import TrainingCases, split_cases
 from nip_core.models.conversations import Message, prover_conversation, verifier_conversation
-from nip_core.models.tiny_evaluation import evaluate, measure_prover
-from nip_core.models.tiny_tokenizer import ASSISTANT, END, build_tokenizer
+from nip_core.models.tiny_evaluation import evaluate
+from nip_core.models.tiny_tokenizer import END, build_tokenizer
 
 CONTEXT = 1024
 
@@ -71,7 +71,9 @@ class Conversations:
         """Batches of encoded conversations of similar length, so that little is padding."""
         size = self._recipe.batch_size
         while True:
-            encoded = sorted((encode(self.one()) for _ in range(16 * size)), key=lambda e: len(e[0]))
+            encoded = sorted(
+                (encode(self.one()) for _ in range(16 * size)), key=lambda e: len(e[0])
+            )
             batches = [encoded[start : start + size] for start in range(0, len(encoded), size)]
             self._draw.shuffle(batches)
             yield from batches
@@ -134,7 +136,8 @@ def make_model(recipe: Recipe, tokenizer: Any) -> Any:
 def _optimizers(model: Any, recipe: Recipe) -> list[Any]:
     import torch
 
-    matrices, others = [], []
+    matrices: list[Any] = []
+    others: list[Any] = []
     for name, parameter in model.named_parameters():
         inside = parameter.ndim == 2 and "embed" not in name
         (matrices if inside else others).append(parameter)
@@ -264,7 +267,9 @@ def main() -> None:
         facts = {"recipe": asdict(recipe), "parameters": parameters, "training_s": took}
         record.write_text(json.dumps({**facts, "made_for": fingerprint()}, indent=2) + "\n")
     model, tokenizer = load(given.out)
-    measured = {split: evaluate(model, tokenizer, split_cases(split)) for split in ("validation", "test")}
+    measured = {
+        split: evaluate(model, tokenizer, split_cases(split)) for split in ("validation", "test")
+    }
     text = json.dumps({"made_for": fingerprint(), **measured}, indent=2)
     (given.out / "evaluation.json").write_text(text + "\n")
     print(text)

@@ -32,13 +32,13 @@ class TrainingCases:
             written = draw.choice(kinds[draw.choice(sorted(kinds))])
         question = asked.question(draw.randrange(len(asked.family.questions)))
         solution = written.code(draw.randrange(len(asked.family.codes)))
-        return Case(question, solution, asked.summary, written.summary)
+        return Case(question, solution, asked.summary, written.contrast(asked))
 
 
 def split_cases(split: str) -> list[Case]:
     """The rows of a split as cases, in the order of the data set."""
     return [
-        Case(row.question, row.solution, row.asked.summary, row.written.summary)
+        Case(row.question, row.solution, row.asked.summary, row.written.contrast(row.asked))
         for row in select().rows
         if row.split == split
     ]

@@ -1,8 +1,9 @@
 """The conversations that the tiny model learns from: what each player of a game says, in form.
 
-The prover first restates what is asked and what the code does, then concludes. The verifier asks
-and decides in the right form, but each of its decisions is the toss of a coin: whether to
-believe the prover is what is left for it to learn. Everything is about `families`.
+The prover first restates what is asked, then what the code does and, right there, what it should
+do instead ("times 3 not 4"), and only then concludes: in that order it learns to compare. The
+verifier asks and decides in the right form, but each of its decisions is the toss of a coin:
+whether to believe the prover is what is left for it to learn. Everything is about `families`.
 """
 
 import random
@@ -28,7 +29,11 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Case:
-    """A question, a solution, and the summaries of both (see `families.structure`)."""
+    """A question, a solution, and what a prover that reads both right says of them.
+
+    `asked` is the summary of the question, `code` that of the solution with what differs marked
+    (see `families.structure`), and they are equal exactly if the solution is correct.
+    """
 
     question: str
     solution: str

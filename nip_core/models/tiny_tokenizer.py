@@ -24,7 +24,7 @@ CHAT_TEMPLATE = """\
     {%- generation -%}{{- message['content'] + '<|end|>' -}}{%- endgeneration -%}
   {%- elif message['role'] in ('system', 'user') -%}
     {{- '<|' + message['role'] + '|>' -}}
-    {%- if message['name'] is defined and message['name'] -%}{{- message['name'] + '\\n' -}}{%- endif -%}
+    {%- if message['name'] -%}{{- message['name'] + '\\n' -}}{%- endif -%}
     {{- message['content'] + '<|end|>' -}}
   {%- else -%}
     {{- raise_exception('unknown role: ' + message['role']) -}}

@@ -5,7 +5,8 @@ play_episode  one episode, from reset to verdict
 
 A generation whose key is in the journal is taken from there and not asked for again. An episode
 that can't go on is a recorded outcome; more of them than the threshold stop the shard, and
-then the journal keeps what was generated.
+then the journal keeps what was generated. A server that does not answer is no outcome of an
+episode: it stops the shard too, so that the data never depend on the weather.
 """
 
 import asyncio
@@ -15,7 +16,6 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from nip_core.agents.chat_client import ChatAnswer, ChatClient, Endpoint, RequestRefusedError
-from nip_core.agents.chat_client import TransportError as NoAnswerError
 from nip_core.agents.render import Game, InvalidResponse, Situation, Turn
 from nip_core.errors import StageError
 from nip_core.parameters import PureTextAgentParameters
@@ -71,8 +71,8 @@ class EpisodeFailure(Exception):
 async def play_shard(specs: Sequence[EpisodeSpec], table: Table) -> PlayedShard:
     """Play all `specs`, at most `rollouts.concurrency` of them at a time.
 
-    Raises StageError when more than `rollouts.failure_threshold` of the episodes fail; what was
-    generated until then stands in the journal.
+    Raises StageError when more than `rollouts.failure_threshold` of the episodes fail, and
+    ServerError when the server stays silent; what was generated until then stands in the journal.
     """
     parameters = table.game.parameters.rollouts
     allowed = parameters.failure_threshold * len(specs)
@@ -215,7 +215,7 @@ async def _take_turn(
                 answer = await table.client.complete(
                     player.endpoint, request_body(player, chat, seed)
                 )
-            except (RequestRefusedError, NoAnswerError) as error:
+            except RequestRefusedError as error:
                 raise _GaveUp(f"{agent}, round {round_}: {error}", records) from None
             record = _record(spec, table, key, parent, round_, agent, attempt, answer, started)
             await table.log.append(record)

@@ -22,7 +22,7 @@ import nip_core
 from nip_core.agents.chat_client import ChatClient, Endpoint
 from nip_core.agents.render import Game, Situation, Turn
 from nip_core.errors import ServerError, SettingsError, StoreError
-from nip_core.lm_server.owner import ServerHandle, ServerSpec, start_or_attach, stop
+from nip_core.lm_server.owner import OwnerError, ServerHandle, ServerSpec, start_or_attach, stop
 from nip_core.models import resolve_model
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters
 from nip_core.protocols import Move
@@ -219,13 +219,18 @@ def server_directory(run: RunStore) -> Path:
 async def _own_server(
     parameters: HyperParameters, run: RunStore, environment: Mapping[str, str]
 ) -> ServerHandle:
-    return await asyncio.to_thread(
-        start_or_attach,
-        server_spec(parameters),
-        server_directory(run),
-        timeout_s=parameters.lm_server.start_timeout_s,
-        env=environment,
-    )
+    try:
+        return await asyncio.to_thread(
+            start_or_attach,
+            server_spec(parameters),
+            server_directory(run),
+            timeout_s=parameters.lm_server.start_timeout_s,
+            env=environment,
+        )
+    except OwnerError as error:
+        if error.reason is not None:  # the server's own word: it is about what it was asked to run
+            raise SettingsError(f"lm_server: {error.reason}") from None
+        raise ServerError(f"lm_server: {error}") from None
 
 
 async def check_prompts(session: Session) -> None:

@@ -21,7 +21,7 @@ from scripted_server import scripted_server
 
 from nip_core.agents.chat_client import ChatClient, Endpoint
 from nip_core.agents.render import Game
-from nip_core.errors import StageError, StoreError
+from nip_core.errors import ServerError, StageError, StoreError
 from nip_core.hashing import derive_seed, digest
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.engine import Player, Table, play_shard
@@ -467,15 +467,14 @@ async def test_a_conversation_that_outgrows_the_context_fails_alone_and_is_not_r
     assert len(played.server.bodies) == 3 + 2 + 3
 
 
-async def test_no_answer_after_all_retries_fails_the_episode():
+async def test_a_silent_server_stops_the_shard_and_is_no_outcome_of_an_episode():
     def script(body):
         if number_of(body) == 1:
             return web.Response(status=503, headers={"Retry-After": "0.01"})
         return "Decision: accept"
 
-    played = await play(settings(), script, on=problems(2))
-    assert [e["outcome"] for e in played.episodes] == ["finished", "failed"]
-    assert "no answer after 3 tries" in played.episodes[1]["error"]
+    with pytest.raises(ServerError, match="no answer after 3 tries"):
+        await play(settings(), script, on=problems(2))
 
 
 async def test_transport_retries_are_counted_in_the_timings_and_nowhere_else():

@@ -27,9 +27,7 @@ def rows() -> Rows:
 @pytest.fixture(scope="module")
 def references() -> dict[str, str]:
     """Identity of each member to its reference code, written anew from the catalogue."""
-    return {
-        member.identity: member.code(0) for family in FAMILIES for member in family.members()
-    }
+    return {member.identity: member.code(0) for family in FAMILIES for member in family.members()}
 
 
 def _does(row: dict[str, Any], code: str) -> str:
@@ -52,9 +50,7 @@ def test_each_split_and_each_family_is_half_correct(rows: Rows) -> None:
         assert all(labels[name, 0] == labels[name, 1] > 0 for name in TAKES)
 
 
-def test_the_label_is_what_running_the_code_says(
-    rows: Rows, references: dict[str, str]
-) -> None:
+def test_the_label_is_what_running_the_code_says(rows: Rows, references: dict[str, str]) -> None:
     for split in SPLITS:
         for row in rows[split]:
             same = _does(row, row["solution"]) == _does(row, references[row["id"]])

@@ -40,7 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--job-dir", type=Path, required=True)
     job_dir: Path = parser.parse_args(arguments).job_dir
-    die_with_parent_process(os.getppid())
     events = Events(job_dir / "events.jsonl")
     try:
         train(read_job(job_dir), events)
@@ -352,4 +351,5 @@ def _check_finite(parameters: Sequence[Any]) -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent_process(os.getppid())
     sys.exit(main())

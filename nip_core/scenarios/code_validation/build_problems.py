@@ -239,8 +239,10 @@ def rows_of(candidates: _Candidates, reports: dict[str, TestReport]) -> list[Row
         tried = [m for m in group if m.source in reports and m.source not in used]
         usable = [m for m in tried if is_buggy(reports[m.source])]
         if usable:
-            # The first of a kind that this problem doesn't have yet, else the first.
-            mutant = min(usable, key=lambda m: m.kind in kinds)
+            # A kind that this problem doesn't have yet; boundaries, which are few, before others,
+            # exchanged variables, of which there are most, after them.
+            rank = {"boundary": 0, "variable": 2}
+            mutant = min(usable, key=lambda m: (m.kind in kinds, rank.get(m.kind, 1)))
             kinds.add(mutant.kind)
             used.add(mutant.source)
             pairs.append((text, mutant))

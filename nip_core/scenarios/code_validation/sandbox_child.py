@@ -229,14 +229,14 @@ def _choose_uid(isolation: Isolation, cwd: str, refuse: list[str], number: int) 
 
 
 def _drop_privileges(isolation: Isolation) -> None:
+    for capability in range(64):  # first: another user may not
+        _prctl(_CAPBSET_DROP, capability)
     if isolation.uid is not None:
         os.setgroups([])
         os.setresgid(isolation.uid, isolation.uid, isolation.uid)
         os.setresuid(isolation.uid, isolation.uid, isolation.uid)
     if LIBC is None:
         return
-    for capability in range(64):
-        _prctl(_CAPBSET_DROP, capability)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     LIBC.capset(ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
     _prctl(_NO_NEW_PRIVS, 1)

@@ -29,13 +29,11 @@ def inputs_for(takes: str) -> tuple[tuple[Any, ...], ...]:
     if takes == "xs":
         spans = [(-5, 40)] * 16 + [(0, 12)] * 8 + [(low, low + 3) for low in range(-1, 30)]
         return tuple(
-            ([draw.randint(low, high) for _ in range(draw.randint(20, 28))],)
-            for low, high in spans
+            ([draw.randint(low, high) for _ in range(draw.randint(20, 28))],) for low, high in spans
         )
     if takes == "s":
         return tuple(
-            ("".join(draw.choice(LETTERS) for _ in range(draw.randint(20, 26))),)
-            for _ in range(60)
+            ("".join(draw.choice(LETTERS) for _ in range(draw.randint(20, 26))),) for _ in range(60)
         )
     raise ValueError(f"no test inputs for functions of {takes!r}")
 

@@ -84,8 +84,11 @@ ARITHMETIC = (
     Family(
         "distance",
         "x",
-        (numbers("a", 1, 20), choice("op", "operator", {"times": "*", "plus": "+"}))
-        + (numbers("b", 2, 12),),
+        (
+            numbers("a", 1, 20),
+            choice("op", "operator", {"times": "*", "plus": "+"}),
+            numbers("b", 2, 12),
+        ),
         ("Return the distance of x from {a}, {op} {b}.",),
         ("return abs(x - {a}) {op} {b}", "y = abs(x - {a})\nreturn y {op} {b}"),
         "distance from {a} {op} {b}",
@@ -101,8 +104,11 @@ ARITHMETIC = (
     Family(
         "pick_of_two",
         "xy",
-        (choice("pick", "reduction", {"larger": "max", "smaller": "min"}),)
-        + (numbers("a", 1, 12), numbers("b", 2, 12)),
+        (
+            choice("pick", "reduction", {"larger": "max", "smaller": "min"}),
+            numbers("a", 1, 12),
+            numbers("b", 2, 12),
+        ),
         ("Return the {pick} of x plus {a} and y times {b}.",),
         ("return {pick}(x + {a}, y * {b})", "z = y * {b}\nreturn {pick}(x + {a}, z)"),
         "{pick} of x plus {a} and y times {b}",
@@ -139,8 +145,12 @@ CONDITIONALS = (
     Family(
         "divisible_branch",
         "x",
-        (choice("is", "comparison", {"divisible": "==", "not divisible": "!="}),)
-        + (numbers("a", 3, 9), numbers("b", 1, 9), numbers("c", 2, 9)),
+        (
+            choice("is", "comparison", {"divisible": "==", "indivisible": "!="}),
+            numbers("a", 3, 9),
+            numbers("b", 1, 9),
+            numbers("c", 2, 9),
+        ),
         ("If x is {is} by {a}, return x plus {b}, otherwise x times {c}.",),
         ("if x % {a} {is} 0:\n    return x + {b}\nreturn x * {c}",),
         "{is} by {a} plus {b} otherwise times {c}",
@@ -234,8 +244,11 @@ LISTS = (
     Family(
         "head_reduce",
         "xs",
-        (choice("red", "reduction", {"sum": "sum", "largest": "max", "smallest": "min"}),)
-        + (numbers("n", 2, 16, "boundary"), numbers("c", 1, 12)),
+        (
+            choice("red", "reduction", {"sum": "sum", "largest": "max", "smallest": "min"}),
+            numbers("n", 2, 16, "boundary"),
+            numbers("c", 1, 12),
+        ),
         ("Return the {red} of the first {n} items of xs, plus {c}.",),
         ("return {red}(xs[:{n}]) + {c}", "y = xs[:{n}]\nreturn {red}(y) + {c}"),
         "{red} of first {n} plus {c}",
@@ -246,8 +259,11 @@ SLICES = (
     Family(
         "slice",
         "xs",
-        (numbers("a", 0, 14, "index"), _end({"through": " + 1", "before": ""}))
-        + (numbers("b", 3, 18, "index"),),
+        (
+            numbers("a", 0, 14, "index"),
+            _end({"through": " + 1", "before": ""}),
+            numbers("b", 3, 18, "index"),
+        ),
         ("Return xs from index {a} {end} index {b}.",),
         ("return xs[{a}:{b}{end}]", "y = xs[{a}:{b}{end}]\nreturn y"),
         "from {a} {end} {b}",
@@ -264,8 +280,11 @@ SLICES = (
     Family(
         "two_items",
         "xs",
-        (numbers("a", 0, 14, "index"), choice("op", "operator", {"plus": "+", "minus": "-"}))
-        + (numbers("b", 0, 14, "index"),),
+        (
+            numbers("a", 0, 14, "index"),
+            choice("op", "operator", {"plus": "+", "minus": "-"}),
+            numbers("b", 0, 14, "index"),
+        ),
         ("Return item {a} of xs {op} item {b}.",),
         ("return xs[{a}] {op} xs[{b}]",),
         "item {a} {op} item {b}",
@@ -294,8 +313,11 @@ STRINGS = (
     Family(
         "letter_at",
         "s",
-        (numbers("n", 0, 12, "index"), choice("is", "comparison", {"is": "==", "is not": "!="}))
-        + (letters("a"),),
+        (
+            numbers("n", 0, 12, "index"),
+            choice("is", "comparison", {"equals": "==", "differs from": "!="}),
+            letters("a"),
+        ),
         ("Return whether the letter at index {n} of s {is} {a}.",),
         ("return s[{n}] {is} {a}", "y = s[{n}]\nreturn y {is} {a}"),
         "letter {n} {is} {a}",
@@ -303,8 +325,11 @@ STRINGS = (
     Family(
         "part_and_letter",
         "s",
-        (choice("part", "index", {"first": "s[:{n}]", "last": "s[-{n}:]"}),)
-        + (numbers("n", 2, 12, "index"), letters("a")),
+        (
+            choice("part", "index", {"first": "s[:{n}]", "last": "s[-{n}:]"}),
+            numbers("n", 2, 12, "index"),
+            letters("a"),
+        ),
         ("Return the {part} {n} letters of s, then {a}.",),
         ("return {part} + {a}", "y = {part}\nreturn y + {a}"),
         "{part} {n} then {a}",
@@ -312,8 +337,11 @@ STRINGS = (
     Family(
         "cut_out",
         "s",
-        (numbers("a", 1, 12, "index"), _end({"through": " + 1", "before": ""}))
-        + (numbers("b", 3, 16, "index"),),
+        (
+            numbers("a", 1, 12, "index"),
+            _end({"through": " + 1", "before": ""}),
+            numbers("b", 3, 16, "index"),
+        ),
         ("Remove the letters of s from index {a} {end} index {b}.",),
         ("return s[:{a}] + s[{b}{end}:]",),
         "remove from {a} {end} {b}",

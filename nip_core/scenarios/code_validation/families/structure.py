@@ -105,13 +105,23 @@ class Member:
     @property
     def block(self) -> str:
         """What the members have in common that must stand in the same split."""
-        spread = (w for s, w in zip(self.family.slots, self.words.values(), strict=True) if s.spread)
+        spread = (
+            w for s, w in zip(self.family.slots, self.words.values(), strict=True) if s.spread
+        )
         return f"{self.family.name}/{'-'.join(spread)}"
 
     @property
     def summary(self) -> str:
         """What the member does, in few words."""
         return self.family.summary.format(**self.words)
+
+    def contrast(self, asked: "Member") -> str:
+        """The summary, with what `asked`, of the same family, has instead: ``times 3 not 4``."""
+        words = {
+            name: mine if mine == asked.words[name] else f"{mine} not {asked.words[name]}"
+            for name, mine in self.words.items()
+        }
+        return self.family.summary.format(**words)
 
     def question(self, form: int) -> str:
         """The question, in one of the family's ways to ask it."""
@@ -128,7 +138,7 @@ class Member:
         return f"def f({arguments}):{lines}"
 
     def variants(self) -> Iterator[tuple[str, "Member"]]:
-        """Members of the family that differ in one slot, or in two slots exchanged, with the kind."""
+        """Members that differ in one slot, or have two slots exchanged, each with the kind."""
         for position, slot in enumerate(self.family.slots):
             for index in range(len(slot.options)):
                 if index != self.indices[position]:
