@@ -7,7 +7,6 @@ the run; 130 interrupted.
 
 import asyncio
 import json
-import logging
 import os
 import shutil
 import sys
@@ -107,13 +106,13 @@ def train(
     if fork is not None:
         parameters, given = _fork(parameters, config, given, fork)
 
+    _before_prefect(parameters, verbose)
     from flows.train import train as flow
 
     result = _run_flow(
         parameters,
         lambda: flow(str(config), given, retry_failed_jobs=retry_failed_jobs),
         as_json,
-        verbose,
     )
     if as_json:
         _print_json(result)
@@ -129,9 +128,10 @@ def evaluate(
     given = list(overrides or [])
     parameters = load_parameters(config, given)
 
+    _before_prefect(parameters, verbose)
     from flows.evaluate import evaluate as flow
 
-    result = _run_flow(parameters, lambda: flow(str(config), given), as_json, verbose)
+    result = _run_flow(parameters, lambda: flow(str(config), given), as_json)
     if as_json:
         _print_json(result)
         return
@@ -207,9 +207,8 @@ def show(
     if name is None:
         raise SettingsError(f"--run-store {run_store!r}: there are no runs in it")
     if name not in list_runs(store):
-        raise SettingsError(
-            f"run {name!r} is not in {run_store!r}; there are {', '.join(list_runs(store)) or 'none'}"
-        )
+        there = ", ".join(list_runs(store)) or "none"
+        raise SettingsError(f"run {name!r} is not in {run_store!r}; there are {there}")
     result = summary(RunStore(store, name))
     if as_json:
         _print_json(result)
@@ -265,18 +264,18 @@ def doctor(as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-def _run_flow(
-    parameters: HyperParameters, flow: Callable[[], Any], as_json: bool, verbose: bool
-) -> Any:
-    """Run a flow with a view of its progress. Prefect's console output is for --verbose."""
-    from tasks.runtime import open_sessions
+def _before_prefect(parameters: HyperParameters, verbose: bool) -> None:
+    """Find what is wrong while that is still cheap, and keep Prefect's log off the screen."""
+    from nip_core.stages.session import prepare
 
+    prepare(parameters)
     if not verbose:
-        for name in ("prefect", "prefect.flow_runs", "prefect.task_runs", "prefect.server"):
-            logger = logging.getLogger(name)
-            for handler in [*logger.handlers]:
-                if "Console" in type(handler).__name__:
-                    logger.removeHandler(handler)
+        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+
+
+def _run_flow(parameters: HyperParameters, flow: Callable[[], Any], as_json: bool) -> Any:
+    """Run a flow with a view of its progress."""
+    from tasks.runtime import open_sessions
 
     def progress() -> Any:
         sessions = open_sessions()

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from prefect import flow
+
 from flows.iteration import play_split
 from nip_core.parameters import load_parameters
 from nip_core.stages.session import open_session
-from prefect import flow
 from tasks.runtime import hold
 
 

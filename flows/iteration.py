@@ -4,8 +4,9 @@ import asyncio
 import time
 from typing import Any
 
-from nip_core.stages.estimate import is_tested
 from prefect import flow
+
+from nip_core.stages.estimate import is_tested
 from tasks.evaluate import measure
 from tasks.fine_tune import await_job, build_dataset, submit_job, swap_models
 from tasks.play import commit_rollouts, plan, play_shard
@@ -57,7 +58,8 @@ async def play_split(run: str, iteration: int, split: str) -> dict[str, Any]:
     )
     await asyncio.gather(*(play_shard(run, iteration, split, s) for s in stage["shards"]))
     await commit_rollouts(run, iteration, split)
-    return await measure(run, iteration, split)
+    metrics: dict[str, Any] = await measure(run, iteration, split)
+    return metrics
 
 
 class timed:  # noqa: N801 - reads as a statement

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+from prefect import flow
+
 from flows.iteration import iteration, play_split
 from nip_core.errors import StageError
 from nip_core.parameters import load_parameters
 from nip_core.stages.estimate import is_tested
 from nip_core.stages.evaluation import summary
 from nip_core.stages.session import open_session
-from prefect import flow
 from tasks.publish import publish
 from tasks.runtime import hold
 

@@ -10,6 +10,13 @@ nip-<run>-progress        how much of the run is done
 import json
 from typing import Any
 
+from prefect.artifacts import (
+    Artifact,
+    acreate_markdown_artifact,
+    acreate_progress_artifact,
+    acreate_table_artifact,
+)
+
 from nip_core.evaluation.report import metrics_table
 from nip_core.evaluation.transcripts import transcripts_markdown
 from nip_core.run_store.manifest import MANIFEST, read_manifest
@@ -23,28 +30,20 @@ from nip_core.stages.evaluation import (
     write_report,
 )
 from nip_core.stages.session import Session
-from prefect import task
-from prefect.artifacts import (
-    Artifact,
-    acreate_markdown_artifact,
-    acreate_progress_artifact,
-    acreate_table_artifact,
-)
-from prefect.cache_policies import NO_CACHE
-from tasks.runtime import RETRIES, session_of
+from tasks.runtime import session_of, stage
 
 _SAMPLES = 5
 _BAR = 40
 
 
-@task(name="publish", task_run_name="publish-{stage}", cache_policy=NO_CACHE, **RETRIES)
-async def publish(run: str, stage: str, fraction_done: float) -> str | None:
+@stage("publish", "publish-{after}")
+async def publish(run: str, after: str, fraction_done: float) -> str | None:
     """Write the report and the artifacts of everything that is committed so far."""
     session = session_of(run)
     finished = fraction_done >= 1.0
     location = write_report(session.run, "finished" if finished else "running")
     await acreate_markdown_artifact(
-        key=f"nip-{run}-state", markdown=_state(session, stage), description=f"State after {stage}"
+        key=f"nip-{run}-state", markdown=_state(session, after), description=f"State after {after}"
     )
     rows = _metrics(session.run)
     if rows:
@@ -60,12 +59,12 @@ async def publish(run: str, stage: str, fraction_done: float) -> str | None:
     if samples:
         await acreate_markdown_artifact(key=f"nip-{run}-samples", markdown=samples)
     await acreate_progress_artifact(
-        progress=100.0 * fraction_done, key=f"nip-{run}-progress", description=stage
+        progress=100.0 * fraction_done, key=f"nip-{run}-progress", description=after
     )
     return location
 
 
-def _state(session: Session, stage: str) -> str:
+def _state(session: Session, after: str) -> str:
     run = session.run
     manifests = {
         path.removeprefix(f"{run.root}/"): read_manifest(
@@ -77,14 +76,14 @@ def _state(session: Session, stage: str) -> str:
     state: dict[str, Any] = {
         "run": run.name,
         "store": run.store.url,
-        "stage": stage,
+        "stage": after,
         "finished_iterations": run.finished_iterations(),
         "manifests": manifests,
         "models": summary(run)["iterations"][-1]["models"] if manifests else {},
         "report": report_location(run),
         "code_version": session.record.code_version,
     }
-    return f"Run `{run.name}` after {stage}.\n\n```json\n{json.dumps(state, indent=1)}\n```\n"
+    return f"Run `{run.name}` after {after}.\n\n```json\n{json.dumps(state, indent=1)}\n```\n"
 
 
 def _metrics(run: RunStore) -> list[tuple[int, dict[str, Any]]]:
@@ -126,7 +125,7 @@ def _newest_samples(run: RunStore) -> str | None:
 
 async def published_state(run: str) -> dict[str, Any] | None:
     """The newest state artifact of a run as a document, or None if there is none."""
-    artifact = await Artifact.get(f"nip-{run}-state")
+    artifact = await Artifact.aget(f"nip-{run}-state")
     if artifact is None or not isinstance(artifact.data, str):
         return None
     fenced = artifact.data.partition("```json\n")[2].rpartition("\n```")[0]

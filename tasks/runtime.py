@@ -1,14 +1,19 @@
 """The open runs of this process. Tasks find theirs by its name, so no key is ever a parameter."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
 
 from aiohttp import ClientError
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
 
 from nip_core.errors import ServerError
 from nip_core.stages.session import Session
-from prefect import Task
-from prefect.client.schemas.objects import State, TaskRun
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _sessions: dict[str, Session] = {}
 
@@ -41,7 +46,7 @@ def open_sessions() -> list[Session]:
     return list(_sessions.values())
 
 
-def is_transient(task: Task[..., object], task_run: TaskRun, state: State[object]) -> bool:
+def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
     """Whether trying the stage again can help: the network or the server was the trouble.
 
     Everything else (settings, data, a full disk, a failed job) is for people.
@@ -55,12 +60,22 @@ def is_transient(task: Task[..., object], task_run: TaskRun, state: State[object
     return False
 
 
-RETRIES = {
-    "retries": 2,
-    "retry_delay_seconds": [2, 10],
-    "retry_jitter_factor": 0.5,
-    "retry_condition_fn": is_transient,
-    "result_serializer": "json",
-    "persist_result": False,
-}
-"""How every stage is tried again: what is finished is skipped, so a repetition is cheap."""
+def stage(name: str, run_name: str, *tags: str) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """The task decorator of every stage.
+
+    A stage is tried again when the network or a server was the trouble; what is finished is
+    skipped then, so a repetition is cheap. Prefect neither caches nor keeps results: the run
+    store does, and what a task returns is small JSON.
+    """
+    return task(
+        name=name,
+        task_run_name=run_name,
+        tags=list(tags),
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        result_serializer="json",
+        retries=2,
+        retry_delay_seconds=[2.0, 10.0],
+        retry_jitter_factor=0.5,
+        retry_condition_fn=is_transient,
+    )

@@ -14,7 +14,7 @@ from nip_core.evaluation.report import GroupReport, IterationReport, ReportData,
 from nip_core.evaluation.transcripts import Transcript, transcripts_from_tables
 from nip_core.parameters import HyperParameters
 from nip_core.rollouts.tables import read_rollouts
-from nip_core.run_store.lease import ThisMachine, Owner
+from nip_core.run_store.lease import Owner, ThisMachine
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.stages.estimate import is_tested

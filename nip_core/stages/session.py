@@ -22,7 +22,8 @@ import nip_core
 from nip_core.agents.chat_client import ChatClient, Endpoint
 from nip_core.agents.render import Game, Situation, Turn
 from nip_core.errors import ServerError, SettingsError, StoreError
-from nip_core.lm_server.owner import OwnerError, ServerHandle, ServerSpec, start_or_attach, stop
+from nip_core.lm_server.owner import OwnerError, ServerHandle, start_or_attach, stop
+from nip_core.lm_server.spec import ServerSpec
 from nip_core.models import resolve_model
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters
 from nip_core.protocols import Move
@@ -101,6 +102,55 @@ def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
     return problems
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What is known of a run before anything is started."""
+
+    game: Game
+    run: RunStore
+    problems: Mapping[str, list[Problem]]
+    endpoints: Mapping[str, Endpoint]
+    estimate: Estimate
+
+
+def prepare(parameters: HyperParameters, environment: Mapping[str, str] = os.environ) -> Prepared:
+    """Check everything that takes no server: prompts, store, problems, keys, disk space, model.
+
+    Raises SettingsError, DatasetError, StoreError or RunConflictError; nothing was written but
+    the directory of the run store.
+    """
+    game = Game(parameters)
+    problems = load_all_problems(parameters)
+    endpoints = remote_endpoints(parameters, environment)
+    _check_model(parameters)
+    estimate = estimate_run(game, problems)
+    store = open_store(parameters.run_store)
+    run = RunStore(store, parameters.run_name)
+    if store.exists(f"{run.root}/run.json"):
+        _open_run(run, parameters)
+    free = store.free_bytes()
+    if free is not None and free < estimate.disk_bytes:
+        raise StoreError(
+            f"{store.url}: the run can take {estimate.disk_bytes / 1e6:.0f} MB, only "
+            f"{free / 1e6:.0f} MB are free; free space or choose another run_store"
+        )
+    return Prepared(game, run, problems, endpoints, estimate)
+
+
+def _check_model(parameters: HyperParameters) -> None:
+    """A model path of the run's own server must be there; names are the server's to resolve."""
+    if parameters.lm_server.engine != "embedded" or parameters.lm_server.url is not None:
+        return
+    for name, agent in parameters.agents.items():
+        path = Path(resolve_model(agent.model_name)).expanduser()
+        looks_local = agent.model_name.startswith((".", "/", "~"))
+        if agent.model_provider == "SelfHosted" and looks_local and not path.is_dir():
+            raise SettingsError(
+                f"agents.{name}.model_name: there is no directory {agent.model_name}; give the "
+                'path of a model, a Hugging Face name, or "tiny"'
+            )
+
+
 @contextlib.asynccontextmanager
 async def open_session(
     parameters: HyperParameters,
@@ -114,22 +164,10 @@ async def open_session(
     Raises SettingsError, DatasetError, StoreError, RunConflictError, LeaseError or ServerError;
     nothing has been spent then.
     """
-    game = Game(parameters)
-    store = open_store(parameters.run_store)
-    run = RunStore(store, parameters.run_name)
-    if store.exists(f"{run.root}/run.json"):
-        _open_run(run, parameters)
-    problems = load_all_problems(parameters)
-    endpoints = remote_endpoints(parameters, environment)
-    estimate = estimate_run(game, problems)
-    free = store.free_bytes()
-    if free is not None and free < estimate.disk_bytes:
-        raise StoreError(
-            f"{store.url}: the run can take {estimate.disk_bytes / 1e6:.0f} MB, only "
-            f"{free / 1e6:.0f} MB are free; free space or choose another run_store"
-        )
+    prepared = prepare(parameters, environment)
+    run, endpoints = prepared.run, dict(prepared.endpoints)
     async with contextlib.AsyncExitStack() as stack:
-        lease = stack.enter_context(await asyncio.to_thread(acquire, store, run.root))
+        lease = stack.enter_context(await asyncio.to_thread(acquire, run.store, run.root))
         server = None
         if (
             any(a.model_provider == "SelfHosted" for a in parameters.agents.values())
@@ -148,15 +186,15 @@ async def open_session(
         )
         session = Session(
             parameters=parameters,
-            game=game,
+            game=prepared.game,
             run=run,
             record=RunRecord(run.name, {}, "", parameters.seed, "", False),
             lease=lease,
-            problems=problems,
+            problems=prepared.problems,
             endpoints=endpoints,
             client=client,
             progress=progress or Progress(),
-            estimate=estimate,
+            estimate=prepared.estimate,
             server=server,
             retry_failed_jobs=retry_failed_jobs,
         )

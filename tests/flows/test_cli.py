@@ -43,10 +43,13 @@ def dataset(folder: Path, **changes) -> str:
     target = folder / "data"
     target.mkdir()
     for number, split in enumerate(("train", "validation", "test")):
-        columns = {**DATASET, **(changes if split == "train" else {})}
+        columns = {
+            "question": [f"{q} ({split} {number})" for q in DATASET["question"]],
+            "solution": [f"{s}  # {split}" for s in DATASET["solution"]],
+            "y": DATASET["y"],
+            **(changes if split == "train" else {}),
+        }
         columns = {k: v for k, v in columns.items() if v is not None}
-        columns["question"] = [f"{q} ({split} {number})" for q in columns["question"]]
-        columns["solution"] = [f"{s}  # {split}" for s in columns["solution"]]
         pq.write_table(pa.table(columns), target / f"{split}.parquet")
     return str(target)
 
@@ -107,12 +110,10 @@ def test_wrong_settings_are_one_line_before_anything_is_spent(tmp_path, settings
     [
         ({"y": None}, "y"),
         ({"y": [1, 2] * 10}, "2"),
-        ({"question": ["Return x plus 1."] * 19 + [None]}, "question"),
+        ({"solution": ["def f(x): return x"] * 19 + [None]}, "solution"),
     ],
 )
 def test_a_wrong_dataset_is_named(tmp_path, changes, said):
-    if None in (changes.get("question") or ()):
-        changes = {"question": [*DATASET["question"][:19], ""]}
     config = write_config(tmp_path, dataset=dataset(tmp_path, **changes))
     line = refused("train", str(config))
     assert "train.parquet" in line and said in line

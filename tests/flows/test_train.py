@@ -30,7 +30,7 @@ async def published(trained):
     return {
         "state": await published_state("small"),
         **{
-            name: (await Artifact.get(f"nip-small-{name}")).data
+            name: (await Artifact.aget(f"nip-small-{name}")).data
             for name in ("metrics", "learning-curve", "samples", "progress")
         },
     }

@@ -143,7 +143,7 @@ async def test_a_stop_string_ends_the_answer_and_is_not_in_it(engine):
 
 
 async def test_the_stop_token_ends_the_answer(engine):
-    end = engine._tokenizer.eos_token_id
+    end = engine._worker.tokenizer.eos_token_id
     for seed in range(300):
         result = await engine.chat(ask("end", seed=seed, max_tokens=50))
         choice = result.choices[0]
@@ -177,7 +177,7 @@ async def test_tokenize_gives_the_prompt_that_is_served(engine):
     request = ask("count me")
     ids = await engine.tokenize("tiny", request.messages)
     assert ids == (await engine.chat(request)).prompt_token_ids
-    assert engine._tokenizer.decode(ids) == "<|user|>count me<|end|><|assistant|>"
+    assert engine._worker.tokenizer.decode(ids) == "<|user|>count me<|end|><|assistant|>"
 
 
 async def test_a_cancelled_request_leaves_the_batch(engine):
@@ -189,7 +189,7 @@ async def test_a_cancelled_request_leaves_the_batch(engine):
         await slow
     result = await asyncio.wait_for(engine.chat(ask("y", max_tokens=3)), 10)
     assert engine.status()["generated_tokens"] == before + result.choices[0].completion_tokens
-    assert engine._decoder.rows == 0
+    assert engine._worker.decoder.rows == 0
 
 
 async def test_more_requests_than_rows_are_all_answered(base):

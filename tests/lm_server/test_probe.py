@@ -48,18 +48,18 @@ async def test_each_adapter_is_proved_against_base_and_the_others(engine, base):
 
 
 async def test_the_expected_figures_are_those_of_peft(engine, base):
-    tokens = probe.probe_tokens(engine._tokenizer, engine.max_model_len)
+    tokens = probe.probe_tokens(engine._worker.tokenizer, engine.max_model_len)
     assert 64 < len(tokens) <= 256
-    assert tokens == probe.probe_tokens(engine._tokenizer, engine.max_model_len)
+    assert tokens == probe.probe_tokens(engine._worker.tokenizer, engine.max_model_len)
     path = base.parent / "a1"
 
     def expected():
-        with probe.merged(engine._model, read_lora(path)):
-            return engine._decoder.score([tokens], [None])[0]
+        with probe.merged(engine._worker.model, read_lora(path)):
+            return engine._worker.decoder.score([tokens], [None])[0]
 
-    merged = await engine._command(expected)
+    merged = await engine._worker.run(expected)
     assert merged == pytest.approx(peft_logprobs(base, path, tokens), abs=1e-4)
-    plain = await engine._command(lambda: engine._decoder.score([tokens], [None])[0])
+    plain = await engine._worker.run(lambda: engine._worker.decoder.score([tokens], [None])[0])
     assert plain == pytest.approx(peft_logprobs(base, None, tokens), abs=1e-4)
 
 
@@ -71,12 +71,14 @@ async def test_an_adapter_that_serves_other_weights_is_caught(engine, base):
 
 
 async def test_a_name_that_answers_as_the_base_is_caught(engine, base):
-    good = engine._adapters["a2"]
-    engine._adapters["a2"] = replace(good, unchanged=True)  # the weights are there, never applied
+    good = engine._worker.adapters["a2"]
+    engine._worker.adapters["a2"] = replace(
+        good, unchanged=True
+    )  # the weights are there, never applied
     try:
         proof = await engine.prove("a2", base.parent / "a2")
     finally:
-        engine._adapters["a2"] = good
+        engine._worker.adapters["a2"] = good
     assert proof.detail["weights_equal"]
     assert proof.detail["distance_max"] > proof.detail["tolerance"]
     assert not proof.matches

@@ -415,7 +415,8 @@ def test_the_working_directory_is_removed(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not HUMANEVAL.is_file(), reason=f"no {HUMANEVAL.name} beside the repository")
 def test_real_problems_pass_with_their_solutions_and_fail_without():
-    problems = [json.loads(line) for line in gzip.open(HUMANEVAL, "rt")]
+    with gzip.open(HUMANEVAL, "rt") as file:
+        problems = [json.loads(line) for line in file]
     assert len(problems) == 82
     suites = []
     for problem in problems:

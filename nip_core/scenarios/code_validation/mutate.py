@@ -388,7 +388,7 @@ def _returns(place: _Place) -> Iterator[_Change]:
             yield "return", _with(node, value=_with(value, elts=value.elts[::-1]))
         elif isinstance(value, ast.Compare | ast.BoolOp):
             yield "return", _with(node, value=ast.UnaryOp(ast.Not(), value))
-        elif isinstance(value, ast.UnaryOp):
+        elif isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.USub):
             yield "return", _with(node, value=value.operand)
     for field in ("body", "orelse"):
         body = getattr(node, field, None)

@@ -1,0 +1,157 @@
+"""Does the verifier learn, and from what? The quick start over seeds, and its controls.
+
+Runs `nip train` on deployments/configs/quickstart.yaml once per row below, every run from its own
+fresh name, and writes one JSON file and one Markdown table. Runs that are finished are not
+repeated, so an interrupted measurement goes on where it stopped.
+
+    python benchmarks/learning.py --out docs/results/learning.json
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+CONFIG = "deployments/configs/quickstart.yaml"
+
+ROWS: dict[str, tuple[str, list[str]]] = {
+    "seed-6198": ("quick start, seed 6198", []),
+    "seed-1": ("quick start, seed 1", ["seed=1"]),
+    "seed-2": ("quick start, seed 2", ["seed=2"]),
+    "seed-3": ("quick start, seed 3", ["seed=3"]),
+    "opposed": (
+        "opposed rewards: the prover is paid for acceptance",
+        ["protocol_common.shared_reward=false"],
+    ),
+    "solo": (
+        "no prover: solo_verifier",
+        ["interaction_protocol=solo_verifier", "protocol_common.shared_reward=false"],
+    ),
+    "shuffled": (
+        "control: training labels drawn at random",
+        ["dataset_options.shuffle_train_labels=true"],
+    ),
+}
+
+
+def run_one(name: str, overrides: list[str], store: Path, threads: int | None) -> dict[str, Any]:
+    environment = {**os.environ, "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    arguments = [f"run_name=learning-{name}", f"run_store={store}", *overrides]
+    command = [sys.executable, "-m", "flows.cli", "train", CONFIG, "--json"]
+    for argument in arguments:
+        command += ["--set", argument]
+    started = time.monotonic()
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{name}: exit code {done.returncode}\n{done.stderr[-3000:]}")
+    summary = json.loads(done.stdout)
+    run = store / f"learning-{name}"
+    last = len(summary["iterations"]) - 1
+    metrics = [
+        json.loads((run / "iterations" / f"{i:04d}" / "metrics-test.json").read_text())
+        for i in range(last + 1)
+    ]
+    return {
+        "what": ROWS[name][0],
+        "overrides": overrides,
+        "seconds": round(time.monotonic() - started, 1),
+        "iterations": summary["iterations"],
+        "believe_the_prover": [
+            None
+            if m.get("believe_the_prover") is None
+            else {
+                k: m["believe_the_prover"][k]
+                for k in ("accuracy", "accuracy_ci95", "completeness", "soundness")
+            }
+            for m in metrics
+        ],
+    }
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def table(results: dict[str, Any]) -> str:
+    lines = [
+        "| what | untrained | after 1 | after 2 | after 3 | gain | completeness | soundness |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in results["rows"].values():
+        tests = [entry["test"] for entry in row["iterations"]]
+        cells = [
+            f"{percent(t['accuracy'])} [{percent(t['accuracy_ci95'][0])}, "
+            f"{percent(t['accuracy_ci95'][1])}]"
+            for t in tests
+        ]
+        first, last = tests[0], tests[-1]
+        lines.append(
+            f"| {row['what']} | {' | '.join(cells)} | "
+            f"{100 * (last['accuracy'] - first['accuracy']):+.1f} | "
+            f"{percent(first['completeness'])} → {percent(last['completeness'])} | "
+            f"{percent(first['soundness'])} → {percent(last['soundness'])} |"
+        )
+    base = results["rows"]["seed-6198"]["believe_the_prover"]
+    for label, b in (("untrained", base[0]), ("trained", base[-1])):
+        if b is not None:
+            lines.append(
+                f"| baseline: believe the {label} prover (seed 6198) | | | | "
+                f"{percent(b['accuracy'])} [{percent(b['accuracy_ci95'][0])}, "
+                f"{percent(b['accuracy_ci95'][1])}] | | {percent(b['completeness'])} | "
+                f"{percent(b['soundness'])} |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--store", type=Path, default=ROOT / "runs")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--only", nargs="*", choices=list(ROWS), default=list(ROWS))
+    arguments = parser.parse_args()
+    threads = max((os.cpu_count() or 1) // arguments.jobs, 1) if arguments.jobs > 1 else None
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        futures = {
+            name: pool.submit(run_one, name, ROWS[name][1], arguments.store.resolve(), threads)
+            for name in arguments.only
+        }
+        rows = {name: future.result() for name, future in futures.items()}
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    results = {
+        "commit": commit,
+        "command": "python benchmarks/learning.py --out docs/results/learning.json"
+        + (f" --jobs {arguments.jobs}" if arguments.jobs > 1 else ""),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python "
+        f"{platform.python_version()}",
+        "rows": rows,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+    page = (
+        "# Does the verifier learn, and from what?\n\n"
+        f"`{results['command']}` at {commit} on {results['machine']}. Accuracy in percent on the "
+        f"{rows[arguments.only[0]]['iterations'][0]['test']['distinct_problems']} test problems, "
+        "each played once, with 95 % intervals (Wilson).\n\n"
+    )
+    if "seed-6198" in rows:
+        page += table(results) + "\n"
+    arguments.out.with_suffix(".md").write_text(page)
+    print(page)
+
+
+if __name__ == "__main__":
+    main()
