@@ -129,7 +129,11 @@ def main() -> None:
         }
         rows = {name: future.result() for name, future in futures.items()}
     commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
+        ["git", "describe", "--always", "--dirty"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout.strip()
     results = {
         "commit": commit,

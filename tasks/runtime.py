@@ -46,13 +46,13 @@ def open_sessions() -> list[Session]:
     return list(_sessions.values())
 
 
-def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
+async def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
     """Whether trying the stage again can help: the network or the server was the trouble.
 
     Everything else (settings, data, a full disk, a failed job) is for people.
     """
     try:
-        state.result()
+        await state.aresult()
     except (ServerError, ClientError, TimeoutError, ConnectionError):
         return True
     except Exception:

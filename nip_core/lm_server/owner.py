@@ -41,6 +41,11 @@ STOP_GRACE_S = 10.0
 REFUSED_STATUS = 2
 REFUSAL = "lm_server: "
 _POLL_S = 0.01
+_CHILD_ENVIRONMENT = {
+    # Threads that spin while they wait starve the trainer next door on a machine of few cores.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+}
 _HEALTH_TIMEOUT_S = 5.0
 
 
@@ -225,7 +230,10 @@ def _start(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={name: value for name, value in env.items() if name != KEYS_VARIABLE},
+                env={
+                    **_CHILD_ENVIRONMENT,
+                    **{name: value for name, value in env.items() if name != KEYS_VARIABLE},
+                },
                 pass_fds=(read_end,),
                 start_new_session=True,
             )

@@ -37,7 +37,7 @@ class Recipe:
 
     seed: int = 6198
     threads: int = 1
-    steps: int = 3000
+    steps: int = 2400
     batch_size: int = 40
     verifier_share: float = 0.12  # of the conversations; the rest is seen by the prover
     conclusion_weight: float = 4.0  # of the token that says match or differ, in the loss
@@ -165,7 +165,8 @@ def _lr_share(step: int, recipe: Recipe) -> float:
 def _to_tensors(batch: list[tuple[list[int], list[bool]]], pad: int) -> tuple[Any, Any]:
     import torch
 
-    width = max(len(ids) for ids, _ in batch)
+    # Few different widths: each new shape costs memory that stays with the process.
+    width = -(-max(len(ids) for ids, _ in batch) // 8) * 8
     ids = torch.full((len(batch), width), pad)
     spoken = torch.zeros((len(batch), width), dtype=torch.bool)
     for row, (row_ids, row_spoken) in enumerate(batch):

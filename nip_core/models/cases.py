@@ -32,13 +32,18 @@ class TrainingCases:
             written = draw.choice(kinds[draw.choice(sorted(kinds))])
         question = asked.question(draw.randrange(len(asked.family.questions)))
         solution = written.code(draw.randrange(len(asked.family.codes)))
-        return Case(question, solution, asked.summary, written.contrast(asked))
+        return _case(question, solution, asked, written)
 
 
 def split_cases(split: str) -> list[Case]:
     """The rows of a split as cases, in the order of the data set."""
     return [
-        Case(row.question, row.solution, row.asked.summary, row.written.contrast(row.asked))
+        _case(row.question, row.solution, row.asked, row.written)
         for row in select().rows
         if row.split == split
     ]
+
+
+def _case(question: str, solution: str, asked: Member, written: Member) -> Case:
+    conclusion = "match" if asked == written else "differ"
+    return Case(question, solution, written.compare(asked), conclusion)

@@ -1,8 +1,9 @@
 """The conversations that the tiny model learns from: what each player of a game says, in form.
 
-The prover first restates what is asked, then what the code does and, right there, what it should
-do instead ("times 3 not 4"), and only then concludes: in that order it learns to compare. The
-verifier asks and decides in the right form, but each of its decisions is the toss of a coin:
+The prover goes through what is asked and what the code has, piece by piece, and only then
+concludes: "Answer: asked times 3 code 3 ok, plus code minus wrong, 7 code 7 ok, they differ".
+Restating before judging, with what is to be compared side by side, is what makes it learnable.
+The verifier asks and decides in the right form, but each of its decisions is the toss of a coin:
 whether to believe the prover is what is left for it to learn. Everything is about `families`.
 """
 
@@ -31,19 +32,14 @@ Message = dict[str, str]
 class Case:
     """A question, a solution, and what a prover that reads both right says of them.
 
-    `asked` is the summary of the question, `code` that of the solution with what differs marked
-    (see `families.structure`), and they are equal exactly if the solution is correct.
+    `comparison` goes through what is asked and what the code has (see `Member.compare` in
+    `families.structure`); `conclusion` is ``match`` or ``differ``.
     """
 
     question: str
     solution: str
-    asked: str
-    code: str
-
-    @property
-    def conclusion(self) -> str:
-        """How an answer about this case should end."""
-        return "match" if self.asked == self.code else "differ"
+    comparison: str
+    conclusion: str
 
 
 @cache
@@ -60,8 +56,7 @@ def system(protocol: str, role: str, case: Case) -> Message:
 
 def answer(case: Case, conclusion: str | None = None) -> str:
     """What the prover says about a case; `conclusion` replaces the right one."""
-    end = conclusion or case.conclusion
-    return f"Answer: asked {case.asked}, code {case.code}, they {end}"
+    return f"Answer: asked {case.comparison}, they {conclusion or case.conclusion}"
 
 
 def says(name: str, content: str) -> Message:

@@ -66,20 +66,20 @@ def concludes(text: str) -> str:
 def measure_prover(
     model: Any, tokenizer: Any, cases: Sequence[Case], temperature: float
 ) -> dict[str, float]:
-    """Shares of answers that are right, restate both sides right, and have the right form."""
+    """Shares of answers that are right, compare both sides right, and have the right form."""
     asked = "Question: Do they match?"
     conversations = [[system("nip", "prover", case), says("Verifier", asked)] for case in cases]
     texts = generate(model, tokenizer, conversations, temperature)
     pairs = list(zip(cases, texts, strict=True))
     buggy = [concludes(text) == "differ" for case, text in pairs if case.conclusion == "differ"]
     correct = [concludes(text) == "match" for case, text in pairs if case.conclusion == "match"]
-    restated = [f"asked {c.asked}, code {c.code}, " in text for c, text in pairs]
+    compared = [f"asked {case.comparison}, they" in text for case, text in pairs]
     return {
         "cases": len(cases),
         "conclusion_right": _share([*buggy, *correct]),
         "conclusion_right_on_correct_code": _share(correct),
         "conclusion_right_on_buggy_code": _share(buggy),
-        "both_sides_restated_right": _share(restated),
+        "comparison_right": _share(compared),
         "valid_form": _share([valid("answer", text) for text in texts]),
     }
 

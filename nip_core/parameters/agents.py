@@ -23,7 +23,7 @@ class PureTextAgentParameters(Parameters):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """Sampling temperature, 0 to 2. None: the provider's default. Not together with top_p."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Nucleus sampling mass, 0 to 1. None: the provider's default. Not together with temperature."""
+    """Nucleus sampling mass, 0 to 1. None: the provider's default. Not with temperature."""
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
     """Above 1 discourages repetition. SelfHosted and OpenRouter only."""
     fine_tune_from_scratch: bool = True

@@ -1,4 +1,4 @@
-"""What all settings share: unknown keys are errors, values are frozen, fields document themselves."""
+"""What all settings share: unknown keys are errors, values frozen, fields documented."""
 
 from typing import Any, Self
 

@@ -82,7 +82,7 @@ class HyperParameters(Parameters):
     """Who speaks when, who sees what, when it ends, who is rewarded."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 6198
     """Every other seed derives from it."""
-    agents: dict[str, PureTextAgentParameters] = {}
+    agents: dict[str, PureTextAgentParameters] = Field(default_factory=dict)
     """Settings by agent name; what stands under `_default` holds for all of them."""
     rl: RlTrainerParameters = RlTrainerParameters()
     text_rl: TextRlParameters = TextRlParameters()
@@ -94,7 +94,7 @@ class HyperParameters(Parameters):
     lm_server: LmServerParameters = LmServerParameters()
     rollouts: RolloutParameters = RolloutParameters()
     fine_tuning: FineTuningParameters = FineTuningParameters()
-    prices: dict[str, Price] = {}
+    prices: dict[str, Price] = Field(default_factory=dict)
     """US dollars per million tokens by base model, for the cost estimate."""
 
     @model_validator(mode="before")

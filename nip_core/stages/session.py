@@ -296,9 +296,13 @@ async def check_prompts(session: Session) -> None:
                     answer = await _tokenize(
                         http, session.endpoint(group), session.base_model(group), chat, agent
                     )
-                    room = answer.get("max_model_len", 0) - answer.get("count", 0)
+                    if not answer:
+                        break  # this server can't say
+                    if first:
+                        await _check_system_message(http, session, group, chat, agent)
+                    room = answer["max_model_len"] - answer["count"]
                     needed = parameters.agents[agent].effective_max_tokens
-                    if first and answer and room < needed:
+                    if first and room < needed:
                         raise SettingsError(
                             f"agents.{agent}: the prompt for problem {longest.id!r} takes "
                             f"{answer['count']} of {answer['max_model_len']} tokens and leaves "
@@ -306,6 +310,27 @@ async def check_prompts(session: Session) -> None:
                             "max_tokens_per_message, use shorter problems or another model"
                         )
                     first = False
+
+
+async def _check_system_message(
+    http: aiohttp.ClientSession,
+    session: Session,
+    group: str,
+    chat: list[dict[str, str]],
+    agent: str,
+) -> None:
+    """Some templates leave system messages out without a word; the problem stands in them."""
+    counts = [
+        (await _tokenize(http, session.endpoint(group), session.base_model(group), c, agent))[
+            "count"
+        ]
+        for c in (chat, [{**chat[0], "content": "-"}, *chat[1:]])
+    ]
+    if counts[0] == counts[1]:
+        raise SettingsError(
+            f"agents.{agent}.model_name: the chat template of {session.base_model(group)!r} leaves "
+            "out system messages, so the agent would not see the problem; use another model"
+        )
 
 
 def _sample_conversation(game: Game) -> list[tuple[int, list[Turn]]]:

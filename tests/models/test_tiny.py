@@ -36,7 +36,7 @@ SHAPES = {
     "verifier decides": [
         system,
         own("Question: Do they match?"),
-        says("Expert", "Answer: asked plus 3, code plus 3, they match"),
+        says("Expert", "Answer: asked plus 3 code 3 ok, they match"),
         {"role": "system", "content": LAST_TURN},
     ],
     "no name": [system, {"role": "user", "content": "Hello."}],

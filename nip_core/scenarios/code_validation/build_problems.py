@@ -40,7 +40,7 @@ from nip_core.scenarios.code_validation.sandbox import (
 
 SPLITS = ("train", "validation", "test")
 MIN_PAIRS, MAX_PAIRS = 2, 4
-MAX_STEPS = 50_000
+MAX_STEPS = 20_000
 """Lines that one test may execute; the longest of a correct solution needs a tenth of it."""
 MUTANTS_TRIED, MUTANTS_AT_ONCE = 12, 4
 REWRITES_TRIED = 8

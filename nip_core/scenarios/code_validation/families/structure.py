@@ -63,7 +63,7 @@ class Family:
     """A family of functions. The templates have the slots' names in braces.
 
     `questions` and `codes` are different ways to say the same; each member reads in one of them.
-    `summary` says in few words what a member does; a model may restate questions and code so.
+    `summary` says in few words what a member does.
     `takes` names the kind of test inputs: ``x``, ``xy``, ``xs`` or ``s``, the arguments of ``f``.
     """
 
@@ -115,13 +115,18 @@ class Member:
         """What the member does, in few words."""
         return self.family.summary.format(**self.words)
 
-    def contrast(self, asked: "Member") -> str:
-        """The summary, with what `asked`, of the same family, has instead: ``times 3 not 4``."""
-        words = {
-            name: mine if mine == asked.words[name] else f"{mine} not {asked.words[name]}"
-            for name, mine in self.words.items()
-        }
-        return self.family.summary.format(**words)
+    def compare(self, asked: "Member") -> str:
+        """What `asked`, of the same family, wants and this member has, slot by slot.
+
+        For example ``times 3 code 3 ok, plus code minus wrong, 7 code 7 ok``.
+        """
+        parts = []
+        for words, slot, _, _ in string.Formatter().parse(self.family.summary):
+            if slot is not None:
+                wanted, got = asked.words[slot], self.words[slot]
+                verdict = "ok" if wanted == got else "wrong"
+                parts.append(f"{words.strip()} {wanted} code {got} {verdict}".strip())
+        return ", ".join(parts)
 
     def question(self, form: int) -> str:
         """The question, in one of the family's ways to ask it."""

@@ -1,0 +1,271 @@
+"""What keeps a sandbox's code in: namespaces, mounts, users, capabilities, resource limits.
+
+    Isolation            what of that is in force
+    enter_namespaces     leave the network and the process table of the system
+    isolate_mounts       see everything read-only, and homes, sockets and other processes not at all
+    choose_user          find a user that nobody is
+    drop_privileges      become that user, for good
+    set_limits           what the kernel counts for each process
+
+Linux offers most of it, other systems the limits; each step says what it achieved and goes on
+without what it was refused. `sandbox` says what all this protects from. Used by `sandbox_child`
+alone, which runs without site-packages: nothing is imported but the standard library.
+"""
+
+import ctypes
+import math
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+_NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+PDEATHSIG, _CAPBSET_DROP, CHILD_SUBREAPER, _NO_NEW_PRIVS = 1, 24, 36, 38
+_MS_NOSUID_NODEV, _MS_BIND, _MS_REC_PRIVATE = 2 | 4, 0x1000 | 0x4000, 0x4000 | 0x40000
+_SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _ATTR_RDONLY = 442, -100, 0x8000, 1
+_MASKED = ("/run", "/tmp", "/var/tmp", "/dev/shm", "/home", "/root", "/srv", "/mnt", "/media")  # noqa: S108
+_FIRST_FREE_UID = 1_900_000_000
+
+
+class Isolation:
+    """What the system allowed beyond plain resource limits."""
+
+    def __init__(self) -> None:
+        self.network = self.processes = self.filesystem = False
+        self.uid: int | None = None  # the unprivileged user the code runs as; None: not changed
+        self.mounts = False  # may be changed without anybody noticing
+        self.own_proc = False  # /proc shows this sandbox alone
+
+    def as_dict(self) -> dict[str, bool]:
+        return {
+            "network": self.network,
+            "processes": self.processes,
+            "filesystem": self.filesystem,
+            "user": self.uid is not None,
+        }
+
+
+def _libc() -> Any:
+    try:
+        return ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+    except OSError:
+        return None
+
+
+LIBC: Any = _libc()
+
+
+def prctl(option: int, value: int) -> bool:
+    return LIBC is not None and bool(LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0)
+
+
+def _unshare(flag: int) -> bool:
+    return LIBC is not None and bool(LIBC.unshare(flag) == 0)
+
+
+def _mount(
+    source: bytes | None, target: str, kind: bytes | None, flags: int, data: bytes = b""
+) -> bool:
+    return bool(LIBC.mount(source, os.fsencode(target), kind, ctypes.c_ulong(flags), data) == 0)
+
+
+def _set_mount(path: str, flags: int, attr_set: int, attr_clear: int) -> bool:
+    attributes = (ctypes.c_uint64 * 4)(attr_set, attr_clear, 0, 0)
+    result = LIBC.syscall(
+        ctypes.c_long(_SYS_MOUNT_SETATTR),
+        ctypes.c_int(_AT_FDCWD),
+        ctypes.c_char_p(os.fsencode(path)),
+        ctypes.c_uint(flags),
+        ctypes.byref(attributes),
+        ctypes.c_size_t(32),
+    )
+    return bool(result == 0)
+
+
+def write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def enter_namespaces(isolation: Isolation, refuse: list[str]) -> None:
+    """Leave the network, the process table and the mounts, as far as the system lets us."""
+    if LIBC is None or "namespaces" in refuse:
+        return
+    uid, gid = os.geteuid(), os.getegid()
+    if not _unshare(_NEWNS):
+        if not _unshare(_NEWUSER):
+            return
+        try:
+            write("/proc/self/setgroups", "deny")
+            write("/proc/self/uid_map", f"{uid} {uid} 1")
+            write("/proc/self/gid_map", f"{gid} {gid} 1")
+        except OSError:
+            return
+        isolation.mounts = _unshare(_NEWNS)
+    else:
+        isolation.mounts = True
+    _unshare(_NEWIPC)
+    isolation.network = "network" not in refuse and _unshare(_NEWNET)
+    isolation.processes = _unshare(_NEWPID)
+
+
+def _interpreter() -> list[str]:
+    """The directories that the running interpreter needs, none inside another."""
+    found: list[str] = []
+    paths = [sys.base_prefix, sys.base_exec_prefix, os.path.dirname(sys.executable), *sys.path]
+    for path in sorted({os.path.realpath(path) for path in paths if os.path.isdir(path)}):
+        if not any(_below(path, other) for other in found):
+            found.append(path)
+    return found
+
+
+def _below(path: str, ancestor: str) -> bool:
+    return path == ancestor or path.startswith(ancestor.rstrip("/") + "/")
+
+
+def _mask(path: str, kept: list[str], stage: str) -> bool:
+    """Hide `path` under an empty tmpfs, with the directories `kept` in their old places."""
+    for k, keep in enumerate(kept):
+        os.mkdir(f"{stage}/{k}")
+        if not _mount(os.fsencode(keep), f"{stage}/{k}", None, _MS_BIND):
+            return False
+    if not _mount(b"tmpfs", path, b"tmpfs", _MS_NOSUID_NODEV, b"size=256k,mode=0755"):
+        return False
+    for k, keep in enumerate(kept):
+        os.makedirs(keep)
+        if not _mount(f"{stage}/{k}".encode(), keep, None, _MS_BIND):
+            return False
+        LIBC.umount2(f"{stage}/{k}".encode(), 2)
+        os.rmdir(f"{stage}/{k}")
+    return True
+
+
+def isolate_mounts(isolation: Isolation, cwd: str, disk_mb: int) -> None:
+    """Make everything read-only but a small tmpfs at `cwd`; hide homes, sockets and /proc."""
+    if not isolation.mounts or not _mount(None, "/", None, _MS_REC_PRIVATE):
+        return
+    needed = _interpreter()
+    options = f"size={disk_mb}m,nr_inodes=4096,mode=0777".encode()
+    _mount(b"tmpfs", cwd, b"tmpfs", _MS_NOSUID_NODEV, options)
+    # What holds `cwd` comes last: hiding it hides the place where the kept directories wait.
+    for path in sorted(_MASKED, key=lambda path: _below(cwd, path)):
+        kept = [need for need in needed if _below(need, path)]
+        if not os.path.isdir(path) or os.path.islink(path) or path in kept:
+            continue
+        if _below(cwd, path) and kept:
+            continue
+        try:
+            _mask(path, kept, cwd)
+        except OSError:
+            return
+    os.makedirs(cwd, exist_ok=True)
+    own_cwd = _mount(b"tmpfs", cwd, b"tmpfs", _MS_NOSUID_NODEV, options)
+    isolation.own_proc = isolation.processes and _mount(
+        b"proc", "/proc", b"proc", _MS_NOSUID_NODEV | 8
+    )
+    hidden = isolation.own_proc or _mount(b"tmpfs", "/proc", b"tmpfs", _MS_NOSUID_NODEV, b"size=4k")
+    isolation.filesystem = (
+        own_cwd
+        and hidden
+        and _set_mount("/", _AT_RECURSIVE, _ATTR_RDONLY, 0)
+        and _set_mount(cwd, 0, 0, _ATTR_RDONLY)
+    )
+    os.chdir(cwd)
+
+
+def _readable_by_all(path: str) -> bool:
+    """Whether a user without rights could open what is below `path`."""
+    while True:
+        mode = os.stat(path).st_mode
+        if not mode & 0o001:
+            return False
+        parent = os.path.dirname(path)
+        if parent == path:
+            return True
+        path = parent
+
+
+def choose_user(isolation: Isolation, cwd: str, refuse: list[str], number: int) -> None:
+    """Find a user of its own for the code: only root can change users, and only then needs to.
+
+    A number that nobody has, so that RLIMIT_NPROC counts this sandbox alone.
+    """
+    if os.geteuid() != 0 or "user" in refuse:
+        return
+    if not all(_readable_by_all(path) for path in _interpreter()):
+        return
+    for uid in (_FIRST_FREE_UID + number % 4_194_304, 65534):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setgroups([])
+                os.setresgid(uid, uid, uid)
+                os.setresuid(uid, uid, uid)
+                os._exit(0)
+            except BaseException:
+                os._exit(1)
+        if os.waitpid(pid, 0)[1] == 0:
+            isolation.uid = uid
+            if not isolation.filesystem:
+                os.chown(cwd, uid, uid)
+            return
+
+
+def drop_privileges(isolation: Isolation) -> None:
+    for capability in range(64):  # first: another user may not
+        prctl(_CAPBSET_DROP, capability)
+    if isolation.uid is not None:
+        os.setgroups([])
+        os.setresgid(isolation.uid, isolation.uid, isolation.uid)
+        os.setresuid(isolation.uid, isolation.uid, isolation.uid)
+    if LIBC is None:
+        return
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    LIBC.capset(ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
+    prctl(_NO_NEW_PRIVS, 1)
+    # Changing the user cleared it.
+    prctl(PDEATHSIG, signal.SIGKILL)
+
+
+def _processes_of(uid: int) -> int:
+    """How many processes `uid` has now; 0 where the system doesn't say."""
+    count = 0
+    try:
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                try:
+                    count += os.stat("/proc/" + name).st_uid == uid
+                except OSError:
+                    continue
+    except OSError:
+        return 0
+    return count
+
+
+def set_limits(limits: dict[str, Any], isolation: Isolation) -> None:
+    cpu_s = max(1, math.ceil(limits["cpu_s"]))
+    memory = limits["memory_mb"] << 20
+    # Who is counted with this process: nobody under a user of its own, else the supervisor and
+    # the one that started it, or, without a table of processes, all that the user has.
+    others = 0
+    if isolation.uid is None:
+        others = 2 if isolation.processes else max(0, _processes_of(os.geteuid()) - 1)
+    for name, soft, hard in (
+        ("RLIMIT_CORE", 0, 0),
+        ("RLIMIT_CPU", cpu_s, cpu_s + 1),
+        ("RLIMIT_AS", memory, memory),
+        ("RLIMIT_FSIZE", limits["file_mb"] << 20, limits["file_mb"] << 20),
+        ("RLIMIT_NOFILE", limits["open_files"], limits["open_files"]),
+        ("RLIMIT_NPROC", limits["processes"] + others, limits["processes"] + others),
+    ):
+        kind = getattr(resource, name, None)
+        if kind is None:
+            continue
+        ceiling = resource.getrlimit(kind)[1]
+        allowed = hard if ceiling == resource.RLIM_INFINITY else min(hard, ceiling)
+        try:
+            resource.setrlimit(kind, (min(soft, allowed), allowed))
+        except (ValueError, OSError):
+            if name != "RLIMIT_AS":  # macOS refuses it
+                raise

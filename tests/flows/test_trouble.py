@@ -1,0 +1,173 @@
+"""What goes wrong in the middle is a clean stop; running again continues, and the data are the same."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from small_game import write_config
+
+from flows.train import train
+from nip_core.errors import JobError, LeaseError, StageError, StoreError
+from nip_core.lm_server.engines.reply_rules import DEFAULT_FILE
+from nip_core.parameters import load_parameters
+from nip_core.rollouts.tables import read_rollouts
+from nip_core.run_store.manifest import read_manifest
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+from nip_core.stages.export import play_stage
+from nip_core.stages.session import open_session
+
+ONE_ITERATION = {"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1}
+
+
+def replies(folder: Path, **changes) -> dict:
+    """Settings for an own server whose replies file differs from the bundled one."""
+    content = {**yaml.safe_load(DEFAULT_FILE.read_text()), **changes}
+    path = folder / "replies.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return {"engine": "deterministic", "replies": str(path)}
+
+
+def run_in(folder: Path) -> RunStore:
+    return RunStore(open_store(folder / "runs"), "small")
+
+
+async def played_digest(config: Path) -> str:
+    async with open_session(load_parameters(config)) as session:
+        return (await play_stage(session, 0, "train")).extra["canonical_digest"]
+
+
+async def test_a_troubled_transport_changes_nothing_in_the_data(tmp_path):
+    calm, troubled = tmp_path / "calm", tmp_path / "troubled"
+    calm.mkdir(), troubled.mkdir()
+    faults = {"server_error": 0.1, "rate_limited": 0.1, "retry_after_s": 0.01, "dropped": 0.1}
+    first = await played_digest(write_config(calm, rl=ONE_ITERATION))
+    second = await played_digest(
+        write_config(troubled, rl=ONE_ITERATION, lm_server=replies(troubled, faults=faults))
+    )
+    assert first == second
+
+
+async def test_a_conversation_that_outgrows_the_context_stops_cleanly_and_can_go_on(tmp_path):
+    # The first prompts fit; the longest conversations do not.
+    config = write_config(
+        tmp_path,
+        rl=ONE_ITERATION,
+        nip_protocol={"max_message_rounds": 9, "min_message_rounds": 9},
+        lm_server=replies(tmp_path, max_model_len=620),
+    )
+    with pytest.raises(StageError, match=r"episodes failed.*rollouts\.failure_threshold") as caught:
+        await played_digest(config)
+    assert "context" in str(caught.value)
+    parameters = load_parameters(config, ["rollouts.failure_threshold=1.0"])
+    async with open_session(parameters) as session:
+        await play_stage(session, 0, "train")
+        assert session.progress.calls_reused > 0
+    run = run_in(tmp_path)
+    episodes = read_rollouts(run.store, run.rollouts(0, "train")).episodes.to_pylist()
+    failed = [e for e in episodes if e["outcome"] == "failed"]
+    assert failed and all("context" in e["error"] for e in failed)
+
+
+async def test_a_failed_job_stops_the_run_and_can_be_tried_again(tmp_path, prefect_server):
+    config = write_config(
+        tmp_path, rl=ONE_ITERATION, lm_server=replies(tmp_path, training={"fail_rate": 0.5})
+    )
+    stops = 0
+    for attempt in range(20):
+        try:
+            result = await train(str(config), retry_failed_jobs=attempt > 0)
+            break
+        except JobError as error:
+            assert "injected_failure" in str(error) and "--retry-failed-jobs" in str(error)
+            stops += 1
+    assert stops > 0, "with this seed the first attempts fail"
+    assert {j["status"] for j in result["iterations"][0]["jobs"].values()} == {"succeeded"}
+    run = run_in(tmp_path)
+    records = [run.read_json(run.job(0, group)) for group in ("prover", "verifier")]
+    assert sum(record["attempt"] for record in records) >= stops
+    assert all(p["outcome"] == "failed" for record in records for p in record["previous"])
+
+
+async def test_running_again_without_being_told_to_submits_no_second_job(tmp_path, prefect_server):
+    config = write_config(
+        tmp_path, rl=ONE_ITERATION, lm_server=replies(tmp_path, training={"fail_rate": 1.0})
+    )
+    for _ in range(2):
+        with pytest.raises(JobError):
+            await train(str(config))
+    run = run_in(tmp_path)
+    assert run.read_json(run.job(0, "verifier"))["attempt"] == 0
+
+
+async def test_an_adapter_that_does_not_answer_is_never_swapped_in(tmp_path, prefect_server):
+    config = write_config(
+        tmp_path, rl=ONE_ITERATION, lm_server=replies(tmp_path, training={"unproved_rate": 1.0})
+    )
+    with pytest.raises(JobError, match="failed"):
+        await train(str(config))
+    run = run_in(tmp_path)
+    assert not run.store.exists(run.models(0))
+
+
+async def test_a_second_runner_is_refused_with_the_name_of_the_first(tmp_path):
+    config = write_config(tmp_path)
+    async with open_session(load_parameters(config)):
+        other = subprocess.run(
+            [sys.executable, "-m", "flows.cli", "play", str(config), "--out", str(tmp_path / "o")],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert other.returncode == 4, other.stderr
+    assert str(os.getpid()) in other.stderr
+
+
+async def test_the_lease_is_given_back(tmp_path):
+    config = write_config(tmp_path)
+    for _ in range(2):
+        try:
+            async with open_session(load_parameters(config)):
+                pass
+        except LeaseError:
+            pytest.fail("the first session kept the lease")
+
+
+def _can_mount() -> bool:
+    return sys.platform == "linux" and os.geteuid() == 0
+
+
+@pytest.mark.skipif(not _can_mount(), reason="a small disk can only be mounted by root on Linux")
+async def test_a_disk_that_fills_in_the_middle_can_be_resumed(tmp_path):
+    libc = ctypes.CDLL(None, use_errno=True)
+    straight, small = tmp_path / "straight", tmp_path / "small"
+    straight.mkdir(), small.mkdir()
+    first = await played_digest(write_config(straight, rl=ONE_ITERATION))
+    config = write_config(small, rl=ONE_ITERATION)
+    disk = small / "runs"
+    disk.mkdir()
+
+    def mount(size: str, flags: int = 0) -> None:
+        done = libc.mount(b"tmpfs", str(disk).encode(), b"tmpfs", flags, f"size={size}".encode())
+        if done != 0:
+            pytest.skip(f"mounting is not allowed here: {os.strerror(ctypes.get_errno())}")
+
+    mount("256m")
+    filler = disk / "filler"
+    try:
+        async with open_session(load_parameters(config)) as session:
+            free = session.run.store.free_bytes()
+            filler.write_bytes(bytes(free - 16_000))  # somebody else takes the space
+            with pytest.raises(StoreError, match="disk full.*run again"):
+                await play_stage(session, 0, "train")
+            filler.unlink()  # before the lease is given back
+        async with open_session(load_parameters(config)) as session:
+            manifest = await play_stage(session, 0, "train")
+        assert manifest.extra["canonical_digest"] == first
+        assert read_manifest(session.run.store, session.run.rollouts(0, "train")).rows["episodes"]
+    finally:
+        libc.umount2(str(disk).encode(), 2)
