@@ -1,3 +1,3 @@
-"""The library beneath nip: protocols, rollouts, datasets, jobs, run store. Never imports prefect."""
+"""The library beneath nip: protocols, rollouts, datasets, jobs, runs. Never imports prefect."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The reference page of all settings, made from the models: ``python -m nip_core.parameters.reference``."""
+"""The page docs/settings.md, made from the models: ``python -m nip_core.parameters.reference``."""
 
 import sys
 from typing import Any, get_args

@@ -1,6 +1,7 @@
 """`adp`: one message from the prover, then the verdict."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from nip_core.protocols.base import ACCEPT, AgentSpec, Protocol
 
@@ -9,7 +10,10 @@ class AdpProtocol(Protocol):
     """Assistant-directed proof: the prover speaks once and the verifier must decide."""
 
     name = "adp"
-    agents = {"prover": AgentSpec("Expert", stance=ACCEPT), "verifier": AgentSpec("Verifier")}
+    agents: ClassVar[Mapping[str, AgentSpec]] = {
+        "prover": AgentSpec("Expert", stance=ACCEPT),
+        "verifier": AgentSpec("Verifier"),
+    }
     min_message_rounds = 1
     max_message_rounds = 2
 

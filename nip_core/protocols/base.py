@@ -6,6 +6,7 @@ every active agent moves once without seeing what the others say in that round.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from nip_core.parameters import CommonProtocolParameters, HyperParameters
 
@@ -48,7 +49,7 @@ class Protocol:
     """
 
     name: str
-    agents: Mapping[str, AgentSpec]
+    agents: ClassVar[Mapping[str, AgentSpec]]
     channels: tuple[str, ...] = ("main",)
     invisible: frozenset[tuple[str, str]] = frozenset()  # (agent, channel) pairs that are hidden
     last_round_message = False  # tell the verifier in the last round that it must decide

@@ -1,6 +1,7 @@
 """`nip`: prover and verifier take turns until the verifier decides."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from nip_core.parameters import HyperParameters
 from nip_core.protocols.base import ACCEPT, AgentSpec, Protocol
@@ -10,7 +11,10 @@ class NipProtocol(Protocol):
     """Neural interactive proof. The verifier asks, the prover answers, the verifier decides."""
 
     name = "nip"
-    agents = {"prover": AgentSpec("Expert", stance=ACCEPT), "verifier": AgentSpec("Verifier")}
+    agents: ClassVar[Mapping[str, AgentSpec]] = {
+        "prover": AgentSpec("Expert", stance=ACCEPT),
+        "verifier": AgentSpec("Verifier"),
+    }
     last_round_message = True
 
     def __init__(self, parameters: HyperParameters):

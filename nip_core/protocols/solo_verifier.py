@@ -1,6 +1,7 @@
 """`solo_verifier`: the verifier decides alone, at once. The baseline for every protocol."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from nip_core.protocols.base import AgentSpec, Protocol
 
@@ -9,7 +10,7 @@ class SoloVerifierProtocol(Protocol):
     """No prover, one round: no verdict in it ends the episode without one."""
 
     name = "solo_verifier"
-    agents = {"verifier": AgentSpec("Verifier")}
+    agents: ClassVar[Mapping[str, AgentSpec]] = {"verifier": AgentSpec("Verifier")}
     min_message_rounds = 1
     max_message_rounds = 1
 

@@ -1,6 +1,7 @@
 """The loop end to end on the deterministic engine, through Prefect."""
 
 import json
+from pathlib import Path
 
 import pytest
 from prefect.artifacts import Artifact
@@ -125,7 +126,7 @@ async def test_the_ui_gets_state_metrics_samples_curve_and_progress(trained, pub
 
 async def test_the_report_stands_alone(trained):
     _, result, _ = trained
-    page = open(result["report"], encoding="utf-8").read()
+    page = Path(result["report"]).read_text(encoding="utf-8")
     assert "<svg" in page and "small" in page
     assert 'src="http' not in page and "@import" not in page
 

@@ -162,7 +162,7 @@ async def test_a_disk_that_fills_in_the_middle_can_be_resumed(tmp_path):
         async with open_session(load_parameters(config)) as session:
             free = session.run.store.free_bytes()
             filler.write_bytes(bytes(free - 16_000))  # somebody else takes the space
-            with pytest.raises(StoreError, match="disk full.*run again"):
+            with pytest.raises(StoreError, match=r"disk full.*run again"):
                 await play_stage(session, 0, "train")
             filler.unlink()  # before the lease is given back
         async with open_session(load_parameters(config)) as session:

@@ -185,7 +185,7 @@ def test_token_ids_agree_with_tokenize(client: openai.OpenAI, http: httpx.Client
 
 def test_messages_in_parts_and_messages_sent_back_are_taken(client: openai.OpenAI) -> None:
     first = client.chat.completions.create(model="sim", messages=HELLO, seed=1)
-    parts = [{"role": "user", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}]  # fmt: skip  # noqa: E501
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}]  # fmt: skip
     same = client.chat.completions.create(model="sim", messages=parts, seed=1)
     assert same.choices == first.choices
     turn = first.choices[0].message.model_dump()

@@ -19,7 +19,7 @@ _VERDICT = re.compile(r"(accept|reject)(?:ed|s|ing)?\b", re.IGNORECASE)
 _OTHER_VERDICT = re.compile(r"\b(?:decision\W+)(accept|reject)", re.IGNORECASE)
 
 
-class InvalidResponse(ValueError):  # noqa: N818 - the word of the game, not a failure of ours
+class InvalidResponse(ValueError):
     """The answer has no valid form; `reason` says why in a few words."""
 
     def __init__(self, reason: str):
