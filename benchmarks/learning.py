@@ -5,6 +5,8 @@ fresh name, and writes one JSON file and one Markdown table. Runs that are finis
 repeated, so an interrupted measurement goes on where it stopped.
 
     python benchmarks/learning.py --out docs/results/learning.json
+
+Beside the JSON file it writes the Markdown page and, of the first run, the learning curve.
 """
 
 import argparse
@@ -114,6 +116,15 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def write_curve(run: Path, target: Path) -> None:
+    """The learning curve of one run as a picture."""
+    from nip_core.evaluation.plots import learning_curve_svg
+
+    paths = sorted(run.glob("iterations/*/metrics-test.json"))
+    points = [(i, json.loads(path.read_text())) for i, path in enumerate(paths)]
+    target.write_text(learning_curve_svg(points) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
@@ -153,6 +164,9 @@ def main() -> None:
     )
     if "seed-6198" in rows:
         page += table(results) + "\n"
+        write_curve(
+            arguments.store / "learning-seed-6198", arguments.out.parent / "learning-curve.svg"
+        )
     arguments.out.with_suffix(".md").write_text(page)
     print(page)
 

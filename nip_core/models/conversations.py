@@ -14,15 +14,10 @@ from importlib.resources import files
 from string import Template
 
 LAST_TURN = "No more questions. Decide now."
-QUESTIONS = (
-    "Does the code do what is asked?",
-    "What is asked and what does the code do?",
-    "Do they match?",
-    "Is the code right?",
-)
+QUESTIONS = ("Do they match?", "Does the code do what is asked?")
 FOLLOW_UPS = {
-    "match": ("They match, really?", "No difference, really?"),
-    "differ": ("They differ, really?", "A difference, really?"),
+    "match": "They match, really?",
+    "differ": "They differ, really?",
 }
 
 Message = dict[str, str]
@@ -71,12 +66,23 @@ def own(content: str) -> Message:
 
 def _ask(draw: random.Random, before: str | None) -> str:
     # A second question refers to the answer before it as often as not.
-    follow_up = before is not None and draw.random() < 0.5
-    return "Question: " + draw.choice(FOLLOW_UPS[before] if follow_up and before else QUESTIONS)
+    if before is not None and draw.random() < 0.5:
+        return f"Question: {FOLLOW_UPS[before]}"
+    return "Question: " + draw.choice(QUESTIONS)
 
 
 def _coin(draw: random.Random) -> str:
     return "Decision: " + draw.choice(("accept", "reject"))
+
+
+def drill(draw: random.Random) -> list[Message]:
+    """Told what to decide, decide so: without it the two decisions are one and the same word.
+
+    Where each decision is a coin toss, nothing else would tell ``accept`` from ``reject``; their
+    embeddings would become equal, and no amount of fine-tuning could make the model sure.
+    """
+    decision = _coin(draw)
+    return [{"role": "system", "content": f'Write "{decision}".'}, own(decision)]
 
 
 def prover_conversation(case: Case, draw: random.Random) -> list[Message]:
@@ -95,18 +101,20 @@ def prover_conversation(case: Case, draw: random.Random) -> list[Message]:
 def verifier_conversation(case: Case, draw: random.Random) -> list[Message]:
     """A game as the verifier sees it; the expert is right in nine of ten of them."""
     kind = draw.random()
+    if kind < 0.1:
+        return drill(draw)
     conclusion = case.conclusion
     if draw.random() < 0.1:
         conclusion = draw.choice(("match", "differ"))
     said = says("Expert", answer(case, conclusion))
-    if kind < 0.1:
+    if kind < 0.2:
         return [system("solo_verifier", "verifier", case), own(_coin(draw))]
-    if kind < 0.25:
+    if kind < 0.32:
         return [system("adp", "verifier", case), said, own(_coin(draw))]
-    rounds = 1 if kind < 0.8 else draw.randint(2, 4)
+    rounds = 1 if kind < 0.7 else draw.randint(2, 4)
     messages = [system("nip", "verifier", case)]
     for asked in range(rounds):
         messages += [own(_ask(draw, conclusion if asked else None)), said]
-    if rounds == 1 or draw.random() < 0.5:
+    if rounds == 1 or draw.random() < 0.65:
         messages.append({"role": "system", "content": LAST_TURN})
     return [*messages, own(_coin(draw))]

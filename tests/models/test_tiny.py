@@ -25,6 +25,7 @@ from nip_core.models.build_tiny import (
 )
 from nip_core.models.cases import TrainingCases, split_cases
 from nip_core.models.conversations import LAST_TURN, Case, own, says, system
+from nip_core.models.tiny_card import card
 from nip_core.models.tiny_evaluation import measure_game, measure_prover, measure_single_decision
 
 TINY = BUNDLED["tiny"]
@@ -90,6 +91,13 @@ def test_the_model_was_made_for_these_problems_and_templates() -> None:
             "the problem set or a short template changed after the model was trained: "
             "build the model again"
         )
+
+
+def test_the_card_says_what_was_recorded() -> None:
+    training, evaluation = (
+        json.loads((TINY / name).read_text()) for name in ("training.json", "evaluation.json")
+    )
+    assert (TINY / "README.md").read_text() == card(training, evaluation)
 
 
 @settings(deadline=None, max_examples=200)

@@ -113,13 +113,24 @@ def test_a_variant_that_behaves_like_the_question_is_no_bug() -> None:
         "plus {a} plus {b}",
     )
     selection = select((family,))
-    for row in selection.rows:
-        for kind, bug in selection.bugs(row.asked):
-            assert kind == "constant"  # exchanging a and b changes nothing
-            assert sum(int(n) for n in bug.words.values()) != sum(
-                int(n) for n in row.asked.words.values()
-            )
+    found = [(row, kind, bug) for row in selection.rows for kind, bug in selection.bugs(row.asked)]
+    assert found
+    for row, kind, bug in found:
+        assert kind == "constant"  # exchanging a and b changes nothing
+        sums = [sum(int(n) for n in member.words.values()) for member in (row.asked, bug)]
+        assert sums[0] != sums[1]
     member = Member(family, (0, 1))
     assert ("exchange", "families/vacuous/2-1") in {
         (kind, variant.identity) for kind, variant in member.variants()
     }
+
+
+def test_a_comparison_names_each_slot_and_marks_what_is_wrong() -> None:
+    linear = next(family for family in FAMILIES if family.name == "linear")
+    members = {member.identity: member for member in linear.members()}
+    asked = members["families/linear/3-plus-7"]
+    assert asked.compare(asked) == "times 3 code 3 ok, plus code plus ok, 7 code 7 ok"
+    written = members["families/linear/3-minus-5"]
+    assert written.compare(asked) == "times 3 code 3 ok, plus code minus wrong, 7 code 5 wrong"
+    for row in select().rows:
+        assert ("wrong" in row.written.compare(row.asked)) == (row.y == 0), row.asked.identity
