@@ -1,12 +1,13 @@
 """One iteration: test, play, choose, train, swap."""
 
-import asyncio
 import time
 from typing import Any
 
 from prefect import flow
 
+from nip_core.stages.concurrency import together
 from nip_core.stages.estimate import is_tested
+from nip_core.stages.evaluation import metrics_path
 from tasks.evaluate import measure
 from tasks.fine_tune import await_job, build_dataset, submit_job, swap_models
 from tasks.play import commit_rollouts, plan, play_shard
@@ -37,16 +38,28 @@ async def iteration(run: str, iteration: int) -> dict[str, Any]:
 
     groups = parameters.trainable_groups
     with timed(times, "dataset"):
-        await asyncio.gather(*(build_dataset(run, iteration, group) for group in groups))
+        await together(build_dataset(run, iteration, group) for group in groups)
     with timed(times, "train"):
         for group in groups:
             await submit_job(run, iteration, group)
-        await asyncio.gather(*(await_job(run, iteration, group) for group in groups))
+        await together(await_job(run, iteration, group) for group in groups)
     with timed(times, "swap"):
         models = await swap_models(run, iteration)
-    session.run.write_json_once(f"{session.run.iteration(iteration)}/times.json", times)
+    session.run.write_json_once(
+        f"{session.run.iteration(iteration)}/times.json", times, lease=session.lease
+    )
     await publish(run, f"training iteration {iteration}", done + share)
     return {"iteration": iteration, "models": models}
+
+
+def is_complete(run: str, iteration: int) -> bool:
+    """Whether nothing is left to do in the iteration."""
+    session = session_of(run)
+    store, tree = session.run.store, session.run
+    tested = not is_tested(session.parameters, iteration) or store.exists(
+        metrics_path(tree, iteration, "test")
+    )
+    return tested and store.exists(tree.models(iteration))
 
 
 async def play_split(run: str, iteration: int, split: str) -> dict[str, Any]:
@@ -56,7 +69,7 @@ async def play_split(run: str, iteration: int, split: str) -> dict[str, Any]:
     session.progress.start_stage(
         f"iteration {iteration}: playing {split} problems", stage["episodes"]
     )
-    await asyncio.gather(*(play_shard(run, iteration, split, s) for s in stage["shards"]))
+    await together(play_shard(run, iteration, split, s) for s in stage["shards"])
     await commit_rollouts(run, iteration, split)
     metrics: dict[str, Any] = await measure(run, iteration, split)
     return metrics

@@ -5,12 +5,13 @@ from typing import Any
 
 from prefect import flow
 
-from flows.iteration import iteration, play_split
+from flows.iteration import is_complete, iteration, play_split
 from nip_core.errors import StageError
 from nip_core.parameters import load_parameters
 from nip_core.stages.estimate import is_tested
 from nip_core.stages.evaluation import summary
 from nip_core.stages.session import open_session
+from tasks.fine_tune import prove_serving
 from tasks.publish import publish
 from tasks.runtime import hold
 
@@ -32,13 +33,15 @@ async def train(
     parameters = load_parameters(config, overrides)
     async with open_session(parameters, retry_failed_jobs=retry_failed_jobs) as session:
         with hold(session):
-            run = session.run.name
-            for i in range(parameters.rl.num_iterations):
-                # Always from 0: Prefect matches subflows by order of call, the store skips.
+            run, last = session.run.name, parameters.rl.num_iterations
+            done = next((i for i in range(last) if not is_complete(run, i)), last)
+            if done > 0:
+                await prove_serving(run, done)
+            for i in range(done, last):
                 result = await iteration(run, i)
+                # Prefect matches subflows of a retried run by order of call, not by parameters.
                 if result["iteration"] != i:
                     raise StageError(f"iteration {i} returned the result of {result['iteration']}")
-            last = parameters.rl.num_iterations
             if is_tested(parameters, last):
                 await play_split(run, last, "test")
             await publish(run, "the last test", 1.0)

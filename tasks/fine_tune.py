@@ -28,3 +28,9 @@ async def await_job(run: str, iteration: int, group: str) -> dict[str, Any]:
 async def swap_models(run: str, iteration: int) -> dict[str, str]:
     """Prove that the new models answer and let them serve from the next iteration on."""
     return await fine_tuning.swap(session_of(run), iteration)
+
+
+@stage("prove-serving", "prove-serving-{iteration}")
+async def prove_serving(run: str, iteration: int) -> None:
+    """Prove that the trained models which are to play the iteration answer with their weights."""
+    await fine_tuning.prove_serving(session_of(run), iteration)

@@ -10,6 +10,7 @@ nip-<run>-progress        how much of the run is done
 import json
 from typing import Any
 
+from prefect import get_run_logger
 from prefect.artifacts import (
     Artifact,
     acreate_markdown_artifact,
@@ -29,7 +30,7 @@ from nip_core.stages.evaluation import (
     summary,
     write_report,
 )
-from nip_core.stages.session import Session
+from nip_core.stages.session import Session, code_version
 from tasks.runtime import session_of, stage
 
 _SAMPLES = 5
@@ -41,7 +42,18 @@ async def publish(run: str, after: str, fraction_done: float) -> str | None:
     """Write the report and the artifacts of everything that is committed so far."""
     session = session_of(run)
     finished = fraction_done >= 1.0
+    session.lease.check()
     location = write_report(session.run, "finished" if finished else "running")
+    try:
+        await _publish_artifacts(session, after, fraction_done)
+    except Exception as error:
+        # A view for people: the run goes on without it, and the next stage publishes it again.
+        get_run_logger().warning("artifacts not published: %s: %s", type(error).__name__, error)
+    return location
+
+
+async def _publish_artifacts(session: Session, after: str, fraction_done: float) -> None:
+    run = session.run.name
     await acreate_markdown_artifact(
         key=f"nip-{run}-state", markdown=_state(session, after), description=f"State after {after}"
     )
@@ -61,7 +73,6 @@ async def publish(run: str, after: str, fraction_done: float) -> str | None:
     await acreate_progress_artifact(
         progress=100.0 * fraction_done, key=f"nip-{run}-progress", description=after
     )
-    return location
 
 
 def _state(session: Session, after: str) -> str:
@@ -81,7 +92,7 @@ def _state(session: Session, after: str) -> str:
         "manifests": manifests,
         "models": summary(run)["iterations"][-1]["models"] if manifests else {},
         "report": report_location(run),
-        "code_version": session.record.code_version,
+        "code_version": code_version(),
     }
     return f"Run `{run.name}` after {after}.\n\n```json\n{json.dumps(state, indent=1)}\n```\n"
 

@@ -22,6 +22,7 @@ from typing import Any, Self
 import aiohttp
 
 from nip_core.errors import NipError, ServerError, StageError
+from nip_core.redaction import redact
 
 _RETRIED = frozenset({408, 409, 425, 429})
 _FATAL = frozenset({401, 402, 403, 404})
@@ -125,14 +126,14 @@ class ChatClient:
                         retry_after = response.headers.get("Retry-After")
                     if status == 200:
                         return _read_answer(raw, str(body["model"]), attempt, loop.time() - started)
-                    reason = f"HTTP {status}: {_error_message(raw)}"
+                    reason = f"HTTP {status}: {_error_message(raw, endpoint.api_key)}"
                     if status not in _RETRIED and status < 500:
                         _refuse(status, raw, endpoint.base_url, reason)
                     pause_s = _seconds(retry_after)
                 except (aiohttp.ClientError, TimeoutError, ConnectionError, OSError) as error:
-                    reason = f"{type(error).__name__}: {error}"
+                    reason = redact(f"{type(error).__name__}: {error}", endpoint.api_key)
                 except _MalformedAnswer as error:
-                    reason = str(error)
+                    reason = redact(str(error), endpoint.api_key)
             if attempt == self._retries:
                 break
             self._on_retry(reason)
@@ -181,12 +182,14 @@ def _error_of(raw: bytes) -> Mapping[str, Any]:
     try:
         error = json.loads(raw)["error"]
     except (ValueError, KeyError, TypeError):
-        return {"message": raw[:200].decode(errors="replace")}
+        return {"message": raw.decode(errors="replace"), "is_page": True}
     return error if isinstance(error, dict) else {"message": str(error)}
 
 
-def _error_message(raw: bytes) -> str:
-    return str(_error_of(raw).get("message"))
+def _error_message(raw: bytes, api_key: str) -> str:
+    """What the server says, without the key. Cut only then: half a key is no longer found."""
+    error = _error_of(raw)
+    return redact(str(error.get("message")), api_key)[: 200 if "is_page" in error else 1000]
 
 
 def _refuse(status: int, raw: bytes, base_url: str, reason: str) -> None:

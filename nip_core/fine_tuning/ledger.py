@@ -122,12 +122,20 @@ class Ledger:
             )
             raise JobError(message) from error
 
-    async def poll(self, record: JobRecord, *, interval_s: float, deadline_s: float) -> JobRecord:
+    async def poll(
+        self,
+        record: JobRecord,
+        *,
+        interval_s: float,
+        deadline_s: float,
+        counted_from_s: float | None = None,
+    ) -> JobRecord:
         """Follow a submitted job until it ends; its final record.
 
         Looks every `interval_s`, less and less often while nothing changes (up to ten times
-        that, or 30 s), and not before the back-end asks to. `deadline_s` counts from submission.
-        Failed looks are repeated; a status that is not known is not an end.
+        that, or 30 s), and not before the back-end asks to. `deadline_s` counts from submission,
+        or from the time of day `counted_from_s` (for a back-end that stands still when its runner
+        does). Failed looks are repeated; a status that is not known is not an end.
 
         Raises JobError when the deadline passes or the back-end denies access; the record stays
         as it is, and polling again goes on.
@@ -139,7 +147,8 @@ class Ledger:
         if record.id is None or record.submitted_at is None:
             raise JobError(f"{document.path}: not submitted yet; call ensure_job first")
         # The time of day may jump while this process waits, but not before it starts waiting.
-        elapsed_s = max(0.0, self._clock.now() - record.submitted_at)
+        since_s = record.submitted_at if counted_from_s is None else counted_from_s
+        elapsed_s = max(0.0, self._clock.now() - since_s)
         end_s = self._clock.monotonic() + deadline_s - elapsed_s
         pauses = Pauses(interval_s, max(interval_s, min(10 * interval_s, LONGEST_PAUSE_S)))
         missing_since_s: float | None = None

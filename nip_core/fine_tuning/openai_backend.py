@@ -4,7 +4,8 @@ OpenAIBackend  files, jobs and models through the `openai` client; implements `j
 
 Nothing here retries or waits: the ledger decides that, from the three kinds of errors into which
 every failure is sorted. Settings that the OpenAI API has no words for go into the body as
-``nip``, and only to servers that are said to understand it. The key is never logged.
+``nip``, and only to servers that are said to understand it. The key is never logged, and it is
+taken out of whatever words of the server end in errors or records.
 """
 
 from collections.abc import Awaitable, Mapping
@@ -25,6 +26,7 @@ from nip_core.fine_tuning.job import (
     NoAnswer,
     Refused,
 )
+from nip_core.redaction import redact, redact_all
 
 _T = TypeVar("_T")
 _PAGE = 100
@@ -52,6 +54,7 @@ class OpenAIBackend:
             base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s
         )
         self._address = base_url
+        self._key = self._client.api_key
         self._extensions = extensions
 
     @property
@@ -106,7 +109,7 @@ class OpenAIBackend:
                 extra_headers={"Idempotency-Key": spec.key},
             )
         )
-        return _view(job)
+        return self._view(job)
 
     async def find_jobs(self, key: str) -> list[JobView]:
         # A server that ignores the filter sends all jobs; the comparison here is what counts.
@@ -122,7 +125,7 @@ class OpenAIBackend:
                 if not isinstance(jobs, list):
                     raise NoAnswer(f"{self._address}: its list of jobs has no data")
                 found += [
-                    _view(job) for job in jobs if (job.metadata or {}).get(KEY_METADATA) == key
+                    self._view(job) for job in jobs if (job.metadata or {}).get(KEY_METADATA) == key
                 ]
                 if not jobs or not page.has_more:
                     return found
@@ -134,17 +137,18 @@ class OpenAIBackend:
         return await self._call(find())
 
     async def retrieve_job(self, job_id: str) -> JobView:
-        return _view(await self._call(self._client.fine_tuning.jobs.retrieve(job_id)))
+        return self._view(await self._call(self._client.fine_tuning.jobs.retrieve(job_id)))
 
     async def cancel_job(self, job_id: str) -> JobView:
-        return _view(await self._call(self._client.fine_tuning.jobs.cancel(job_id)))
+        return self._view(await self._call(self._client.fine_tuning.jobs.cancel(job_id)))
 
     async def job_events(self, job_id: str) -> list[dict[str, Any]]:
         async def read() -> list[dict[str, Any]]:
             events: list[dict[str, Any]] = []
             pages = self._client.fine_tuning.jobs.list_events(job_id, limit=_PAGE)
             async for event in pages:
-                events.append(event.model_dump(mode="json", exclude_none=True))
+                dumped = event.model_dump(mode="json", exclude_none=True)
+                events.append(redact_all(dumped, self._key))
                 if len(events) >= _MOST_EVENTS:
                     break
             return events[::-1]  # the API gives the newest first
@@ -154,23 +158,28 @@ class OpenAIBackend:
     async def model(self, name: str) -> dict[str, Any]:
         """A model as the server describes it, extensions (digest, proof) included."""
         model = await self._call(self._client.models.retrieve(name))
-        return model.model_dump(mode="json")
+        described: dict[str, Any] = redact_all(model.model_dump(mode="json"), self._key)
+        return described
 
     async def _call(self, call: Awaitable[_T]) -> _T:
+        # Raised outside the handlers: the client's errors hold the server's answer as it came, and
+        # must not be printed as the cause.
+        failure: Refused | Busy | NoAnswer
         try:
             return await call
         except APIStatusError as error:
-            raise self._sorted(error) from error
+            failure = self._sorted(error)
         except APIConnectionError as error:  # timeouts included
             cause = f" ({error.__cause__!r})" if error.__cause__ else ""
-            raise NoAnswer(f"{self._address}: {error}{cause}") from error
+            failure = NoAnswer(redact(f"{self._address}: {error}{cause}", self._key))
         except (OpenAIError, ValueError, TypeError, AttributeError) as error:
             # Whatever the client makes of an answer that is cut off or not what the API promises.
-            raise NoAnswer(f"{self._address}: unusable answer ({error!r})") from error
+            failure = NoAnswer(redact(f"{self._address}: unusable answer ({error!r})", self._key))
+        raise failure
 
     def _sorted(self, error: APIStatusError) -> Refused | Busy | NoAnswer:
         status = error.status_code
-        message = f"{self._address}: HTTP {status}: {_message(error)}"
+        message = f"{self._address}: HTTP {status}: {self._message(error)}"
         retry_after_s = _retry_after_s(error.response.headers)
         if status == 429 and error.code != "insufficient_quota":
             return Busy(message, retry_after_s)
@@ -178,12 +187,36 @@ class OpenAIBackend:
             return NoAnswer(message, retry_after_s)
         return Refused(message, status)
 
+    def _message(self, error: APIStatusError) -> str:
+        body = error.body
+        said = body.get("message") if isinstance(body, Mapping) else None
+        return redact(said if isinstance(said, str) else str(error), self._key)[:1000]
 
-def _message(error: APIStatusError) -> str:
-    body = error.body
-    if isinstance(body, Mapping) and isinstance(body.get("message"), str):
-        return str(body["message"])[:1000]
-    return str(error)[:1000]
+    def _view(self, job: Any) -> JobView:
+        """The client builds its objects without checking them; what is needed is checked here."""
+        try:
+            data: dict[str, Any] = job.model_dump(mode="json")
+            error = data.get("error") or {}
+            effective = dict(data.get("hyperparameters") or {})
+            method = data.get("method") or {}
+            effective |= (method.get(method.get("type")) or {}).get("hyperparameters") or {}
+            if isinstance(data.get("nip"), dict):
+                effective["nip"] = data["nip"]
+            return JobView(
+                id=_text(data.get("id"), "job id"),
+                status=_text(data.get("status"), "job status"),
+                created_at=float(data.get("created_at") or 0),
+                fine_tuned_model=data.get("fine_tuned_model") or None,
+                error=redact(_error_text(error), self._key) or None,
+                estimated_finish=data.get("estimated_finish"),
+                finished_at=data.get("finished_at"),
+                trained_tokens=data.get("trained_tokens"),
+                effective=effective,
+                metadata=data.get("metadata") or {},
+            )
+        except (AttributeError, TypeError, ValueError) as failure:
+            reason = redact(f"unusable answer: not a job ({failure!r})", self._key)
+        raise NoAnswer(reason)
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
@@ -204,32 +237,6 @@ def _text(value: Any, what: str) -> str:
     return value
 
 
-def _view(job: Any) -> JobView:
-    """The client builds its objects without checking them; what is needed is checked here."""
-    try:
-        data: dict[str, Any] = job.model_dump(mode="json")
-        error = data.get("error") or {}
-        effective = dict(data.get("hyperparameters") or {})
-        method = data.get("method") or {}
-        effective |= (method.get(method.get("type")) or {}).get("hyperparameters") or {}
-        if isinstance(data.get("nip"), dict):
-            effective["nip"] = data["nip"]
-        return JobView(
-            id=_text(data.get("id"), "job id"),
-            status=_text(data.get("status"), "job status"),
-            created_at=float(data.get("created_at") or 0),
-            fine_tuned_model=data.get("fine_tuned_model") or None,
-            error=_error_text(error),
-            estimated_finish=data.get("estimated_finish"),
-            finished_at=data.get("finished_at"),
-            trained_tokens=data.get("trained_tokens"),
-            effective=effective,
-            metadata=data.get("metadata") or {},
-        )
-    except (AttributeError, TypeError, ValueError) as failure:
-        raise NoAnswer(f"unusable answer: not a job ({failure!r})") from failure
-
-
-def _error_text(error: Mapping[str, Any]) -> str | None:
+def _error_text(error: Mapping[str, Any]) -> str:
     parts = [str(error[part]) for part in ("code", "param", "message") if error.get(part)]
-    return ": ".join(parts) or None
+    return ": ".join(parts)

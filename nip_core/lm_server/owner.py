@@ -1,6 +1,7 @@
 """Starting, attaching to and stopping a server from the process that needs one.
 
 start_or_attach   a server for this specification, from this state directory
+is_running        whether it is still alive
 stop              end a server that this process started
 stop_state_dir    end whatever server a state directory has
 
@@ -46,6 +47,10 @@ _CHILD_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
+_SECRET_ENDINGS = ("_API_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
+_SECRET_VARIABLES = frozenset({KEYS_VARIABLE, "PREFECT_API_AUTH_STRING"})
+# Without it the engine could not load a private model from the Hugging Face Hub.
+_NEEDED_VARIABLES = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 _HEALTH_TIMEOUT_S = 5.0
 
 
@@ -98,7 +103,7 @@ def start_or_attach(
 
     A live server there is used if it is configured alike. A server whose owner is dead is ended
     first, because it is about to end by itself. `env` is the environment of a started server
-    (default: this process's); API keys are taken out of it.
+    (default: this process's); keys, tokens and passwords are taken out of it, but for HF_TOKEN.
 
     Raises ServerConflictError if a live server is configured otherwise or has another version,
     OwnerError if none answers within `timeout_s`.
@@ -118,6 +123,15 @@ def start_or_attach(
             if handle is not None:
                 return handle
         return _start(spec, state_dir, key, deadline, os.environ if env is None else env)
+
+
+def is_running(handle: ServerHandle) -> bool:
+    """Whether the server's process is alive."""
+    owned = _owned.get(handle.pid)
+    if owned is not None:
+        return owned.process.poll() is None
+    card = read_card(handle.state_dir)
+    return card is not None and card.pid == handle.pid and card.is_alive()
 
 
 def stop(handle: ServerHandle, *, grace_s: float = STOP_GRACE_S) -> None:
@@ -230,10 +244,7 @@ def _start(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={
-                    **_CHILD_ENVIRONMENT,
-                    **{name: value for name, value in env.items() if name != KEYS_VARIABLE},
-                },
+                env={**_CHILD_ENVIRONMENT, **_without_secrets(env)},
                 pass_fds=(read_end,),
                 start_new_session=True,
             )
@@ -253,6 +264,18 @@ def _start(
         stop(handle, grace_s=1.0)
         raise
     return ServerHandle(card.url, key, process.pid, True, state_dir)
+
+
+def _without_secrets(env: Mapping[str, str]) -> dict[str, str]:
+    """What a server needs of an environment: nobody's keys but for its models."""
+
+    def is_secret(name: str) -> bool:
+        name = name.upper()
+        return name not in _NEEDED_VARIABLES and (
+            name in _SECRET_VARIABLES or name.endswith(_SECRET_ENDINGS)
+        )
+
+    return {name: value for name, value in env.items() if not is_secret(name)}
 
 
 def _wait_card(process: "subprocess.Popen[bytes]", state_dir: Path, deadline: float) -> ServerCard:

@@ -27,7 +27,7 @@ from nip_core.models.cases import TrainingCases, split_cases
 from nip_core.models.conversations import Message, prover_conversation, verifier_conversation
 from nip_core.models.tiny_card import card, machine
 from nip_core.models.tiny_evaluation import evaluate
-from nip_core.models.tiny_tokenizer import END, build_tokenizer
+from nip_core.models.tiny_tokenizer import END, build_tokenizer, save_tokenizer
 
 CONTEXT = 1024
 
@@ -214,10 +214,16 @@ def train(model: Any, tokenizer: Any, recipe: Recipe, report_every: int = 250) -
 
 def save(model: Any, tokenizer: Any, directory: Path) -> None:
     """Write weights (safetensors, float32), configuration, tokenizer and chat template."""
+    from transformers import GenerationConfig
+
     directory.mkdir(parents=True, exist_ok=True)
-    model.generation_config.max_new_tokens = 64
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
     model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+    save_tokenizer(tokenizer, directory)
+    for path in directory.iterdir():
+        path.chmod(0o644)
 
 
 def load(directory: Path) -> tuple[Any, Any]:

@@ -6,6 +6,7 @@ token if it is in the vocabulary, and one token per byte if not. So any text has
 comes back as it was, and building it twice gives the same files.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -61,7 +62,6 @@ def build_tokenizer(texts: Iterable[str], size: int, context: int) -> Any:
         tokenizer_object=core,
         eos_token=END,
         pad_token=PAD,
-        additional_special_tokens=[SYSTEM, USER, ASSISTANT],
         model_max_length=context,
         clean_up_tokenization_spaces=False,
         padding_side="left",
@@ -72,3 +72,8 @@ def build_tokenizer(texts: Iterable[str], size: int, context: int) -> Any:
 def save_tokenizer(tokenizer: Any, directory: Path) -> None:
     """Write the tokenizer's files, the chat template among them."""
     tokenizer.save_pretrained(directory)
+    # The class by the name that older releases of transformers know as well.
+    path = directory / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings.pop("backend", None)
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")

@@ -14,6 +14,7 @@ class Parameters(BaseModel):
         use_attribute_docstrings=True,
         validate_default=True,
         allow_inf_nan=False,
+        hide_input_in_errors=True,  # a value may be a secret that was put in the wrong place
     )
 
     def get(self, address: str) -> Any:

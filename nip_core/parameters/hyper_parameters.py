@@ -39,7 +39,6 @@ DATA_NEUTRAL = frozenset(
         "fine_tuning.poll_interval_s",
         "fine_tuning.deadline_s",
         "fine_tuning.settle_s",
-        "lm_server.url",
         "lm_server.start_timeout_s",
         "prices",
         "text_rl.test_scheme",
@@ -103,15 +102,16 @@ class HyperParameters(Parameters):
         """Give every agent of the protocol its settings, `_default` underneath."""
         if not isinstance(values, dict):
             return values
-        names = PROTOCOL_AGENTS.get(values.get("interaction_protocol", "nip"))
+        protocol = values.get("interaction_protocol", "nip")
+        names = PROTOCOL_AGENTS.get(protocol) if isinstance(protocol, str) else None
         agents = values.get("agents", {})
         if names is None or not isinstance(agents, dict):
             return values  # the field's own error is clearer
         for name in agents:
             if name != "_default" and name not in names:
                 raise ValueError(
-                    f"agents.{name}: protocol {values.get('interaction_protocol', 'nip')!r} has "
-                    f"no such agent; it has {', '.join(names)}"
+                    f"agents.{name}: protocol {protocol!r} has no such agent; it has "
+                    f"{', '.join(names)}"
                 )
 
         def plain(value: Any) -> Any:
@@ -124,7 +124,7 @@ class HyperParameters(Parameters):
         for name in names:
             own = plain(agents.get(name))
             if not isinstance(own, dict) or not isinstance(default, dict):
-                raise ValueError(f"agents.{name}: a mapping of settings is needed, got {own!r}")
+                raise ValueError(f"agents.{name}: a mapping of settings is needed")
             complete[name] = {**default, **own}
         return {**values, "agents": complete}
 

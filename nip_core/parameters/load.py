@@ -5,9 +5,10 @@ name that was probably meant.
 """
 
 import difflib
+import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -21,7 +22,9 @@ def load_parameters(
 ) -> HyperParameters:
     """Settings from a YAML file (or a mapping), with overrides like ``"rl.lr=0.001"`` on top.
 
-    An override's value is read as YAML, so ``null``, ``true``, numbers and ``[a, b]`` work.
+    An override's value is read as YAML, so ``null``, ``true``, numbers and ``[a, b]`` work; for a
+    setting that is text, ``2024`` and ``1e5`` stay text. No message shows an address that was
+    given, as it may hold a password.
 
     Raises SettingsError; nothing has been spent then.
     """
@@ -48,7 +51,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise SettingsError(f"{path}: is not YAML: {error}") from None
+        raise SettingsError(f"{path}: is not YAML: {_yaml_problem(error)}") from None
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: a mapping of settings is needed, got {type(values).__name__}")
     return values
@@ -57,24 +60,67 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
     address, equals, text = override.partition("=")
     if not equals or not address.strip():
-        raise SettingsError(f"--set {override!r}: write it as a.b=c")
+        raise SettingsError(f"--set {_shown(override)}: write it as a.b=c")
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise SettingsError(f"--set {override!r}: the value is not YAML: {error}") from None
-    if isinstance(value, str) and (number := _as_number(value)) is not None:
-        value = number
+        raise SettingsError(
+            f"--set {address}: the value is not YAML: {_yaml_problem(error)}"
+        ) from None
     keys = address.strip().split(".")
+    if _is_text(keys):
+        if value is not None and not isinstance(value, str | list | dict):
+            value = text.strip()
+    elif isinstance(value, str) and (number := _as_number(value)) is not None:
+        value = number
 
     def put(node: Any, depth: int) -> dict[str, Any]:
         if node is None:
             node = {}
         if not isinstance(node, dict):
-            raise SettingsError(f"--set {override!r}: {'.'.join(keys[:depth])} holds a plain value")
+            raise SettingsError(f"--set {address}: {'.'.join(keys[:depth])} holds a plain value")
         inner = value if depth == len(keys) - 1 else put(node.get(keys[depth]), depth + 1)
         return {**node, keys[depth]: inner}
 
     return put(values, 0)
+
+
+def _is_text(keys: list[str]) -> bool:
+    """Whether the setting at this address takes text."""
+    kinds: list[Any] = [HyperParameters]
+    for key in keys:
+        inner: list[Any] = []
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                field = kind.model_fields.get(key)
+                inner += _kinds(field.annotation) if field is not None else []
+            elif get_origin(kind) is dict:
+                inner += _kinds(get_args(kind)[1])
+        kinds = inner
+    return str in kinds
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """The types that an annotation allows."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [kind for part in get_args(annotation) for kind in _kinds(part)]
+    return [annotation]
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    """What is wrong and where, without the text around it."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or type(error).__name__
+    return f"{problem} (line {mark.line + 1})" if mark is not None else problem
+
+
+def _shown(value: Any) -> str:
+    """A value for a message; one with an address in it may hold a password."""
+    shown = repr(value)
+    return "a value with an address in it" if "://" in shown or "@" in shown else shown[:200]
 
 
 def _as_number(text: str) -> float | None:
@@ -99,7 +145,7 @@ def _explain(detail: Any) -> str:
         return f"{location}: {message}" if location else message
     if detail["type"] == "missing":
         return f"{location}: is missing"
-    return f"{location}: {detail['msg']} (got {got!r})"
+    return f"{location}: {detail['msg']} (got {_shown(got)})"
 
 
 def _field_names(location: tuple[Any, ...]) -> list[str]:

@@ -1,8 +1,9 @@
 """Settings of the loop: iterations, selection of training data, jobs, rollouts, server."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from nip_core.parameters.base import Parameters
 
@@ -95,10 +96,30 @@ class FineTuningParameters(Parameters):
     """Weight decay of the optimizer. SelfHosted only."""
 
 
+def _plain_address(value: Any) -> Any:
+    """Refuse an address that carries more than a place; what it carries may be a secret."""
+    if value is None:
+        return None
+    try:
+        parts = urlsplit(value if isinstance(value, str) else "")
+        well_formed = parts.scheme in ("http", "https") and bool(parts.hostname)
+        well_formed = well_formed and not any(c.isspace() for c in value) and parts.port != 0
+    except ValueError:
+        well_formed = False
+    if isinstance(value, str) and any(c in value for c in "@?#"):
+        raise ValueError(
+            "an address without user name, password, query and fragment is needed, like "
+            "http://host:8000; the key belongs into the environment variable NIP_API_KEY"
+        )
+    if not well_formed:
+        raise ValueError("an address like http://host:8000 is needed")
+    return value
+
+
 class LmServerParameters(Parameters):
     """The language-model server of SelfHosted agents."""
 
-    url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    url: Annotated[str | None, BeforeValidator(_plain_address)] = None
     """Address of a running server (its key: NIP_API_KEY). None: the run starts one of its own."""
     engine: Literal["embedded", "deterministic"] = "embedded"
     """Engine of the run's own server: a real model in one process, or scripted replies."""

@@ -50,6 +50,7 @@ class RunRecord:
     created: bool  # by this opening
     changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # key -> (before, now)
     forked_from: str | None = None
+    contents: Mapping[str, Any] = field(default_factory=dict)
 
 
 def check_run_name(name: str) -> str:
@@ -120,11 +121,16 @@ class RunStore:
         *,
         code_version: str,
         seed: int,
+        contents: Mapping[str, Any] | None = None,
         data_neutral: Collection[str] = (),
         now: datetime | None = None,
         forked_from: str | None = None,
+        lease: Lease | None = None,
     ) -> RunRecord:
         """Create the run, or open it if its settings say the same data.
+
+        `contents` are digests of what the settings name (problems, templates, models); they have
+        to agree like settings.
 
         `data_neutral` names settings by dotted key, each with all that lies under it, that may
         differ; a new value is recorded in ``openings/``.
@@ -138,6 +144,7 @@ class RunStore:
             "format_version": FORMAT_VERSION,
             "run": self.name,
             "parameters": given,
+            "contents": dict(contents or {}),
             "code_version": code_version,
             "seed": seed,
             "data_neutral": sorted(data_neutral),
@@ -152,20 +159,16 @@ class RunStore:
             )
         if self.store.put_if_absent(f"{self.root}/run.json", _encode(document)):
             return RunRecord(self.name, given, code_version, seed, moment, True, {}, forked_from)
-        stored = self.open()
-        difference = _difference(
-            {**_flatten(stored.parameters), "seed (of the run)": stored.seed},
-            {**_flatten(given), "seed (of the run)": seed},
+        difference = self.check_same(
+            given,
+            code_version=code_version,
+            seed=seed,
+            contents=contents,
+            data_neutral=data_neutral,
         )
-        conflicts = {k: v for k, v in difference.items() if not _is_neutral(k, data_neutral)}
-        if conflicts:
-            raise RunConflictError(
-                f"run {self.name!r} exists with settings that give other data (stored -> given): "
-                + "; ".join(f"{k}: {_show(a)} -> {_show(b)}" for k, (a, b) in conflicts.items())
-                + "; use these settings, another run_name, or --fork NEW_NAME to go on from it"
-            )
+        stored = self.open()
         if difference or stored.code_version != code_version:
-            self._record_opening(given, code_version, moment, difference)
+            self._record_opening(given, code_version, moment, difference, lease)
         return RunRecord(
             self.name,
             given,
@@ -176,6 +179,40 @@ class RunStore:
             difference,
             stored.forked_from,
         )
+
+    def check_same(
+        self,
+        parameters: Mapping[str, Any],
+        *,
+        code_version: str,
+        seed: int,
+        contents: Mapping[str, Any] | None = None,
+        data_neutral: Collection[str] = (),
+    ) -> dict[str, tuple[Any, Any]]:
+        """The harmless differences to the run on record; nothing is written.
+
+        Raises RunConflictError with the differences that change the data. A run that is not there
+        has none. The code version may differ; it is recorded when the run is opened.
+        """
+        try:
+            stored = self.open()
+        except MissingFileError:
+            return {}
+        given = json.loads(json.dumps(parameters, allow_nan=False))
+        difference = _difference(
+            {**_flatten(stored.parameters), "seed (of the run)": stored.seed},
+            {**_flatten(given), "seed (of the run)": seed},
+        )
+        conflicts = {k: v for k, v in difference.items() if not _is_neutral(k, data_neutral)}
+        changed_contents = _difference(_flatten(stored.contents), _flatten(dict(contents or {})))
+        conflicts |= {f"content of {key}": value for key, value in changed_contents.items()}
+        if conflicts:
+            raise RunConflictError(
+                f"run {self.name!r} exists with settings that give other data (stored -> given): "
+                + "; ".join(f"{k}: {_show(a)} -> {_show(b)}" for k, (a, b) in conflicts.items())
+                + "; use these settings, another run_name, or --fork NEW_NAME to go on from it"
+            )
+        return difference
 
     def open(self) -> RunRecord:
         """Read the run as its latest opening left it. Raises MissingFileError if there is none."""
@@ -198,6 +235,7 @@ class RunStore:
                 False,
                 {},
                 document["forked_from"],
+                document.get("contents", {}),
             )
         except KeyError as error:
             raise CorruptionError(f"{self.root}/run.json: {error} is missing") from error
@@ -208,7 +246,9 @@ class RunStore:
         code_version: str,
         moment: str,
         difference: Mapping[str, tuple[Any, Any]],
+        lease: Lease | None,
     ) -> None:
+        fence = lease.fence if lease else None
         document = {
             "opened_at": moment,
             "code_version": code_version,
@@ -217,7 +257,7 @@ class RunStore:
         }
         number = len(self.store.list(f"{self.root}/openings")) + 1
         while not self.store.put_if_absent(
-            f"{self.root}/openings/{number:04d}.json", _encode(document)
+            f"{self.root}/openings/{number:04d}.json", _encode(document), fence=fence
         ):
             number += 1
 
@@ -268,14 +308,17 @@ class RunStore:
         *,
         code_version: str,
         seed: int,
+        contents: Mapping[str, Any] | None = None,
         data_neutral: Collection[str] = (),
         iterations: int | None = None,
         now: datetime | None = None,
+        also: Collection[str] = (),
     ) -> "RunStore":
         """Start run `new_name` from the first `iterations` finished iterations of this one.
 
         None takes all that are finished. What those iterations have committed is copied; what
-        was under way is not. run.json comes last, so a killed fork is repeated as a whole.
+        was under way is not. `also` names files under the run's root to copy as they are.
+        run.json comes last, so a killed fork is repeated as a whole. Hold this run's lease.
         Raises RunConflictError if `new_name` exists.
         """
         other = RunStore(self.store, new_name)
@@ -292,10 +335,16 @@ class RunStore:
             self.store.delete(left_by_killed_fork)
         for iteration in range(count):
             self._copy_iteration(other, iteration)
+        for name in also:
+            path = f"{self.root}/{name}"
+            self.store.put(
+                f"{other.root}/{name}", self.store.local_path(path) or self.store.get(path)
+            )
         other.create_or_open(
             parameters,
             code_version=code_version,
             seed=seed,
+            contents=contents,
             data_neutral=data_neutral,
             now=now,
             forked_from=self.name,

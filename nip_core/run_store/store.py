@@ -85,18 +85,21 @@ class Store(Protocol):
         """Let no put that names `fence` through any more, those under way included."""
 
 
-def open_store(location: str | Path) -> Store:
+def open_store(location: str | Path, *, read_only: bool = False) -> Store:
     """Open a directory or URL for reading and writing; a directory is created if needed.
+
+    With `read_only` nothing is written, neither to create the place nor to try it out, and what
+    would write later is refused.
 
     Raises SettingsError for a kind of URL that is not supported, StoreError if the place can't
     be written or can't give atomic writes.
     """
     text = str(location)
     if "://" not in text:
-        return LocalStore(Path(text).expanduser())
+        return LocalStore(Path(text).expanduser(), read_only=read_only)
     parts = urlsplit(text)
     if parts.scheme == "file" and parts.netloc in {"", "localhost"}:
-        return LocalStore(Path(unquote(parts.path)))
+        return LocalStore(Path(unquote(parts.path)), read_only=read_only)
     raise SettingsError(
         f"run_store: {parts.scheme}:// is not supported yet, got {_without_secrets(text)}; "
         "use a directory or a file:// URL"
@@ -152,11 +155,21 @@ class LocalStore:
     renaming; the operating system frees it when its holder dies.
     """
 
-    def __init__(self, root: Path, *, lock_timeout_s: float = 10.0) -> None:
-        """Create `root` if needed and try it out. Raises StoreError with the reason if unfit."""
+    def __init__(
+        self, root: Path, *, lock_timeout_s: float = 10.0, read_only: bool = False
+    ) -> None:
+        """Create `root` if needed and try it out. Raises StoreError with the reason if unfit.
+
+        With `read_only`, `root` has to be there, and nothing is ever written.
+        """
         self.root = root.absolute()
         self.url = self.root.as_uri()
         self._lock_timeout_s = lock_timeout_s
+        self._read_only = read_only
+        if read_only:
+            if not self.root.is_dir():
+                raise StoreError(f"{self.root}: there is no such directory")
+            return
         with _translating(self.root, "create"):
             make_directories(self.root)
         self._try_out()
@@ -213,6 +226,7 @@ class LocalStore:
         )
 
     def delete(self, path: str) -> None:
+        self._check_writable(path)
         with _translating(self._file(path), "delete"):
             self._file(path).unlink(missing_ok=True)
 
@@ -225,10 +239,12 @@ class LocalStore:
         return stat.f_bavail * stat.f_frsize
 
     def raise_fence(self, fence: str) -> None:
+        self._check_writable(fence)
         with _translating(self._file(fence), "create"):
             make_directories(self._file(fence))
 
     def drop_fence(self, fence: str) -> None:
+        self._check_writable(fence)
         folder = self._file(fence)
         removed = folder.with_name(f"{_HIDDEN}removed-{uuid.uuid4().hex}")
         with _translating(folder, "remove"):
@@ -243,9 +259,14 @@ class LocalStore:
             raise StoreError(f"{path!r}: not a path inside the run store")
         return self.root.joinpath(*parts)
 
+    def _check_writable(self, path: str | Path) -> None:
+        if self._read_only:
+            raise StoreError(f"{path}: not written, the run store was opened for reading only")
+
     @contextmanager
     def _staged(self, target: Path, data: bytes | Path, fence: str | None) -> Iterator[Path]:
         """`data`, written and synced under a temporary name on the same file system."""
+        self._check_writable(target)
         make_directories(target.parent)
         folder = target.parent if fence is None else self._file(fence)
         staged = folder / f"{_HIDDEN}tmp-{uuid.uuid4().hex}"

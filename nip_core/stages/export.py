@@ -1,20 +1,30 @@
 """Playing one stage without a flow, and copying its Parquet files out of the run store."""
 
-import asyncio
 from pathlib import Path
 
+from nip_core.errors import SettingsError
 from nip_core.rollouts.tables import iter_rollouts
 from nip_core.run_store.manifest import Manifest, read_file, read_manifest
 from nip_core.run_store.run import RunStore
+from nip_core.stages.concurrency import together
 from nip_core.stages.rollouts import commit_played, plan_stage, play
 from nip_core.stages.session import Session
 
 
 async def play_stage(session: Session, iteration: int, split: str) -> Manifest:
-    """Play all shards of a stage at once and publish them; what is committed is reused."""
+    """Play all shards of a stage at once and publish them; what is committed is reused.
+
+    Raises SettingsError for an iteration whose models are not there yet.
+    """
+    if iteration > session.run.finished_iterations():
+        raise SettingsError(
+            f"--iteration {iteration}: run {session.run.name!r} has finished "
+            f"{session.run.finished_iterations()} iterations, so the models of that one are not "
+            "there yet"
+        )
     plan = plan_stage(session, iteration, split)
     session.progress.start_stage(f"iteration {iteration}: playing {split} problems", plan.episodes)
-    await asyncio.gather(*(play(session, iteration, split, shard) for shard in plan.shards))
+    await together(play(session, iteration, split, shard) for shard in plan.shards)
     return commit_played(session, iteration, split)
 
 
@@ -29,8 +39,11 @@ def export_rollouts(run: RunStore, iteration: int, split: str, target: Path) -> 
     for name in stage.inputs:
         shard = name.removeprefix("shard/")
         manifest = read_manifest(run.store, directory, f"manifest-{shard}.json")
-        for file in manifest.files:
-            path = target / file
+        path = target / manifest.name
+        path.write_bytes(run.store.get(f"{directory}/{manifest.name}"))
+        written.append(path)
+        for file, entry in manifest.files.items():
+            path = target / entry.file  # as the manifest names it
             path.write_bytes(read_file(run.store, manifest, file))
             written.append(path)
     path = target / "manifest.json"

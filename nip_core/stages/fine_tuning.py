@@ -6,14 +6,16 @@ wait           until it has ended
 swap           prove that the new models answer; record who serves from the next iteration on
 """
 
-import asyncio
+import time
+from collections.abc import Awaitable
 from contextlib import aclosing
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from nip_core.agents.chat_client import Endpoint
-from nip_core.errors import JobError, StageError
+from nip_core.errors import JobError, ServerError, StageError
 from nip_core.fine_tuning.dataset import (
     EXAMPLES,
     dataset_digest,
@@ -21,16 +23,18 @@ from nip_core.fine_tuning.dataset import (
     to_supervised_jsonl,
     to_table,
 )
-from nip_core.fine_tuning.job import JobRecord, JobSpec
+from nip_core.fine_tuning.job import Busy, JobRecord, JobSpec, NoAnswer, Refused
 from nip_core.fine_tuning.ledger import Ledger
 from nip_core.hashing import derive_seed, digest
 from nip_core.rollouts.tables import parquet_table, read_rollouts
 from nip_core.run_store.manifest import commit, read_file, read_manifest
+from nip_core.stages.concurrency import together
 from nip_core.stages.models import ServedModel, models_for, write_models
 from nip_core.stages.session import Session
 from nip_core.trainers.expert_iteration import choose_examples
 
 _FILE = "examples.parquet"
+T = TypeVar("T")
 
 
 def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any]:
@@ -79,22 +83,34 @@ async def submit(session: Session, iteration: int, group: str) -> dict[str, Any]
     table = parquet_table(
         read_file(session.run.store, manifest, _FILE), EXAMPLES, manifest.path(_FILE)
     )
-    async with aclosing(_backend(session, group)) as backend:
-        ledger = _ledger(session, backend)
-        spec = job_spec(session, iteration, group, manifest.extra["digest"], table.num_rows)
-        record = await ledger.ensure_job(spec, to_supervised_jsonl(table))
-    return _reference(record)
+    spec = job_spec(session, iteration, group, manifest.extra["digest"], table.num_rows)
+
+    async def create() -> JobRecord:
+        async with aclosing(_backend(session, group)) as backend:
+            ledger = _ledger(session, backend)
+            return await ledger.ensure_job(spec, to_supervised_jsonl(table))
+
+    return _reference(await session.with_server(create))
 
 
 async def wait(session: Session, iteration: int, group: str) -> dict[str, Any]:
     """Wait for the group's job. Raises JobError if it ends without a model."""
     record = _record(session, iteration, group)
-    if record.state != "terminal":
-        settings = session.parameters.fine_tuning
+    settings = session.parameters.fine_tuning
+
+    async def poll() -> JobRecord:
         async with aclosing(_backend(session, group)) as backend:
-            record = await _ledger(session, backend).poll(
-                record, interval_s=settings.poll_interval_s, deadline_s=settings.deadline_s
+            return await _ledger(session, backend).poll(
+                record,
+                interval_s=settings.poll_interval_s,
+                deadline_s=settings.deadline_s,
+                # The run's own server stood still while the run did.
+                counted_from_s=time.time() if session.server is not None else None,
             )
+
+    if record.state != "terminal":
+        session.progress.start_stage(f"iteration {iteration}: training {group}", 0)
+        record = await session.with_server(poll)
     if record.outcome not in ("succeeded", "skipped"):
         raise JobError(
             f"job {record.id} of group {group}, iteration {iteration}: {record.outcome} "
@@ -107,46 +123,88 @@ async def wait(session: Session, iteration: int, group: str) -> dict[str, Any]:
 async def swap(session: Session, iteration: int) -> dict[str, str]:
     """Prove every new model and record who serves from the next iteration on.
 
-    A model counts only if it answers under its own name; on a server of ours it also needs the
+    A model counts only if it answers under its own name; on a server of nip it also needs the
     server's proof that the saved weights are the ones that answer.
     """
-    before = models_for(session, iteration)
-    after: dict[str, ServedModel] = dict(before)
     trained = [
         group
         for group in session.parameters.trainable_groups
         if _record(session, iteration, group).succeeded
     ]
-    proved = await asyncio.gather(*(_prove(session, iteration, group) for group in trained))
-    after.update(zip(trained, proved, strict=True))
+
+    async def prove_all() -> list[ServedModel]:
+        return await together(
+            prove(session, group, _trained_model(session, iteration, group)) for group in trained
+        )
+
+    proved = await session.with_server(prove_all)
+    after = models_for(session, iteration) | dict(zip(trained, proved, strict=True))
     stored = write_models(session, iteration, after)
     return {group: model.model for group, model in stored.items()}
 
 
-async def _prove(session: Session, iteration: int, group: str) -> ServedModel:
-    record = _record(session, iteration, group)
-    assert record.model is not None  # a succeeded job has one
-    endpoint: Endpoint = session.endpoint(group)
+async def prove_serving(session: Session, iteration: int) -> None:
+    """Prove the trained models that are to play `iteration`, when a run is opened again."""
+
+    async def prove_all() -> list[ServedModel]:
+        return await together(
+            prove(session, group, model)
+            for group, model in models_for(session, iteration).items()
+            if model.trained_in is not None
+        )
+
+    await session.with_server(prove_all)
+
+
+async def prove(session: Session, group: str, model: ServedModel) -> ServedModel:
+    """The model with the proof that it answers with the weights that it should.
+
+    Raises StageError if it does not, or is not there; ServerError if nobody answers.
+    """
+    endpoint = session.endpoint(group)
+    hosted = session.parameters.group_parameters(group).model_provider == "SelfHosted"
     async with aclosing(_backend(session, group)) as backend:
-        described = await backend.model(record.model)
+        described = await _answer_of(backend.model(model.model), endpoint, model.model)
     extension = described.get("nip") or {}
     proof = extension.get("proof")
-    if proof is not None and not proof.get("matches"):
+    if hosted and (proof is None or not proof.get("matches")):
         raise StageError(
-            f"{endpoint.base_url}: model {record.model} answers, but not with the weights that "
-            f"its job saved: {proof}"
+            f"{endpoint.base_url}: model {model.model} is there, but it is not proved that it "
+            f"answers with the weights that its job saved: {proof}"
+        )
+    content = extension.get("content_digest")
+    if model.digest is not None and content != model.digest:
+        raise StageError(
+            f"{endpoint.base_url}: model {model.model} has other weights than those on record "
+            f"(content digest {content}, on record {model.digest})"
         )
     await session.client.complete(
         endpoint,
-        {"model": record.model, "messages": [{"role": "user", "content": "-"}], "max_tokens": 1},
+        {"model": model.model, "messages": [{"role": "user", "content": "-"}], "max_tokens": 1},
     )
+    return replace(model, digest=content, proof=proof)
+
+
+async def _answer_of(call: Awaitable[T], endpoint: Endpoint, model: str) -> T:
+    try:
+        return await call
+    except Refused as error:
+        raise StageError(
+            f"{endpoint.base_url}: model {model} can't be had: {error}. If the server's state was "
+            "lost, --fork from an earlier run or start a new one"
+        ) from error
+    except (Busy, NoAnswer) as error:
+        raise ServerError(f"{endpoint.base_url}: {error}") from error
+
+
+def _trained_model(session: Session, iteration: int, group: str) -> ServedModel:
+    record = _record(session, iteration, group)
+    assert record.model is not None  # a succeeded job has one
     return ServedModel(
         model=record.model,
         base_model=session.base_model(group),
         trained_in=iteration,
         job_id=record.id,
-        digest=extension.get("digest"),
-        proof=proof,
     )
 
 

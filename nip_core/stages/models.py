@@ -18,7 +18,7 @@ class ServedModel:
     base_model: str
     trained_in: int | None = None  # the iteration whose job made it; None: the base model
     job_id: str | None = None
-    digest: str | None = None  # of the adapter's files, where the server gives it
+    digest: str | None = None  # of the weights' content, where the server gives it
     proof: Mapping[str, Any] | None = None  # how it was shown that these weights answer
 
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from nip_core.agents.chat_client import Endpoint
@@ -14,17 +13,6 @@ _DEFAULTS = {
     "OpenRouter": ("OPENROUTER_BASE_URL", "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY"),
 }
 SERVER_KEY_VARIABLE = "NIP_API_KEY"
-
-
-@dataclass(frozen=True)
-class Providers:
-    """Endpoints by provider."""
-
-    endpoints: Mapping[str, Endpoint]
-
-    def of(self, provider: str) -> Endpoint:
-        """The endpoint of a provider that the settings name."""
-        return self.endpoints[provider]
 
 
 def remote_endpoints(

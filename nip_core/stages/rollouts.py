@@ -9,10 +9,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from nip_core.errors import RunConflictError
 from nip_core.hashing import digest
-from nip_core.rollouts.engine import Table, play_shard
+from nip_core.rollouts.engine import PlayedShard, Table, play_shard
 from nip_core.rollouts.journal import Journal
 from nip_core.rollouts.plan import EpisodeSpec, plan_episodes, shards
 from nip_core.rollouts.tables import (
@@ -22,7 +24,7 @@ from nip_core.rollouts.tables import (
     shard_is_committed,
 )
 from nip_core.run_store.manifest import Manifest
-from nip_core.stages.models import models_for
+from nip_core.stages.models import ServedModel, models_for
 from nip_core.stages.session import Session
 
 
@@ -53,7 +55,14 @@ def plan_stage(session: Session, iteration: int, split: str) -> StagePlan:
     stored = session.run.read_json_or_none(path)
     if stored is None:
         stored = session.run.write_json_once(path, asdict(plan), lease=session.lease)
-    return StagePlan(**stored)
+    recorded = StagePlan(**stored)
+    if recorded.plan_digest != plan.plan_digest:
+        raise RunConflictError(
+            f"{path}: planned {recorded.episodes} episodes with digest "
+            f"{recorded.plan_digest[:12]}, the settings now give {plan.episodes} with "
+            f"{plan.plan_digest[:12]}; go on with the settings and problems of then"
+        )
+    return recorded
 
 
 def _specs(session: Session, iteration: int, split: str) -> list[EpisodeSpec]:
@@ -79,15 +88,21 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
     journal = Journal(journal_path)
     try:
         recorded = {r["generation"]["key"]: r for r in journal.replay()}
-        table = Table(
-            game=session.game,
-            players=session.players({group: m.model for group, m in models.items()}),
-            client=session.client,
-            log=journal,
-            recorded=recorded,
-            progress=session.progress,
-        )
-        played = await play_shard(specs, table)
+        _check_models(recorded, session, models, journal_path)
+
+        async def run_shard() -> PlayedShard:
+            # Made anew here: a server that was started again answers at another port.
+            table = Table(
+                game=session.game,
+                players=session.players({group: m.model for group, m in models.items()}),
+                client=session.client,
+                log=journal,
+                recorded=recorded,
+                progress=session.progress,
+            )
+            return await play_shard(specs, table)
+
+        played = await session.with_server(run_shard)
     finally:
         await journal.aclose()
     timings = [
@@ -114,6 +129,27 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
         "canonical_digest": manifest.extra["canonical_digest"],
         "seconds": round(time.monotonic() - started, 3),
     }
+
+
+def _check_models(
+    recorded: Mapping[str, Mapping[str, Any]],
+    session: Session,
+    models: Mapping[str, ServedModel],
+    path: Path,
+) -> None:
+    """What the journal holds must have been asked of the models that play now."""
+    now = {
+        agent: models[g].model
+        for g, agents in session.parameters.groups.items()
+        for agent in agents
+    }
+    for record in recorded.values():
+        generation = record["generation"]
+        if generation["model_asked"] != now[generation["agent"]]:
+            raise RunConflictError(
+                f"{path}: holds answers of {generation['model_asked']!r} to {generation['agent']}, "
+                f"which now plays with {now[generation['agent']]!r}"
+            )
 
 
 def commit_played(session: Session, iteration: int, split: str) -> Manifest:

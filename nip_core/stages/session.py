@@ -1,41 +1,45 @@
 """What all stages of a run share in one process, opened and closed as one.
 
-Opening checks everything that can be wrong before anything is spent, in this order: settings
-against the store, problems, prompts, keys, disk space, the lease, the server and its model, the
-chat template and the context length. Only then is the run created.
+prepare        everything that can be checked without a server: problems, prompts, keys, the
+               model's path, the run on record, disk space
+open_session   that, then the lease, the server and its model, the chat template and the context
+               length; only then is the run created
+contents_of    digests of the files that the settings name: a run name stands for them too
 """
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import subprocess
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-import aiohttp
+from typing import Any, TypeVar
 
 import nip_core
 from nip_core.agents.chat_client import ChatClient, Endpoint
-from nip_core.agents.render import Game, Situation, Turn
-from nip_core.errors import ServerError, SettingsError, StoreError
-from nip_core.lm_server.owner import OwnerError, ServerHandle, start_or_attach, stop
+from nip_core.agents.render import Game
+from nip_core.errors import SettingsError, StoreError
+from nip_core.hashing import digest
 from nip_core.lm_server.spec import ServerSpec
 from nip_core.models import resolve_model
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters
-from nip_core.protocols import Move
 from nip_core.rollouts.engine import Player
 from nip_core.rollouts.plan import SPLITS, shuffle_labels
 from nip_core.rollouts.progress import Progress
 from nip_core.run_store.lease import Lease, acquire
-from nip_core.run_store.run import RunRecord, RunStore
+from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.scenarios.code_validation.datasets import Problem, check_splits, load_problems
+from nip_core.stages.checks import check_prompts
 from nip_core.stages.estimate import Estimate, estimate_run
+from nip_core.stages.own_server import OwnServer
 from nip_core.stages.providers import remote_endpoints, served_name
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,19 +49,28 @@ class Session:
     parameters: HyperParameters
     game: Game
     run: RunStore
-    record: RunRecord
     lease: Lease
     problems: Mapping[str, list[Problem]]
-    endpoints: Mapping[str, Endpoint]  # by provider
+    endpoints: Mapping[str, Endpoint]  # by provider; the run's own server is not among them
     client: ChatClient
     progress: Progress
     estimate: Estimate
-    server: ServerHandle | None = None  # the run's own lm_server
+    server: OwnServer | None = None
     retry_failed_jobs: bool = False  # a failed job on record is submitted anew
 
     def endpoint(self, group: str) -> Endpoint:
         """Where the group's model is asked and trained."""
-        return self.endpoints[self.parameters.group_parameters(group).model_provider]
+        provider = self.parameters.group_parameters(group).model_provider
+        if provider == "SelfHosted" and self.server is not None:
+            return self.server.endpoint
+        return self.endpoints[provider]
+
+    async def with_server(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do `work`; if the run's own server dies meanwhile, raise ServerError at once.
+
+        A server that is found dead is started again first, so that repeating a stage helps.
+        """
+        return await (work() if self.server is None else self.server.during(work))
 
     def base_model(self, group: str) -> str:
         """The name under which the group's base model is served."""
@@ -82,18 +95,19 @@ def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
         "validation": options.max_validation_size,
         "test": options.max_test_size,
     }
-    problems = {
-        split: load_problems(
+    problems = {}
+    for split in SPLITS:
+        played = split in ("train", parameters.test_dataset_split)
+        problems[split] = load_problems(
             parameters.dataset,
             split,
             difficulty=scenario.apps_difficulty,
             exclude_flagged=scenario.apps_exclude_flagged,
             max_size=sizes[split],
             shuffle_seed=options.reduce_shuffle_seed,
-            make_balanced=options.make_balanced,
+            # A split that nobody plays may be as unbalanced as it likes.
+            make_balanced=options.make_balanced and played,
         )
-        for split in SPLITS
-    }
     check_splits(problems)
     if options.shuffle_train_labels:
         problems["train"] = shuffle_labels(problems["train"], parameters.seed)
@@ -111,6 +125,7 @@ class Prepared:
     problems: Mapping[str, list[Problem]]
     endpoints: Mapping[str, Endpoint]
     estimate: Estimate
+    contents: Mapping[str, Any]
 
 
 def prepare(parameters: HyperParameters, environment: Mapping[str, str] = os.environ) -> Prepared:
@@ -124,17 +139,21 @@ def prepare(parameters: HyperParameters, environment: Mapping[str, str] = os.env
     endpoints = remote_endpoints(parameters, environment)
     _check_model(parameters)
     estimate = estimate_run(game, problems)
+    replies = parameters.lm_server.replies
+    if replies is not None and not Path(replies).is_file():
+        raise SettingsError(f"lm_server.replies: there is no file {replies}")
     store = open_store(parameters.run_store)
     run = RunStore(store, parameters.run_name)
-    if store.exists(f"{run.root}/run.json"):
-        _open_run(run, parameters)
+    contents = contents_of(parameters, problems, endpoints)
+    prepared = Prepared(game, run, problems, endpoints, estimate, contents)
+    run.check_same(**identity(prepared, parameters))
     free = store.free_bytes()
     if free is not None and free < estimate.disk_bytes:
         raise StoreError(
             f"{store.url}: the run can take {estimate.disk_bytes / 1e6:.0f} MB, only "
             f"{free / 1e6:.0f} MB are free; free space or choose another run_store"
         )
-    return Prepared(game, run, problems, endpoints, estimate)
+    return prepared
 
 
 def _check_model(parameters: HyperParameters) -> None:
@@ -165,18 +184,20 @@ async def open_session(
     nothing has been spent then.
     """
     prepared = prepare(parameters, environment)
-    run, endpoints = prepared.run, dict(prepared.endpoints)
+    run = prepared.run
     async with contextlib.AsyncExitStack() as stack:
         lease = stack.enter_context(await asyncio.to_thread(acquire, run.store, run.root))
         server = None
-        if (
-            any(a.model_provider == "SelfHosted" for a in parameters.agents.values())
-            and "SelfHosted" not in endpoints
-        ):
-            server = await _own_server(parameters, run, environment)
-            if server.owned:
-                stack.callback(stop, server)
-            endpoints["SelfHosted"] = Endpoint(f"{server.url}/v1", server.api_key)
+        providers = {agent.model_provider for agent in parameters.agents.values()}
+        if "SelfHosted" in providers and "SelfHosted" not in prepared.endpoints:
+            server = OwnServer(
+                server_spec(parameters),
+                server_directory(run),
+                timeout_s=parameters.lm_server.start_timeout_s,
+                environment=environment,
+            )
+            stack.callback(server.stop)
+            await server.ensure()
         client = await stack.enter_async_context(
             ChatClient(
                 concurrency=parameters.rollouts.concurrency,
@@ -188,10 +209,9 @@ async def open_session(
             parameters=parameters,
             game=prepared.game,
             run=run,
-            record=RunRecord(run.name, {}, "", parameters.seed, "", False),
             lease=lease,
             problems=prepared.problems,
-            endpoints=endpoints,
+            endpoints=prepared.endpoints,
             client=client,
             progress=progress or Progress(),
             estimate=prepared.estimate,
@@ -199,18 +219,62 @@ async def open_session(
             retry_failed_jobs=retry_failed_jobs,
         )
         await check_prompts(session)
-        record = _open_run(run, parameters)
-        yield replace(session, record=record)
+        run.create_or_open(**identity(prepared, parameters), now=datetime.now(UTC), lease=lease)
+        yield session
 
 
-def _open_run(run: RunStore, parameters: HyperParameters) -> RunRecord:
-    return run.create_or_open(
-        parameters.to_dict(),
-        code_version=code_version(),
-        seed=parameters.seed,
-        data_neutral=DATA_NEUTRAL,
-        now=datetime.now(UTC),
-    )
+def identity(prepared: "Prepared", parameters: HyperParameters) -> dict[str, Any]:
+    """What a run's name stands for: settings, and the content of the files they name."""
+    return {
+        "parameters": parameters.to_dict(),
+        "contents": prepared.contents,
+        "code_version": code_version(),
+        "seed": parameters.seed,
+        "data_neutral": DATA_NEUTRAL,
+    }
+
+
+def contents_of(
+    parameters: HyperParameters,
+    problems: Mapping[str, list[Problem]],
+    endpoints: Mapping[str, Endpoint],
+) -> dict[str, Any]:
+    """Digests of everything outside the settings that decides the data.
+
+    Problems and templates whole; a replies file whole; of a model directory names, sizes and the
+    first megabyte of each file, so that large weights are not read; addresses of providers.
+    """
+    contents: dict[str, Any] = {
+        "problems": {
+            split: digest([[p.id, p.question, p.solution, p.y] for p in chosen])
+            for split, chosen in problems.items()
+        },
+        "templates": {},
+        "addresses": {provider: e.base_url for provider, e in sorted(endpoints.items())},
+        "models": {},
+        "replies": None,
+    }
+    for name, agent in parameters.agents.items():
+        if agent.system_prompt_template_path is not None:
+            text = Path(agent.system_prompt_template_path).read_text(encoding="utf-8")
+            contents["templates"][name] = digest(text)
+        path = Path(resolve_model(agent.model_name)).expanduser()
+        if agent.model_provider == "SelfHosted" and path.is_dir():
+            contents["models"][agent.model_name] = _directory_digest(path)
+    if parameters.lm_server.replies is not None:
+        contents["replies"] = digest(
+            Path(parameters.lm_server.replies).read_text(encoding="utf-8", errors="replace")
+        )
+    return contents
+
+
+def _directory_digest(directory: Path) -> str:
+    facts = []
+    for file in sorted(path for path in directory.rglob("*") if path.is_file()):
+        with file.open("rb") as opened:
+            head = hashlib.sha256(opened.read(1 << 20)).hexdigest()
+        facts.append([str(file.relative_to(directory)), file.stat().st_size, head])
+    return digest(facts)
 
 
 @lru_cache(maxsize=1)
@@ -219,13 +283,16 @@ def code_version() -> str:
     root = Path(nip_core.__file__).parent.parent
     if not (root / ".git").exists():
         return nip_core.__version__
-    asked = subprocess.run(
-        ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
-        capture_output=True,
-        text=True,
-        timeout=10,
-        check=False,
-    )
+    try:
+        asked = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):  # no git here
+        return nip_core.__version__
     commit = asked.stdout.strip()
     return f"{nip_core.__version__}+{commit}" if commit else nip_core.__version__
 
@@ -252,129 +319,3 @@ def server_directory(run: RunStore) -> Path:
             f"{run.store.url}; name a server of yours"
         )
     return local
-
-
-async def _own_server(
-    parameters: HyperParameters, run: RunStore, environment: Mapping[str, str]
-) -> ServerHandle:
-    try:
-        return await asyncio.to_thread(
-            start_or_attach,
-            server_spec(parameters),
-            server_directory(run),
-            timeout_s=parameters.lm_server.start_timeout_s,
-            env=environment,
-        )
-    except OwnerError as error:
-        if error.reason is not None:  # the server's own word: it is about what it was asked to run
-            raise SettingsError(f"lm_server: {error.reason}") from None
-        raise ServerError(f"lm_server: {error}") from None
-
-
-async def check_prompts(session: Session) -> None:
-    """Let the server lay out each agent's longest first prompts and a whole conversation.
-
-    Raises SettingsError when the chat template refuses a shape that the game needs, or when the
-    longest problem leaves no room for an answer. Servers without /tokenize are not checked.
-    """
-    parameters, game = session.parameters, session.game
-    longest = max(
-        (p for problems in session.problems.values() for p in problems),
-        key=lambda p: len(p.question) + len(p.solution),
-    )
-    situation = Situation(longest.question, longest.solution, None, 0)
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http:
-        for group, agents in parameters.groups.items():
-            if parameters.group_parameters(group).model_provider != "SelfHosted":
-                continue
-            for agent in agents:
-                first = True
-                for round_, turns in _sample_conversation(game):
-                    if agent not in game.protocol.active(round_, 0):
-                        continue
-                    chat = game.render(agent, situation, turns, round_)
-                    answer = await _tokenize(
-                        http, session.endpoint(group), session.base_model(group), chat, agent
-                    )
-                    if not answer:
-                        break  # this server can't say
-                    if first:
-                        await _check_system_message(http, session, group, chat, agent)
-                    room = answer["max_model_len"] - answer["count"]
-                    needed = parameters.agents[agent].effective_max_tokens
-                    if first and room < needed:
-                        raise SettingsError(
-                            f"agents.{agent}: the prompt for problem {longest.id!r} takes "
-                            f"{answer['count']} of {answer['max_model_len']} tokens and leaves "
-                            f"{room} of the {needed} that a message may need; lower "
-                            "max_tokens_per_message, use shorter problems or another model"
-                        )
-                    first = False
-
-
-async def _check_system_message(
-    http: aiohttp.ClientSession,
-    session: Session,
-    group: str,
-    chat: list[dict[str, str]],
-    agent: str,
-) -> None:
-    """Some templates leave system messages out without a word; the problem stands in them."""
-    counts = [
-        (await _tokenize(http, session.endpoint(group), session.base_model(group), c, agent))[
-            "count"
-        ]
-        for c in (chat, [{**chat[0], "content": "-"}, *chat[1:]])
-    ]
-    if counts[0] == counts[1]:
-        raise SettingsError(
-            f"agents.{agent}.model_name: the chat template of {session.base_model(group)!r} leaves "
-            "out system messages, so the agent would not see the problem; use another model"
-        )
-
-
-def _sample_conversation(game: Game) -> list[tuple[int, list[Turn]]]:
-    """Each round with the turns before it, every message a placeholder."""
-    rounds: list[tuple[int, list[Turn]]] = []
-    turns: list[Turn] = []
-    for round_ in range(game.protocol.max_message_rounds):
-        rounds.append((round_, list(turns)))
-        for agent, channels in game.protocol.active(round_, 0).items():
-            turns.append(Turn(round_, agent, "-", Move(dict.fromkeys(channels, "-"))))
-    return rounds
-
-
-async def _tokenize(
-    http: aiohttp.ClientSession,
-    endpoint: Endpoint,
-    model: str,
-    chat: list[dict[str, str]],
-    agent: str,
-) -> dict[str, Any]:
-    url = endpoint.base_url.removesuffix("/v1") + "/tokenize"
-    try:
-        async with http.post(
-            url,
-            json={"model": model, "messages": chat},
-            headers={"Authorization": f"Bearer {endpoint.api_key}"},
-        ) as response:
-            body = await response.json(content_type=None)
-            status = response.status
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        raise ServerError(f"{url}: no answer ({type(error).__name__}: {error})") from None
-    if status == 200:
-        return dict(body)
-    message = (body.get("error") or {}).get("message") if isinstance(body, dict) else None
-    if status == 400:
-        shape = ", ".join(m["role"] for m in chat)
-        raise SettingsError(
-            f"agents.{agent}.model_name: model {model!r} can't take this game's chats "
-            f"({shape}): {message}"
-        )
-    if status in (401, 403):
-        raise SettingsError(f"{url}: the key is refused (HTTP {status}: {message})")
-    if status == 404 and message:
-        raise SettingsError(f"agents.{agent}.model_name: {message}")
-    if status in (404, 405, 501):
-        return {}
-    raise ServerError(f"{url}: HTTP {status}: {message}")

@@ -1,6 +1,7 @@
 """The client retries what can pass, stops at what can't, and never takes another model's answer."""
 
 import asyncio
+import traceback
 
 import pytest
 from aiohttp import web
@@ -13,7 +14,7 @@ from nip_core.agents.chat_client import (
     RequestRefusedError,
     TransportError,
 )
-from nip_core.errors import StageError
+from nip_core.errors import NipError, StageError
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -118,3 +119,25 @@ async def test_calls_in_flight_are_bounded():
 
 def test_an_endpoint_hides_its_key():
     assert "secret" not in repr(Endpoint("http://x/v1", "secret"))
+
+
+@pytest.mark.parametrize("status", [400, 401, 500, 422])
+@pytest.mark.parametrize("form", ["page", "json", "name"])
+async def test_a_server_that_sends_the_key_back_can_not_make_us_print_it(status, form):
+    key = "sk-0123456789-abcdef"
+    said = f"{'x' * 175} Authorization: Bearer {key}, again {key}"
+    answers = {
+        "page": web.Response(status=status, text=said),
+        "json": web.json_response({"error": {"message": said}}, status=status),
+        "name": {"model": key},
+    }
+    reasons = []
+    async with scripted_server(lambda body: answers[form]) as server:
+        async with ChatClient(
+            concurrency=1, timeout_s=5, retries=1, on_retry=reasons.append
+        ) as client:
+            with pytest.raises(NipError) as caught:
+                await client.complete(Endpoint(server.url, key), BODY)
+    shown = str(caught.value) + "".join(traceback.format_exception(caught.value)) + "".join(reasons)
+    assert "***" in shown
+    assert key[:10] not in shown

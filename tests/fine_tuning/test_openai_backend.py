@@ -3,14 +3,16 @@
 import json
 import logging
 import pickle
+import traceback
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from job_server import FakeTime, WireServer
 
-from nip_core.errors import JobError
+from nip_core.errors import JobError, NipError
 from nip_core.fine_tuning.job import Busy, JobSpec, NoAnswer, Refused
 from nip_core.fine_tuning.ledger import Ledger
 from nip_core.fine_tuning.openai_backend import OpenAIBackend
@@ -217,3 +219,42 @@ async def test_bad_lines_end_the_job_as_failed_with_the_line(
     record = await ledger.poll(await ledger.ensure_job(spec, data), interval_s=0.05, deadline_s=30)
     assert record.outcome == "failed"
     assert "line 12" in (record.reason or "")
+
+
+@pytest.mark.parametrize("status", [400, 401, 429, 500, 200])
+@pytest.mark.parametrize("form", ["json", "page"])
+async def test_a_server_that_sends_the_key_back_can_not_make_us_print_it(
+    status: int, form: str
+) -> None:
+    async def echo(request: web.Request) -> web.Response:
+        said = f"{'x' * 980} got {request.headers['Authorization']} and {KEY}"
+        if form == "page":
+            return web.Response(status=status, text=said)
+        return web.json_response({"error": {"message": said}, "id": said}, status=status)
+
+    app = web.Application()
+    app.router.add_post("/v1/fine_tuning/jobs", echo)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    backend = OpenAIBackend(
+        f"http://127.0.0.1:{runner.addresses[0][1]}/v1", KEY, extensions=True, timeout_s=5
+    )
+    try:
+        with pytest.raises(NipError) as caught:
+            await backend.create_job(SPEC, "file-0")
+    finally:
+        await backend.aclose()
+        await runner.cleanup()
+    shown = str(caught.value) + "".join(traceback.format_exception(caught.value))
+    assert KEY[:10] not in shown
+    assert caught.value.__cause__ is None and caught.value.__context__ is None
+
+
+async def test_the_key_stays_out_of_what_a_job_leaves_on_record(
+    backend: OpenAIBackend, wire: WireServer
+) -> None:
+    wire.job_fields = {"error": {"code": "x", "message": f"bad key {KEY}, Bearer abc"}}
+    job = await backend.create_job(SPEC, "file-0")
+    assert job.error == "x: bad key ***, Bearer ***"

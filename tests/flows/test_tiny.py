@@ -54,9 +54,7 @@ async def test_every_job_made_a_proved_model_and_the_next_iteration_plays_with_i
 async def test_the_b_matrices_are_trained_and_differ_between_iterations(trained):
     result, _, folder = trained
     for group in ("prover", "verifier"):
-        first, second = (
-            adapter(folder, result["iterations"][i]["models"][group]) for i in (1, 2)
-        )
+        first, second = (adapter(folder, result["iterations"][i]["models"][group]) for i in (1, 2))
         names = [name for name in first if "lora_B" in name]
         assert names and all(np.abs(first[name]).max() > 0 for name in names)
         assert any(not np.array_equal(first[name], second[name]) for name in names)

@@ -217,6 +217,21 @@ def test_a_server_answers_within_a_second(tmp_path: Path) -> None:
     assert took < 5
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+def test_a_server_inherits_nobodys_keys(tmp_path: Path) -> None:
+    secrets = ("OPENAI_API_KEY", "GH_TOKEN", "x_secret", "DB_PASSWORD", "NIP_API_KEYS")
+    kept = {"HF_TOKEN": "hub", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {**os.environ, **kept, **dict.fromkeys(secrets, "hunter2")}
+    environment["PREFECT_API_AUTH_STRING"] = environment["NIP_API_KEY"] = "hunter2"
+    handle = owner.start_or_attach(SPEC, tmp_path / "s", timeout_s=20, env=environment)
+    try:
+        inherited = Path(f"/proc/{handle.pid}/environ").read_bytes().split(b"\0")
+        assert not [entry for entry in inherited if b"hunter2" in entry]
+        assert {f"{name}={value}".encode() for name, value in kept.items()} <= set(inherited)
+    finally:
+        owner.stop(handle)
+
+
 def test_importing_the_owner_loads_nothing_heavy() -> None:
     program = (
         "import sys; import nip_core.lm_server.owner, nip_core.lm_server.formats;"

@@ -175,8 +175,8 @@ def test_the_verifier_asks_and_decides_in_the_right_form_at_chance(
     game = measure_game(*tiny, cases, rounds=3, temperature=1.0)
     assert game["valid_question"] == game["valid_decision"] == 1.0
     assert 0.25 < game["accuracy"] < 0.75  # 60 tosses of a coin
-    longer = measure_game(*tiny, cases[:16], rounds=9, temperature=1.0)
-    assert longer["valid_question"] == longer["valid_decision"] == 1.0
+    longer = measure_game(*tiny, cases[:30], rounds=9, temperature=1.0)
+    assert min(longer["valid_question"], longer["valid_decision"]) > 0.9
     for protocol in ("adp", "solo_verifier"):
         single = measure_single_decision(*tiny, cases, protocol, temperature=1.0)
         assert single["valid_decision"] == 1.0

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from pydantic import ValidationError
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, difference, load_parameters
@@ -71,6 +72,12 @@ def test_what_is_written_out_reads_back_equal():
         (MINIMAL, ["rl.lr"], "write it as a.b=c"),
         (MINIMAL, ["run_name.x=1"], "holds a plain value"),
         (with_(rl={"lr": float("nan")}), [], "rl.lr"),
+        (with_(interaction_protocol=["nip"]), [], "interaction_protocol: Input should be 'nip'"),
+        (MINIMAL, ["lm_server.url=5"], "lm_server.url: an address like http://host:8000"),
+        (MINIMAL, ["lm_server.url=http://"], "lm_server.url: an address like http://host:8000"),
+        (MINIMAL, ["lm_server.url=http://h:x"], "lm_server.url: an address like"),
+        (MINIMAL, ["lm_server.url=ftp://h"], "lm_server.url: an address like"),
+        (MINIMAL, ["rl.lr='1"], "--set rl.lr: the value is not YAML"),
     ],
 )
 def test_a_wrong_setting_is_one_error_that_names_it(settings, overrides, said):
@@ -120,3 +127,50 @@ def test_a_value_is_found_by_its_address():
     assert loaded.get("agents.prover.lora_rank") == 64
     with pytest.raises(KeyError):
         loaded.get("rl.nothing")
+
+
+@pytest.mark.parametrize("text", ["2024", "1e5", "1.5", "on", "2024-01-01"])
+def test_an_override_of_a_text_setting_stays_text(text):
+    overrides = [f"agents.prover.model_name={text}", f"lm_server.replies={text}"]
+    loaded = load_parameters(with_(lm_server={"engine": "deterministic"}), overrides)
+    assert loaded.agents["prover"].model_name == loaded.lm_server.replies == text
+
+
+def test_an_override_of_a_text_setting_can_be_null_and_a_number_stays_a_number():
+    loaded = load_parameters(
+        with_(lm_server={"engine": "deterministic", "replies": "r.yaml"}),
+        ["lm_server.replies=null", "run_name=2024", "rl.lr=1e-3", "prices.m.prompt_usd=1e1"],
+    )
+    assert (loaded.lm_server.replies, loaded.run_name) == (None, "2024")
+    assert (loaded.rl.lr, loaded.prices["m"].prompt_usd) == (0.001, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "overrides"),
+    [
+        (with_(lm_server={"url": "http://user:hunter2@host:8000"}), []),
+        (with_(lm_server={"url": "http://host:8000/v1?key=hunter2"}), []),
+        (with_(lm_server={"url": "http://host:8000/#hunter2"}), []),
+        (with_(lm_server={"url": "user:hunter2@host"}), []),
+        (with_(lm_server={"url": ["http://hunter2@host"]}), []),
+        (with_(lm_server="http://user:hunter2@host"), []),
+        (MINIMAL, ["lm_server.url=http://user:hunter2@host"]),
+        (MINIMAL, ["lm_server=http://user:hunter2@host"]),
+        (MINIMAL, ["lm_server.url http://user:hunter2@host"]),
+        (MINIMAL, ["lm_server.url='http://user:hunter2@host"]),
+    ],
+)
+def test_a_secret_in_an_address_is_refused_and_never_shown(settings, overrides):
+    with pytest.raises(SettingsError) as caught:
+        load_parameters(settings, overrides)
+    assert "hunter2" not in str(caught.value) and "\n" not in str(caught.value)
+    if isinstance(settings.get("lm_server"), dict):
+        with pytest.raises(ValidationError) as raw:
+            HyperParameters.model_validate(settings)
+        assert "hunter2" not in str(raw.value)
+
+
+def test_a_plain_address_is_taken():
+    assert load_parameters(MINIMAL, ["lm_server.url=https://host:8000/v1"]).lm_server.url == (
+        "https://host:8000/v1"
+    )

@@ -197,3 +197,25 @@ def test_a_fence_dropped_between_staging_and_publishing_stops_the_put(
     with pytest.raises(LeaseError):
         store.put_if_absent("a", b"1", fence="f/1")
     assert not store.exists("a")
+
+
+def test_a_store_for_reading_only_writes_nothing(tmp_path):
+    (tmp_path / "a.json").write_bytes(b"1")
+    before = tmp_path.stat().st_mtime_ns
+    store = open_store(tmp_path, read_only=True)
+    assert (store.get("a.json"), store.list("")) == (b"1", ["a.json"])
+    for write in (
+        lambda: store.put("b", b"2"),
+        lambda: store.put_if_absent("b/c", b"2"),
+        lambda: store.put_if_match("a.json", b"2", store.get_with_etag("a.json")[1]),
+        lambda: store.delete("a.json"),
+        lambda: store.raise_fence("f"),
+        lambda: store.drop_fence("f"),
+    ):
+        with pytest.raises(StoreError, match="opened for reading only"):
+            write()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    assert tmp_path.stat().st_mtime_ns == before
+    with pytest.raises(StoreError, match="no such directory"):
+        open_store(tmp_path / "none", read_only=True)
+    assert not (tmp_path / "none").exists()

@@ -1,8 +1,9 @@
 """From what a model wrote to a message or a decision.
 
 Only a verifier decides. A decision is a line that starts with "Decision:" (markup, case and
-spacing aside, an introduction such as "my final" allowed) and goes on with accept or reject;
-quoted lines ("> Decision: accept") and sentences that mention a decision are messages.
+spacing aside, an introduction such as "my final" allowed) and goes on with accept or reject, and
+that does not name the other one as well. "Decision is" counts where a verdict follows. Quoted
+lines ("> Decision: accept") and sentences that mention a decision are messages.
 """
 
 import re
@@ -10,13 +11,20 @@ import re
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT, Move
 
 _MARKUP = r"[\s*_`#~\"']*"
+# What follows is only looked at, so that a line is never swallowed by the one before it.
 _LINE = re.compile(
     rf"^{_MARKUP}(?:(?:so|thus|hence|therefore)\b,?\s*)?(?:(?:my|the)\s+)?(?:final\s+)?"
-    rf"decision{_MARKUP}(?::|：|\s+is\b\s*:?){_MARKUP}(?P<verdict>[^\n]*)$",
+    rf"decision{_MARKUP}(?:[:：]|(?P<sentence>(?<=\s)is\b\s*:?)){_MARKUP}"
+    r"(?=(?P<verdict>[^\n]*))",
     re.IGNORECASE | re.MULTILINE,
 )
-_VERDICT = re.compile(r"(accept|reject)(?:ed|s|ing)?\b", re.IGNORECASE)
-_OTHER_VERDICT = re.compile(r"\b(?:decision\W+)(accept|reject)", re.IGNORECASE)
+# "accepting" alone is a verdict, "accepting this would be wrong" is none.
+_VERDICT = re.compile(
+    r"(?:to\s+)?(?:(accept|reject)(?:ed|s)?\b(?!\s*\?)|(accept|reject)ing\b(?=\W*$))", re.IGNORECASE
+)
+_NEGATION = r"\b(?:not|never|cannot|\w+n['’]t)\s+(?:\w+\s+){0,2}?"
+_NEGATED_VERDICT = re.compile(rf"(?:to\s+)?{_NEGATION}(?:accept|reject)", re.IGNORECASE)
+_MENTIONED = re.compile(r"\b(accept|reject)(?:s|ed|ing|ance|ion)?\b", re.IGNORECASE)
 
 
 class InvalidResponse(ValueError):
@@ -48,14 +56,25 @@ def parse_decision(text: str) -> int:
     """REJECT, ACCEPT, or NO_DECISION where the text has no decision line."""
     verdicts: set[str] = set()
     for line in _LINE.finditer(text):
-        rest = line["verdict"]
-        verdict = _VERDICT.match(rest)
-        if verdict is None:
-            raise InvalidResponse(f"invalid decision {rest.strip()[:40]!r}")
-        verdicts.add(verdict[1].lower())
-        verdicts.update(other.lower() for other in _OTHER_VERDICT.findall(rest))
+        rest = line["verdict"].strip()
+        if line["sentence"] and not (_VERDICT.match(rest) or _NEGATED_VERDICT.match(rest)):
+            continue  # "the decision is hard": talk
+        verdicts.add(_verdict(rest))
     if len(verdicts) > 1:
         raise InvalidResponse("two contradicting decisions")
     if not verdicts:
         return NO_DECISION
     return ACCEPT if verdicts == {"accept"} else REJECT
+
+
+def _verdict(rest: str) -> str:
+    """The one verdict, accept or reject, in what follows "Decision:"."""
+    found = _VERDICT.match(rest)
+    if found is None:
+        raise InvalidResponse(f"invalid decision {rest[:40]!r}")
+    verdict = (found[1] or found[2]).lower()
+    if {word.lower() for word in _MENTIONED.findall(rest)} != {verdict}:
+        raise InvalidResponse(f"decision with both verdicts {rest[:40]!r}")
+    if re.search(_NEGATION + verdict, rest, re.IGNORECASE):
+        raise InvalidResponse(f"decision with a negation {rest[:40]!r}")
+    return verdict

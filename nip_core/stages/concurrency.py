@@ -1,0 +1,28 @@
+"""Doing several things at once, such that none is left running when one has failed."""
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def together(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Results in order. When one fails the others are cancelled and awaited, then it is raised."""
+
+    async def run(one: Awaitable[T]) -> T:
+        return await one
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run(one)) for one in work]
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from errors
+    return [task.result() for task in tasks]
+
+
+def first_error(errors: BaseException) -> BaseException:
+    """The first plain exception in a group, however deep."""
+    while isinstance(errors, BaseExceptionGroup):
+        errors = errors.exceptions[0]
+    return errors

@@ -1,0 +1,46 @@
+"""Going on from a run under another name, with other settings."""
+
+import os
+from collections.abc import Mapping
+
+from nip_core.errors import SettingsError
+from nip_core.parameters import HyperParameters
+from nip_core.run_store.lease import acquire
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import walk
+from nip_core.stages.session import identity, prepare
+
+# What the forked run's own server makes anew; everything else of its state is the models.
+_OWN_TO_EACH = (
+    "lm_server/api_key",
+    "lm_server/lock",
+    "lm_server/owner.lock",
+    "lm_server/server.json",
+)
+
+
+def fork_run(
+    source: HyperParameters, forked: HyperParameters, environment: Mapping[str, str] = os.environ
+) -> RunStore:
+    """Start the run of `forked` from the finished iterations of the run of `source`.
+
+    Both names lie in one run store. Its own server's adapters are copied with them, so that the
+    forked run plays on with the models it begins with. Raises what `prepare` raises, and
+    LeaseError while somebody runs the source.
+    """
+    if forked.run_store != source.run_store:
+        raise SettingsError("--fork: both runs are in one run_store; leave run_store as it is")
+    prepared = prepare(forked, environment)
+    run = RunStore(prepared.run.store, source.run_name)
+    run.open()  # a run that is not there can't be forked
+    with acquire(run.store, run.root):
+        kept = [
+            name
+            for name in (
+                path.removeprefix(f"{run.root}/")
+                for path in walk(run.store, f"{run.root}/lm_server")
+            )
+            if name not in _OWN_TO_EACH and not name.startswith("lm_server/logs/")
+        ]
+        facts = identity(prepared, forked)
+        return run.fork(forked.run_name, facts.pop("parameters"), also=kept, **facts)
