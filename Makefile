@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PIP_OPTIONS ?=
+TEST_JOBS ?= 2
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
@@ -29,7 +30,7 @@ quickstart: install
 	$(BIN)/nip train deployments/configs/quickstart.yaml
 
 test: install
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-report=
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --cov --cov-report=term:skip-covered
 
 check: install
 	$(BIN)/ruff format --check .

@@ -2,19 +2,22 @@
 
 Exit codes: 0 done; 1 an error that is nobody's fault but ours; 2 wrong settings, data or
 arguments (nothing was spent); 3 stopped cleanly, running again continues; 4 another runner holds
-the run; 130 interrupted.
+the run; 5 damaged files, running again does not help; 6 a fine-tune job ended without a model, see
+--retry-failed-jobs; 130 interrupted and 143 terminated, running again continues.
 """
 
 import asyncio
 import json
 import os
 import shutil
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
+import typer.core
 import yaml
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +25,7 @@ from rich.table import Table
 from nip_core.errors import (
     CorruptionError,
     DatasetError,
+    JobError,
     LeaseError,
     NipError,
     RunConflictError,
@@ -32,7 +36,37 @@ from nip_core.errors import (
 )
 from nip_core.parameters import HyperParameters, load_parameters
 
+_STOPPED = {
+    signal.SIGINT: "interrupted; running again continues",
+    signal.SIGTERM: "terminated; running again continues",
+}
+_received: list[signal.Signals] = []
+"""Signals that asked for a stop, in order."""
+
+
+class _Stopped(Exception):
+    """A command ended because of a signal."""
+
+    def __init__(self, by: signal.Signals):
+        super().__init__(by)
+        self.by = by
+
+
+class _Commands(typer.core.TyperGroup):
+    """Turns whatever a signal has become on its way up into `_Stopped`."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BaseException as error:
+            by = _stop_signal(error)
+            if by is None:
+                raise
+            raise _Stopped(by) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -52,7 +86,8 @@ _EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (SettingsError, 2),
     (DatasetError, 2),
     (RunConflictError, 2),
-    (CorruptionError, 3),
+    (CorruptionError, 5),
+    (JobError, 6),
     (StageError, 3),
     (ServerError, 3),
     (StoreError, 3),
@@ -65,14 +100,55 @@ def main() -> None:
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    signal.signal(signal.SIGTERM, _on_sigterm)
     try:
-        app()
+        app(prog_name="nip")
     except NipError as error:
         print(f"nip: {error}", file=sys.stderr)
         sys.exit(exit_code(error))
-    except KeyboardInterrupt:
-        print("nip: interrupted; running again continues", file=sys.stderr)
-        sys.exit(130)
+    except _Stopped as stopped:
+        print(f"nip: {_STOPPED[stopped.by]}", file=sys.stderr)
+        sys.exit(128 + stopped.by)
+
+
+def _on_sigterm(number: int, frame: Any) -> None:
+    """End like an interrupt does: asyncio cancels the work, which gives everything back."""
+    _received.append(signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
+
+
+def _stop_signal(error: BaseException) -> signal.Signals | None:
+    """The signal that ended a command with `error`, or None if it was none."""
+    prefect = sys.modules.get("prefect.exceptions")
+    if prefect is not None and isinstance(error, prefect.TerminationSignal):
+        return signal.SIGTERM
+    if isinstance(error, SystemExit | typer.Exit):
+        return None
+    if _received:  # what a cancelled flow makes of it does not matter
+        return _received[0]
+    if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
+        return signal.SIGINT
+    return None
+
+
+def _run_async(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """asyncio.run, remembering an interrupt whatever error the work ends with."""
+
+    async def noting() -> Any:
+        cancel = signal.getsignal(signal.SIGINT)  # asyncio's own
+
+        def note(number: int, frame: Any) -> None:
+            _received.append(signal.SIGINT)
+            if callable(cancel):
+                cancel(number, frame)
+
+        signal.signal(signal.SIGINT, note)
+        try:
+            return await work()
+        finally:
+            signal.signal(signal.SIGINT, cancel)
+
+    return asyncio.run(noting())
 
 
 def exit_code(error: BaseException) -> int:
@@ -179,7 +255,7 @@ def play(
                 "files": [str(file) for file in files],
             }
 
-    result = _with_view(parameters, lambda: progress, lambda: asyncio.run(run()), as_json)
+    result = _with_view(parameters, lambda: progress, lambda: _run_async(run), as_json)
     if as_json:
         _print_json(result)
         return
@@ -196,15 +272,21 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a run: status, accuracy by iteration, models and jobs."""
-    from nip_core.run_store.run import RunStore, list_runs, newest_run
+    from nip_core.run_store.run import RunStore, list_runs
     from nip_core.run_store.store import open_store
-    from nip_core.stages.evaluation import summary
+    from nip_core.stages.evaluation import newest_run, summary
 
     if "://" not in run_store and not Path(run_store).is_dir():
         raise SettingsError(f"--run-store {run_store!r}: there is no such directory")
-    store = open_store(run_store)
-    name = run or newest_run(store)
+    store = open_store(run_store, read_only=True)
+
+    def left_out(reason: str) -> None:
+        print(f"nip: left out: {reason}", file=sys.stderr)
+
+    name = run or newest_run(store, left_out)
     if name is None:
+        if list_runs(store):
+            raise CorruptionError(f"--run-store {run_store!r}: none of its runs can be read")
         raise SettingsError(f"--run-store {run_store!r}: there are no runs in it")
     if name not in list_runs(store):
         there = ", ".join(list_runs(store)) or "none"
@@ -216,37 +298,73 @@ def show(
     _show_run(result)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command()
 def serve(
     context: typer.Context,
     state: Annotated[Path, typer.Option(help="Directory for everything the server keeps.")],
+    engine: Annotated[
+        Literal["deterministic", "embedded"] | None, typer.Option(help="What generates and trains.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help='Path or name of the model, or "tiny".')] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="The name clients use; default: from --model.")
+    ] = None,
+    replies: Annotated[
+        Path | None, typer.Option(help="Replies file of the deterministic engine (YAML).")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=JSON", help="Argument of the engine.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: the system chooses.")] = 8000,
+    api_keys_file: Annotated[Path | None, typer.Option(help="One key per line.")] = None,
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Accept every request.")] = False,
+    max_upload_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Largest file that is taken.")
+    ] = None,
     stop: Annotated[bool, typer.Option("--stop", help="Stop the server of that state.")] = False,
 ) -> None:
     """Run an lm_server, the OpenAI fine-tuning and chat API over a local engine.
 
-    Further options: --engine, --model, --port, --host, --api-keys-file, --replies, --no-auth
-    (python -m nip_core.lm_server --help tells all). Keys: NIP_API_KEYS.
+    API keys come from NIP_API_KEYS (comma-separated) or from --api-keys-file.
     """
     if stop:
-        from nip_core.lm_server.owner import OwnerError, stop_state_dir
-
-        try:
-            stopped = stop_state_dir(state)
-        except OwnerError as error:
-            raise ServerError(str(error)) from None
-        print("stopped" if stopped else f"no server runs in {state}")
+        _stop_server(state)
         return
+    if engine is None or model is None:
+        missing = "--engine" if engine is None else "--model"
+        raise typer.BadParameter("it is needed to start a server", context, param_hint=missing)
     from nip_core.lm_server.__main__ import main as serve_main
     from nip_core.models import resolve_model
 
-    arguments = list(context.args)
-    if "--model" in arguments[:-1]:
-        place = arguments.index("--model") + 1
-        name = arguments[place]
-        arguments[place] = resolve_model(name)
-        if arguments[place] != name and "--served-model-name" not in arguments:
-            arguments += ["--served-model-name", name]
-    raise typer.Exit(serve_main([*arguments, "--state", str(state)]))
+    place = resolve_model(model)
+    if place != model and served_model_name is None:
+        served_model_name = model
+    given = {
+        "engine": engine,
+        "model": place,
+        "served-model-name": served_model_name,
+        "replies": replies,
+        "host": host,
+        "port": port,
+        "state": state,
+        "api-keys-file": api_keys_file,
+        "max-upload-bytes": max_upload_bytes,
+    }
+    # Joined by "=", so that no value can be taken for an option.
+    arguments = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    arguments += [f"--option={one}" for one in option or []] + ["--no-auth"] * no_auth
+    raise typer.Exit(serve_main(arguments))
+
+
+def _stop_server(state: Path) -> None:
+    from nip_core.lm_server.owner import OwnerError, stop_state_dir
+
+    try:
+        stopped = stop_state_dir(state)
+    except OwnerError as error:
+        raise ServerError(str(error)) from None
+    print("stopped" if stopped else f"no server runs in {state}")
 
 
 @app.command()
@@ -273,7 +391,9 @@ def _before_prefect(parameters: HyperParameters, verbose: bool) -> None:
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 
 
-def _run_flow(parameters: HyperParameters, flow: Callable[[], Any], as_json: bool) -> Any:
+def _run_flow(
+    parameters: HyperParameters, flow: Callable[[], Coroutine[Any, Any, Any]], as_json: bool
+) -> Any:
     """Run a flow with a view of its progress."""
     from tasks.runtime import open_sessions
 
@@ -281,7 +401,7 @@ def _run_flow(parameters: HyperParameters, flow: Callable[[], Any], as_json: boo
         sessions = open_sessions()
         return sessions[0].progress if sessions else None
 
-    return _with_view(parameters, progress, lambda: asyncio.run(flow()), as_json)
+    return _with_view(parameters, progress, lambda: _run_async(flow), as_json)
 
 
 def _with_view(
@@ -301,21 +421,12 @@ def _fork(
     parameters: HyperParameters, config: Path, given: list[str], new_name: str
 ) -> tuple[HyperParameters, list[str]]:
     """Start NEW_NAME from what the run has finished, with the settings given now."""
-    from nip_core.parameters import DATA_NEUTRAL
-    from nip_core.run_store.run import RunStore
-    from nip_core.run_store.store import open_store
-    from nip_core.stages.session import code_version
+    from nip_core.stages.fork import fork_run
 
-    given = [*given, f"run_name={new_name}"]
+    # The flow reads its overrides as YAML once more: quoted, the name is what was typed.
+    given = [*given, f"run_name={json.dumps(new_name)}"]
     forked = load_parameters(config, given)
-    source = RunStore(open_store(parameters.run_store), parameters.run_name)
-    source.fork(
-        new_name,
-        forked.to_dict(),
-        code_version=code_version(),
-        seed=forked.seed,
-        data_neutral=DATA_NEUTRAL,
-    )
+    fork_run(parameters, forked)
     return forked, given
 
 
@@ -325,6 +436,7 @@ def _show_plan(parameters: HyperParameters, as_json: bool) -> None:
     from nip_core.stages.session import load_all_problems
 
     estimate = estimate_run(Game(parameters), load_all_problems(parameters))
+    _warn_of_few_examples(parameters, estimate.train_episodes)
     if as_json:
         _print_json({"parameters": parameters.to_dict(), "estimate": estimate.to_dict()})
         return
@@ -340,6 +452,21 @@ def _show_plan(parameters: HyperParameters, as_json: bool) -> None:
         print(f"  cost unknown: set prices for {', '.join(estimate.missing_prices)}")
     else:
         print(f"  ${estimate.usd:.2f}")
+
+
+def _warn_of_few_examples(parameters: HyperParameters, train_episodes: int) -> None:
+    from nip_core.lm_server.formats import MIN_EXAMPLES
+
+    iterations = parameters.rl.num_iterations
+    if not parameters.trainable_groups or iterations == 0:
+        return
+    if (rollouts := train_episodes // iterations) < MIN_EXAMPLES:
+        print(
+            f"nip: warning: {rollouts} rollouts per iteration give few training examples; a "
+            f"fine-tune job with fewer than {MIN_EXAMPLES} is skipped; raise "
+            "rl.rollouts_per_iteration",
+            file=sys.stderr,
+        )
 
 
 def _print_json(value: Any) -> None:
@@ -378,10 +505,14 @@ def _show_run(result: dict[str, Any]) -> None:
             f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",
             _percent(test and test["completeness"]),
             _percent(test and test["soundness"]),
-            str(test["distinct_problems"]) if test else "-",
+            str((test or {}).get("distinct_problems") or "-"),
             ", ".join(f"{g} {job['status']}" for g, job in entry["jobs"].items()) or "-",
         )
     console.print(table)
+    for entry in result["iterations"]:
+        for group, job in entry["jobs"].items():
+            if job.get("reason"):
+                print(f"iteration {entry['iteration']}, {group}: {job['status']}: {job['reason']}")
     if result.get("report"):
         # Not through the console: a path must not be wrapped.
         print(f"report: {result['report']}")

@@ -8,6 +8,7 @@ from nip_core.agents.chat_client import Endpoint
 from nip_core.agents.render import Game, Situation, Turn
 from nip_core.errors import ServerError, SettingsError
 from nip_core.protocols import Move
+from nip_core.redaction import redact
 
 if TYPE_CHECKING:
     from nip_core.stages.session import Session
@@ -106,7 +107,8 @@ async def _tokenize(
         raise ServerError(f"{url}: no answer ({type(error).__name__}: {error})") from None
     if status == 200:
         return dict(body)
-    message = (body.get("error") or {}).get("message") if isinstance(body, dict) else None
+    said = (body.get("error") or {}).get("message") if isinstance(body, dict) else None
+    message = redact(str(said), endpoint.api_key) if said else None
     if status == 400:
         shape = ", ".join(m["role"] for m in chat)
         raise SettingsError(

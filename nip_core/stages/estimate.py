@@ -39,8 +39,12 @@ class Estimate:
 
 def is_tested(parameters: HyperParameters, iteration: int) -> bool:
     """Whether the models that play `iteration` are tested (the final ones: num_iterations)."""
-    last = parameters.rl.num_iterations
-    match parameters.text_rl.test_scheme:
+    return scheme_tests(parameters.text_rl.test_scheme, parameters.rl.num_iterations, iteration)
+
+
+def scheme_tests(scheme: str, last: int, iteration: int) -> bool:
+    """`is_tested` by the test scheme and the number of iterations."""
+    match scheme:
         case "all":
             return True
         case "last":

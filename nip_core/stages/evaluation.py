@@ -3,21 +3,30 @@
 measure         metrics of one committed split, written once
 summary         a run as a JSON document: status, accuracy by iteration, models, jobs
 write_report    the HTML page of a run
+newest_run      the name of the run that was created last, damaged ones left out
+
+A run is shown whatever version wrote it: of its settings only those are read that are needed here,
+with the defaults of today where they are missing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from nip_core.errors import CorruptionError, StoreError
 from nip_core.evaluation.baselines import believe_the_prover
 from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.evaluation.report import GroupReport, IterationReport, ReportData, build_report
 from nip_core.evaluation.transcripts import Transcript, transcripts_from_tables
-from nip_core.parameters import HyperParameters
+from nip_core.parameters.agents import PureTextAgentParameters
+from nip_core.parameters.training import RlTrainerParameters, TextRlParameters
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.lease import Owner, ThisMachine
 from nip_core.run_store.manifest import is_committed, read_manifest
-from nip_core.run_store.run import RunStore
-from nip_core.stages.estimate import is_tested
+from nip_core.run_store.run import RunRecord, RunStore, list_runs
+from nip_core.run_store.store import Store
+from nip_core.stages.estimate import scheme_tests
+from nip_core.stages.providers import served_name
 from nip_core.stages.session import Session
 
 TRANSCRIPTS_PER_SPLIT = 40
@@ -49,19 +58,92 @@ def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
     return dict(run.write_json_once(path, metrics, lease=session.lease))
 
 
+@dataclass(frozen=True)
+class _Shown:
+    """What showing a run needs of its settings."""
+
+    last: int  # number of iterations
+    test_scheme: str
+    seed: int
+    base_models: Mapping[str, str]  # by group, in agent order
+
+
+def _open(run: RunStore) -> tuple[RunRecord, _Shown]:
+    """The run's record and settings. Raises CorruptionError where they make no sense."""
+    place = f"{run.root}/run.json"
+    try:
+        record = run.open()
+        rl, text_rl = (record.parameters.get(key) or {} for key in ("rl", "text_rl"))
+        base_models: dict[str, str] = {}
+        for name, agent in record.parameters["agents"].items():
+            model = agent.get("model_name", _default(PureTextAgentParameters, "model_name"))
+            base_models.setdefault(agent.get("shared_model_group") or name, model)
+        return record, _Shown(
+            last=int(rl.get("num_iterations", _default(RlTrainerParameters, "num_iterations"))),
+            test_scheme=str(text_rl.get("test_scheme", _default(TextRlParameters, "test_scheme"))),
+            seed=int(record.seed),
+            base_models=base_models,
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise _damaged(place, error) from error
+
+
+def _default(model: Any, name: str) -> Any:
+    return model.model_fields[name].default
+
+
+def _damaged(place: str, error: Exception) -> CorruptionError:
+    return CorruptionError(
+        f"{place}: damaged, not what nip writes there ({type(error).__name__}: {error})"
+    )
+
+
+def _document(run: RunStore, path: str, *needed: str) -> dict[str, Any] | None:
+    """A JSON object, or None if there is none. Raises CorruptionError if a key is missing."""
+    value = run.read_json_or_none(path)
+    if value is None and not run.store.exists(path):
+        return None
+    if not isinstance(value, dict):
+        raise CorruptionError(f"{path}: damaged, an object was expected")
+    missing = [key for key in needed if key not in value]
+    if missing:
+        raise CorruptionError(f"{path}: damaged, {', '.join(missing)} is missing")
+    return value
+
+
+def newest_run(store: Store, on_damaged: Callable[[str], None]) -> str | None:
+    """Name of the run that was created last, or None if there is none that can be read.
+
+    `on_damaged` is told of each run that is left out because its run.json can't be read.
+    """
+    created = []
+    for name in list_runs(store):
+        try:
+            created.append((str(_open(RunStore(store, name))[0].created_at), name))
+        except StoreError as error:  # one of another format version, too
+            on_damaged(str(error))
+    return max(created)[1] if created else None
+
+
 def status_of(run: RunStore) -> str:
     """running, finished, or stopped (which running again continues)."""
-    parameters = HyperParameters.from_dict(dict(run.open().parameters))
-    last = parameters.rl.num_iterations
+    settings = _open(run)[1]
+    last = settings.last
     done = run.finished_iterations() >= last and (
-        not is_tested(parameters, last) or run.store.exists(metrics_path(run, last, "test"))
+        not scheme_tests(settings.test_scheme, last, last)
+        or run.store.exists(metrics_path(run, last, "test"))
     )
     if done:
         return "finished"
-    lease = run.read_json_or_none(f"{run.root}/lease.json")
-    if lease and lease["state"] == "held" and not ThisMachine().is_gone(Owner(**lease["owner"])):
-        return "running"
-    return "stopped"
+    path = f"{run.root}/lease.json"
+    lease = _document(run, path, "state", "owner")
+    if lease is None or lease["state"] != "held":
+        return "stopped"
+    try:
+        gone = ThisMachine().is_gone(Owner(**lease["owner"]))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _damaged(path, error) from error
+    return "stopped" if gone else "running"
 
 
 def _iterations(run: RunStore, last: int) -> list[int]:
@@ -75,18 +157,17 @@ def summary(run: RunStore) -> dict[str, Any]:
     Entry k of ``iterations`` tests the models that play iteration k; entry 0 is untrained, and a
     last entry without jobs tests the final models.
     """
-    record = run.open()
-    parameters = HyperParameters.from_dict(dict(record.parameters))
+    record, settings = _open(run)
     entries = []
-    for iteration in _iterations(run, parameters.rl.num_iterations):
-        test = run.read_json_or_none(metrics_path(run, iteration, "test"))
+    for iteration in _iterations(run, settings.last):
+        test = _document(run, metrics_path(run, iteration, "test"))
         entries.append(
             {
                 "iteration": iteration,
                 "test": None
                 if test is None
                 else {
-                    key: test[key]
+                    key: test.get(key)
                     for key in (
                         "accuracy",
                         "accuracy_ci95",
@@ -98,10 +179,14 @@ def summary(run: RunStore) -> dict[str, Any]:
                         "distinct_problems",
                     )
                 },
-                "models": _served(run, parameters, iteration),
+                "models": _served(run, settings, iteration),
                 "jobs": {
-                    group: {"id": job["id"], "status": job["outcome"] or job["status"]}
-                    for group, job in _jobs(run, parameters, iteration).items()
+                    group: {
+                        "id": job["id"],
+                        "status": job["outcome"] or job["status"],
+                        "reason": job["reason"],
+                    }
+                    for group, job in _jobs(run, settings, iteration).items()
                 },
             }
         )
@@ -115,23 +200,23 @@ def summary(run: RunStore) -> dict[str, Any]:
     }
 
 
-def _served(run: RunStore, parameters: HyperParameters, iteration: int) -> dict[str, str]:
+def _served(run: RunStore, settings: _Shown, iteration: int) -> dict[str, str]:
     if iteration > 0:
-        stored = run.read_json_or_none(run.models(iteration - 1))
+        path = run.models(iteration - 1)
+        stored = _document(run, path, "groups")
         if stored is not None:
-            return {group: model["model"] for group, model in stored["groups"].items()}
-    from nip_core.stages.providers import served_name
-
-    return {
-        group: served_name(parameters.group_parameters(group).model_name)
-        for group in parameters.groups
-    }
+            try:
+                return {group: str(model["model"]) for group, model in stored["groups"].items()}
+            except (KeyError, TypeError, AttributeError) as error:
+                raise _damaged(path, error) from error
+    return {group: served_name(model) for group, model in settings.base_models.items()}
 
 
-def _jobs(run: RunStore, parameters: HyperParameters, iteration: int) -> dict[str, Any]:
+def _jobs(run: RunStore, settings: _Shown, iteration: int) -> dict[str, Any]:
     found = {}
-    for group in parameters.trainable_groups:
-        job = run.read_json_or_none(run.job(iteration, group))
+    for group in settings.base_models:
+        path = run.job(iteration, group)
+        job = _document(run, path, "id", "outcome", "status", "reason")
         if job is not None:
             found[group] = job
     return found
@@ -157,12 +242,11 @@ def read_transcripts(run: RunStore, iteration: int, split: str, limit: int) -> l
 
 def write_report(run: RunStore, status: str | None = None) -> str:
     """(Re)write the run's report from what is committed; returns where it lies."""
-    record = run.open()
-    parameters = HyperParameters.from_dict(dict(record.parameters))
+    record, settings = _open(run)
     iterations: list[IterationReport] = []
     transcripts: list[Transcript] = []
     baselines: dict[str, Any] = {}
-    for iteration in _iterations(run, parameters.rl.num_iterations):
+    for iteration in _iterations(run, settings.last):
         test = run.read_json_or_none(metrics_path(run, iteration, "test"))
         train = run.read_json_or_none(metrics_path(run, iteration, "train"))
         if test and "believe_the_prover" in test:
@@ -173,7 +257,7 @@ def write_report(run: RunStore, status: str | None = None) -> str:
                 iteration=iteration,
                 test=test,
                 train=train,
-                groups=_group_reports(run, parameters, iteration),
+                groups=_group_reports(run, settings, iteration),
                 stage_s=run.read_json_or_none(f"{run.iteration(iteration)}/times.json") or {},
             )
         )
@@ -188,7 +272,7 @@ def write_report(run: RunStore, status: str | None = None) -> str:
             transcripts=transcripts,
             transcripts_per_group=TRANSCRIPTS_PER_SPLIT,
             baselines=baselines,
-            paired=_paired(run, parameters, iterations),
+            paired=_paired(run, settings, iterations),
             created_at=record.created_at,
             code_version=record.code_version,
         )
@@ -199,13 +283,11 @@ def write_report(run: RunStore, status: str | None = None) -> str:
     return location
 
 
-def _group_reports(
-    run: RunStore, parameters: HyperParameters, iteration: int
-) -> dict[str, GroupReport]:
-    before = _served(run, parameters, iteration)
+def _group_reports(run: RunStore, settings: _Shown, iteration: int) -> dict[str, GroupReport]:
+    before = _served(run, settings, iteration)
     swapped = run.read_json_or_none(run.models(iteration))
     reports = {}
-    for group, job in _jobs(run, parameters, iteration).items():
+    for group, job in _jobs(run, settings, iteration).items():
         after = swapped["groups"][group] if swapped else None
         dataset = run.dataset(iteration, group)
         committed = is_committed(run.store, dataset)
@@ -236,19 +318,21 @@ def _losses(job: Mapping[str, Any]) -> list[tuple[int, float]]:
 
 
 def _describe_proof(proof: Mapping[str, Any]) -> str:
+    """In a line: how near what is served is to what was saved, and how far from the next."""
     detail = proof.get("detail") or {}
-    shown = ", ".join(
-        f"{key} {value:.2g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in detail.items()
-        if isinstance(value, str | int | float) and not isinstance(value, bool)
-    )
-    return f"{'matches' if proof.get('matches') else 'does not match'}" + (
-        f" ({shown})" if shown else ""
-    )
+    said = ["proved" if proof.get("matches") else "not proved"]
+    for key, words in (
+        ("distance_mean", "distance"),
+        ("tolerance", "tolerance"),
+        ("nearest_other_distance_mean", "nearest other"),
+    ):
+        if isinstance(detail.get(key), float):
+            said.append(f"{words} {detail[key]:.2g}")
+    return ", ".join(said)
 
 
 def _paired(
-    run: RunStore, parameters: HyperParameters, iterations: list[IterationReport]
+    run: RunStore, settings: _Shown, iterations: list[IterationReport]
 ) -> dict[str, Any] | None:
     tested = [entry.iteration for entry in iterations if entry.test]
     if len(tested) < 2:
@@ -256,4 +340,4 @@ def _paired(
     first, last = (
         read_rollouts(run.store, run.rollouts(i, "test")).episodes for i in (tested[0], tested[-1])
     )
-    return paired_difference(first, last, parameters.seed)
+    return paired_difference(first, last, settings.seed)

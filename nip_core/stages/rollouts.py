@@ -121,7 +121,7 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
         },
         lease=session.lease,
     )
-    journal_path.unlink(missing_ok=True)  # what it held is committed
+    journal.remove()  # what it held is committed
     return {
         "shard": shard,
         "reused": False,

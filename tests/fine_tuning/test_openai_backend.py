@@ -256,5 +256,6 @@ async def test_the_key_stays_out_of_what_a_job_leaves_on_record(
     backend: OpenAIBackend, wire: WireServer
 ) -> None:
     wire.job_fields = {"error": {"code": "x", "message": f"bad key {KEY}, Bearer abc"}}
-    job = await backend.create_job(SPEC, "file-0")
+    wire.on_poll = ["failed"]
+    job = await backend.retrieve_job((await backend.create_job(SPEC, "file-0")).id)
     assert job.error == "x: bad key ***, Bearer ***"

@@ -2,15 +2,21 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from small_game import write_config
+
+from flows.cli import exit_code
+from nip_core.errors import CorruptionError, JobError, LeaseError, StageError, StoreError
+from nip_core.lm_server.state import read_card
 
 DATASET = {
     "question": ["Return x plus 1.", "Return x plus 2."] * 10,
@@ -174,3 +180,98 @@ def test_show_prints_the_newest_run(tmp_path):
     shown = json.loads(done.stdout)
     assert shown["run"] == "small" and shown["status"] == "stopped"
     assert shown["iterations"][0]["models"]["verifier"] == "deterministic"
+    assert not list((tmp_path / "runs").glob(".probe*"))
+    (tmp_path / "runs" / "small" / "lease.json").write_text("{")
+    assert "small/lease.json" in refused("show", "--run-store", str(tmp_path / "runs"), code=5)
+
+
+def wait_for(what, process=None, timeout_s=60.0):
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "said"),
+    [
+        (signal.SIGTERM, 143, "nip: terminated; running again continues\n"),
+        (signal.SIGINT, 130, "nip: interrupted; running again continues\n"),
+    ],
+)
+@pytest.mark.parametrize("command", ["play", "train"])
+def test_a_signal_ends_it_with_one_line_and_gives_everything_back(
+    tmp_path, command_environment, command, sent, code, said
+):
+    config = write_config(tmp_path, rollouts={"concurrency": 1}, dataset_options={})
+    out = ["--out", str(tmp_path / "out")] if command == "play" else []
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", command, str(config), *out],
+        env=command_environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    run = tmp_path / "runs" / "small"
+    try:
+        wait_for(lambda: any(run.glob("journals/*/*/*")), process)
+        process.send_signal(sent)
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, error) == (code, said)
+    assert json.loads((run / "lease.json").read_text())["state"] == "released"
+    assert read_card(run / "lm_server") is None
+
+
+def test_exit_codes_tell_what_helps():
+    codes = [exit_code(kind("x")) for kind in (StageError, StoreError, LeaseError)]
+    assert codes == [3, 3, 4]
+    assert exit_code(CorruptionError("x")) == 5
+    assert exit_code(JobError("x")) == 6
+
+
+def test_serve_takes_its_options_in_any_form_and_serves_a_bundled_name(tmp_path):
+    state = tmp_path / "state"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "flows.cli", "serve", "--engine=deterministic"),
+            *("--model=tiny", "--port=0", "--no-auth", f"--state={state}"),
+        ],
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(lambda: read_card(state) is not None, process)
+        assert read_card(state).model == "tiny"
+        stopped = nip("serve", "--stop", "--state", str(state))
+        assert (stopped.returncode, stopped.stdout) == (0, "stopped\n")
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+
+
+def test_serve_speaks_of_itself_in_its_errors(tmp_path):
+    for arguments, said in (
+        (["--engine", "embedded"], "--model"),
+        (["--engine", "embedded", "--model", "m", "--bogus"], "--bogus"),
+        (["--engine", "other", "--model", "m"], "--engine"),
+    ):
+        done = nip("serve", "--state", str(tmp_path / "s"), *arguments)
+        assert done.returncode == 2
+        assert "nip serve" in done.stderr and said in done.stderr and "lm_server" not in done.stderr
+
+
+def test_few_rollouts_are_warned_of_in_the_plan(tmp_path):
+    config = write_config(tmp_path, rl={"num_iterations": 1, "rollouts_per_iteration": 5})
+    done = nip("train", str(config), "--dry-run", "--json")
+    assert "5 rollouts per iteration" in done.stderr and "fewer than 10" in done.stderr
+    assert json.loads(done.stdout)["estimate"]["train_episodes"] == 5
+
+
+def test_a_fork_with_a_wrong_setting_writes_nothing(tmp_path):
+    config = write_config(tmp_path)
+    nip("play", str(config), "--out", str(tmp_path / "out"))
+    line = refused("train", str(config), "--fork", "2024", "--set", "dataset=nowhere.parquet")
+    assert "nowhere.parquet" in line
+    assert not (tmp_path / "runs" / "2024").exists()

@@ -1,0 +1,66 @@
+"""What a model can't do is found before anything is played: its template, its context, its files."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from small_game import write_config
+
+from nip_core.errors import SettingsError
+from nip_core.models import BUNDLED
+from nip_core.parameters import load_parameters
+from nip_core.stages.session import open_session
+
+REFUSES = "{% if message['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+DROPS = "{% if message['role'] != 'system' %}"
+
+
+def model_with_template(folder: Path, change) -> Path:
+    target = folder / "model"
+    shutil.copytree(BUNDLED["tiny"], target)
+    template = target / "chat_template.jinja"
+    template.write_text(change(template.read_text()))
+    return target
+
+
+def refusing(template: str) -> str:
+    assert "{%- for message in messages" in template or "{% for message in messages" in template
+    head, loop, rest = template.partition("for message in messages")
+    closing = rest.index("%}") + 2
+    return head + loop + rest[:closing] + REFUSES + rest[closing:]
+
+
+def dropping(template: str) -> str:
+    head, loop, rest = template.partition("for message in messages")
+    closing = rest.index("%}")
+    return head + loop + " if message['role'] != 'system'" + rest[closing:]
+
+
+async def opening(folder: Path, model: Path | str, *overrides: str) -> str:
+    agents = {"_default": {"model_provider": "SelfHosted", "model_name": str(model)}}
+    config = write_config(folder, agents=agents, lm_server={"engine": "embedded"})
+    with pytest.raises(SettingsError) as caught:
+        async with open_session(load_parameters(config, overrides)):
+            pass
+    assert not list((folder / "runs").glob("*/run.json"))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [(refusing, "System role not supported"), (dropping, "system messages")]
+)
+async def test_a_template_without_system_messages_is_refused(tmp_path, change, said):
+    assert said in await opening(tmp_path, model_with_template(tmp_path, change))
+
+
+async def test_a_context_that_leaves_no_room_is_refused(tmp_path):
+    said = await opening(
+        tmp_path, "tiny", "agents._default.max_tokens_per_message=2000", "dataset=problems"
+    )
+    assert "max_tokens_per_message" in said and "tokens" in said
+
+
+async def test_a_directory_that_is_no_model_is_refused(tmp_path):
+    (tmp_path / "model").mkdir()
+    said = await opening(tmp_path, tmp_path / "model")
+    assert "lm_server" in said and "model" in said
