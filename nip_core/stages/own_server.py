@@ -91,5 +91,6 @@ class OwnServer:
             self._handle = None
 
     async def _until_dead(self) -> None:
-        while self._handle is not None and is_running(self._handle):
+        # A process that ends sets no event.
+        while self._handle is not None and is_running(self._handle):  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_EVERY_S)

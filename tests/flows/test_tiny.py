@@ -66,6 +66,6 @@ async def test_the_report_shows_losses_and_transcripts_of_the_real_run(trained):
     losses = [e["data"]["train_loss"] for e in job["backend_events"] if e.get("type") == "metrics"]
     assert losses and all(loss > 0 for loss in losses)
     assert job["trained_tokens"] > 0
-    assert job["effective"]["nip"]["effective_learning_rate"] == 0.005
+    assert job["effective"]["nip"]["effective_learning_rate"] == 0.002
     page = Path(result["report"]).read_text(encoding="utf-8")
     assert "Answer: asked" in page and "Decision:" in page
