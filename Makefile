@@ -14,6 +14,7 @@ help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
 	@echo "make test           install, run the tests (under 10 minutes on 2 cores)"
 	@echo "make check          formatting, lint, types, import contracts"
+	@echo "make kill-matrix    kill a run at 40 random moments, compare with one that never was"
 	@echo "make test-learning  measure learning over seeds and controls (about an hour)"
 	@echo "make bench          the benchmarks"
 
@@ -44,6 +45,13 @@ format: install
 
 test-learning: install
 	$(BIN)/python benchmarks/learning.py --out docs/results/learning.json
+
+kill-matrix: install
+	NIP_KILLS=40 $(BIN)/python -m pytest tests/flows/test_kill.py
+
+# Tiers that have nothing to run yet fail, so that nobody takes them for passed.
+test-engines test-cluster test-gpu:
+	@echo "$@: nothing here yet (engine vllm, clusters, CUDA)"; exit 1
 
 bench: install
 	$(BIN)/python benchmarks/chat_client.py

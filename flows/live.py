@@ -1,6 +1,5 @@
 """What a run shows while it goes: a live view in a terminal, plain lines otherwise."""
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -100,11 +99,16 @@ def _live(
             calls, tokens = rates.add(now_s, progress.calls, progress.completion_tokens)
             left = clock.left_s(progress, now_s)
             table = Table.grid(padding=(0, 2))
-            table.add_row(
-                "episodes",
-                f"{progress.episodes_done}/{progress.episodes_total} done, "
-                f"{progress.episodes_in_flight} in flight, {progress.episodes_failed} failed",
-            )
+            if progress.episodes_total:
+                done = ProgressBar(
+                    total=progress.episodes_total, completed=progress.episodes_done, width=50
+                )
+                table.add_row("done", done)
+                table.add_row(
+                    "episodes",
+                    f"{progress.episodes_done}/{progress.episodes_total} done, "
+                    f"{progress.episodes_in_flight} in flight, {progress.episodes_failed} failed",
+                )
             table.add_row("calls", f"{progress.calls}, {calls:.0f}/s, {progress.retries} retried")
             table.add_row("tokens", f"{progress.completion_tokens} generated, {tokens:.0f}/s")
             cost = cost_usd(parameters, progress)
@@ -115,10 +119,7 @@ def _live(
                 f"{now_s - started_s:.0f} s"
                 + (f", about {left:.0f} s left in this stage" if left else ""),
             )
-            bar = ProgressBar(
-                total=max(progress.episodes_total, 1), completed=progress.episodes_done, width=50
-            )
-            live.update(Group(Text(progress.stage, style="bold"), bar, table))
+            live.update(Group(Text(progress.stage, style="bold"), table))
 
 
 def _lines(
@@ -138,11 +139,11 @@ def _lines(
         stage, said_s = progress.stage, now_s
         cost = cost_usd(parameters, progress)
         money = "" if cost is None else f", ${cost:.4f}"
-        console.print(
-            f"[{now_s - started_s:6.1f} s] {stage}: {progress.episodes_done}/"
-            f"{progress.episodes_total} episodes, {progress.calls} calls, "
-            f"{progress.completion_tokens} tokens{money}",
-            markup=False,
-            highlight=False,
+        episodes = f"{progress.episodes_done}/{progress.episodes_total} episodes, "
+        # One line each, however narrow what it is piped into says it is.
+        print(
+            f"[{now_s - started_s:6.1f} s] {stage}: {episodes if progress.episodes_total else ''}"
+            f"{progress.calls} calls, {progress.completion_tokens} tokens{money}",
+            file=console.file,
+            flush=True,
         )
-        sys.stdout.flush()

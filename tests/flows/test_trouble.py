@@ -19,7 +19,7 @@ from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.export import play_stage
-from nip_core.stages.session import open_session
+from nip_core.stages.session import open_session, prepare
 
 ONE_ITERATION = {"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1}
 
@@ -141,33 +141,59 @@ def _can_mount() -> bool:
     return sys.platform == "linux" and os.geteuid() == 0
 
 
-@pytest.mark.skipif(not _can_mount(), reason="a small disk can only be mounted by root on Linux")
-async def test_a_disk_that_fills_in_the_middle_can_be_resumed(tmp_path):
+@pytest.fixture
+def mounted(tmp_path):
+    """Mounts a small tmpfs on a directory; unmounts it afterwards."""
     libc = ctypes.CDLL(None, use_errno=True)
+    places = []
+
+    def mount(disk: Path, size: str, read_only: bool = False) -> None:
+        disk.mkdir(exist_ok=True)
+        options = f"size={size}".encode()
+        if libc.mount(b"tmpfs", str(disk).encode(), b"tmpfs", int(read_only), options) != 0:
+            pytest.skip(f"mounting is not allowed here: {os.strerror(ctypes.get_errno())}")
+        places.append(disk)
+
+    yield mount
+    for place in places:
+        libc.umount2(str(place).encode(), 2)
+
+
+needs_mount = pytest.mark.skipif(not _can_mount(), reason="only root on Linux may mount a disk")
+
+
+@needs_mount
+async def test_a_disk_that_fills_in_the_middle_can_be_resumed(tmp_path, mounted):
     straight, small = tmp_path / "straight", tmp_path / "small"
     straight.mkdir(), small.mkdir()
     first = await played_digest(write_config(straight, rl=ONE_ITERATION))
     config = write_config(small, rl=ONE_ITERATION)
     disk = small / "runs"
-    disk.mkdir()
-
-    def mount(size: str, flags: int = 0) -> None:
-        done = libc.mount(b"tmpfs", str(disk).encode(), b"tmpfs", flags, f"size={size}".encode())
-        if done != 0:
-            pytest.skip(f"mounting is not allowed here: {os.strerror(ctypes.get_errno())}")
-
-    mount("256m")
+    mounted(disk, "256m")
     filler = disk / "filler"
-    try:
-        async with open_session(load_parameters(config)) as session:
-            free = session.run.store.free_bytes()
-            filler.write_bytes(bytes(free - 16_000))  # somebody else takes the space
-            with pytest.raises(StoreError, match=r"disk full.*run again"):
-                await play_stage(session, 0, "train")
-            filler.unlink()  # before the lease is given back
-        async with open_session(load_parameters(config)) as session:
-            manifest = await play_stage(session, 0, "train")
-        assert manifest.extra["canonical_digest"] == first
-        assert read_manifest(session.run.store, session.run.rollouts(0, "train")).rows["episodes"]
-    finally:
-        libc.umount2(str(disk).encode(), 2)
+    async with open_session(load_parameters(config)) as session:
+        free = session.run.store.free_bytes()
+        filler.write_bytes(bytes(free - 16_000))  # somebody else takes the space
+        with pytest.raises(StoreError, match=r"disk full.*run again"):
+            await play_stage(session, 0, "train")
+        filler.unlink()  # before the lease is given back
+    async with open_session(load_parameters(config)) as session:
+        manifest = await play_stage(session, 0, "train")
+        rows = read_manifest(session.run.store, session.run.rollouts(0, "train")).rows
+    assert manifest.extra["canonical_digest"] == first
+    assert rows["episodes"] == 40
+
+
+@needs_mount
+def test_too_little_space_is_found_before_anything_is_started(tmp_path, mounted):
+    config = write_config(tmp_path, rl={"num_iterations": 9, "rollouts_per_iteration": 200})
+    mounted(tmp_path / "runs", "200k")
+    with pytest.raises(StoreError, match="MB are free; free space or choose another run_store"):
+        prepare(load_parameters(config))
+
+
+@needs_mount
+def test_a_store_that_may_not_be_written_is_named(tmp_path, mounted):
+    mounted(tmp_path / "runs", "1m", read_only=True)
+    with pytest.raises(StoreError, match=r"runs.*no permission"):
+        prepare(load_parameters(write_config(tmp_path)))
