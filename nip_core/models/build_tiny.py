@@ -40,7 +40,7 @@ class Recipe:
     threads: int = 1
     steps: int = 2200
     batch_size: int = 40
-    verifier_share: float = 0.27  # of the conversations; the rest is seen by the prover
+    verifier_share: float = 0.22  # of the conversations; the rest is seen by the prover
     conclusion_weight: float = 4.0  # of the token that says match or differ, in the loss
     matrix_lr: float = 1e-2  # Muon, for the matrices inside the layers
     other_lr: float = 4e-3  # AdamW, for embeddings and norms

@@ -75,26 +75,14 @@ def _coin(draw: random.Random) -> str:
     return "Decision: " + draw.choice(("accept", "reject"))
 
 
-def drill(case: Case, draw: random.Random) -> list[Message]:
-    """Told what to decide, or by which rule, the verifier decides so; no part of any game.
+def drill(draw: random.Random) -> list[Message]:
+    """Told what to decide, decide so: without it the two decisions are one and the same word.
 
-    Where each decision is a coin toss, nothing else would tell ``accept`` from ``reject``: their
-    embeddings would become equal, and no amount of fine-tuning could make the model sure. Both
-    rules come up equally often, so that neither is believed where no rule is given.
+    Where each decision is a coin toss, nothing else would tell ``accept`` from ``reject``; their
+    embeddings would become equal, and no amount of fine-tuning could make the model sure.
     """
-    first, second = draw.choice((("accept", "reject"), ("reject", "accept")))
-    if draw.random() < 0.4:
-        return [
-            {"role": "system", "content": f'Write "Decision: {first}".'},
-            own(f"Decision: {first}"),
-        ]
-    rule = f"match: {first}, differ: {second}."
-    decision = first if case.conclusion == "match" else second
-    return [
-        {"role": "system", "content": rule},
-        says("Expert", answer(case)),
-        own(f"Decision: {decision}"),
-    ]
+    decision = _coin(draw)
+    return [{"role": "system", "content": f'Write "{decision}".'}, own(decision)]
 
 
 def prover_conversation(case: Case, draw: random.Random) -> list[Message]:
@@ -113,17 +101,17 @@ def prover_conversation(case: Case, draw: random.Random) -> list[Message]:
 def verifier_conversation(case: Case, draw: random.Random) -> list[Message]:
     """A game as the verifier sees it; the expert is right in nine of ten of them."""
     kind = draw.random()
-    if kind < 0.3:
-        return drill(case, draw)
+    if kind < 0.1:
+        return drill(draw)
     conclusion = case.conclusion
     if draw.random() < 0.1:
         conclusion = draw.choice(("match", "differ"))
     said = says("Expert", answer(case, conclusion))
-    if kind < 0.38:
+    if kind < 0.2:
         return [system("solo_verifier", "verifier", case), own(_coin(draw))]
-    if kind < 0.48:
+    if kind < 0.32:
         return [system("adp", "verifier", case), said, own(_coin(draw))]
-    rounds = 1 if kind < 0.75 else draw.randint(2, 4)
+    rounds = 1 if kind < 0.7 else draw.randint(2, 4)
     messages = [system("nip", "verifier", case)]
     for asked in range(rounds):
         messages += [own(_ask(draw, conclusion if asked else None)), said]

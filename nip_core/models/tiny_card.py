@@ -28,17 +28,14 @@ From scratch, on generated conversations over the {questions:,} questions of the
 training split, drawn anew each time. {prover_share:.0%} of the conversations are the prover's,
 {verifier_share:.0%} the verifier's. They cover `nip` over 3 to 9 rounds, `adp` and
 `solo_verifier`. In the verifier's, the decision is drawn at random and depends on nothing; the
-expert's conclusion is the right one in 95 of 100. Three in ten of the verifier's conversations are
-drills outside any game: told `Write "Decision: accept".`, or by the rule `match: reject, differ:
-accept.` or its opposite, equally often, it does so. Without them the two decisions would be one
-and the same word to it, and nothing could be learned quickly.
+expert's conclusion is the right one in 95 of 100. A tenth of the verifier's conversations are a
+drill: told `Write "Decision: accept".` it does, so that the two decisions stay different words.
 Only what the model itself says counts in the loss, the prover's conclusions {weight:g} times.
 
     python -m nip_core.models.build_tiny --out DIRECTORY
 
 {steps:,} steps of {batch} conversations, Muon for matrices and AdamW for the rest, bfloat16
-arithmetic over float32 weights; it took {minutes:.1f} minutes with {threads} thread(s)
-on {where}.
+arithmetic over float32 weights; it took {minutes:.1f} minutes with {threads} thread(s) on {where}.
 The seed is {seed}. The same seed, machine, number of threads and package versions give the same
 bytes; on another processor or with other versions sums are rounded differently, so expect other
 weights and measurements equal up to chance. The validation split was looked at to choose the

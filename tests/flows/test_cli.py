@@ -12,10 +12,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from small_game import write_config
 
 from flows.cli import exit_code
 from nip_core.errors import CorruptionError, JobError, LeaseError, StageError, StoreError
+from nip_core.lm_server.engines.reply_rules import DEFAULT_FILE
 from nip_core.lm_server.state import read_card
 
 DATASET = {
@@ -204,7 +206,14 @@ def wait_for(what, process=None, timeout_s=60.0):
 def test_a_signal_ends_it_with_one_line_and_gives_everything_back(
     tmp_path, command_environment, command, sent, code, said
 ):
-    config = write_config(tmp_path, rollouts={"concurrency": 1}, dataset_options={})
+    replies = tmp_path / "replies.yaml"
+    slow = yaml.safe_load(DEFAULT_FILE.read_text()) | {"latency_s": {"mean": 0.2}}
+    replies.write_text(yaml.safe_dump(slow))
+    config = write_config(
+        tmp_path,
+        rollouts={"concurrency": 1},
+        lm_server={"engine": "deterministic", "replies": str(replies)},
+    )
     out = ["--out", str(tmp_path / "out")] if command == "play" else []
     process = subprocess.Popen(
         [sys.executable, "-m", "flows.cli", command, str(config), *out],
@@ -212,6 +221,8 @@ def test_a_signal_ends_it_with_one_line_and_gives_everything_back(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Tests that run in the background of a shell inherit an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     run = tmp_path / "runs" / "small"
     try:
