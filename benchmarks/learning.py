@@ -15,7 +15,6 @@ import os
 import platform
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,14 @@ ROWS: dict[str, tuple[str, list[str]]] = {
     ),
     "solo": (
         "no prover: solo_verifier",
-        ["interaction_protocol=solo_verifier", "protocol_common.shared_reward=false"],
+        [
+            "interaction_protocol=solo_verifier",
+            "protocol_common.shared_reward=false",
+            "agents={_default: {model_provider: SelfHosted, model_name: tiny, temperature: 0.5, "
+            "max_tokens_per_message: 64, fine_tune_from_scratch: false, lora_rank: 32, "
+            "lora_alpha: 64, lora_dropout: 0.0, per_device_train_batch_size: 4}, "
+            "verifier: {num_epochs: 8}}",
+        ],
     ),
     "shuffled": (
         "control: training labels drawn at random",
@@ -51,7 +57,6 @@ def run_one(name: str, overrides: list[str], store: Path, threads: int | None) -
     command = [sys.executable, "-m", "flows.cli", "train", CONFIG, "--json"]
     for argument in arguments:
         command += ["--set", argument]
-    started = time.monotonic()
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
@@ -64,10 +69,11 @@ def run_one(name: str, overrides: list[str], store: Path, threads: int | None) -
         json.loads((run / "iterations" / f"{i:04d}" / "metrics-test.json").read_text())
         for i in range(last + 1)
     ]
+    times = run.glob("iterations/*/times.json")
     return {
         "what": ROWS[name][0],
         "overrides": overrides,
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(sum(sum(json.loads(t.read_text()).values()) for t in times), 1),
         "iterations": summary["iterations"],
         "believe_the_prover": [
             None

@@ -7,7 +7,6 @@ from prefect import flow
 
 from nip_core.stages.concurrency import together
 from nip_core.stages.estimate import is_tested
-from nip_core.stages.evaluation import metrics_path
 from tasks.evaluate import measure
 from tasks.fine_tune import await_job, build_dataset, submit_job, swap_models
 from tasks.play import commit_rollouts, plan, play_shard
@@ -57,7 +56,7 @@ def is_complete(run: str, iteration: int) -> bool:
     session = session_of(run)
     store, tree = session.run.store, session.run
     tested = not is_tested(session.parameters, iteration) or store.exists(
-        metrics_path(tree, iteration, "test")
+        tree.metrics(iteration, "test")
     )
     return tested and store.exists(tree.models(iteration))
 

@@ -24,7 +24,6 @@ from nip_core.run_store.manifest import MANIFEST, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import walk
 from nip_core.stages.evaluation import (
-    metrics_path,
     read_transcripts,
     report_location,
     summary,
@@ -101,7 +100,7 @@ def _metrics(run: RunStore) -> list[tuple[int, dict[str, Any]]]:
     found = []
     iteration = 0
     while run.store.list(run.iteration(iteration)):
-        metrics = run.read_json_or_none(metrics_path(run, iteration, "test"))
+        metrics = run.read_json_or_none(run.metrics(iteration, "test"))
         if metrics is not None:
             found.append((iteration, metrics))
         iteration += 1

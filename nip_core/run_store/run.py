@@ -3,7 +3,6 @@
 check_run_name   the rule for names
 RunStore         the tree of one run: its paths, run.json, small JSON documents, forking
 list_runs        names of the runs in a store
-newest_run       the one created last
 
 The tree lies directly under the store::
 
@@ -14,7 +13,7 @@ The tree lies directly under the store::
     <run>/iterations/0003/rollouts/<split>/ manifests and Parquet files
     <run>/iterations/0003/datasets/<group>/
     <run>/iterations/0003/jobs/<group>.json
-    <run>/iterations/0003/models.json, metrics.json
+    <run>/iterations/0003/models.json, metrics-<split>.json, times.json
 """
 
 import json
@@ -101,9 +100,9 @@ class RunStore:
         """The document that says which model each group serves from here on."""
         return f"{self.iteration(iteration)}/models.json"
 
-    def metrics(self, iteration: int) -> str:
-        """The document with the metrics of the iteration."""
-        return f"{self.iteration(iteration)}/metrics.json"
+    def metrics(self, iteration: int, split: str) -> str:
+        """The document with the metrics of one split of the iteration."""
+        return f"{self.iteration(iteration)}/metrics-{_part(split)}.json"
 
     def journal(self, iteration: int, split: str, shard: str) -> Path:
         """Local file of a shard's journal. Raises StoreError where the store has no disk."""
@@ -367,12 +366,6 @@ def list_runs(store: Store) -> list[str]:
     """Names of the runs in the store, sorted."""
     names = [name.rstrip("/") for name in store.list("") if name.endswith("/")]
     return [n for n in names if RUN_NAME.fullmatch(n) and store.exists(f"{n}/run.json")]
-
-
-def newest_run(store: Store) -> str | None:
-    """Name of the run that was created last, or None if there is none."""
-    created = [(RunStore(store, name).open().created_at, name) for name in list_runs(store)]
-    return max(created)[1] if created else None
 
 
 def _part(name: str) -> str:

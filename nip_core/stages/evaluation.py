@@ -35,15 +35,10 @@ CLAIMS = {"they match": 1, "they differ": 0}
 """What the bundled tiny model's prover says of a right and of a wrong solution."""
 
 
-def metrics_path(run: RunStore, iteration: int, split: str) -> str:
-    """The document with the metrics of one split of an iteration."""
-    return f"{run.iteration(iteration)}/metrics-{split}.json"
-
-
 def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
     """Metrics of a committed split; computed once, then read."""
     run = session.run
-    path = metrics_path(run, iteration, split)
+    path = run.metrics(iteration, split)
     stored = run.read_json_or_none(path)
     if stored is not None:
         return dict(stored)
@@ -131,7 +126,7 @@ def status_of(run: RunStore) -> str:
     last = settings.last
     done = run.finished_iterations() >= last and (
         not scheme_tests(settings.test_scheme, last, last)
-        or run.store.exists(metrics_path(run, last, "test"))
+        or run.store.exists(run.metrics(last, "test"))
     )
     if done:
         return "finished"
@@ -160,7 +155,7 @@ def summary(run: RunStore) -> dict[str, Any]:
     record, settings = _open(run)
     entries = []
     for iteration in _iterations(run, settings.last):
-        test = _document(run, metrics_path(run, iteration, "test"))
+        test = _document(run, run.metrics(iteration, "test"))
         entries.append(
             {
                 "iteration": iteration,
@@ -247,8 +242,8 @@ def write_report(run: RunStore, status: str | None = None) -> str:
     transcripts: list[Transcript] = []
     baselines: dict[str, Any] = {}
     for iteration in _iterations(run, settings.last):
-        test = run.read_json_or_none(metrics_path(run, iteration, "test"))
-        train = run.read_json_or_none(metrics_path(run, iteration, "train"))
+        test = run.read_json_or_none(run.metrics(iteration, "test"))
+        train = run.read_json_or_none(run.metrics(iteration, "train"))
         if test and "believe_the_prover" in test:
             baselines["believe the prover (last iteration)"] = test["believe_the_prover"]
             baselines.setdefault("believe the prover (untrained)", test["believe_the_prover"])

@@ -11,7 +11,7 @@ import pytest
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.manifest import commit, read_file, verify
-from nip_core.run_store.run import RunStore, check_run_name, list_runs, newest_run
+from nip_core.run_store.run import RunStore, check_run_name, list_runs
 from nip_core.run_store.store import LocalStore, MissingFileError
 
 NEUTRAL = {"rl.num_iterations", "rollouts"}
@@ -103,7 +103,7 @@ def test_paths_are_those_of_the_architecture(store: LocalStore) -> None:
     assert run.dataset(3, "shared") == "quick/iterations/0003/datasets/shared"
     assert run.job(3, "shared") == "quick/iterations/0003/jobs/shared.json"
     assert run.models(3) == "quick/iterations/0003/models.json"
-    assert run.metrics(3) == "quick/iterations/0003/metrics.json"
+    assert run.metrics(3, "test") == "quick/iterations/0003/metrics-test.json"
     assert run.journal(3, "train", "0001") == (
         store.root / "quick/journals/0003/train/0001.journal"
     )
@@ -114,15 +114,15 @@ def test_paths_are_those_of_the_architecture(store: LocalStore) -> None:
 def test_a_small_document_is_written_once(store: LocalStore) -> None:
     run = RunStore(store, "quick")
     with acquire(store, run.root, renew=False) as lease:
-        assert run.write_json_once(run.metrics(0), {"accuracy": 0.5}, lease=lease) == {
+        assert run.write_json_once(run.metrics(0, "test"), {"accuracy": 0.5}, lease=lease) == {
             "accuracy": 0.5
         }
-        assert run.write_json_once(run.metrics(0), {"accuracy": 0.6}) == {"accuracy": 0.5}
-    assert run.read_json(run.metrics(0)) == {"accuracy": 0.5}
-    assert run.read_json_or_none(run.metrics(1)) is None
-    store.put(run.metrics(2), b"{half")
-    with pytest.raises(CorruptionError, match=r"0002/metrics\.json"):
-        run.read_json(run.metrics(2))
+        assert run.write_json_once(run.metrics(0, "test"), {"accuracy": 0.6}) == {"accuracy": 0.5}
+    assert run.read_json(run.metrics(0, "test")) == {"accuracy": 0.5}
+    assert run.read_json_or_none(run.metrics(1, "test")) is None
+    store.put(run.metrics(2, "test"), b"{half")
+    with pytest.raises(CorruptionError, match=r"0002/metrics-test\.json"):
+        run.read_json(run.metrics(2, "test"))
 
 
 def play(store: LocalStore, iterations: int) -> RunStore:
@@ -165,13 +165,3 @@ def test_what_a_killed_fork_left_is_no_run(store: LocalStore) -> None:
     run.fork("branch", PARAMETERS, code_version="0.1.0", seed=7)
     assert not store.exists(left.models(5))
     assert list_runs(store) == ["branch", "quick"]
-
-
-def test_the_newest_run_is_the_one_created_last(store: LocalStore) -> None:
-    assert newest_run(store) is None
-    for days, name in enumerate(["b", "c", "a"]):
-        RunStore(store, name).create_or_open(
-            {}, code_version="0", seed=0, now=NOW + timedelta(days=days)
-        )
-    store.put("stray/file", b"")
-    assert (list_runs(store), newest_run(store)) == (["a", "b", "c"], "a")
