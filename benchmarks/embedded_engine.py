@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from nip_core.lm_server.engines.base import ChatRequest
+from nip_core.lm_server.engines.base import GenerationRequest
 from nip_core.lm_server.engines.embedded import EmbeddedEngine
 
 TEMPLATE = (
@@ -86,13 +86,13 @@ async def run(options: argparse.Namespace, model: str, adapters: list[Path]) -> 
 
     async def ask(number: int) -> int:
         words = " ".join(f"w{(number * 31 + i * 7) % 995}" for i in range(options.prompt_tokens))
-        request = ChatRequest(
+        request = GenerationRequest(
             model=names[number % len(names)],
             messages=({"role": "user", "content": words},),
             max_tokens=options.max_tokens,
             seed=number,
         )
-        return (await engine.chat(request)).choices[0].completion_tokens
+        return (await engine.generate(request)).choices[0].completion_tokens
 
     async def worker(numbers: list[int]) -> int:
         return sum([await ask(number) for number in numbers])

@@ -33,6 +33,7 @@ from nip_core.lm_server.files import FileStore
 from nip_core.lm_server.http import SERVICES, Handler, Services, guarded, unknown_route
 from nip_core.lm_server.jobs import JobTable
 from nip_core.lm_server.models import ModelStore, served_name
+from nip_core.lm_server.pool import EnginePool
 from nip_core.lm_server.spec import ServerSpec
 from nip_core.lm_server.supervisor import JobSupervisor
 from nip_core.lm_server.trainers import SubprocessTrainer, Trainer
@@ -100,6 +101,7 @@ async def open_server(
         keys=keys,
         database=database,
         engine=engine,
+        pool=EnginePool(engine, models),
         files=files,
         models=models,
         jobs=jobs,

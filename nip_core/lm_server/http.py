@@ -19,6 +19,7 @@ from nip_core.lm_server.errors import ApiError, error_body
 from nip_core.lm_server.files import FileStore
 from nip_core.lm_server.jobs import JobTable
 from nip_core.lm_server.models import ModelStore
+from nip_core.lm_server.pool import EnginePool
 from nip_core.lm_server.supervisor import JobSupervisor
 
 _log = logging.getLogger("nip.lm_server")
@@ -44,6 +45,7 @@ class Services:
     keys: KeyRing
     database: Database
     engine: Engine
+    pool: EnginePool
     files: FileStore
     models: ModelStore
     jobs: JobTable

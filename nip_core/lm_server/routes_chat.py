@@ -12,8 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
-from nip_core.lm_server.engines.base import ChatRequest, Choice
-from nip_core.lm_server.errors import ApiError, model_not_found
+from nip_core.lm_server.engines.base import Choice, GenerationRequest
+from nip_core.lm_server.errors import ApiError
 from nip_core.lm_server.formats import ROLES, text_of
 from nip_core.lm_server.http import SERVICES, json_response, loads
 
@@ -28,9 +28,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     """Answer a chat completion."""
     services = request.app[SERVICES]
     chat = parse_chat(_object(await request.read()))
-    if not services.models.is_served(chat.model):
-        raise model_not_found(chat.model)
-    result = await services.engine.chat(chat)
+    result = await services.pool.engine_for(chat.model).generate(chat)
     generated = sum([choice.completion_tokens for choice in result.choices])
     body: dict[str, Any] = {
         "id": _id_prefix + str(next(_ids)),
@@ -57,15 +55,14 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
         if name not in ("model", "messages"):
             raise _unknown(name)
     model = _model(body)
-    if not services.models.is_served(model):
-        raise model_not_found(model)
-    tokens = await services.engine.tokenize(model, parse_messages(body.get("messages")))
+    engine = services.pool.engine_for(model)
+    tokens = await engine.tokenize(model, parse_messages(body.get("messages")))
     return json_response(
-        {"tokens": tokens, "count": len(tokens), "max_model_len": services.engine.max_model_len}
+        {"tokens": tokens, "count": len(tokens), "max_model_len": engine.max_model_len}
     )
 
 
-def parse_chat(body: Mapping[str, Any]) -> ChatRequest:
+def parse_chat(body: Mapping[str, Any]) -> GenerationRequest:
     """Check a chat completion's body. Raises ApiError 400 that names the parameter."""
     values: dict[str, Any] = {}
     for name, value in body.items():
@@ -82,7 +79,9 @@ def parse_chat(body: Mapping[str, Any]) -> ChatRequest:
                 raise _invalid(name, value, "max_tokens or max_completion_tokens, not both")
             values[target] = parse(name, value)
     values.pop("stream", None)
-    return ChatRequest(model=_model(body), messages=parse_messages(body.get("messages")), **values)
+    return GenerationRequest(
+        model=_model(body), messages=parse_messages(body.get("messages")), **values
+    )
 
 
 def parse_messages(messages: Any) -> tuple[dict[str, Any], ...]:

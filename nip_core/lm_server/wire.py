@@ -25,6 +25,9 @@ DEFAULT_LEARNING_RATE = 2e-4
 DEFAULT_LORA_RANK = 16
 DEFAULT_LORA_DROPOUT = 0.0
 DEFAULT_TARGET_MODULES = "all-linear"
+DEFAULT_BETA = 0.1
+DEFAULT_CLIP = 0.2
+DEFAULT_KL_PENALTY = 0.0
 
 
 def _auto_is_none(value: Any) -> Any:
@@ -46,24 +49,63 @@ class Hyperparameters(_Strict):
     learning_rate_multiplier: Annotated[Annotated[float, Field(gt=0, le=1000)] | None, _Auto] = None
 
 
+class DpoHyperparameters(Hyperparameters):
+    """The three, and how far the policy may move from the reference."""
+
+    beta: Annotated[Annotated[float, Field(gt=0, le=2)] | None, _Auto] = None
+
+
+class TrajectoriesHyperparameters(Hyperparameters):
+    """The three, and the settings of the clipped policy gradient. See `training/trajectories`."""
+
+    clip_low: float | None = Field(None, ge=0, le=1)
+    """The ratio of new to old probability counts down to 1 - clip_low."""
+    clip_high: float | None = Field(None, ge=0, le=10)
+    """... and up to 1 + clip_high. Default: clip_low."""
+    kl_penalty: float | None = Field(None, ge=0, le=10)
+    """Weight of the divergence (k3 estimate) from where the training starts. Default: 0."""
+    advantage: Literal["given", "group", "group_std"] | None = None
+    """The row's own `advantage`; the reward less its group's mean; the same over the group's
+    standard deviation. Default: "given" if every row has one, else "group_std"."""
+
+
 class SupervisedMethod(_Strict):
     """Settings of method `supervised`."""
 
     hyperparameters: Hyperparameters = Hyperparameters()
 
 
+class DpoMethod(_Strict):
+    """Settings of method `dpo`."""
+
+    hyperparameters: DpoHyperparameters = DpoHyperparameters()
+
+
+class TrajectoriesMethod(_Strict):
+    """Settings of method `trajectories`, an extension."""
+
+    hyperparameters: TrajectoriesHyperparameters = TrajectoriesHyperparameters()
+
+
+METHODS = ("supervised", "dpo", "trajectories")
+
+
 class Method(_Strict):
-    """The training method. Only `supervised` can be run; others are refused by the route."""
+    """The training method. Types other than METHODS are refused by the job table."""
 
     type: str
     supervised: SupervisedMethod | None = None
+    dpo: DpoMethod | None = None
+    trajectories: TrajectoriesMethod | None = None
 
 
 class NipSettings(_Strict):
-    """LoRA and optimizer settings that the OpenAI API has no word for."""
+    """Training settings that the OpenAI API has no word for."""
 
     learning_rate: float | None = Field(None, ge=0, le=1)
     """Peak rate before `learning_rate_multiplier`. 0 trains nothing, on purpose."""
+    use_lora: bool = True
+    """False trains every weight and makes a new base model, for which the engine is restarted."""
     lora_rank: int | None = Field(None, ge=1, le=512)
     lora_alpha: float | None = Field(None, gt=0, le=4096)
     """Default: twice the rank."""
@@ -76,9 +118,30 @@ class NipSettings(_Strict):
     warmup_ratio: float = Field(0.0, ge=0, le=1)
     lr_scheduler: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
     weight_decay: float = Field(0.0, ge=0, le=1)
-    start_from: Literal["base", "continue"] | None = None
-    """Where training starts if `model` is itself a fine-tune: a new adapter over the base, or a
-    copy of that adapter. Default: "continue" for a fine-tune, "base" for the base model."""
+    max_grad_norm: float = Field(1.0, gt=0, le=1000)
+    start_from: Literal["base", "continue", "stack"] | None = None
+    """Where training starts if `model` is itself a fine-tune: a new adapter over the base, a copy
+    of that adapter, or a new adapter over the base with that adapter. Default: "continue" for a
+    fine-tune, "base" for the base model."""
+    stack_overflow: Literal["merge", "refuse"] = "merge"
+    """Stacking adds ranks. Beyond the engine's largest rank: everything is merged into a new base
+    model, or the job is refused."""
+    dpo_reference: Literal["start", "base"] = "start"
+    """What `dpo` compares the policy with: what training starts from, or the base model."""
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """"auto": bfloat16 on CUDA, float32 elsewhere. LoRA weights are float32 in any case."""
+    quantization: Literal["none", "8bit", "4bit"] = "none"
+    """Of the frozen base model while training, by bitsandbytes; CUDA only."""
+    optimizer: Literal["auto", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "sgd"] = "auto"
+    """"auto": adamw_torch (fused on CUDA)."""
+    gradient_checkpointing: bool | None = None
+    """Default: on CUDA only."""
+    packing: bool | None = None
+    """Several examples to a row, without seeing each other. Default: on CUDA, where the attention
+    allows it; `supervised` only."""
+    checkpoint_steps: int | None = Field(None, ge=1)
+    """Optimizer steps between checkpoints. Default: a tenth of the steps, but not more often than
+    every 30 s."""
 
 
 class CreateJobRequest(_Strict):
@@ -104,7 +167,10 @@ class CreateJobRequest(_Strict):
 
 
 class EffectiveSettings(BaseModel):
-    """What a job trains with. `learning_rate` is the peak rate with the multiplier applied."""
+    """What a job trains with. `learning_rate` is the peak rate with the multiplier applied.
+
+    LoRA's settings are null without LoRA, and those of other methods than the job's are null.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -112,19 +178,37 @@ class EffectiveSettings(BaseModel):
     batch_size: int
     learning_rate_multiplier: float
     learning_rate: float
-    lora_rank: int
-    lora_alpha: float
-    lora_dropout: float
-    lora_target_modules: str | list[str]
+    use_lora: bool = True
+    lora_rank: int | None
+    lora_alpha: float | None
+    lora_dropout: float | None
+    lora_target_modules: str | list[str] | None
     max_length: int
     warmup_ratio: float
     lr_scheduler: str
     weight_decay: float
-    start_from: Literal["base", "continue"]
+    max_grad_norm: float = 1.0
+    start_from: Literal["base", "continue", "stack"]
+    result: Literal["adapter", "base"] = "adapter"
+    """What the training makes: an adapter, or (full training, a stack that is too high) a base."""
+    beta: float | None = None
+    dpo_reference: Literal["start", "base"] | None = None
+    clip_low: float | None = None
+    clip_high: float | None = None
+    kl_penalty: float | None = None
+    advantage: Literal["given", "group", "group_std"] | None = None
+    """None: by the rows, see `TrajectoriesHyperparameters`."""
+    precision: str = "auto"
+    quantization: str = "none"
+    optimizer: str = "auto"
+    gradient_checkpointing: bool | None = None
+    packing: bool | None = None
+    checkpoint_steps: int | None = None
 
     def openai_hyperparameters(self) -> dict[str, Any]:
         """The part of them that the OpenAI API has words for."""
-        return self.model_dump(include={"n_epochs", "batch_size", "learning_rate_multiplier"})
+        names = {"n_epochs", "batch_size", "learning_rate_multiplier"}
+        return self.model_dump(include=names | ({"beta"} if self.beta is not None else set()))
 
     def nip_settings(self) -> dict[str, Any]:
         """The rest. `learning_rate` is as asked, `effective_learning_rate` is what is trained."""

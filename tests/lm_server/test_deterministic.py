@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nip_core.lm_server.engines.base import ChatRequest, EngineRequestError
+from nip_core.lm_server.engines.base import EngineRequestError, GenerationRequest
 from nip_core.lm_server.engines.deterministic import DeterministicEngine, InjectedFault
 from nip_core.lm_server.engines.reply_rules import (
     DEFAULT_FILE,
@@ -25,8 +25,8 @@ from nip_core.lm_server.engines.reply_rules import (
 def ask(engine: DeterministicEngine, *contents: str, system: str = "", **arguments: Any) -> Any:
     messages = [{"role": "system", "content": system}] if system else []
     messages += [{"role": "user", "content": content} for content in contents]
-    request = ChatRequest("sim", tuple(messages), **arguments)
-    return asyncio.run(engine.chat(request))
+    request = GenerationRequest("sim", tuple(messages), **arguments)
+    return asyncio.run(engine.generate(request))
 
 
 def engine_of(**replies: Any) -> DeterministicEngine:
@@ -35,11 +35,11 @@ def engine_of(**replies: Any) -> DeterministicEngine:
 
 def test_the_same_request_gets_the_same_answer_in_another_process() -> None:
     program = (
-        "import asyncio;from nip_core.lm_server.engines.base import ChatRequest;"
+        "import asyncio;from nip_core.lm_server.engines.base import GenerationRequest;"
         "from nip_core.lm_server.engines.deterministic import DeterministicEngine as E;"
         "from nip_core.lm_server.engines.reply_rules import load_replies;"
         "m=({'role':'user','content':'hello ä'},);"
-        "r=asyncio.run(E('sim',load_replies(None)).chat(ChatRequest('sim',m,n=3,seed=5)));"
+        "r=asyncio.run(E('sim',load_replies(None)).generate(GenerationRequest('sim',m,n=3,seed=5)));"
         "print([c.text for c in r.choices])"
     )
     outputs = {
@@ -236,7 +236,7 @@ def test_latency_is_waited_for() -> None:
         begin = loop.time()
         messages = ({"role": "user", "content": "q"},)
         await asyncio.gather(
-            *[engine.chat(ChatRequest("sim", messages, seed=i)) for i in range(20)]
+            *[engine.generate(GenerationRequest("sim", messages, seed=i)) for i in range(20)]
         )
         return loop.time() - begin
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from nip_core.lm_server.engines.base import ChatRequest, EngineError, EngineRequestError
+from nip_core.lm_server.engines.base import EngineError, EngineRequestError, GenerationRequest
 from nip_core.lm_server.engines.embedded import EmbeddedEngine
 
 sys.path.append(str(Path(__file__).parent))
@@ -53,7 +53,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 def ask(text="hello", model="tiny", **settings):
     messages = ({"role": "user", "content": text},)
     settings = {"max_tokens": 12, "seed": 7, "return_token_ids": True, "logprobs": True, **settings}
-    return ChatRequest(model=model, messages=messages, **settings)
+    return GenerationRequest(model=model, messages=messages, **settings)
 
 
 def outcome(result):
@@ -73,8 +73,8 @@ MIXED = [
 
 
 async def test_a_row_gets_in_a_mixed_batch_what_it_gets_alone(engine):
-    alone = [await engine.chat(request) for request in MIXED]
-    together = await asyncio.gather(*(engine.chat(request) for request in MIXED))
+    alone = [await engine.generate(request) for request in MIXED]
+    together = await asyncio.gather(*(engine.generate(request) for request in MIXED))
     assert [outcome(r) for r in together] == [outcome(r) for r in alone]
     for one, other in zip(alone, together, strict=True):
         for left, right in zip(one.choices, other.choices, strict=True):
@@ -82,17 +82,17 @@ async def test_a_row_gets_in_a_mixed_batch_what_it_gets_alone(engine):
 
 
 async def test_requests_that_join_a_running_batch_change_nobody(engine):
-    alone = [await engine.chat(request) for request in MIXED]
+    alone = [await engine.generate(request) for request in MIXED]
     running = []
     for request in MIXED:
-        running.append(asyncio.create_task(engine.chat(request)))
+        running.append(asyncio.create_task(engine.generate(request)))
         await asyncio.sleep(0.006)  # several tokens later
     assert [outcome(await task) for task in running] == [outcome(r) for r in alone]
 
 
 async def test_log_probabilities_are_those_of_peft_with_the_same_adapter(engine, base, adapters):
     for name in MODELS:
-        result = await engine.chat(ask("compare", name, max_tokens=10, temperature=0.9))
+        result = await engine.generate(ask("compare", name, max_tokens=10, temperature=0.9))
         choice = result.choices[0]
         ids = [*result.prompt_token_ids, *choice.token_ids]
         expected = peft_logprobs(base, adapters.get(name), ids)[-len(choice.token_ids) :]
@@ -104,7 +104,7 @@ async def test_greedy_takes_the_likeliest_token(engine, base):
     import torch
     from transformers import AutoModelForCausalLM
 
-    result = await engine.chat(ask("greedy", temperature=0.0, max_tokens=15))
+    result = await engine.generate(ask("greedy", temperature=0.0, max_tokens=15))
     prompt = list(result.prompt_token_ids)
     model = AutoModelForCausalLM.from_pretrained(base)
     expected = model.generate(
@@ -114,28 +114,30 @@ async def test_greedy_takes_the_likeliest_token(engine, base):
 
 
 async def test_the_adapters_answer_differently(engine):
-    answers = {(await engine.chat(ask("who", m, temperature=0.0))).choices[0].text for m in MODELS}
+    answers = {
+        (await engine.generate(ask("who", m, temperature=0.0))).choices[0].text for m in MODELS
+    }
     assert len(answers) == 4
 
 
 async def test_the_ith_choice_is_what_its_own_seed_gives(engine):
-    many = await engine.chat(ask("n", seed=100, n=4))
-    single = [(await engine.chat(ask("n", seed=100 + i))).choices[0] for i in range(4)]
+    many = await engine.generate(ask("n", seed=100, n=4))
+    single = [(await engine.generate(ask("n", seed=100 + i))).choices[0] for i in range(4)]
     assert [c.token_ids for c in many.choices] == [c.token_ids for c in single]
     assert len({c.token_ids for c in many.choices}) == 4
 
 
 async def test_equal_seeds_give_equal_answers_and_no_seed_gives_different_ones(engine):
-    first, second = [await engine.chat(ask("s", seed=5)) for _ in range(2)]
+    first, second = [await engine.generate(ask("s", seed=5)) for _ in range(2)]
     assert outcome(first) == outcome(second)
-    free = [await engine.chat(ask("s", seed=None)) for _ in range(3)]
+    free = [await engine.generate(ask("s", seed=None)) for _ in range(3)]
     assert len({r.choices[0].token_ids for r in free}) == 3
 
 
 async def test_a_stop_string_ends_the_answer_and_is_not_in_it(engine):
-    whole = (await engine.chat(ask("stop", max_tokens=40, seed=1))).choices[0]
+    whole = (await engine.generate(ask("stop", max_tokens=40, seed=1))).choices[0]
     stop = whole.text[10:12]
-    cut = (await engine.chat(ask("stop", max_tokens=40, seed=1, stop=(stop,)))).choices[0]
+    cut = (await engine.generate(ask("stop", max_tokens=40, seed=1, stop=(stop,)))).choices[0]
     assert cut.finish_reason == "stop"
     assert cut.text == whole.text[: whole.text.index(stop)]
     assert cut.token_ids == whole.token_ids[: cut.completion_tokens]
@@ -145,7 +147,7 @@ async def test_a_stop_string_ends_the_answer_and_is_not_in_it(engine):
 async def test_the_stop_token_ends_the_answer(engine):
     end = engine._worker.tokenizer.eos_token_id
     for seed in range(300):
-        result = await engine.chat(ask("end", seed=seed, max_tokens=50))
+        result = await engine.generate(ask("end", seed=seed, max_tokens=50))
         choice = result.choices[0]
         assert (choice.finish_reason == "stop") == (choice.token_ids[-1] == end)
         assert end not in choice.token_ids[:-1]
@@ -158,36 +160,36 @@ async def test_the_stop_token_ends_the_answer(engine):
 
 async def test_a_prompt_that_outgrows_the_context_is_refused_with_counts(engine):
     with pytest.raises(EngineRequestError, match=r"512 tokens.*600.*Shorten") as caught:
-        await engine.chat(ask("x" * 597, max_tokens=None))
+        await engine.generate(ask("x" * 597, max_tokens=None))
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(EngineRequestError, match="503 and 20 for the answer"):
-        await engine.chat(ask("x" * 500, max_tokens=20))
-    result = await engine.chat(ask("x" * 500, max_tokens=None))
+        await engine.generate(ask("x" * 500, max_tokens=20))
+    result = await engine.generate(ask("x" * 500, max_tokens=None))
     assert result.prompt_tokens == 503
     assert result.choices[0].completion_tokens <= 9
 
 
 async def test_an_unknown_model_is_refused(engine):
     with pytest.raises(EngineRequestError, match="known: tiny, ft:tiny:a:1") as caught:
-        await engine.chat(ask(model="nobody"))
+        await engine.generate(ask(model="nobody"))
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
 async def test_tokenize_gives_the_prompt_that_is_served(engine):
     request = ask("count me")
     ids = await engine.tokenize("tiny", request.messages)
-    assert ids == (await engine.chat(request)).prompt_token_ids
+    assert ids == (await engine.generate(request)).prompt_token_ids
     assert engine._worker.tokenizer.decode(ids) == "<|user|>count me<|end|><|assistant|>"
 
 
 async def test_a_cancelled_request_leaves_the_batch(engine):
-    slow = asyncio.create_task(engine.chat(ask("x", max_tokens=480, stop=("never in it",))))
+    slow = asyncio.create_task(engine.generate(ask("x", max_tokens=480, stop=("never in it",))))
     await asyncio.sleep(0.03)
     before = engine.status()["generated_tokens"]
     slow.cancel()
     with pytest.raises(asyncio.CancelledError):
         await slow
-    result = await asyncio.wait_for(engine.chat(ask("y", max_tokens=3)), 10)
+    result = await asyncio.wait_for(engine.generate(ask("y", max_tokens=3)), 10)
     assert engine.status()["generated_tokens"] == before + result.choices[0].completion_tokens
     assert engine._worker.decoder.rows == 0
 
@@ -196,34 +198,34 @@ async def test_more_requests_than_rows_are_all_answered(base):
     engine = EmbeddedEngine(str(base), threads=1, max_batch=4, cache_bytes=400_000)
     await engine.start()
     requests = [ask("x" * i, seed=i, max_tokens=5 + i % 7) for i in range(40)]
-    results = await asyncio.gather(*(engine.chat(request) for request in requests))
+    results = await asyncio.gather(*(engine.generate(request) for request in requests))
     assert [r.prompt_tokens for r in results] == [3 + i for i in range(40)]
     with pytest.raises(EngineRequestError, match="at most 4"):
-        await engine.chat(ask(n=5))
+        await engine.generate(ask(n=5))
     await engine.stop()
     with pytest.raises(EngineError, match="stopped"):
-        await engine.chat(ask())
+        await engine.generate(ask())
 
 
 async def test_adapters_are_loaded_and_unloaded_while_others_are_served(engine, base, tmp_path):
     path = make_adapter(base, tmp_path / "d", seed=4)
-    busy = [asyncio.create_task(engine.chat(ask("b", m, max_tokens=100))) for m in MODELS]
-    before = [await engine.chat(ask("still", m)) for m in MODELS]
+    busy = [asyncio.create_task(engine.generate(ask("b", m, max_tokens=100))) for m in MODELS]
+    before = [await engine.generate(ask("still", m)) for m in MODELS]
     await engine.load_adapter("d", path)
     await engine.load_adapter("d", path)  # the same again is no error
     assert engine.loaded_adapters() == (*MODELS[1:], "d")
-    assert (await engine.chat(ask("d", "d"))).model == "d"
+    assert (await engine.generate(ask("d", "d"))).model == "d"
     with pytest.raises(EngineError, match="other weights already"):
         await engine.load_adapter("d", make_adapter(base, tmp_path / "e", seed=5))
-    last = asyncio.create_task(engine.chat(ask("d", "d", max_tokens=60)))
+    last = asyncio.create_task(engine.generate(ask("d", "d", max_tokens=60)))
     await asyncio.sleep(0.01)
     await engine.unload_adapter("d")
     assert (await last).choices[0].completion_tokens > 0
     with pytest.raises(EngineRequestError, match="no model answers to 'd'"):
-        await engine.chat(ask("d", "d"))
+        await engine.generate(ask("d", "d"))
     with pytest.raises(EngineError, match="no adapter"):
         await engine.unload_adapter("d")
-    after = [await engine.chat(ask("still", m)) for m in MODELS]
+    after = [await engine.generate(ask("still", m)) for m in MODELS]
     assert [outcome(r) for r in after] == [outcome(r) for r in before]
     await asyncio.gather(*busy)
 
@@ -290,7 +292,7 @@ async def test_a_template_that_refuses_a_system_message_is_reported_and_refuses(
     assert (shapes["user"], shapes["system_user"]) == (True, False)
     messages = ({"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"})
     with pytest.raises(EngineRequestError, match=r"refuses .*\[system, user\]: no system"):
-        await engine.chat(ChatRequest(model=engine.base_model, messages=messages))
+        await engine.generate(GenerationRequest(model=engine.base_model, messages=messages))
     await engine.stop()
 
 

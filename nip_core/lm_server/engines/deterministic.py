@@ -24,11 +24,13 @@ from typing import Any
 
 from nip_core.lm_server import formats
 from nip_core.lm_server.engines.base import (
-    ChatRequest,
-    ChatResult,
+    Capabilities,
     Choice,
     EngineError,
     EngineRequestError,
+    EngineState,
+    GenerationRequest,
+    GenerationResult,
     Proof,
 )
 from nip_core.lm_server.engines.reply_rules import Reply, ReplyFile, Rule, Template
@@ -111,7 +113,7 @@ class DeterministicEngine:
         """Longest prompt plus completion, in pseudo tokens."""
         return self._replies.max_model_len
 
-    async def chat(self, request: ChatRequest) -> ChatResult:
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Answer by rule. Raises EngineRequestError, or InjectedFault where faults are set."""
         if request.logprobs:
             raise EngineRequestError(
@@ -142,7 +144,7 @@ class DeterministicEngine:
             self._choice(rule, digest, index, generation, limit, request)
             for index in range(request.n)
         )
-        return ChatResult(
+        return GenerationResult(
             model=request.model,
             choices=choices,
             prompt_tokens=prompt_tokens,
@@ -183,6 +185,21 @@ class DeterministicEngine:
         saved = manifest["files"][ADAPTER_FILE]["sha256"]
         return Proof(loaded == saved, {"kind": "digest", "loaded": loaded, "saved": saved})
 
+    @property
+    def state(self) -> EngineState:
+        """Running or stopped."""
+        return "running" if self._running else "stopped"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        return Capabilities()
+
+    @property
+    def upstream(self) -> None:
+        """Requests are answered here."""
+        return None
+
     def status(self) -> dict[str, Any]:
         """State and counters."""
         return {
@@ -201,7 +218,7 @@ class DeterministicEngine:
             raise EngineRequestError(f"{model!r} is not loaded", "model_not_found", "model")
         return adapter.generation
 
-    def _digest(self, request: ChatRequest) -> bytes:
+    def _digest(self, request: GenerationRequest) -> bytes:
         parts = [request.model, str(request.seed)]
         for message in request.messages:
             parts += (message["role"], message.get("name") or "", message["content"])
@@ -210,7 +227,7 @@ class DeterministicEngine:
         joined = f"{lengths}\n{''.join(parts)}".encode("utf-8", "surrogatepass")
         return hashlib.sha256(self._seed + b"\n" + joined).digest()
 
-    def _rule(self, request: ChatRequest, generation: int) -> _Rule:
+    def _rule(self, request: GenerationRequest, generation: int) -> _Rule:
         for rule in self._rules:
             if rule.when.holds(request.model, request.messages, generation):
                 return rule
@@ -223,7 +240,7 @@ class DeterministicEngine:
         index: int,
         generation: int,
         limit: int,
-        request: ChatRequest,
+        request: GenerationRequest,
     ) -> Choice:
         drawn = hashlib.sha256(digest + index.to_bytes(4, "big")).digest()
         reply, template = rule.draw(generation, int.from_bytes(drawn[:8], "big") / 2**64)

@@ -12,17 +12,19 @@ Log-probabilities are the model's own, before temperature, penalty and top-p.
 import asyncio
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from nip_core.lm_server import chat_template, probe
 from nip_core.lm_server.engines.base import (
-    ChatRequest,
-    ChatResult,
+    Capabilities,
     Choice,
     EngineError,
     EngineRequestError,
+    EngineState,
+    GenerationRequest,
+    GenerationResult,
     Proof,
 )
 from nip_core.lm_server.engines.batching import Row
@@ -93,7 +95,7 @@ class EmbeddedEngine:
         if worker is not None:
             await worker.stop()
 
-    async def chat(self, request: ChatRequest) -> ChatResult:
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Answer, or raise EngineRequestError. Cancelling the await abandons the request."""
         worker, adapter = self._find(request.model)
         prompt = _encode(worker, request.messages)
@@ -126,7 +128,7 @@ class EmbeddedEngine:
             for row in rows:
                 row.cancelled = True  # of no effect once finished
         self._requests += 1
-        return ChatResult(
+        return GenerationResult(
             model=request.model,
             choices=tuple(_choice(worker, row, request) for row in rows),
             prompt_tokens=len(prompt),
@@ -171,6 +173,23 @@ class EmbeddedEngine:
         worker, _ = self._find(name)
         files = await asyncio.to_thread(read_lora, path)
         return await worker.run(lambda: _prove(worker, name, files))
+
+    @property
+    def state(self) -> EngineState:
+        """What the engine is doing."""
+        if self._worker is None:
+            return "failed" if self._failed else "stopped"
+        return cast(EngineState, self._worker.state)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        return Capabilities(logprobs=True)
+
+    @property
+    def upstream(self) -> None:
+        """Requests are answered here."""
+        return None
 
     def status(self) -> dict[str, Any]:
         """JSON-encodable facts: state, epoch, requests served, device, versions."""
@@ -255,7 +274,7 @@ def _room_for(context: int, prompt_tokens: int, max_tokens: int | None) -> int:
     return max_tokens or room
 
 
-def _choice(worker: ModelWorker, row: Row, request: ChatRequest) -> Choice:
+def _choice(worker: ModelWorker, row: Row, request: GenerationRequest) -> Choice:
     ids = row.generated
     text = worker.decode(ids[:-1] if ids[-1] in worker.stop_tokens else ids)
     cuts = [text.index(stop) for stop in row.stop if stop in text]

@@ -38,9 +38,9 @@ class TrainingSettings(BaseModel):
     """Sequences per optimizer step."""
     learning_rate: float = Field(2e-4, ge=0)
     """Peak learning rate, multiplier applied. 0 trains nothing, on purpose."""
-    lora_rank: int = Field(16, ge=1)
-    lora_alpha: float = Field(32.0, gt=0)
-    lora_dropout: float = Field(0.0, ge=0, lt=1)
+    lora_rank: int | None = Field(16, ge=1)
+    lora_alpha: float | None = Field(32.0, gt=0)
+    lora_dropout: float | None = Field(0.0, ge=0, lt=1)
     lora_target_modules: str | list[str] | None = None
     """Names of linear layers; None or "all-linear" means all but the output layer."""
     max_length: int | None = Field(None, ge=2)
@@ -49,10 +49,25 @@ class TrainingSettings(BaseModel):
     lr_scheduler: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, ge=0)
+    use_lora: bool = True
+    result: Literal["adapter", "base"] = "adapter"
+    """What is written: an adapter, or a whole model with everything merged in."""
+    start_from: Literal["base", "continue", "stack"] = "base"
+    """What becomes of the parent: see `wire.NipSettings.start_from`."""
+    beta: float | None = Field(None, gt=0)
+    dpo_reference: Literal["start", "base"] | None = None
+    clip_low: float | None = Field(None, ge=0, le=1)
+    clip_high: float | None = Field(None, ge=0)
+    kl_penalty: float | None = Field(None, ge=0)
+    advantage: Literal["given", "group", "group_std"] | None = None
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["none", "8bit", "4bit"] = "none"
+    optimizer: Literal["auto", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "sgd"] = "auto"
+    gradient_checkpointing: bool | None = None
+    packing: bool | None = None
+    checkpoint_steps: int | None = Field(None, ge=1)
     learning_rate_multiplier: float | None = None
     """Already in `learning_rate`; accepted so that effective settings can be passed as they are."""
-    start_from: str | None = None
-    """Already in `parent_adapter_path`; accepted for the same reason."""
 
 
 class TrainingJob(BaseModel):
@@ -60,7 +75,7 @@ class TrainingJob(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    method: Literal["supervised"]
+    method: Literal["supervised", "dpo", "trajectories"]
     base_model_path: str
     """A directory or a name on the model hub."""
     parent_adapter_path: Path | None = None
