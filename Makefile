@@ -3,6 +3,7 @@
 #   PIP_OPTIONS="..."        more options for pip, for example an index with small CPU builds of torch
 PYTHON ?= python3
 VENV ?= .venv
+VLLM ?= .vllm
 PIP_OPTIONS ?=
 TEST_JOBS ?= 2
 BIN := $(VENV)/bin
@@ -14,7 +15,9 @@ help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
 	@echo "make test           install, run the tests (under 10 minutes on 2 cores)"
 	@echo "make check          formatting, lint, types, import contracts"
-	@echo "make kill-matrix    kill a run at 40 random moments, compare with one that never was"
+	@echo "make test-engines   build an environment with vLLM (CPU) and run the tests on it"
+	@echo "make test-gpu       what needs CUDA; NIP_VLLM names the vllm command"
+	@echo "make kill-matrix    kill runs and servers at 130 moments, compare with ones that never were"
 	@echo "make test-learning  measure learning over seeds and controls (about an hour)"
 	@echo "make bench          the benchmarks"
 
@@ -43,19 +46,31 @@ format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The real vLLM in an environment of its own, which the script builds once and keeps.
+test-engines: install
+	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_vllm_cpu.sh $(VLLM)
+	NIP_VLLM=$(abspath $(VLLM))/bin/vllm $(BIN)/python -m pytest tests/engines
+
 test-learning: install
+	$(BIN)/python benchmarks/server_learning.py --out docs/results/server_learning.json
 	$(BIN)/python benchmarks/learning.py --out docs/results/learning.json
 
-kill-matrix: install
-	NIP_KILLS=40 $(BIN)/python -m pytest tests/flows/test_kill.py
+# NIP_VLLM: the `vllm` command of a CUDA build, in an environment of its own.
+test-gpu: install
+	$(BIN)/python -m pytest tests/gpu
 
-# Tiers that have nothing to run yet fail, so that nobody takes them for passed.
-test-engines test-cluster test-gpu:
-	@echo "$@: nothing here yet (engine vllm, clusters, CUDA)"; exit 1
+kill-matrix: install
+	NIP_KILLS=40 NIP_SERVER_KILLS=60 NIP_SERVER_KILLS_TRAINING=30 \
+		$(BIN)/python -m pytest tests/flows/test_kill.py tests/lm_server/test_server_kill.py
+
+# A tier that has nothing to run yet fails, so that nobody takes it for passed.
+test-cluster:
+	@echo "$@: nothing here yet"; exit 1
 
 bench: install
 	$(BIN)/python benchmarks/chat_client.py
 	$(BIN)/python benchmarks/embedded_engine.py
+	$(BIN)/python benchmarks/pass_through.py
 
 clean:
 	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*

@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 import typer.core
@@ -22,6 +22,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from flows.serve import serve
 from nip_core.errors import (
     CorruptionError,
     DatasetError,
@@ -298,73 +299,7 @@ def show(
     _show_run(result)
 
 
-@app.command()
-def serve(
-    context: typer.Context,
-    state: Annotated[Path, typer.Option(help="Directory for everything the server keeps.")],
-    engine: Annotated[
-        Literal["deterministic", "embedded"] | None, typer.Option(help="What generates and trains.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help='Path or name of the model, or "tiny".')] = None,
-    served_model_name: Annotated[
-        str | None, typer.Option(help="The name clients use; default: from --model.")
-    ] = None,
-    replies: Annotated[
-        Path | None, typer.Option(help="Replies file of the deterministic engine (YAML).")
-    ] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=JSON", help="Argument of the engine.")
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: the system chooses.")] = 8000,
-    api_keys_file: Annotated[Path | None, typer.Option(help="One key per line.")] = None,
-    no_auth: Annotated[bool, typer.Option("--no-auth", help="Accept every request.")] = False,
-    max_upload_bytes: Annotated[
-        int | None, typer.Option(min=1, help="Largest file that is taken.")
-    ] = None,
-    stop: Annotated[bool, typer.Option("--stop", help="Stop the server of that state.")] = False,
-) -> None:
-    """Run an lm_server, the OpenAI fine-tuning and chat API over a local engine.
-
-    API keys come from NIP_API_KEYS (comma-separated) or from --api-keys-file.
-    """
-    if stop:
-        _stop_server(state)
-        return
-    if engine is None or model is None:
-        missing = "--engine" if engine is None else "--model"
-        raise typer.BadParameter("it is needed to start a server", context, param_hint=missing)
-    from nip_core.lm_server.__main__ import main as serve_main
-    from nip_core.models import resolve_model
-
-    place = resolve_model(model)
-    if place != model and served_model_name is None:
-        served_model_name = model
-    given = {
-        "engine": engine,
-        "model": place,
-        "served-model-name": served_model_name,
-        "replies": replies,
-        "host": host,
-        "port": port,
-        "state": state,
-        "api-keys-file": api_keys_file,
-        "max-upload-bytes": max_upload_bytes,
-    }
-    # Joined by "=", so that no value can be taken for an option.
-    arguments = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    arguments += [f"--option={one}" for one in option or []] + ["--no-auth"] * no_auth
-    raise typer.Exit(serve_main(arguments))
-
-
-def _stop_server(state: Path) -> None:
-    from nip_core.lm_server.owner import OwnerError, stop_state_dir
-
-    try:
-        stopped = stop_state_dir(state)
-    except OwnerError as error:
-        raise ServerError(str(error)) from None
-    print("stopped" if stopped else f"no server runs in {state}")
+app.command()(serve)
 
 
 @app.command()

@@ -1,7 +1,9 @@
 """Set before anything imports Prefect: no telemetry, no pages of logs around a failure."""
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 os.environ.setdefault("DO_NOT_TRACK", "1")
@@ -12,3 +14,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # A slow machine is no failure; `pytest-timeout` bounds what hangs.
 settings.register_profile("nip", deadline=None)
 settings.load_profile("nip")
+
+TIERS = ("engines", "gpu", "cluster")
+"""Folders that run on their own (`make test-engines`, ...), as they need more than `make install`."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave a tier out, unless it was asked for by its path."""
+    folder = collection_path.name
+    if collection_path.parent != Path(__file__).parent or folder not in TIERS:
+        return None
+    return None if any(folder in Path(argument).parts for argument in config.args) else True

@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nip_core.lm_server.processes import process_identity, watch_parent
-from nip_core.lm_server.spec import DEFAULT_MAX_UPLOAD_BYTES, ENGINES, ServerSpec
+from nip_core.lm_server.spec import (
+    DEFAULT_IDEMPOTENCY_TTL_S,
+    DEFAULT_LOADED_ADAPTERS,
+    DEFAULT_MAX_UPLOAD_BYTES,
+    ENGINES,
+    SHARING,
+    EngineSpec,
+    ServerSpec,
+)
 from nip_core.lm_server.state import LOCK, ServerCard, remove_card, try_lock, write_card
 from nip_core.lm_server.version import SERVER_VERSION
 
@@ -69,7 +77,41 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--state", required=True, type=Path, help="directory for everything kept")
     parser.add_argument("--api-keys-file", type=Path, help="one key per line")
     parser.add_argument("--no-auth", action="store_true", help="accept every request")
+    parser.add_argument(
+        "--add-engine",
+        action="append",
+        default=[],
+        metavar="JSON",
+        help='another engine, for example \'{"engine": "embedded", "model": "PATH"}\'',
+    )
+    parser.add_argument(
+        "--training-device", default="auto", help="where jobs train: auto, cpu, cuda, cuda:0,1"
+    )
+    parser.add_argument(
+        "--share-device",
+        default="auto",
+        choices=SHARING,
+        help="whether the engine leaves the device while a job trains",
+    )
+    parser.add_argument(
+        "--loaded-adapters",
+        type=int,
+        default=DEFAULT_LOADED_ADAPTERS,
+        help="adapters that the engine keeps loaded; others are loaded when asked for",
+    )
+    parser.add_argument(
+        "--bases-at-once",
+        type=int,
+        default=1,
+        help="base models that run beside each other, once full training has made more",
+    )
     parser.add_argument("--max-upload-bytes", type=int, default=DEFAULT_MAX_UPLOAD_BYTES)
+    parser.add_argument(
+        "--idempotency-ttl-s",
+        type=float,
+        default=DEFAULT_IDEMPOTENCY_TTL_S,
+        help="how long answers to requests with an Idempotency-Key are kept; 0: not at all",
+    )
     parser.add_argument(
         "--die-with-parent",
         nargs="?",
@@ -126,7 +168,13 @@ def _spec(arguments: argparse.Namespace) -> ServerSpec:
         replies=arguments.replies,
         served_model_name=arguments.served_model_name,
         options=options,
+        training_device=arguments.training_device,
+        share_device=arguments.share_device,
+        loaded_adapters=arguments.loaded_adapters,
+        bases_at_once=arguments.bases_at_once,
+        more_engines=tuple(map(EngineSpec.from_json, arguments.add_engine)),
         max_upload_bytes=arguments.max_upload_bytes,
+        idempotency_ttl_s=arguments.idempotency_ttl_s,
     )
 
 
@@ -159,6 +207,7 @@ async def _serve(
     from nip_core.lm_server.app import close_server, make_app, open_server
     from nip_core.lm_server.database import StateError
     from nip_core.lm_server.engines.base import EngineError
+    from nip_core.lm_server.http import make_runner
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -166,22 +215,29 @@ async def _serve(
         loop.add_signal_handler(sent, stop.set)
     if arguments.die_with_parent is not None:
         watch_parent(arguments.die_with_parent, arguments.parent_pipe, _stopper(loop, stop))
+    opening = asyncio.ensure_future(open_server(state_dir, spec, keys, os.environ))
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not opening.done():
+        _log.info("stopping before the engine is ready")
+        opening.cancel()
     try:
-        services = await open_server(state_dir, spec, keys, os.environ)
+        services = await opening
+    except asyncio.CancelledError:
+        return
     except (ValueError, EngineError, StateError) as error:
         raise StartError(str(error)) from None
     for problem in services.models.problems():
         _log.error("adapter not served: %s", problem)
-    runner = web.AppRunner(
-        make_app(services), access_log=None, handle_signals=False, shutdown_timeout=DRAIN_S
-    )
+    runner = make_runner(make_app(services), DRAIN_S)
     try:
         await runner.setup()
         await web.SockSite(runner, listener, backlog=BACKLOG).start()
-        card = _card(arguments, services.engine.base_model, listener, configuration_digest)
+        card = _card(arguments, services.pool.base_models()[0], listener, configuration_digest)
         if not stop.is_set():
             write_card(state_dir, card)
-            _log.info("%s serves %s at %s", spec.engine, services.engine.base_model, card.url)
+            _log.info("%s serves %s at %s", spec.engine, card.model, card.url)
         await stop.wait()
         _log.info("stopping")
         remove_card(state_dir, os.getpid())

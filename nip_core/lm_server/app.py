@@ -8,6 +8,7 @@ close_server   the reverse; what was unfinished continues at the next start
 """
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,56 +16,39 @@ from aiohttp import web
 
 from nip_core.lm_server import (
     routes_chat,
+    routes_completions,
+    routes_engines,
     routes_files,
     routes_jobs,
+    routes_metrics,
     routes_models,
 )
 from nip_core.lm_server.auth import KeyRing
+from nip_core.lm_server.background import BackgroundTasks
 from nip_core.lm_server.database import Database
-from nip_core.lm_server.engines.base import Engine
-from nip_core.lm_server.engines.deterministic import (
-    DeterministicEngine,
-    DeterministicTrainer,
-    InjectedFault,
-)
-from nip_core.lm_server.engines.reply_rules import load_replies
+from nip_core.lm_server.engines.deterministic import InjectedFault
 from nip_core.lm_server.errors import ApiError
 from nip_core.lm_server.files import FileStore
-from nip_core.lm_server.http import SERVICES, Handler, Services, guarded, unknown_route
+from nip_core.lm_server.http import (
+    SERVICES,
+    Handler,
+    Services,
+    add_request_id,
+    guarded,
+    unknown_route,
+)
 from nip_core.lm_server.jobs import JobTable
-from nip_core.lm_server.models import ModelStore, served_name
+from nip_core.lm_server.metrics import Metrics
+from nip_core.lm_server.models import ModelStore
 from nip_core.lm_server.pool import EnginePool
+from nip_core.lm_server.proxy import Proxy
+from nip_core.lm_server.responses import ResponseTable
+from nip_core.lm_server.slots import make_slots
 from nip_core.lm_server.spec import ServerSpec
 from nip_core.lm_server.supervisor import JobSupervisor
-from nip_core.lm_server.trainers import SubprocessTrainer, Trainer
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Largest body that is not a file upload."""
-
-
-def make_engine(spec: ServerSpec, environment: Mapping[str, str]) -> tuple[Engine, Trainer]:
-    """The engine and the trainer of a specification. Raises ValueError if it makes no sense."""
-    name = spec.served_model_name or served_name(spec.model)
-    if spec.engine == "deterministic":
-        if spec.options:
-            raise ValueError(f"the deterministic engine has no options, got {dict(spec.options)}")
-        replies = load_replies(Path(spec.replies) if spec.replies else None)
-        return DeterministicEngine(name, replies), DeterministicTrainer(replies)
-    if spec.engine != "embedded":
-        raise ValueError(f"unknown engine {spec.engine!r}")
-    if spec.replies is not None:
-        raise ValueError("--replies belongs to the deterministic engine")
-    try:
-        from nip_core.lm_server.engines.embedded import EmbeddedEngine
-    except ImportError as error:
-        raise ValueError(
-            f"the embedded engine needs the extra 'local' (pip install nip[local]): {error}"
-        ) from error
-    try:
-        engine = EmbeddedEngine(spec.model, name, **spec.options)
-    except TypeError as error:
-        raise ValueError(f"an option of the embedded engine is wrong: {error}") from error
-    return engine, SubprocessTrainer("nip_core.lm_server.training.sft", spec.model, environment)
 
 
 async def open_server(
@@ -73,47 +57,54 @@ async def open_server(
     keys: KeyRing,
     environment: Mapping[str, str] = os.environ,
 ) -> Services:
-    """Start the engine and everything around it. The caller holds the state directory's lock.
+    """Start the engines and everything around them. The caller holds the state directory's lock.
 
-    Raises ValueError for a wrong specification, EngineError if the engine can't start, and
+    Raises ValueError for a wrong specification, EngineError if an engine can't start, and
     database.StateError if the state directory has another format.
     """
-    engine, trainer = make_engine(spec, environment)
+    slots = make_slots(spec, environment, state_dir)
     database = Database(state_dir / "jobs.sqlite3")
+    models = ModelStore(state_dir / "models", database)
+    pool = EnginePool(slots, database, models)
     try:
-        engine.epoch = database.get_meta("engine_epoch")
-        await engine.start()
-        database.set_meta("engine_epoch", engine.epoch)
+        await pool.start()
         files = FileStore(state_dir / "files", database, spec.max_upload_bytes)
-        models = ModelStore(state_dir / "models", database, engine)
-        await models.restore()
-        jobs = JobTable(database, files, models, engine.base_model, engine.max_model_len)
-        supervisor = JobSupervisor(
-            state_dir / "jobs", database, jobs, files, models, trainer, engine.base_model
-        )
+        jobs = JobTable(database, files, models, pool)
+        supervisor = JobSupervisor(state_dir / "jobs", database, jobs, files, models, pool)
+        responses = None
+        if spec.idempotency_ttl_s:
+            responses = ResponseTable(state_dir / "responses.sqlite3", spec.idempotency_ttl_s)
         supervisor.start()
     except BaseException:
-        await engine.stop()
+        await pool.stop()
         database.close()
         raise
     return Services(
         state_dir=state_dir,
         keys=keys,
         database=database,
-        engine=engine,
-        pool=EnginePool(engine, models),
+        pool=pool,
         files=files,
         models=models,
         jobs=jobs,
         supervisor=supervisor,
+        background=BackgroundTasks(),
+        metrics=Metrics(),
+        proxy=Proxy(),
+        responses=responses,
         configuration_digest=spec.digest(),
+        started_at=time.time(),
     )
 
 
 async def close_server(services: Services) -> None:
-    """End the training that runs, the engine, and the database."""
+    """End the trainings that run, the engines, and the database."""
+    await services.background.close()
     await services.supervisor.stop()
-    await services.engine.stop()
+    await services.pool.stop()
+    await services.proxy.close()
+    if services.responses is not None:
+        await services.responses.close()
     services.database.close()
 
 
@@ -121,9 +112,9 @@ def make_app(services: Services) -> web.Application:
     """The application. It owns nothing: closing it leaves `services` as they are."""
     app = web.Application(client_max_size=MAX_BODY_BYTES)
     app[SERVICES] = services
+    app.on_response_prepare.append(add_request_id)
     add = app.router.add_route
     routes: list[tuple[str, str, Handler]] = [
-        ("POST", "/v1/chat/completions", _with_faults(routes_chat.create_chat_completion)),
         ("POST", "/tokenize", routes_chat.tokenize),
         ("POST", "/v1/files", routes_files.create_file),
         ("GET", "/v1/files", routes_files.list_files),
@@ -134,17 +125,33 @@ def make_app(services: Services) -> web.Application:
         ("GET", "/v1/fine_tuning/jobs", routes_jobs.list_jobs),
         ("GET", "/v1/fine_tuning/jobs/{id}", routes_jobs.retrieve_job),
         ("POST", "/v1/fine_tuning/jobs/{id}/cancel", routes_jobs.cancel_job),
+        ("POST", "/v1/fine_tuning/jobs/{id}/pause", routes_jobs.pause_job),
+        ("POST", "/v1/fine_tuning/jobs/{id}/resume", routes_jobs.resume_job),
         ("GET", "/v1/fine_tuning/jobs/{id}/events", routes_jobs.list_events),
         ("GET", "/v1/fine_tuning/jobs/{id}/checkpoints", routes_jobs.list_checkpoints),
         ("GET", "/v1/models", routes_models.list_models),
         ("GET", "/v1/models/{id:.+}", routes_models.retrieve_model),
         ("DELETE", "/v1/models/{id:.+}", routes_models.delete_model),
-        ("GET", "/nip/status", routes_models.status),
+        ("GET", "/metrics", routes_metrics.show_metrics),
+        ("GET", "/nip/status", routes_engines.status),
+        ("GET", "/nip/engines", routes_engines.list_engines),
+        ("GET", "/nip/engines/{base:.+}/address", routes_engines.address),
+        ("GET", "/nip/engines/{base:.+}", routes_engines.retrieve_engine),
+        ("POST", "/nip/engines/{base:.+}/{action}", routes_engines.act),
     ]
+    generation: list[tuple[str, Handler]] = [
+        ("/v1/chat/completions", routes_chat.create_chat_completion),
+        ("/v1/completions", routes_completions.create_completion),
+    ]
+    for path, handler in generation:
+        add("POST", path, guarded(_with_faults(handler), abandonable=True))
     for method, path, handler in routes:
         add(method, path, guarded(handler))
-    add("GET", "/health", routes_models.health)
-    add("GET", "/version", routes_models.version)
+        if method == "GET":
+            add("HEAD", path, guarded(handler))
+    for path, handler in (("/health", routes_engines.health), ("/version", routes_engines.version)):
+        for method in ("GET", "HEAD"):
+            add(method, path, guarded(handler, key=False))
     add("*", "/{rest:.*}", guarded(unknown_route))
     return app
 

@@ -32,7 +32,9 @@ class KeyRing:
             return True
         if authorization is None or authorization[:7].lower() != "bearer ":
             return False
-        given = hashlib.sha256(authorization[7:].strip().encode()).digest()
+        # A header's bytes need not be UTF-8; then they come as lone surrogates.
+        raw = authorization[7:].strip().encode("utf-8", "surrogateescape")
+        given = hashlib.sha256(raw).digest()
         matched = False
         for known in self._digests:
             matched |= hmac.compare_digest(known, given)
@@ -59,19 +61,24 @@ def load_keys(
 
 
 def make_key_file(path: Path) -> str:
-    """Return the key in `path`, making the file (mode 0600) with a new random key if needed."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        key = path.read_text().strip()
-        if key:
-            return key
-        # A kill between making and filling the file left it empty; nobody can hold its key.
-        path.unlink()
-        return make_key_file(path)
+    """Return the key in `path`, making the file (mode 0600) with a new random key if needed.
+
+    Callers at the same moment get the same key: the file appears with its content.
+    """
     key = secrets.token_urlsafe(32)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(key + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(key + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            key = path.read_text().strip()
+    finally:
+        part.unlink()
+    if not key:
+        raise ValueError(f"the API key file {path} is empty: remove it, or put a key into it")
     return key

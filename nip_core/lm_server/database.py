@@ -3,11 +3,12 @@
 files    uploaded and result files (their contents lie beside, see `files`)
 jobs     fine-tuning jobs; a row is never removed, so neither key nor name is ever given twice
 events   what a job's events endpoint shows
-models   adapters that were committed, with their latest proof
-meta     counters, such as the engine's epoch
+models   adapters and base models that were committed, with their latest proof
+meta     counters, such as the engines' epochs
 
-Every statement runs on the event loop's thread: they are short, and a transition that has been
-answered must be on disk (synchronous=FULL).
+A database of an older format is brought up to date when it is opened, in one transaction. Every
+statement runs on the event loop's thread: they are short, and a transition that has been answered
+must be on disk (synchronous=FULL).
 """
 
 import json
@@ -28,6 +29,7 @@ CREATE TABLE files (
     bytes INTEGER NOT NULL,
     sha256 TEXT NOT NULL,
     created_at REAL NOT NULL,
+    expires_at REAL,
     deleted_at REAL
 );
 CREATE TABLE jobs (
@@ -48,6 +50,7 @@ CREATE TABLE jobs (
     adapter_name TEXT NOT NULL UNIQUE,
     adapter_digest TEXT NOT NULL UNIQUE,
     status TEXT NOT NULL,
+    paused INTEGER NOT NULL DEFAULT 0,
     error TEXT,
     created_at REAL NOT NULL,
     started_at REAL,
@@ -80,6 +83,7 @@ CREATE INDEX events_by_job ON events (job_id, seq);
 CREATE TABLE models (
     name TEXT PRIMARY KEY,
     digest TEXT NOT NULL UNIQUE,
+    kind TEXT NOT NULL DEFAULT 'adapter',
     base_model TEXT NOT NULL,
     job_id TEXT NOT NULL REFERENCES jobs (id),
     parent TEXT,
@@ -93,6 +97,15 @@ CREATE TABLE models (
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 
+_MIGRATIONS = {
+    1: """
+    ALTER TABLE files ADD COLUMN expires_at REAL;
+    ALTER TABLE jobs ADD COLUMN paused INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE models ADD COLUMN kind TEXT NOT NULL DEFAULT 'adapter';
+    """,
+}
+"""From each older format to the next one."""
+
 
 class StateError(Exception):
     """The state directory can't be used: in use, of another format, or not writable."""
@@ -102,22 +115,34 @@ class Database:
     """A thin wrapper over one SQLite connection. Rows come back as `sqlite3.Row`."""
 
     def __init__(self, path: Path):
-        """Open or create the database. Raises StateError if it has another format."""
+        """Open or create the database, or bring an older one up to date.
+
+        Raises StateError if it can't be read or was written by a newer server.
+        """
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._connection.row_factory = sqlite3.Row
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-            self._connection.execute(f"PRAGMA {pragma}")
-        found = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if found == 0:
-            self._connection.executescript(
-                f"BEGIN; {_SCHEMA} PRAGMA user_version = {STATE_FORMAT}; COMMIT;"
+        try:
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+                self._connection.execute(f"PRAGMA {pragma}")
+            found: int = self._connection.execute("PRAGMA user_version").fetchone()[0]
+            if found > STATE_FORMAT:
+                raise StateError(
+                    f"{path} has format {found}, this server knows up to {STATE_FORMAT}: "
+                    "use another state directory or the server's version that wrote it"
+                )
+            steps = (
+                [_MIGRATIONS[step] for step in range(found, STATE_FORMAT)] if found else [_SCHEMA]
             )
-        elif found != STATE_FORMAT:
+            if steps:
+                self._connection.executescript(
+                    f"BEGIN; {' '.join(steps)} PRAGMA user_version = {STATE_FORMAT}; COMMIT;"
+                )
+        except sqlite3.DatabaseError as error:
             self._connection.close()
-            raise StateError(
-                f"{path} has format {found}, this server knows {STATE_FORMAT}: "
-                "use another state directory or the server's version that wrote it"
-            )
+            raise StateError(f"{path} can't be used: {error}") from error
+        except StateError:
+            self._connection.close()
+            raise
 
     def close(self) -> None:
         """Close the connection; the write-ahead log is folded in."""

@@ -1,6 +1,8 @@
 """What the server answers when it can't do what was asked: OpenAI's error object with a status.
 
-`ApiError` is raised anywhere below a route and becomes the response; `error_body` is the shape.
+ApiError                 raised anywhere below a route, it becomes the response
+error_body               the shape of that response
+unknown_parameter ...    the errors that many places raise
 """
 
 from typing import Any
@@ -32,7 +34,6 @@ class ApiError(Exception):
 
 
 _TYPES = {
-    401: "authentication_error",
     403: "permission_error",
     429: "rate_limit_error",
 }
@@ -55,3 +56,27 @@ def model_not_found(name: str, status: int = 404) -> ApiError:
     return ApiError(
         status, f"The model {name!r} does not exist", code="model_not_found", param="model"
     )
+
+
+def unknown_parameter(name: str) -> ApiError:
+    """400 for a parameter that the API does not have."""
+    return ApiError(
+        400,
+        f"Unknown parameter: '{name}'. It would have to be ignored, so it is refused.",
+        code="unknown_parameter",
+        param=name,
+    )
+
+
+def invalid_value(name: str, value: Any, expected: str) -> ApiError:
+    """400 for a value that is wrong, or for a required one that is missing (None)."""
+    if value is None:
+        message = f"Missing required parameter: '{name}' ({expected})."
+        return ApiError(400, message, code="missing_required_parameter", param=name)
+    message = f"Invalid '{name}': got {repr(value)[:80]}, expected {expected}."
+    return ApiError(400, message, code="invalid_value", param=name)
+
+
+def unsupported_value(name: str, why: str) -> ApiError:
+    """400 for what the API has a word for, but this server or this engine can't do."""
+    return ApiError(400, f"Unsupported '{name}': {why}.", code="unsupported_value", param=name)

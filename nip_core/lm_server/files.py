@@ -2,7 +2,8 @@
 
 An upload is streamed to a temporary file, checked, fsynced, renamed and only then entered in
 the table, so that every row has its whole content. Ids are drawn here; a client's file name is
-only ever shown, never used as a path.
+only ever shown, never used as a path. A file that has expired is deleted when files are next
+looked at, but not while an unfinished job needs it.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,12 @@ from nip_core.lm_server.database import Database
 from nip_core.lm_server.errors import ApiError, not_found
 
 PURPOSES = ("fine-tune",)
+MAX_ROWS = 1_000_000
+"""Most examples in a file, unless set otherwise."""
+_IS_NEEDED = (
+    "SELECT id FROM jobs WHERE (training_file = ?1 OR validation_file = ?1) AND status IN "
+    "('validating_files', 'queued', 'running')"
+)
 
 
 @dataclass(frozen=True)
@@ -35,12 +42,21 @@ class StagedFile:
 
 
 class FileStore:
-    """Files of one server, under one directory."""
+    """Files of one server, under one directory. `clock` tells seconds since 1970."""
 
-    def __init__(self, directory: Path, database: Database, max_bytes: int):
+    def __init__(
+        self,
+        directory: Path,
+        database: Database,
+        max_bytes: int,
+        max_rows: int = MAX_ROWS,
+        clock: Callable[[], float] = time.time,
+    ):
         self._directory = directory
         self._database = database
+        self._clock = clock
         self.max_bytes = max_bytes
+        self.max_rows = max_rows
         directory.mkdir(exist_ok=True)
         known = {row["id"] for row in database.all("SELECT id FROM files WHERE deleted_at IS NULL")}
         for leftover in directory.iterdir():
@@ -51,7 +67,8 @@ class FileStore:
     async def stage(self, chunks: AsyncIterator[bytes], filename: str) -> "StagedFile":
         """Write an upload beside the files and check it; `admit` or `discard` it afterwards.
 
-        Raises ApiError 400 if it isn't JSONL or is empty, 413 if it is larger than `max_bytes`.
+        Raises ApiError 400 if it isn't JSONL, is empty or has more than `max_rows` lines, 413 if
+        it is larger than `max_bytes`.
         """
         id = "file-" + secrets.token_hex(12)
         part = self._directory / f"{id}.part"
@@ -66,7 +83,15 @@ class FileStore:
                     file.write(chunk)
                 file.flush()
                 os.fsync(file.fileno())
-            await asyncio.to_thread(formats.check_jsonl, part)
+            rows = await asyncio.to_thread(formats.check_jsonl, part)
+            if rows > self.max_rows:
+                raise ApiError(
+                    400,
+                    f"Invalid file {filename!r}: it has {rows} examples, at most {self.max_rows} "
+                    "are taken",
+                    code="too_many_examples",
+                    param="file",
+                )
         except formats.JsonlError as error:
             part.unlink(missing_ok=True)
             code = "empty_file" if error.line == 0 else "invalid_jsonl"
@@ -78,19 +103,29 @@ class FileStore:
             raise
         return StagedFile(id, part, filename, size, digest.hexdigest())
 
-    def admit(self, staged: "StagedFile", purpose: str) -> dict[str, Any]:
+    def admit(
+        self, staged: "StagedFile", purpose: str, expires_after_s: int | None = None
+    ) -> dict[str, Any]:
         """Make a staged upload a file, and return its object."""
         return self._enter(
-            staged.id, staged.part, staged.filename, purpose, staged.size, staged.sha256
+            staged.id,
+            staged.part,
+            staged.filename,
+            purpose,
+            staged.size,
+            staged.sha256,
+            expires_after_s,
         )
 
     def discard(self, staged: "StagedFile") -> None:
         """Drop a staged upload."""
         staged.part.unlink(missing_ok=True)
 
-    def store_result(self, content: bytes, filename: str) -> str:
-        """Store a job's result file and return its id."""
-        id = "file-" + secrets.token_hex(12)
+    def store_result(self, job_id: str, content: bytes, filename: str) -> str:
+        """Store a job's result file and return its id; one that is there already is kept."""
+        id = "file-" + hashlib.sha256(f"result of {job_id}".encode()).hexdigest()[:24]
+        if self._database.one("SELECT id FROM files WHERE id = ?", id) is not None:
+            return id
         part = self._directory / f"{id}.part"
         with part.open("wb") as file:
             file.write(content)
@@ -101,8 +136,16 @@ class FileStore:
         return id
 
     def _enter(
-        self, id: str, part: Path, filename: str, purpose: str, size: int, sha256: str
+        self,
+        id: str,
+        part: Path,
+        filename: str,
+        purpose: str,
+        size: int,
+        sha256: str,
+        expires_after_s: int | None = None,
     ) -> dict[str, Any]:
+        now = self._clock()
         part.rename(self._directory / id)
         sync_directory(self._directory)
         self._database.insert(
@@ -112,7 +155,8 @@ class FileStore:
             purpose=purpose,
             bytes=size,
             sha256=sha256,
-            created_at=time.time(),
+            created_at=now,
+            expires_at=None if expires_after_s is None else int(now) + expires_after_s,
         )
         return self.retrieve(id)
 
@@ -132,7 +176,10 @@ class FileStore:
     def list(
         self, *, purpose: str | None, limit: int, after: str | None, descending: bool
     ) -> dict[str, Any]:
-        """One page of files."""
+        """One page of files. The ids of its ends are "" when it is empty: never null, says the
+        description of the API.
+        """
+        self._expire()
         where, values = ["deleted_at IS NULL"], []
         if purpose is not None:
             where.append("purpose = ?")
@@ -149,17 +196,14 @@ class FileStore:
             *values,
             limit + 1,
         )
-        return wire.list_object([_object(row) for row in rows[:limit]], len(rows) > limit)
+        data = [_object(row) for row in rows[:limit]]
+        # Null is no text, which is all that the API's description allows here.
+        return wire.list_with_ends(data, len(rows) > limit, none="")
 
     def delete(self, id: str) -> dict[str, Any]:
         """Delete a file. Raises ApiError 404, or 409 while an unfinished job needs it."""
         self._row(id)
-        job = self._database.one(
-            "SELECT id FROM jobs WHERE (training_file = ? OR validation_file = ?) AND status IN "
-            "('validating_files', 'queued', 'running')",
-            id,
-            id,
-        )
+        job = self._database.one(_IS_NEEDED, id)
         if job is not None:
             raise ApiError(
                 409,
@@ -167,11 +211,22 @@ class FileStore:
                 code="file_in_use",
                 param="id",
             )
-        self._database.execute("UPDATE files SET deleted_at = ? WHERE id = ?", time.time(), id)
-        (self._directory / id).unlink(missing_ok=True)
+        self._remove(id)
         return {"id": id, "object": "file", "deleted": True}
 
+    def _remove(self, id: str) -> None:
+        self._database.execute("UPDATE files SET deleted_at = ? WHERE id = ?", self._clock(), id)
+        (self._directory / id).unlink(missing_ok=True)
+
+    def _expire(self) -> None:
+        for row in self._database.all(
+            "SELECT id FROM files WHERE deleted_at IS NULL AND expires_at <= ?", self._clock()
+        ):
+            if self._database.one(_IS_NEEDED, row["id"]) is None:
+                self._remove(row["id"])
+
     def _row(self, id: str) -> sqlite3.Row:
+        self._expire()
         row = self._database.one("SELECT * FROM files WHERE id = ? AND deleted_at IS NULL", id)
         if row is None:
             raise not_found("File object", id)
@@ -201,4 +256,5 @@ def _object(row: sqlite3.Row) -> dict[str, Any]:
         created_at=row["created_at"],
         filename=row["filename"],
         purpose=row["purpose"],
+        expires_at=row["expires_at"],
     )

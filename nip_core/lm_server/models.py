@@ -1,13 +1,11 @@
-"""Adapters: their directories and manifests, their names, and which of them the engine serves.
+"""Fine-tuned models on disk and in the table. Which of them answer is the business of `pool`.
 
-An adapter is a directory ``models/<digest>`` whose ``manifest.json`` has the SHA-256 of every
-other file in it. It is put there by one rename, so a directory that exists is whole. A model is
-in the list once its proof stands in the table, and served once this start of the engine has
-loaded and proved it again.
+A model is a directory ``models/<digest>`` whose ``manifest.json`` has the SHA-256 of every other
+file in it. It is put there by one rename, so a directory that exists is whole. There are two
+kinds: an `adapter` over a base model, and a `base` of its own. A model is in the table once it
+was proved; the table's row keeps the latest proof, or the problem that keeps it from answering.
 """
 
-import asyncio
-import contextlib
 import hashlib
 import json
 import os
@@ -20,10 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nip_core.lm_server import wire
-from nip_core.lm_server.database import Database, dump, load
-from nip_core.lm_server.engines.base import Engine, EngineError, Proof
-from nip_core.lm_server.errors import ApiError, model_not_found
+from nip_core.lm_server.database import Database, dump
+from nip_core.lm_server.engines.base import Proof
 from nip_core.lm_server.files import sync_directory
 
 MANIFEST = "manifest.json"
@@ -34,7 +30,7 @@ DIGEST_CHARACTERS = 12
 
 
 class AdapterError(Exception):
-    """An adapter on disk is damaged, or the engine doesn't answer with its weights."""
+    """A model on disk is damaged, or the engine doesn't answer with its weights."""
 
 
 def adapter_digest(job_key: str, payload_digest: str) -> str:
@@ -55,14 +51,11 @@ def served_name(model: str) -> str:
 
 
 class ModelStore:
-    """The adapters of one engine."""
+    """The fine-tuned models of one server."""
 
-    def __init__(self, directory: Path, database: Database, engine: Engine):
+    def __init__(self, directory: Path, database: Database):
         self._directory = directory
         self._database = database
-        self._engine = engine
-        self._served: set[str] = set()
-        self.started_at = time.time()
         directory.mkdir(exist_ok=True)
         for leftover in directory.glob(".*.part"):
             shutil.rmtree(leftover)
@@ -135,179 +128,87 @@ class ModelStore:
             raise AdapterError(f"the adapter in {path} can't be read: {error!r}") from error
         return manifest
 
-    # Serving
+    def remove(self, digest: str) -> None:
+        """Remove a model's directory, if it is there."""
+        shutil.rmtree(self.path(digest), ignore_errors=True)
 
-    async def load_and_prove(self, name: str, digest: str) -> Proof:
-        """Make the engine answer to `name` with the committed weights, and prove that it does.
-
-        Raises AdapterError (and unloads it) if it does not.
-        """
-        await asyncio.to_thread(self.verify, digest)
-        path = self.path(digest)
-        try:
-            try:
-                await self._engine.load_adapter(name, path)
-            except EngineError as error:
-                raise AdapterError(f"the engine can't load {name}: {error}") from error
-            proof = await self._engine.prove(name, path)
-            if not proof.matches:
-                raise AdapterError(
-                    f"{name} does not answer with the weights that were saved: {proof.detail}"
-                )
-        except BaseException:
-            # Cancellation included: an adapter that isn't proved must not answer.
-            with contextlib.suppress(EngineError):
-                await self._engine.unload_adapter(name)
-            raise
-        self._served.add(name)
-        return proof
+    # Table
 
     def record(self, manifest: Mapping[str, Any], parent: str | None, proof: Proof) -> None:
-        """Enter a proved adapter in the table. Part of the caller's transaction."""
+        """Enter a proved model in the table. Part of the caller's transaction."""
         self._database.insert(
             "models",
             name=manifest["name"],
             digest=manifest["digest"],
+            kind=manifest.get("kind", "adapter"),
             base_model=manifest["base_model"],
             job_id=manifest["job"],
             parent=parent,
             content_digest=manifest["content_digest"],
             created_at=time.time(),
             proof=dump(asdict(proof)),
-            engine_epoch=self._engine.epoch,
+            engine_epoch=proof.detail.get("engine_epoch", 0),
         )
 
-    async def restore(self) -> list[str]:
-        """Load and prove every adapter of this base model again, and return what went wrong.
-
-        An adapter with a problem is not served; the others are.
-        """
-        problems = []
-        rows = self._database.all(
-            "SELECT * FROM models WHERE deleted_at IS NULL AND base_model = ? ORDER BY created_at",
-            self._engine.base_model,
+    def note_proof(self, name: str, proof: Proof) -> None:
+        """Write down that a model answers, and with which proof."""
+        self._database.execute(
+            "UPDATE models SET problem = NULL, proof = ?, engine_epoch = ? WHERE name = ?",
+            dump(asdict(proof)),
+            proof.detail.get("engine_epoch", 0),
+            name,
         )
-        for row in rows:
-            try:
-                proof = await self.load_and_prove(row["name"], row["digest"])
-            except AdapterError as error:
-                problems.append(f"{row['name']}: {error}")
-                self._database.execute(
-                    "UPDATE models SET problem = ? WHERE name = ?", str(error), row["name"]
-                )
-            else:
-                self._database.execute(
-                    "UPDATE models SET problem = NULL, proof = ?, engine_epoch = ? WHERE name = ?",
-                    dump(asdict(proof)),
-                    self._engine.epoch,
-                    row["name"],
-                )
-        return problems
 
-    async def discard(self, name: str, digest: str) -> None:
-        """Unload and remove an adapter that was never entered in the table."""
-        if name in self._served:
-            self._served.discard(name)
-            await self._engine.unload_adapter(name)
-        shutil.rmtree(self.path(digest), ignore_errors=True)
-
-    def is_served(self, name: str) -> bool:
-        """Whether chat completions may name this model now."""
-        return name in self._served or name == self._engine.base_model
+    def note_problem(self, name: str, problem: str) -> None:
+        """Write down why a model does not answer."""
+        self._database.execute("UPDATE models SET problem = ? WHERE name = ?", problem, name)
 
     def problems(self) -> list[str]:
-        """Adapters that exist and are not served, with the reason."""
+        """Models that exist and can't answer, with the reason."""
         rows = self._database.all(
-            "SELECT name, problem FROM models WHERE deleted_at IS NULL AND problem IS NOT NULL "
-            "AND base_model = ?",
-            self._engine.base_model,
+            "SELECT name, problem FROM models WHERE deleted_at IS NULL AND problem IS NOT NULL"
         )
         return [f"{row['name']}: {row['problem']}" for row in rows]
 
-    # API
-
     def row(self, name: str) -> sqlite3.Row | None:
-        """The table's row of an adapter that is not deleted."""
+        """The table's row of a model that is not deleted."""
         return self._database.one(
             "SELECT * FROM models WHERE name = ? AND deleted_at IS NULL", name
         )
 
-    def list(self) -> dict[str, Any]:
-        """All served models, the base first."""
-        rows = self._database.all(
+    def rows(self) -> list[sqlite3.Row]:
+        """All models that are not deleted, oldest first."""
+        return self._database.all(
             "SELECT * FROM models WHERE deleted_at IS NULL ORDER BY created_at, name"
         )
-        served = [self._object(row) for row in rows if row["name"] in self._served]
-        return {"object": "list", "data": [self._base_object(), *served]}
 
-    def retrieve(self, name: str) -> dict[str, Any]:
-        """The object of a model. Raises ApiError 404, or 503 with the reason it isn't served."""
-        if name == self._engine.base_model:
-            return self._base_object()
-        row = self.row(name)
-        if row is None:
-            raise model_not_found(name)
-        if name not in self._served:
-            raise ApiError(
-                503,
-                f"The model {name!r} exists but is not served: "
-                f"{row['problem'] or 'it belongs to the base model ' + row['base_model']}",
-                code="model_not_served",
-                param="model",
-            )
-        return self._object(row)
-
-    async def delete(self, name: str) -> dict[str, Any]:
-        """Delete an adapter. Raises ApiError 403 for the base, 404, or 409 while it is needed."""
-        if name == self._engine.base_model:
-            raise ApiError(
-                403, f"{name!r} is the base model: only fine-tuned models can be deleted",
-                code="base_model", param="model",
-            )  # fmt: skip
-        row = self.row(name)
-        if row is None:
-            raise model_not_found(name)
-        child = self._database.one(
-            "SELECT name FROM models WHERE parent = ? AND deleted_at IS NULL", name
+    def adapters_of(self, base_model: str) -> list[sqlite3.Row]:
+        """The adapters over a base model, newest first."""
+        return self._database.all(
+            "SELECT * FROM models WHERE deleted_at IS NULL AND kind = 'adapter' "
+            "AND base_model = ? ORDER BY created_at DESC, name",
+            base_model,
         )
+
+    def user_of(self, name: str) -> str | None:
+        """What still needs a model: a fine-tune of it, an adapter over it, an unfinished job."""
+        child = self._database.one(
+            "SELECT name FROM models WHERE (parent = ?1 OR base_model = ?1) "
+            "AND name != ?1 AND deleted_at IS NULL",
+            name,
+        )
+        if child is not None:
+            return f"the model {child['name']}"
         job = self._database.one(
-            "SELECT id FROM jobs WHERE model = ? AND status IN "
+            "SELECT id FROM jobs WHERE (model = ?1 OR base_model = ?1) AND status IN "
             "('validating_files', 'queued', 'running')",
             name,
         )
-        if child is not None or job is not None:
-            user = f"the model {child['name']}" if child else f"the unfinished job {job['id']}"  # type: ignore[index]
-            raise ApiError(
-                409, f"{name!r} is the parent of {user}", code="model_in_use", param="model"
-            )
+        return None if job is None else f"the unfinished job {job['id']}"
+
+    def mark_deleted(self, name: str) -> None:
+        """Take a model out of the table's view; neither name nor digest is ever given again."""
         self._database.execute("UPDATE models SET deleted_at = ? WHERE name = ?", time.time(), name)
-        await self.discard(name, row["digest"])
-        return {"id": name, "object": "model", "deleted": True}
-
-    def _base_object(self) -> dict[str, Any]:
-        return wire.model_object(
-            id=self._engine.base_model,
-            created_at=self.started_at,
-            owned_by="nip",
-            nip={"engine": self._engine.name, "engine_epoch": self._engine.epoch,
-                 "max_model_len": self._engine.max_model_len},
-        )  # fmt: skip
-
-    def _object(self, row: sqlite3.Row) -> dict[str, Any]:
-        return wire.model_object(
-            id=row["name"],
-            created_at=row["created_at"],
-            owned_by=wire.ORGANIZATION_ID,
-            nip={
-                "digest": row["digest"],
-                "content_digest": row["content_digest"],
-                "job": row["job_id"],
-                "base_model": row["base_model"],
-                "parent": row["parent"],
-                "proof": load(row["proof"]),
-                "engine_epoch": row["engine_epoch"],
-            },
-        )
 
 
 def _content_digest(files: Mapping[str, Mapping[str, Any]]) -> str:

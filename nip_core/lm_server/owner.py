@@ -38,7 +38,8 @@ from nip_core.lm_server.state import (
 )
 from nip_core.lm_server.version import SERVER_VERSION
 
-STOP_GRACE_S = 10.0
+STOP_GRACE_S = 20.0
+"""Above what the server itself gives trainings, requests and engines to end."""
 REFUSED_STATUS = 2
 REFUSAL = "lm_server: "
 _POLL_S = 0.01
@@ -115,7 +116,7 @@ def start_or_attach(
         state_dir.chmod(0o700)
         key = make_key_file(state_dir / KEY_FILE)
         configuration_digest = spec.digest()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise OwnerError(f"the state directory {state_dir} can't be used: {error}") from None
     with _exclusive(state_dir, deadline):
         while (card := _live_card(state_dir, deadline)) is not None:

@@ -1,6 +1,9 @@
 """/v1/files: create, list, retrieve, content, delete."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Mapping
 from pathlib import PurePosixPath, PureWindowsPath
 
 from aiohttp import BodyPartReader, web
@@ -10,10 +13,26 @@ from nip_core.lm_server.files import PURPOSES, StagedFile, too_large
 from nip_core.lm_server.http import SERVICES, json_response, query_int, refuse_unknown_query
 
 _FORM_OVERHEAD = 64 * 1024  # what boundaries and other fields may add to an upload
+_MAX_FIELD_BYTES = 1024
+DRAIN_S = 120.0
+"""How long an upload that was refused is read on, so that its client sees the answer."""
+DRAIN_IDLE_S = 5.0
+"""... and how long nothing may come of it."""
+_EXPIRES_AFTER = ("expires_after[anchor]", "expires_after[seconds]")
+_EXPIRY_S = range(3600, 2_592_000 + 1)
 
 
 async def create_file(request: web.Request) -> web.StreamResponse:
     """Upload a file; its content is streamed to disk and checked before it has an id."""
+    try:
+        return await _create_file(request)
+    except ApiError as error:
+        if error.status != 413:
+            raise
+        return await _refuse_while_sending(request, error)
+
+
+async def _create_file(request: web.Request) -> web.StreamResponse:
     files = request.app[SERVICES].files
     if not request.content_type.startswith("multipart/"):
         raise ApiError(400, "The body must be multipart/form-data", code="invalid_form")
@@ -21,12 +40,12 @@ async def create_file(request: web.Request) -> web.StreamResponse:
         raise too_large(files.max_bytes)
     staged: StagedFile | None = None
     try:
-        purpose: str | None = None
+        fields: dict[str, str] = {}
         async for part in _parts(request):
             if part.name == "file" and staged is None:
                 staged = await files.stage(_chunks(part), _basename(part.filename))
-            elif part.name == "purpose":
-                purpose = await part.text()
+            elif part.name in ("purpose", *_EXPIRES_AFTER) and part.name not in fields:
+                fields[part.name] = await _text(part)
             else:
                 raise ApiError(
                     400,
@@ -36,6 +55,7 @@ async def create_file(request: web.Request) -> web.StreamResponse:
                 )
         if staged is None:
             raise _missing("file")
+        purpose = fields.get("purpose")
         if purpose is None:
             raise _missing("purpose")
         if purpose not in PURPOSES:
@@ -45,7 +65,7 @@ async def create_file(request: web.Request) -> web.StreamResponse:
                 code="invalid_value",
                 param="purpose",
             )
-        created, staged = files.admit(staged, purpose), None
+        created, staged = files.admit(staged, purpose, _expires_after_s(fields)), None
         return json_response(created)
     finally:
         if staged is not None:
@@ -88,6 +108,22 @@ async def delete_file(request: web.Request) -> web.StreamResponse:
     return json_response(request.app[SERVICES].files.delete(request.match_info["id"]))
 
 
+async def _refuse_while_sending(request: web.Request, error: ApiError) -> web.StreamResponse:
+    """Answer at once, then read and forget what the client is still sending.
+
+    Most clients read no answer before they have sent everything; closed on while they send, they
+    tell of a broken connection and not of the answer.
+    """
+    response = json_response(error.body(), error.status, error.headers)
+    await response.prepare(request)
+    await response.write_eof()
+    with contextlib.suppress(TimeoutError, ConnectionError, web.RequestPayloadError):
+        async with asyncio.timeout(DRAIN_S):
+            while not request.content.at_eof():
+                await asyncio.wait_for(request.content.readany(), DRAIN_IDLE_S)
+    return response
+
+
 async def _parts(request: web.Request) -> AsyncIterator[BodyPartReader]:
     try:
         reader = await request.multipart()
@@ -102,6 +138,47 @@ async def _parts(request: web.Request) -> AsyncIterator[BodyPartReader]:
 async def _chunks(part: BodyPartReader) -> AsyncIterator[bytes]:
     while chunk := await part.read_chunk(256 * 1024):
         yield bytes(chunk)
+
+
+async def _text(part: BodyPartReader) -> str:
+    """A short field. Raises ApiError 400 if it is long or no UTF-8."""
+    content = b""
+    while chunk := await part.read_chunk(_MAX_FIELD_BYTES):
+        content += chunk
+        if len(content) > _MAX_FIELD_BYTES:
+            raise ApiError(
+                400,
+                f"Invalid '{part.name}': it is longer than {_MAX_FIELD_BYTES} bytes",
+                code="invalid_value",
+                param=part.name,
+            )
+    return content.decode()
+
+
+def _expires_after_s(fields: Mapping[str, str]) -> int | None:
+    """Seconds from creation after which the file expires, None for never."""
+    anchor, seconds = (fields.get(name) for name in _EXPIRES_AFTER)
+    if anchor is None and seconds is None:
+        return None
+    for name, value in zip(_EXPIRES_AFTER, (anchor, seconds), strict=True):
+        if value is None:
+            raise _missing(name)
+    if anchor != "created_at":
+        raise ApiError(
+            400,
+            f"Invalid '{_EXPIRES_AFTER[0]}': got {anchor!r}, expected 'created_at'",
+            code="invalid_value",
+            param=_EXPIRES_AFTER[0],
+        )
+    if not re.fullmatch(r"\d{1,9}", seconds or "") or int(seconds or "") not in _EXPIRY_S:
+        raise ApiError(
+            400,
+            f"Invalid '{_EXPIRES_AFTER[1]}': got {seconds!r}, expected an integer from "
+            f"{_EXPIRY_S[0]} to {_EXPIRY_S[-1]}",
+            code="invalid_value",
+            param=_EXPIRES_AFTER[1],
+        )
+    return int(seconds or "")
 
 
 def _basename(filename: str | None) -> str:

@@ -1,4 +1,4 @@
-"""/v1/fine_tuning/jobs: create, list, retrieve, cancel, events, checkpoints."""
+"""/v1/fine_tuning/jobs: create, list, retrieve, cancel, pause, resume, events, checkpoints."""
 
 import re
 import shutil
@@ -28,10 +28,13 @@ async def create_job(request: web.Request) -> web.StreamResponse:
             param="Idempotency-Key",
         )
     body, payload = parse_body(CreateJobRequest, await request.read())
-    free = shutil.disk_usage(services.state_dir).free
-    if free < MIN_FREE_BYTES:
-        raise ApiError(507, f"The server's disk has only {free} bytes left", code="disk_full")
-    job, created = services.jobs.create(body, payload, key)
+
+    def admit() -> None:
+        free = shutil.disk_usage(services.state_dir).free
+        if free < MIN_FREE_BYTES:
+            raise ApiError(507, f"The server's disk has only {free} bytes left", code="disk_full")
+
+    job, created = services.jobs.create(body, payload, key, admit)
     if created:
         services.supervisor.submit()
     return json_response(job)
@@ -76,11 +79,31 @@ async def cancel_job(request: web.Request) -> web.StreamResponse:
     return json_response(job)
 
 
+async def pause_job(request: web.Request) -> web.StreamResponse:
+    """Keep a job from running until it is resumed; one that runs writes a checkpoint first."""
+    services = request.app[SERVICES]
+    id = request.match_info["id"]
+    job, changed = services.jobs.pause(id)
+    if changed:
+        services.supervisor.pause(id)
+    return json_response(job)
+
+
+async def resume_job(request: web.Request) -> web.StreamResponse:
+    """Let a paused job go on."""
+    services = request.app[SERVICES]
+    job = services.jobs.resume(request.match_info["id"])
+    services.supervisor.submit()
+    return json_response(job)
+
+
 async def list_events(request: web.Request) -> web.StreamResponse:
     """A page of a job's events, newest first."""
     refuse_unknown_query(request, {"limit", "after"})
-    page = request.app[SERVICES].jobs.events(
-        request.match_info["id"],
+    jobs, id = request.app[SERVICES].jobs, request.match_info["id"]
+    jobs.row(id)
+    page = jobs.events.page(
+        id,
         limit=query_int(request, "limit", 20, 1, 1000),
         after=request.query.get("after"),
     )

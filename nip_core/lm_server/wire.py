@@ -5,7 +5,7 @@ NipSettings        the one extension object in it (``nip``, by ``extra_body`` of
 EffectiveSettings  what a job really trains with, every "auto" and default filled in
 file_object ...    builders of the response objects, as plain dicts
 
-Chat completions are checked by hand in `routes_chat`, because they are the hot path.
+Requests for generation are checked by hand in `generation_parameters`, the hot path.
 """
 
 import json
@@ -21,7 +21,9 @@ ORGANIZATION_ID = "org-local"
 
 DEFAULT_N_EPOCHS = 3
 DEFAULT_BATCH_SIZE = 8
-DEFAULT_LEARNING_RATE = 2e-4
+DEFAULT_LEARNING_RATES = {"supervised": 2e-4, "dpo": 5e-5, "trajectories": 1e-4}
+"""Peak rates with LoRA. Training every weight takes FULL_TRAINING_FACTOR of that."""
+FULL_TRAINING_FACTOR = 0.1
 DEFAULT_LORA_RANK = 16
 DEFAULT_LORA_DROPOUT = 0.0
 DEFAULT_TARGET_MODULES = "all-linear"
@@ -72,31 +74,33 @@ class TrajectoriesHyperparameters(Hyperparameters):
 class SupervisedMethod(_Strict):
     """Settings of method `supervised`."""
 
-    hyperparameters: Hyperparameters = Hyperparameters()
+    hyperparameters: Hyperparameters | None = None
 
 
 class DpoMethod(_Strict):
     """Settings of method `dpo`."""
 
-    hyperparameters: DpoHyperparameters = DpoHyperparameters()
+    hyperparameters: DpoHyperparameters | None = None
 
 
 class TrajectoriesMethod(_Strict):
     """Settings of method `trajectories`, an extension."""
 
-    hyperparameters: TrajectoriesHyperparameters = TrajectoriesHyperparameters()
+    hyperparameters: TrajectoriesHyperparameters | None = None
 
 
 METHODS = ("supervised", "dpo", "trajectories")
 
 
 class Method(_Strict):
-    """The training method. Types other than METHODS are refused by the job table."""
+    """The training method. Which types there are, `job_settings` knows."""
 
     type: str
     supervised: SupervisedMethod | None = None
     dpo: DpoMethod | None = None
     trajectories: TrajectoriesMethod | None = None
+    reinforcement: Any = None
+    """Of OpenAI's; parsed so that its type can be refused as unsupported."""
 
 
 class NipSettings(_Strict):
@@ -120,9 +124,9 @@ class NipSettings(_Strict):
     weight_decay: float = Field(0.0, ge=0, le=1)
     max_grad_norm: float = Field(1.0, gt=0, le=1000)
     start_from: Literal["base", "continue", "stack"] | None = None
-    """Where training starts if `model` is itself a fine-tune: a new adapter over the base, a copy
-    of that adapter, or a new adapter over the base with that adapter. Default: "continue" for a
-    fine-tune, "base" for the base model."""
+    """Where training starts if `model` is an adapter: its base model, a copy of that adapter, or a
+    new adapter over the base with that adapter. Default: "continue" for an adapter, "base" for a
+    base model. A fine-tune that is a base model is one: what is trained starts from its weights."""
     stack_overflow: Literal["merge", "refuse"] = "merge"
     """Stacking adds ranks. Beyond the engine's largest rank: everything is merged into a new base
     model, or the job is refused."""
@@ -144,6 +148,13 @@ class NipSettings(_Strict):
     every 30 s."""
 
 
+METHOD_HYPERPARAMETERS: dict[str, type[Hyperparameters]] = {
+    "supervised": Hyperparameters,
+    "dpo": DpoHyperparameters,
+    "trajectories": TrajectoriesHyperparameters,
+}
+
+
 class CreateJobRequest(_Strict):
     """Body of POST /v1/fine_tuning/jobs."""
 
@@ -154,7 +165,7 @@ class CreateJobRequest(_Strict):
     seed: int | None = Field(None, ge=0, le=2**31 - 1)
     method: Method | None = None
     hyperparameters: Hyperparameters | None = None
-    """OpenAI's old place for them; refused when `method` gives some too."""
+    """OpenAI's old place for them, for any method; refused when `method` gives some too."""
     integrations: list[Any] | None = Field(None, max_length=0)
     metadata: (
         dict[
@@ -206,17 +217,24 @@ class EffectiveSettings(BaseModel):
     checkpoint_steps: int | None = None
 
     def openai_hyperparameters(self) -> dict[str, Any]:
-        """The part of them that the OpenAI API has words for."""
-        names = {"n_epochs", "batch_size", "learning_rate_multiplier"}
-        return self.model_dump(include=names | ({"beta"} if self.beta is not None else set()))
+        """What the deprecated `hyperparameters` of a job show."""
+        return self.model_dump(include=set(Hyperparameters.model_fields))
+
+    def method_hyperparameters(self, method: str) -> dict[str, Any]:
+        """What `method.<type>.hyperparameters` of a job show."""
+        known = METHOD_HYPERPARAMETERS[method].model_fields
+        return self.model_dump(include=set(known))
 
     def nip_settings(self) -> dict[str, Any]:
-        """The rest. `learning_rate` is as asked, `effective_learning_rate` is what is trained."""
+        """The rest. `learning_rate` is as asked, `effective_learning_rate` is what is trained,
+        `result_kind` is `result` (in a job, `result` has the figures of the training).
+        """
         settings = self.model_dump(
             exclude={"n_epochs", "batch_size", "learning_rate_multiplier", "learning_rate"}
         )
         settings["learning_rate"] = self.learning_rate / self.learning_rate_multiplier
         settings["effective_learning_rate"] = self.learning_rate
+        settings["result_kind"] = settings.pop("result")
         return settings
 
 
@@ -263,21 +281,36 @@ def _request_error(error: ValidationError) -> ApiError:
 
 
 def list_object(data: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
-    """A page of a list. The ids of its ends are null when it is empty."""
+    """A page of a list."""
     return {
         "object": "list",
         "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
         "has_more": has_more,
     }
 
 
-def file_object(
-    *, id: str, bytes: int, created_at: float, filename: str, purpose: str
+def list_with_ends(
+    data: list[dict[str, Any]], has_more: bool, *, none: str | None
 ) -> dict[str, Any]:
-    """OpenAI's `file`."""
+    """A page that names its first and last object; `none` stands there when it is empty."""
     return {
+        **list_object(data, has_more),
+        "first_id": data[0]["id"] if data else none,
+        "last_id": data[-1]["id"] if data else none,
+    }
+
+
+def file_object(
+    *,
+    id: str,
+    bytes: int,
+    created_at: float,
+    filename: str,
+    purpose: str,
+    expires_at: float | None = None,
+) -> dict[str, Any]:
+    """OpenAI's `file`. `expires_at` is there only for a file that expires, and is no null."""
+    value = {
         "id": id,
         "object": "file",
         "bytes": bytes,
@@ -285,9 +318,8 @@ def file_object(
         "filename": filename,
         "purpose": purpose,
         "status": "processed",
-        "expires_at": None,
-        "status_details": None,
     }
+    return value if expires_at is None else {**value, "expires_at": int(expires_at)}
 
 
 def event_object(

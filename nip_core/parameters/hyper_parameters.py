@@ -163,12 +163,6 @@ class HyperParameters(Parameters):
                     f"agents.{names[0]}: OpenRouter can't fine-tune; set freeze_agent: true or "
                     "another model_provider"
                 )
-        hosted = {a.model_name for a in self.agents.values() if a.model_provider == "SelfHosted"}
-        if self.lm_server.url is None and len(hosted) > 1:
-            raise ValueError(
-                f"agents: the run's own lm_server serves one base model, got {sorted(hosted)}; "
-                "use one, or name a server in lm_server.url"
-            )
         return self
 
     @property

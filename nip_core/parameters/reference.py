@@ -49,7 +49,8 @@ def _section(address: str, model: type[BaseModel]) -> str:
             continue
         full = f"{address}.{name}" if address else name
         neutral = any(full == n or full.startswith(f"{n}.") for n in DATA_NEUTRAL)
-        default = "required" if field.default is PydanticUndefined else f"`{field.default!r}`"
+        value = field.get_default(call_default_factory=True, validated_data={})
+        default = "required" if value is PydanticUndefined else f"`{value!r}`"
         meaning = " ".join((field.description or "").split()).replace("|", "\\|")
         lines.append(f"| `{name}`{' ◦' if neutral else ''} | {default} | {meaning} |")
     return "\n".join(lines) + "\n"

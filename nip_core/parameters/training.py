@@ -121,8 +121,14 @@ class LmServerParameters(Parameters):
 
     url: Annotated[str | None, BeforeValidator(_plain_address)] = None
     """Address of a running server (its key: NIP_API_KEY). None: the run starts one of its own."""
-    engine: Literal["embedded", "deterministic"] = "embedded"
-    """Engine of the run's own server: a real model in one process, or scripted replies."""
+    engine: Literal["embedded", "vllm", "deterministic"] = "embedded"
+    """Engine of the run's own server: a real model in one process, vLLM, or scripted replies."""
+    options: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Arguments of the engine, for example max_model_len, or executable for vLLM's command."""
+    training_device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+(,\d+)*)?)$")] = "auto"
+    """Where the run's own server trains: cpu, cuda or cuda:0,1. auto: CUDA where there is one."""
+    share_device: Literal["auto", "yes", "no"] = "auto"
+    """Whether the engine leaves its device while a job trains. auto: if both use the same one."""
     replies: str | None = None
     """The deterministic engine's replies file. None: the bundled one."""
     start_timeout_s: Seconds = 180.0

@@ -7,6 +7,7 @@ import aiohttp
 from nip_core.agents.chat_client import Endpoint
 from nip_core.agents.render import Game, Situation, Turn
 from nip_core.errors import ServerError, SettingsError
+from nip_core.lm_server.version import SERVER_VERSION
 from nip_core.protocols import Move
 from nip_core.redaction import redact
 
@@ -53,6 +54,36 @@ async def check_prompts(session: "Session") -> None:
                             "max_tokens_per_message, use shorter problems or another model"
                         )
                     first = False
+
+
+async def check_version(session: "Session") -> None:
+    """Compare versions with the lm_server that the settings name.
+
+    Raises SettingsError if its major version (below 1.0: its minor one) differs. A server that
+    has no /version isn't ours and is not checked.
+    """
+    if session.parameters.lm_server.url is None:
+        return
+    url = session.parameters.lm_server.url.rstrip("/").removesuffix("/v1") + "/version"
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http:
+        try:
+            async with http.get(url) as response:
+                body = await response.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise ServerError(f"{url}: no answer ({type(error).__name__}: {error})") from None
+        except ValueError:
+            return
+    theirs = body.get("version") if response.status == 200 and isinstance(body, dict) else None
+    if isinstance(theirs, str) and _compatible(theirs) != _compatible(SERVER_VERSION):
+        raise SettingsError(
+            f"lm_server.url: the server at {url} has version {theirs}, this is {SERVER_VERSION}: "
+            "use the same version on both sides"
+        )
+
+
+def _compatible(version: str) -> tuple[str, ...]:
+    major, *rest = version.split(".")
+    return (major, *rest[:1]) if major == "0" else (major,)
 
 
 async def _check_system_message(

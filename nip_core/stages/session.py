@@ -24,7 +24,7 @@ from nip_core.agents.chat_client import ChatClient, Endpoint
 from nip_core.agents.render import Game
 from nip_core.errors import SettingsError, StoreError
 from nip_core.hashing import digest
-from nip_core.lm_server.spec import ServerSpec
+from nip_core.lm_server.spec import EngineSpec, ServerSpec
 from nip_core.models import resolve_model
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters
 from nip_core.rollouts.engine import Player
@@ -34,7 +34,7 @@ from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.scenarios.code_validation.datasets import Problem, check_splits, load_problems
-from nip_core.stages.checks import check_prompts
+from nip_core.stages.checks import check_prompts, check_version
 from nip_core.stages.estimate import Estimate, estimate_run
 from nip_core.stages.own_server import OwnServer
 from nip_core.stages.providers import remote_endpoints, served_name
@@ -158,7 +158,7 @@ def prepare(parameters: HyperParameters, environment: Mapping[str, str] = os.env
 
 def _check_model(parameters: HyperParameters) -> None:
     """A model path of the run's own server must be there; names are the server's to resolve."""
-    if parameters.lm_server.engine != "embedded" or parameters.lm_server.url is not None:
+    if parameters.lm_server.engine == "deterministic" or parameters.lm_server.url is not None:
         return
     for name, agent in parameters.agents.items():
         path = Path(resolve_model(agent.model_name)).expanduser()
@@ -218,6 +218,7 @@ async def open_session(
             server=server,
             retry_failed_jobs=retry_failed_jobs,
         )
+        await check_version(session)
         await check_prompts(session)
         run.create_or_open(**identity(prepared, parameters), now=datetime.now(UTC), lease=lease)
         yield session
@@ -299,15 +300,23 @@ def code_version() -> str:
 
 def server_spec(parameters: HyperParameters) -> ServerSpec:
     """How the run's own server is configured."""
-    name = next(
+    settings = parameters.lm_server
+    names = dict.fromkeys(
         a.model_name for a in parameters.agents.values() if a.model_provider == "SelfHosted"
     )
-    return ServerSpec(
-        engine=parameters.lm_server.engine,
-        model=resolve_model(name) if parameters.lm_server.engine == "embedded" else name,
-        served_model_name=served_name(name),
-        replies=parameters.lm_server.replies,
+    first, *more = (
+        EngineSpec(
+            engine=settings.engine,
+            model=name if settings.engine == "deterministic" else resolve_model(name),
+            served_model_name=served_name(name),
+            replies=settings.replies,
+            options=settings.options,
+            training_device=settings.training_device,
+            share_device=settings.share_device,
+        )
+        for name in names
     )
+    return ServerSpec(**vars(first), more_engines=tuple(more))
 
 
 def server_directory(run: RunStore) -> Path:

@@ -196,9 +196,9 @@ def test_messages_in_parts_and_messages_sent_back_are_taken(client: openai.OpenA
 @pytest.mark.parametrize(
     ("body", "status", "code", "param"),
     [
-        ({"stream": True}, 400, "unsupported_value", "stream"),
-        ({"tools": []}, 400, "unknown_parameter", "tools"),
-        ({"presence_penalty": 0.1}, 400, "unknown_parameter", "presence_penalty"),
+        ({"stream": 1}, 400, "invalid_value", "stream"),
+        ({"no_such_word": []}, 400, "unknown_parameter", "no_such_word"),
+        ({"presence_penalty": 0.1}, 400, "unsupported_value", "presence_penalty"),
         ({"model": "other"}, 404, "model_not_found", "model"),
         ({"model": None}, 400, "missing_required_parameter", "model"),
         ({"messages": []}, 400, "invalid_value", "messages"),
@@ -217,7 +217,7 @@ def test_messages_in_parts_and_messages_sent_back_are_taken(client: openai.OpenA
         ({"seed": 1.5}, 400, "invalid_value", "seed"),
         ({"stop": [""]}, 400, "invalid_value", "stop"),
         ({"logprobs": 1}, 400, "invalid_value", "logprobs"),
-        ({"logprobs": True}, 400, "unsupported", "logprobs"),
+        ({"logprobs": True}, 400, "unsupported_value", "logprobs"),
         ({"messages": [LONG]}, 400, "context_length_exceeded", "messages"),
     ],
 )  # fmt: skip
@@ -249,8 +249,38 @@ def test_a_body_that_is_too_large_is_a_413(http: httpx.Client) -> None:
 
 def test_unknown_paths_and_methods_get_an_error_object(http: httpx.Client) -> None:
     assert_error(http.get("/v1/nothing"), 404, "unknown_url", None)
-    assert_error(http.put("/v1/files"), 404, "unknown_url", None)
     assert_error(http.get("/"), 404, "unknown_url", None)
+    refused = http.put("/v1/files")
+    assert_error(refused, 405, "method_not_supported", None)
+    assert refused.headers["allow"] == "GET, HEAD, OPTIONS, POST"
+    for path in ("/v1/files", "/v1/models/some/model"):
+        options = http.options(path)
+        assert (options.status_code, options.content) == (204, b"")
+        assert "GET" in options.headers["allow"]
+    assert_error(http.options("/v1/nothing"), 404, "unknown_url", None)
+
+
+def test_head_is_get_without_the_body(http: httpx.Client) -> None:
+    for path in ("/health", "/version", "/v1/models", "/v1/files", "/metrics"):
+        head, get = http.head(path), http.get(path)
+        assert (head.status_code, head.content) == (get.status_code, b"") == (200, b"")
+        assert head.headers["content-type"] == get.headers["content-type"]
+    assert http.head("/v1/models/none").status_code == 404
+
+
+def test_every_answer_has_an_id_of_its_own(server, http: httpx.Client) -> None:
+    body = {"model": "sim", "messages": HELLO}
+    answers = [
+        http.get("/health"),
+        http.get("/nothing"),
+        http.get("/v1/models"),
+        httpx.get(server.handle.url + "/v1/models"),
+        http.post("/v1/chat/completions", json=body),
+        http.post("/v1/chat/completions", json={**body, "stream": True}),
+        http.post("/v1/chat/completions", content=b"{"),
+    ]
+    ids = [answer.headers["x-request-id"] for answer in answers]
+    assert len(set(ids)) == len(ids) and all(id.startswith("req_") for id in ids)
 
 
 def test_health_version_and_status_tell_what_is(server, http: httpx.Client) -> None:

@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
@@ -49,8 +50,16 @@ def test_the_key_file_is_private_and_made_once(tmp_path: Path) -> None:
     assert len(key) >= 32
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert make_key_file(path) == key
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
     path.write_text("")
-    assert make_key_file(path) != key
+    with pytest.raises(ValueError, match="is empty"):
+        make_key_file(path)
+
+
+def test_a_key_file_made_by_many_at_once_has_one_key(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as threads:
+        keys = set(threads.map(lambda _: make_key_file(tmp_path / "api_key"), range(64)))
+    assert len(keys) == 1
 
 
 def test_a_server_without_a_key_does_not_start(tmp_path: Path) -> None:

@@ -10,8 +10,15 @@ from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from nip_core.lm_server.engines.base import EngineRequestError, GenerationRequest
+from nip_core.lm_server.engines.base import (
+    Delta,
+    EngineError,
+    EngineRequestError,
+    GenerationRequest,
+)
 from nip_core.lm_server.engines.deterministic import DeterministicEngine, InjectedFault
 from nip_core.lm_server.engines.reply_rules import (
     DEFAULT_FILE,
@@ -25,8 +32,15 @@ from nip_core.lm_server.engines.reply_rules import (
 def ask(engine: DeterministicEngine, *contents: str, system: str = "", **arguments: Any) -> Any:
     messages = [{"role": "system", "content": system}] if system else []
     messages += [{"role": "user", "content": content} for content in contents]
-    request = GenerationRequest("sim", tuple(messages), **arguments)
-    return asyncio.run(engine.generate(request))
+    return run(engine, GenerationRequest("sim", tuple(messages), **arguments))
+
+
+def run(engine: DeterministicEngine, request: GenerationRequest) -> Any:
+    async def answer() -> Any:
+        await engine.start()
+        return await engine.generate(request)
+
+    return asyncio.run(answer())
 
 
 def engine_of(**replies: Any) -> DeterministicEngine:
@@ -39,7 +53,8 @@ def test_the_same_request_gets_the_same_answer_in_another_process() -> None:
         "from nip_core.lm_server.engines.deterministic import DeterministicEngine as E;"
         "from nip_core.lm_server.engines.reply_rules import load_replies;"
         "m=({'role':'user','content':'hello ä'},);"
-        "r=asyncio.run(E('sim',load_replies(None)).generate(GenerationRequest('sim',m,n=3,seed=5)));"
+        "e=E('sim',load_replies(None));asyncio.run(e.start());"
+        "r=asyncio.run(e.generate(GenerationRequest('sim',m,n=3,seed=5)));"
         "print([c.text for c in r.choices])"
     )
     outputs = {
@@ -232,6 +247,7 @@ def test_latency_is_waited_for() -> None:
     engine = engine_of(latency_s={"min": 0.05, "mean": 0.05})
 
     async def timed() -> float:
+        await engine.start()
         loop = asyncio.get_running_loop()
         begin = loop.time()
         messages = ({"role": "user", "content": "q"},)
@@ -241,3 +257,118 @@ def test_latency_is_waited_for() -> None:
         return loop.time() - begin
 
     assert 0.05 <= asyncio.run(timed()) < 0.5
+
+
+# Streams, prompts, sleep
+
+REPLIES = {"default": [{"text": "größe {words:0-6} 🙂{letters:3}"}, {"text": ""}]}
+
+
+def collect(engine: DeterministicEngine, request: GenerationRequest) -> list[Delta]:
+    async def read() -> list[Delta]:
+        await engine.start()
+        return [delta async for delta in engine.stream(request)]
+
+    return asyncio.run(read())
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**40),
+    n=st.integers(1, 3),
+    max_tokens=st.integers(1, 12),
+    stop=st.sampled_from([(), ("🙂",), ("e", "l"), ("größe ",)]),
+    ids=st.booleans(),
+    prompt=st.sampled_from([None, "größe", (0x03617A65, 2)]),
+)
+def test_the_pieces_of_a_stream_joined_are_the_answer(seed, n, max_tokens, stop, ids, prompt):
+    engine = engine_of(**REPLIES)
+    request = GenerationRequest(
+        "sim", ({"role": "user", "content": "q"},), prompt,
+        seed=seed, n=n, max_tokens=max_tokens, stop=stop, return_token_ids=ids,
+    )  # fmt: skip
+    result, deltas = run(engine, request), collect(engine, request)
+    assert deltas[0].prompt_tokens == result.prompt_tokens
+    assert deltas[0].prompt_token_ids == result.prompt_token_ids
+    assert all(delta.prompt_tokens is None for delta in deltas[1:])
+    for index, choice in enumerate(result.choices):
+        own = [delta for delta in deltas if delta.index == index]
+        assert "".join(delta.text for delta in own) == choice.text
+        assert own[-1].finish_reason == choice.finish_reason
+        assert all(delta.finish_reason is None for delta in own[:-1])
+        assert sum(delta.completion_tokens for delta in own) == choice.completion_tokens
+        assert choice.completion_tokens <= max_tokens
+        if ids:
+            assert sum((delta.token_ids for delta in own), ()) == choice.token_ids
+
+
+def test_a_prompt_is_for_the_rules_a_message_of_a_user_and_another_draw() -> None:
+    engine = engine_of(
+        rules=[
+            {
+                "when": {"last_role": "user", "last_contains": "x"},
+                "replies": [{"text": "{letters:9}"}],
+            }
+        ]
+    )
+    chat = ask(engine, "axe", seed=1)
+    by_text = run(engine, GenerationRequest("sim", prompt="axe", seed=1, return_token_ids=True))
+    by_ids = run(
+        engine,
+        GenerationRequest("sim", prompt=by_text.prompt_token_ids, seed=1, return_token_ids=True),
+    )
+    assert by_text == by_ids
+    assert by_text.prompt_tokens == 1 < chat.prompt_tokens
+    assert len(by_text.choices[0].text) == len(chat.choices[0].text) == 9
+    assert by_text.choices[0].text != chat.choices[0].text
+    # The tokens of a conversation are in the vocabulary too.
+    ids = asyncio.run(engine.tokenize("sim", ({"role": "user", "content": "axe"},)))
+    again = run(engine, GenerationRequest("sim", prompt=ids, seed=1))
+    assert (again.prompt_tokens, again.choices[0].text) == (len(ids), by_text.choices[0].text)
+
+
+@pytest.mark.parametrize("prompt", ["", (), (77,), (-1,), (4 << 24,), (0x01000100,)])
+def test_a_prompt_that_is_none_is_refused(prompt: Any) -> None:
+    with pytest.raises(EngineRequestError) as caught:
+        run(engine_of(), GenerationRequest("sim", prompt=prompt))
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "prompt")
+
+
+def test_it_answers_while_it_runs_and_not_else(tmp_path: Path) -> None:
+    (tmp_path / "adapter.json").write_text('{"generation": 3}')
+
+    async def live() -> None:
+        engine = engine_of(default=[{"text": "{generation}"}], max_lora_rank=24)
+        request = GenerationRequest("a", ({"role": "user", "content": "q"},))
+        assert engine.state == "stopped"
+        with pytest.raises(EngineError, match="stopped"):
+            await engine.generate(request)
+        await engine.start()
+        await engine.load_adapter("a", tmp_path)
+        assert (await engine.generate(request)).choices[0].text == "3"
+        assert engine.capabilities.sleep and engine.capabilities.max_lora_rank == 24
+        await engine.sleep()
+        assert engine.state == engine.status()["state"] == "sleeping"
+        with pytest.raises(EngineError, match="sleeping"):
+            await engine.generate(request)
+        with pytest.raises(EngineError, match="sleeping"):
+            await anext(engine.stream(request))
+        await engine.wake()
+        assert (await engine.generate(request)).choices[0].text == "3"
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(engine.wait_dead(), 0.01)
+        await engine.unload_adapter("a")
+        await engine.unload_adapter("a")
+        await engine.stop()
+        with pytest.raises(EngineError, match="stopped"):
+            await engine.sleep()
+        assert engine.epoch == 1
+
+    asyncio.run(live())
+
+
+def test_a_base_model_that_is_none_is_refused(tmp_path: Path) -> None:
+    engine = DeterministicEngine("sim", ReplyFile(), path=tmp_path)
+    with pytest.raises(EngineError, match=r"base\.json"):
+        asyncio.run(engine.start())
+    assert engine.state == "failed"

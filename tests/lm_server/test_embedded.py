@@ -145,7 +145,7 @@ async def test_a_stop_string_ends_the_answer_and_is_not_in_it(engine):
 
 
 async def test_the_stop_token_ends_the_answer(engine):
-    end = engine._worker.tokenizer.eos_token_id
+    end = engine._worker.loaded.tokenizer.eos_token_id
     for seed in range(300):
         result = await engine.generate(ask("end", seed=seed, max_tokens=50))
         choice = result.choices[0]
@@ -179,7 +179,7 @@ async def test_tokenize_gives_the_prompt_that_is_served(engine):
     request = ask("count me")
     ids = await engine.tokenize("tiny", request.messages)
     assert ids == (await engine.generate(request)).prompt_token_ids
-    assert engine._worker.tokenizer.decode(ids) == "<|user|>count me<|end|><|assistant|>"
+    assert engine._worker.loaded.tokenizer.decode(ids) == "<|user|>count me<|end|><|assistant|>"
 
 
 async def test_a_cancelled_request_leaves_the_batch(engine):
@@ -223,8 +223,7 @@ async def test_adapters_are_loaded_and_unloaded_while_others_are_served(engine, 
     assert (await last).choices[0].completion_tokens > 0
     with pytest.raises(EngineRequestError, match="no model answers to 'd'"):
         await engine.generate(ask("d", "d"))
-    with pytest.raises(EngineError, match="no adapter"):
-        await engine.unload_adapter("d")
+    await engine.unload_adapter("d")  # it isn't there: no error
     after = [await engine.generate(ask("still", m)) for m in MODELS]
     assert [outcome(r) for r in after] == [outcome(r) for r in before]
     await asyncio.gather(*busy)

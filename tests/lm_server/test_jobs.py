@@ -80,6 +80,25 @@ def test_a_job_ends_with_a_committed_proved_and_served_adapter(server) -> None:
     assert [m for m in messages if m.startswith("Step ")][-1] == "Step 6/6"
 
 
+def test_full_training_makes_a_base_model_that_is_served_and_trained_on(make_server) -> None:
+    server = make_server()
+    full = server.train(extra_body={"nip": {"use_lora": False}}, suffix="whole")
+    assert full.nip["result_kind"] == "base" and full.nip["lora_rank"] is None
+    base = full.fine_tuned_model
+    assert server.client.models.retrieve(base).nip["kind"] == "base"
+    assert any("makes a new base model" in e.message for e in events_of(server, full.id))
+    adapter = server.train(model=base)
+    assert (adapter.nip["base_model"], adapter.nip["start_from"]) == (base, "base")
+    assert server.client.models.retrieve(adapter.fine_tuned_model).nip["base_model"] == base
+    for model in (base, adapter.fine_tuned_model):
+        answer = server.client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": "hi"}]
+        )
+        assert answer.model == model
+    with pytest.raises(openai.ConflictError):
+        server.client.models.delete(base)
+
+
 def test_effective_settings_are_echoed(server) -> None:
     job = server.create(
         server.upload(),
@@ -100,6 +119,53 @@ def test_effective_settings_are_echoed(server) -> None:
     assert old.nip["effective_learning_rate"] == 0.005
 
 
+PREFERENCE = {
+    "input": {"messages": [{"role": "user", "content": "Is it?"}]},
+    "preferred_output": [{"role": "assistant", "content": "Yes."}],
+    "non_preferred_output": [{"role": "assistant", "content": "No."}],
+}
+TRAJECTORY = {
+    "messages": [
+        {"role": "user", "content": "Is it?"},
+        {"role": "assistant", "content": "Yes."},
+    ],
+    "group_id": "g",
+    "reward": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "shown"),
+    [
+        ("dpo", {"beta": 0.5}, {"beta": 0.5}),
+        (
+            "trajectories",
+            {"clip_low": 0.1, "kl_penalty": 0.01, "advantage": "group"},
+            {"clip_low": 0.1, "clip_high": 0.1, "kl_penalty": 0.01, "advantage": "group"},
+        ),
+    ],
+)
+def test_a_job_of_another_method_is_checked_by_its_rules_and_shows_its_settings(
+    server, method: str, asked: dict[str, Any], shown: dict[str, Any]
+) -> None:
+    row = {"dpo": PREFERENCE, "trajectories": TRAJECTORY}[method]
+    rows = [{**row} for _ in range(10)]
+    given = {"type": method, method: {"hyperparameters": {"n_epochs": 2, **asked}}}
+    job = server.create(server.upload(rows), extra_body={"method": given})
+    plain = job.model_dump()
+    common = {"n_epochs": 2, "batch_size": 8, "learning_rate_multiplier": 1.0}
+    assert plain["method"]["type"] == method
+    assert plain["method"][method]["hyperparameters"] == {**common, **shown}
+    assert plain["hyperparameters"] == common
+    assert shown.items() <= plain["nip"].items()
+    done = server.wait(job.id)
+    assert done.status == "succeeded", done.error
+    # What is right for another method is wrong for this one, and the line is named.
+    wrong = server.wait(server.create(server.upload(), extra_body={"method": given}).id)
+    assert (wrong.status, wrong.error.param) == ("failed", "training_file")
+    assert "line 1" in wrong.error.message
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "param"),
     [
@@ -111,14 +177,31 @@ def test_effective_settings_are_echoed(server) -> None:
         ({"seed": -1}, "invalid_value", "seed"),
         ({"metadata": {str(i): "" for i in range(17)}}, "invalid_value", "metadata"),
         ({"integrations": [{"type": "wandb"}]}, "invalid_value", "integrations"),
-        ({"method": {"type": "dpo", "dpo": {}}}, "unknown_parameter", "method.dpo"),
-        ({"method": {"type": "dpo"}}, "unsupported_method", "method.type"),
+        (
+            {"method": {"type": "reinforcement", "reinforcement": {"grader": {}}}},
+            "unsupported_method",
+            "method.type",
+        ),
         ({"method": {"type": "magic"}}, "invalid_value", "method.type"),
+        ({"method": {"type": "dpo", "supervised": {}}}, "invalid_value", "method.supervised"),
+        ({"method": {"type": "dpo", "grpo": {}}}, "unknown_parameter", "method.grpo"),
+        (
+            {"method": {"type": "supervised", "supervised": {"hyperparameters": {"beta": 0.1}}}},
+            "unknown_parameter",
+            "method.supervised.hyperparameters.beta",
+        ),
+        (
+            {"method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0}}}},
+            "invalid_value",
+            "method.dpo.hyperparameters.beta",
+        ),
         ({"hyperparameters": {"n_epochs": 51}}, "invalid_value", "hyperparameters.n_epochs"),
         ({"hyperparameters": {"n_epochs": "3"}}, "invalid_value", "hyperparameters.n_epochs"),
         ({"extra_body": {"nip": {"lora_rnak": 1}}}, "unknown_parameter", "nip.lora_rnak"),
         ({"extra_body": {"nip": {"lora_rank": 0}}}, "invalid_value", "nip.lora_rank"),
         ({"extra_body": {"nip": {"start_from": "continue"}}}, "invalid_value", "nip.start_from"),
+        ({"extra_body": {"nip": {"quantization": "4bit"}}}, "invalid_value", "nip.quantization"),
+        ({"extra_body": {"nip": {"lora_rank": 513}}}, "invalid_value", "nip.lora_rank"),
         ({"extra_body": {"more": 1}}, "unknown_parameter", "more"),
     ],
 )
@@ -246,7 +329,7 @@ def test_an_adapter_is_continued_and_its_parent_kept(server) -> None:
     with pytest.raises(openai.BadRequestError, match="keeps the adapter's shape") as caught:
         server.create(server.upload(), model=first, extra_body={"nip": {"lora_rank": 8}})
     assert caught.value.param == "nip.lora_rank"
-    with pytest.raises(openai.ConflictError, match="parent"):
+    with pytest.raises(openai.ConflictError, match="is needed by the model"):
         server.client.models.delete(first)
     fresh = server.train(model=first, extra_body={"nip": {"start_from": "base"}})
     assert server.client.models.retrieve(fresh.fine_tuned_model).nip["parent"] is None
@@ -300,6 +383,22 @@ def test_a_job_that_ended_can_not_be_cancelled(server) -> None:
     job = server.train()
     with pytest.raises(openai.BadRequestError, match="succeeded"):
         server.client.fine_tuning.jobs.cancel(job.id)
+
+
+def test_cancelling_leaves_neither_checkpoints_nor_weights(make_server) -> None:
+    server = make_server("training: {seconds: 30}\n")
+    job = server.create(server.upload())
+    server.wait(job.id, "running")
+    server.client.fine_tuning.jobs.cancel(job.id)
+    directory = server.state_dir / "jobs" / job.id
+    deadline = time.monotonic() + 10
+    while {path.name for path in directory.iterdir()} - {"log.jsonl", "log.txt"}:
+        assert time.monotonic() < deadline, list(directory.iterdir())
+        time.sleep(0.02)
+    lines = [json.loads(line) for line in (directory / "log.jsonl").read_text().splitlines()]
+    events = [line["event"] for line in lines]
+    assert [events[0], events[-1]] == ["created", "cancelled"]
+    assert all({"time", "level", "event", "job"} <= line.keys() for line in lines)
 
 
 def test_an_injected_failure_and_a_missing_proof_fail_the_job(make_server) -> None:
@@ -394,10 +493,11 @@ def test_a_damaged_adapter_is_not_served_and_says_so(make_server) -> None:
     with pytest.raises(openai.APIStatusError, match="damaged") as caught:
         server.client.models.retrieve(bad)
     assert caught.value.status_code == 503
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.APIStatusError, match="damaged") as caught:
         server.client.chat.completions.create(
             model=bad, messages=[{"role": "user", "content": "hi"}]
         )
+    assert caught.value.status_code == 503
 
 
 def test_another_base_model_leaves_old_jobs_and_adapters_alone(make_server) -> None:

@@ -13,8 +13,14 @@ from typing import Any
 
 import pytest
 
+from nip_core.lm_server.out_of_memory import count_oom_kills
 from nip_core.lm_server.processes import end_process, is_alive, process_identity
-from nip_core.lm_server.trainers import SubprocessTrainer, TrainingFailed, TrainingTask
+from nip_core.lm_server.trainers import (
+    SubprocessTrainer,
+    TrainingFailed,
+    TrainingStopped,
+    TrainingTask,
+)
 
 HEAD = """
 import json, os, signal, subprocess, sys, time
@@ -25,6 +31,17 @@ out = Path(job["output_dir"])
 def event(**e):
     with (job_dir / "events.jsonl").open("a") as f:
         f.write(json.dumps(e) + "\\n")
+def checkpoints():
+    return sorted(p.parent.name for p in (job_dir / "checkpoints").glob("step-*/manifest.json"))
+def checkpoint(step):
+    path = job_dir / "checkpoints" / f"step-{step:08d}"
+    path.mkdir(parents=True)
+    (path / "manifest.json").write_text("{}")
+    event(type="message", level="info", message=f"checkpoint {step}")
+def done():
+    (out / "adapter_model.safetensors").write_bytes(b"weights")
+    (out / "training_result.json").write_text(json.dumps(
+        {"final_loss": None, "steps": 2, "tokens": 20, "wall_s": 0.1, "unchanged": True}))
 """
 
 GOOD = """
@@ -46,14 +63,16 @@ class Run:
         (directory / "small_training.py").write_text(HEAD + textwrap.dedent(program))
         path = os.pathsep.join([str(directory), *filter(None, sys.path)])
         self.trainer = SubprocessTrainer(
-            "small_training", "/base", {**os.environ, "PYTHONPATH": path}, grace_s=grace_s
+            {**os.environ, "PYTHONPATH": path}, module="small_training", stop_grace_s=grace_s
         )
+        self.stop = asyncio.Event()
         self.task = TrainingTask(
             job_id="ftjob-1",
             job_key="k",
             job_dir=directory / "job",
             output_dir=directory / "job" / "output",
             method="supervised",
+            base_model_path="/base",
             parent_path=None,
             training_file=directory / "train.jsonl",
             validation_file=None,
@@ -67,7 +86,18 @@ class Run:
         def started(pid: int, identity: str) -> None:
             self.child = (pid, identity)
 
-        return await self.trainer.train(self.task, self.events.extend, started)
+        return await self.trainer.train(self.task, self.events.extend, started, self.stop)
+
+    def messages(self) -> list[str]:
+        return [event["message"] for event in self.events if event["type"] == "message"]
+
+    async def stopped_when(self, path: Path) -> None:
+        """Train until `path` is there, then stop; TrainingStopped is what comes of it."""
+        training = asyncio.create_task(self.train())
+        await asyncio.to_thread(wait_for, path)
+        self.stop.set()
+        with pytest.raises(TrainingStopped):
+            await training
 
     def failure(self) -> TrainingFailed:
         with pytest.raises(TrainingFailed) as caught:
@@ -125,9 +155,158 @@ def test_a_crash_is_told_with_the_end_of_the_log(tmp_path: Path) -> None:
     assert "status 1" in failure.message and "out of cheese" in failure.message
 
 
-def test_a_process_that_was_killed_is_told_by_its_signal(tmp_path: Path) -> None:
-    failure = Run(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)").failure()
-    assert failure.code == "training_process_died" and "SIGKILL" in failure.message
+CRASHES = """
+tries = len((job_dir / "tries").read_text()) if (job_dir / "tries").exists() else 0
+(job_dir / "tries").write_text("." * (tries + 1))
+event(type="message", level="info", message=f"try {tries} has {checkpoints()}")
+"""
+
+
+def test_a_process_that_keeps_being_killed_fails_after_three_tries(tmp_path: Path) -> None:
+    run = Run(tmp_path, CRASHES + "print('so far'); sys.stdout.flush()\n"
+              "os.kill(os.getpid(), signal.SIGKILL)")  # fmt: skip
+    failure = run.failure()
+    assert failure.code == "training_process_died"
+    assert "SIGKILL, 3 times without a new checkpoint" in failure.message
+    assert failure.message.count("so far") == 3
+    assert [m for m in run.messages() if m.startswith("try")] == [
+        f"try {n} has []" for n in range(3)
+    ]
+    assert [m for m in run.messages() if "started again" in m] == [
+        "The training process was ended by SIGKILL; it is started again and continues from its "
+        f"last checkpoint (attempt {n} of 2 without a new one)"
+        for n in (1, 2)
+    ]
+
+
+def test_a_process_that_crashes_goes_on_while_it_gets_further(tmp_path: Path) -> None:
+    # Six crashes, by three signals, each after one more checkpoint; then it is done.
+    run = Run(
+        tmp_path,
+        CRASHES
+        + textwrap.dedent("""
+        if tries == 6:
+            done()
+            sys.exit(0)
+        checkpoint(tries)
+        if tries % 3 == 2:
+            os._exit(137)  # as a shell tells of a child that was killed
+        os.kill(os.getpid(), [signal.SIGKILL, signal.SIGSEGV][tries % 3])
+        """),
+    )
+    result = asyncio.run(run.train())
+    assert result.unchanged is True
+    assert (tmp_path / "job" / "tries").read_text() == "......."
+    assert f"try 6 has {[f'step-{n:08d}' for n in range(6)]}" in run.messages()
+    told = [m.split(";")[0] for m in run.messages() if "started again" in m]
+    assert (
+        told
+        == [
+            f"The training process was ended by {name}"
+            for name in ("SIGKILL", "SIGSEGV", "SIGKILL")
+        ]
+        * 2
+    )
+    assert all("attempt 1 of 2" in m for m in run.messages() if "started again" in m)
+
+
+def test_what_a_process_reports_before_it_is_killed_is_final(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path,
+        """
+        event(type="error", code="out_of_memory", message="no memory left", param=None)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+    )
+    assert run.failure().code == "out_of_memory"
+
+
+def test_kills_for_want_of_memory_are_counted_for_the_nearest_group(tmp_path: Path) -> None:
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    assert count_oom_kills(proc, cgroups) == 0
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("4:memory:/x\n0::/a/b\n")
+    (proc / "vmstat").write_text("nr_free_pages 5\noom_kill 7\n")
+    assert count_oom_kills(proc, cgroups) == 7
+    cgroups.mkdir()
+    (cgroups / "memory.events").write_text("oom 9\noom_kill 5\n")
+    assert count_oom_kills(proc, cgroups) == 5
+    (cgroups / "a" / "b").mkdir(parents=True)
+    (cgroups / "a" / "b" / "memory.events").write_text("oom 1\noom_kill 1\n")
+    assert count_oom_kills(proc, cgroups) == 1
+
+
+OBEYS = """
+def end(*_):
+    checkpoint(len(checkpoints()) + 1)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, end)
+"""
+
+
+def test_a_stopped_training_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path,
+        OBEYS
+        + textwrap.dedent("""
+        if checkpoints():
+            event(type="message", level="info", message=f"continues from {checkpoints()}")
+            done()
+            sys.exit(0)
+        (job_dir / "ready").write_text("yes")
+        time.sleep(60)
+        """),
+    )
+    asyncio.run(run.stopped_when(tmp_path / "job" / "ready"))
+    assert run.messages() == ["checkpoint 1"]
+    assert not is_alive(*run.child)
+    run.stop = asyncio.Event()
+    asyncio.run(run.train())
+    assert run.messages() == ["checkpoint 1", "continues from ['step-00000001']"]
+
+
+def test_a_training_that_does_not_stop_in_time_is_killed_and_goes_on(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path,
+        """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        (job_dir / "ready").write_text("yes")
+        time.sleep(60)
+        """,
+        grace_s=0.2,
+    )
+    asyncio.run(run.stopped_when(tmp_path / "job" / "ready"))
+    assert not is_alive(*run.child)
+
+
+def test_a_training_that_ends_while_it_is_stopped_is_done(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path,
+        """
+        def end(*_):
+            done()
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, end)
+        (job_dir / "ready").write_text("yes")
+        time.sleep(60)
+        """,
+    )
+
+    async def stop() -> Any:
+        training = asyncio.create_task(run.train())
+        await asyncio.to_thread(wait_for, tmp_path / "job" / "ready")
+        run.stop.set()
+        return await training
+
+    assert asyncio.run(stop()).steps == 2
+
+
+def test_a_training_that_is_stopped_before_it_begins_starts_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path, "pass")
+    run.stop.set()
+    with pytest.raises(TrainingStopped):
+        asyncio.run(run.train())
+    assert run.child is None
 
 
 def test_success_without_a_result_is_a_failure(tmp_path: Path) -> None:

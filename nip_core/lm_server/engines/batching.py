@@ -10,7 +10,7 @@ the cache when a quarter of the rows are finished or when others join, since tha
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,9 +22,23 @@ PREFILL_TOKENS = 2048
 """Padded prompt tokens per forward pass; bounds memory, and small passes stay in a CPU's cache."""
 
 
+class StopText(Protocol):
+    """The text of a row as far as stop strings go; see `answers.AnswerText`."""
+
+    stopped: bool
+
+    def push(self, token: int) -> None: ...
+
+    def finish(self) -> None: ...
+
+
 @dataclass(eq=False)
 class Row:
-    """One answer. `finish_reason` is None while it is being generated."""
+    """One answer. `finish_reason` is None while it is being generated.
+
+    Another thread may read it meanwhile: a token's log-probabilities are added before the token
+    itself, and the finish reason after the last token.
+    """
 
     prompt: Sequence[int]
     adapter: LoraAdapter | None
@@ -33,8 +47,11 @@ class Row:
     random: RowRandom
     stop: tuple[str, ...] = ()
     wants_logprobs: bool = False
+    wants_top: int = 0  # alternatives per token, likeliest first
     generated: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)  # id, logprob
+    text: StopText | None = None  # of a row with stop strings
     finish_reason: str | None = None
     cancelled: bool = False
 
@@ -56,7 +73,7 @@ def _live(row: Row) -> bool:
 class Decoder:
     """The batch that one model is running.
 
-    `decode` turns token ids into text, for stop strings. All methods must be called from one
+    `text_of` begins the text of a row with stop strings. All methods must be called from one
     thread, under ``torch.inference_mode()``.
     """
 
@@ -65,12 +82,12 @@ class Decoder:
         model: Any,
         lora: RowwiseLora,
         stop_tokens: frozenset[int],
-        decode: Callable[[Sequence[int]], str],
+        text_of: Callable[[tuple[str, ...]], StopText],
         *,
         pad_token: int = 0,
         prefill_tokens: int = PREFILL_TOKENS,
     ):
-        self._model, self._lora, self._decode = model, lora, decode
+        self._model, self._lora, self._text_of = model, lora, text_of
         self._stop_tokens = stop_tokens
         self._pad_token = pad_token
         self._prefill_tokens = prefill_tokens
@@ -240,24 +257,34 @@ class Decoder:
         )
 
     def _choose(self, rows: Sequence[Row], sampler: BatchSampler, logits: torch.Tensor) -> None:
-        wanted = any(row.wants_logprobs for row in rows)
-        ids, logprobs = sampler.choose(logits, logprobs=wanted)
+        chosen = sampler.choose(
+            logits,
+            logprobs=any(row.wants_logprobs for row in rows),
+            top=max((row.wants_top for row in rows), default=0),
+        )
         for index, row in enumerate(rows):
             if not _live(row):
                 continue
-            row.generated.append(ids[index])
-            if logprobs is not None and row.wants_logprobs:
-                row.logprobs.append(logprobs[index])
-            if ids[index] in self._stop_tokens or (row.stop and self._hits_stop(row)):
-                row.finish_reason = "stop"
-            elif len(row.generated) >= row.max_tokens:
-                row.finish_reason = "length"
+            if chosen.logprobs is not None and row.wants_logprobs:
+                row.logprobs.append(chosen.logprobs[index])
+            if chosen.top is not None and row.wants_top:
+                row.top_logprobs.append(chosen.top[index][: row.wants_top])
+            row.generated.append(chosen.ids[index])
+            row.finish_reason = self._finish_reason(row)
 
-    def _hits_stop(self, row: Row) -> bool:
-        # A character takes up to four bytes and a byte up to one token.
-        window = 4 * max(map(len, row.stop)) + 4
-        text = self._decode(row.generated[-window:])
-        return any(stop in text for stop in row.stop)
+    def _finish_reason(self, row: Row) -> str | None:
+        token, is_last = row.generated[-1], len(row.generated) >= row.max_tokens
+        if token in self._stop_tokens:
+            return "stop"
+        if row.stop:
+            if row.text is None:
+                row.text = self._text_of(row.stop)
+            row.text.push(token)
+            if is_last:
+                row.text.finish()
+            if row.text.stopped:
+                return "stop"
+        return "length" if is_last else None
 
 
 def _adapter_key(adapter: LoraAdapter | None) -> str:

@@ -1,31 +1,31 @@
 """An engine without a model: the same request gets the same answer, on any machine, for ever.
 
 DeterministicEngine    replies drawn by a stable hash of (model, messages, seed, choice index)
-DeterministicTrainer   reads and checks the dataset for real, commits a digest as its adapter
 InjectedFault          a transport fault that the replies file asked for; the server plays it
 
-Sampling settings (temperature, top_p, repetition_penalty) have nothing to act on here and change
-nothing. Log-probabilities are refused, there being none. Tokens are pieces of three UTF-8 bytes:
-stable, reversible, and about as long as real ones.
+Its training is `deterministic_training`. Sampling settings (temperature, top_p,
+repetition_penalty) have nothing to act on here and change nothing. Log-probabilities are refused,
+there being none. Tokens are pieces of three UTF-8 bytes: stable, reversible, and about as long as
+real ones. For the rules, a prompt that is no conversation is one message of a user.
 """
 
 import asyncio
 import hashlib
 import json
 import math
-import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from nip_core.lm_server import formats
 from nip_core.lm_server.engines.base import (
     Capabilities,
     Choice,
+    Delta,
     EngineError,
     EngineRequestError,
     EngineState,
@@ -33,12 +33,25 @@ from nip_core.lm_server.engines.base import (
     GenerationResult,
     Proof,
 )
+from nip_core.lm_server.engines.deterministic_training import (
+    ADAPTER_FILE,
+    BASE_FILE,
+    DeterministicTrainer,
+    fraction,
+)
+from nip_core.lm_server.engines.pseudo_tokens import (
+    MESSAGE_OVERHEAD,
+    TOKEN_BYTES,
+    pieces,
+    prompt_ids,
+    text_of_ids,
+    token_count,
+    token_ids,
+)
 from nip_core.lm_server.engines.reply_rules import Reply, ReplyFile, Rule, Template
-from nip_core.lm_server.trainers import Report, TrainingFailed, TrainingResult, TrainingTask
 
-ADAPTER_FILE = "adapter.json"
-_TOKEN_BYTES = 3
-_MESSAGE_OVERHEAD = 3  # tokens that a chat template would add to a message
+__all__ = ["ADAPTER_FILE", "DeterministicEngine", "DeterministicTrainer", "InjectedFault"]
+
 _FAULT_MEMORY = 200_000  # requests whose number of tries is remembered
 
 
@@ -50,12 +63,31 @@ class InjectedFault(EngineError):
         self.kind, self.retry_after_s = kind, retry_after_s
 
 
-class _Adapter:
-    """A loaded adapter: what its file said when it was loaded."""
+class _Weights:
+    """A trained model: what its file said when it was loaded."""
 
-    def __init__(self, content: bytes):
+    def __init__(self, path: Path):
+        try:
+            content = path.read_bytes()
+            value = json.loads(content)
+            self.generation = int(value["generation"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise EngineError(f"{path} is no model: {error!r}") from error
+        self.unchanged = value.get("unchanged") is True
         self.digest = hashlib.sha256(content).hexdigest()
-        self.generation = int(json.loads(content)["generation"])
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request as the rules see it. `digest` decides every draw."""
+
+    request: GenerationRequest
+    messages: tuple[dict[str, Any], ...]
+    generation: int
+    digest: bytes
+    prompt_tokens: int
+    limit: int  # of the answer, in tokens
+    prompt_ids: tuple[int, ...] | None
 
 
 class _Rule:
@@ -78,13 +110,17 @@ class _Rule:
 
 
 class DeterministicEngine:
-    """Answers by rule and hash; see the module."""
+    """Answers by rule and hash; see the module.
+
+    `path` is the directory of a base model that the trainer made; None: one that was never trained.
+    """
 
     name = "deterministic"
 
-    def __init__(self, base_model: str, replies: ReplyFile):
+    def __init__(self, base_model: str, replies: ReplyFile, path: Path | None = None):
         self.base_model = base_model
         self.epoch = 0
+        self._path = path
         self._replies = replies
         self._rules = [_Rule(rule) for rule in replies.rules]
         self._default = _Rule(Rule(replies=replies.default))
@@ -93,77 +129,117 @@ class DeterministicEngine:
             replies.faults.empty + replies.faults.malformed + replies.faults.wrong_finish_reason > 0
         )
         self._seed = str(replies.seed).encode()
-        self._adapters: dict[str, _Adapter] = {}
+        self._base: _Weights | None = None
+        self._adapters: dict[str, _Weights] = {}
         self._tries: OrderedDict[bytes, int] = OrderedDict()
         self._requests = 0
-        self._running = False
+        self._state: EngineState = "stopped"
+
+    # Life
 
     async def start(self) -> None:
-        """Begin a new epoch."""
+        """Begin a new epoch. Raises EngineError if `path` is no base model."""
+        if self._state == "running":
+            return
         self.epoch += 1
-        self._running = True
+        self._state = "failed"
+        self._base = None if self._path is None else _Weights(self._path / BASE_FILE)
+        self._state = "running"
 
     async def stop(self) -> None:
         """Forget the adapters."""
         self._adapters.clear()
-        self._running = False
+        self._state = "stopped"
+
+    async def sleep(self) -> None:
+        """Answer nothing until `wake`; there is no memory to give back."""
+        if self._state not in ("running", "sleeping"):
+            raise EngineError(f"the engine is {self._state}")
+        self._state = "sleeping"
+
+    async def wake(self) -> None:
+        """Answer again, with the same adapters."""
+        if self._state not in ("running", "sleeping"):
+            raise EngineError(f"the engine is {self._state}")
+        self._state = "running"
+
+    async def wait_dead(self) -> str:
+        """Never return: there is nothing that could die."""
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets this event")
+
+    @property
+    def state(self) -> EngineState:
+        """What the engine is doing."""
+        return self._state
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        return Capabilities(sleep=True, max_lora_rank=self._replies.max_lora_rank)
+
+    @property
+    def upstream(self) -> None:
+        """Requests are answered here."""
+        return None
 
     @property
     def max_model_len(self) -> int:
         """Longest prompt plus completion, in pseudo tokens."""
         return self._replies.max_model_len
 
+    def status(self) -> dict[str, Any]:
+        """State and counters."""
+        return {
+            "state": self._state,
+            "epoch": self.epoch,
+            "requests": self._requests,
+            "adapters": len(self._adapters),
+            "device": "none",
+        }
+
+    # Answering
+
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Answer by rule. Raises EngineRequestError, or InjectedFault where faults are set."""
-        if request.logprobs:
-            raise EngineRequestError(
-                "the deterministic engine has no log-probabilities", "unsupported", "logprobs"
-            )
-        generation = self._generation(request.model)
-        prompt_tokens = sum(_token_count(m["content"]) for m in request.messages) + (
-            _MESSAGE_OVERHEAD * len(request.messages)
-        )
-        room = self.max_model_len - prompt_tokens
-        limit = room if request.max_tokens is None else request.max_tokens
-        if room < max(1, limit):
-            asked = f" and {request.max_tokens} for the answer" if request.max_tokens else ""
-            raise EngineRequestError(
-                f"This model's context is {self.max_model_len} tokens; the messages take "
-                f"{prompt_tokens}{asked}. Shorten the messages or lower max_tokens.",
-                "context_length_exceeded",
-                "messages",
-            )
-        digest = self._digest(request)
-        self._requests += 1
-        if self._replies.faults.any_transport:
-            self._maybe_fail(digest)
-        if self._replies.latency_s.mean or self._replies.latency_s.min:
-            await asyncio.sleep(self._latency(digest))
-        rule = self._rule(request, generation)
-        choices = tuple(
-            self._choice(rule, digest, index, generation, limit, request)
-            for index in range(request.n)
-        )
+        asked = await self._ask(request)
         return GenerationResult(
             model=request.model,
-            choices=choices,
-            prompt_tokens=prompt_tokens,
-            prompt_token_ids=self._prompt_ids(request.messages)
-            if request.return_token_ids
-            else None,
+            choices=self._choices(asked),
+            prompt_tokens=asked.prompt_tokens,
+            prompt_token_ids=asked.prompt_ids,
         )
+
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        """Answer by rule, a token of each choice at a time. Errors come before the first delta."""
+        asked = await self._ask(request)
+        deltas = [_deltas(i, choice, request) for i, choice in enumerate(self._choices(asked))]
+        first = True
+        for position in range(max(map(len, deltas))):
+            for of_choice in deltas:
+                if position >= len(of_choice):
+                    continue
+                delta = of_choice[position]
+                if first:
+                    delta = replace(
+                        delta,
+                        prompt_tokens=asked.prompt_tokens,
+                        prompt_token_ids=asked.prompt_ids,
+                    )
+                    first = False
+                yield delta
+            await asyncio.sleep(0)  # others have their turn
 
     async def tokenize(self, model: str, messages: tuple[dict[str, Any], ...]) -> tuple[int, ...]:
         """Pseudo token ids of the prompt."""
         self._generation(model)
-        return self._prompt_ids(messages)
+        return prompt_ids(messages)
+
+    # Adapters
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """Read the adapter's file; it is not looked at again."""
-        try:
-            self._adapters[name] = _Adapter((path / ADAPTER_FILE).read_bytes())
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise EngineError(f"{path / ADAPTER_FILE} is no adapter: {error!r}") from error
+        self._adapters[name] = _Weights(path / ADAPTER_FILE)
 
     async def unload_adapter(self, name: str) -> None:
         """Forget an adapter; one that isn't loaded is no error."""
@@ -174,75 +250,110 @@ class DeterministicEngine:
         return tuple(self._adapters)
 
     async def prove(self, name: str, path: Path) -> Proof:
-        """Compare the digest of what was loaded with the one in the adapter's manifest."""
-        adapter = self._adapters.get(name)
-        loaded = adapter.digest if adapter else None
-        if loaded is not None and _fraction(f"prove {loaded}") < (
+        """Compare the digest of what was loaded with the one in the model's manifest."""
+        file = ADAPTER_FILE
+        weights = self._adapters.get(name)
+        if name == self.base_model:
+            file, weights = BASE_FILE, self._base
+        loaded = weights.digest if weights else None
+        if loaded is not None and fraction(f"prove {loaded}") < (
             self._replies.training.unproved_rate
         ):
             loaded = "injected"
-        manifest = json.loads((path / "manifest.json").read_text())
-        saved = manifest["files"][ADAPTER_FILE]["sha256"]
-        return Proof(loaded == saved, {"kind": "digest", "loaded": loaded, "saved": saved})
+        try:
+            saved = json.loads((path / "manifest.json").read_text())["files"][file]["sha256"]
+        except (OSError, ValueError, KeyError) as error:
+            raise EngineError(f"{path} has no manifest with {file}: {error!r}") from error
+        unchanged = weights is not None and weights.unchanged
+        return Proof(
+            loaded == saved,
+            {"kind": "digest", "unchanged": unchanged, "loaded": loaded, "saved": saved},
+        )
 
-    @property
-    def state(self) -> EngineState:
-        """Running or stopped."""
-        return "running" if self._running else "stopped"
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it can do."""
-        return Capabilities()
-
-    @property
-    def upstream(self) -> None:
-        """Requests are answered here."""
-        return None
-
-    def status(self) -> dict[str, Any]:
-        """State and counters."""
-        return {
-            "state": "running" if self._running else "stopped",
-            "epoch": self.epoch,
-            "requests": self._requests,
-            "adapters": len(self._adapters),
-            "device": "none",
-        }
+    # Inside
 
     def _generation(self, model: str) -> int:
+        if self._state != "running":
+            raise EngineError(f"the engine is {self._state}")
         if model == self.base_model:
-            return 0
+            return self._base.generation if self._base else 0
         adapter = self._adapters.get(model)
         if adapter is None:
             raise EngineRequestError(f"{model!r} is not loaded", "model_not_found", "model")
         return adapter.generation
 
-    def _digest(self, request: GenerationRequest) -> bytes:
+    async def _ask(self, request: GenerationRequest) -> _Asked:
+        """Check a request, play its faults and wait for its latency."""
+        if request.logprobs or request.top_logprobs:
+            raise EngineRequestError(
+                "the deterministic engine has no log-probabilities", "unsupported", "logprobs"
+            )
+        generation = self._generation(request.model)
+        messages, ids = _prompt(request)
+        if ids is None:
+            prompt_tokens = sum(token_count(m["content"]) for m in messages) + (
+                MESSAGE_OVERHEAD * len(messages)
+            )
+        else:
+            prompt_tokens = len(ids)
+        digest = self._digest(request, messages)
+        asked = _Asked(
+            request=request,
+            messages=messages,
+            generation=generation,
+            digest=digest,
+            prompt_tokens=prompt_tokens,
+            limit=self._room(request, prompt_tokens),
+            prompt_ids=(prompt_ids(messages) if ids is None else ids)
+            if request.return_token_ids
+            else None,
+        )
+        self._requests += 1
+        if self._replies.faults.any_transport:
+            self._maybe_fail(digest)
+        if self._replies.latency_s.mean or self._replies.latency_s.min:
+            await asyncio.sleep(self._latency(digest))
+        return asked
+
+    def _room(self, request: GenerationRequest, prompt_tokens: int) -> int:
+        room = self.max_model_len - prompt_tokens
+        limit = room if request.max_tokens is None else request.max_tokens
+        if room < max(1, limit):
+            param, what = "messages", "messages take"
+            if request.prompt is not None:
+                param, what = "prompt", "prompt takes"
+            asked = f" and {request.max_tokens} for the answer" if request.max_tokens else ""
+            raise EngineRequestError(
+                f"This model's context is {self.max_model_len} tokens; the {what} "
+                f"{prompt_tokens}{asked}. Shorten the {param} or lower max_tokens.",
+                "context_length_exceeded",
+                param,
+            )
+        return limit
+
+    def _digest(self, request: GenerationRequest, messages: tuple[dict[str, Any], ...]) -> bytes:
         parts = [request.model, str(request.seed)]
-        for message in request.messages:
-            parts += (message["role"], message.get("name") or "", message["content"])
+        for message in messages:
+            role = message["role"] if request.prompt is None else "prompt"
+            parts += (role, message.get("name") or "", message["content"])
         # Lengths keep two different lists of strings from joining to the same bytes.
         lengths = ",".join([str(len(part)) for part in parts])
         joined = f"{lengths}\n{''.join(parts)}".encode("utf-8", "surrogatepass")
         return hashlib.sha256(self._seed + b"\n" + joined).digest()
 
-    def _rule(self, request: GenerationRequest, generation: int) -> _Rule:
+    def _choices(self, asked: _Asked) -> tuple[Choice, ...]:
+        rule = self._rule(asked)
+        return tuple(self._choice(rule, asked, index) for index in range(asked.request.n))
+
+    def _rule(self, asked: _Asked) -> _Rule:
         for rule in self._rules:
-            if rule.when.holds(request.model, request.messages, generation):
+            if rule.when.holds(asked.request.model, asked.messages, asked.generation):
                 return rule
         return self._default
 
-    def _choice(
-        self,
-        rule: _Rule,
-        digest: bytes,
-        index: int,
-        generation: int,
-        limit: int,
-        request: GenerationRequest,
-    ) -> Choice:
-        drawn = hashlib.sha256(digest + index.to_bytes(4, "big")).digest()
+    def _choice(self, rule: _Rule, asked: _Asked, index: int) -> Choice:
+        generation, request = asked.generation, asked.request
+        drawn = hashlib.sha256(asked.digest + index.to_bytes(4, "big")).digest()
         reply, template = rule.draw(generation, int.from_bytes(drawn[:8], "big") / 2**64)
         finish_reason: str = reply.finish_reason
         if template.fixed is not None and not self._faults_in_text:
@@ -253,16 +364,15 @@ class DeterministicEngine:
         cut = min((text.find(stop) for stop in request.stop if stop in text), default=-1)
         if cut >= 0:
             text, finish_reason = text[:cut], "stop"
-        tokens = _token_count(text)
-        if tokens > limit:
-            text = text.encode()[: limit * _TOKEN_BYTES].decode("utf-8", "ignore")
-            tokens, finish_reason = limit, "length"
-        ids = _token_ids(text) if request.return_token_ids else None
+        if token_count(text) > asked.limit:
+            # A character that is cut in two is left out, so that there may be a token less.
+            text = text.encode()[: asked.limit * TOKEN_BYTES].decode("utf-8", "ignore")
+            finish_reason = "length"
         return Choice(
             text=text,
             finish_reason=finish_reason,
-            completion_tokens=tokens if ids is None else len(ids),
-            token_ids=ids,
+            completion_tokens=token_count(text),
+            token_ids=token_ids(text) if request.return_token_ids else None,
         )
 
     def _text(
@@ -286,7 +396,7 @@ class DeterministicEngine:
         if len(self._tries) > _FAULT_MEMORY:
             self._tries.popitem(last=False)
         faults = self._replies.faults
-        draw = _fraction(f"fault {digest.hex()} {tries}")
+        draw = fraction(f"fault {digest.hex()} {tries}")
         if draw < faults.server_error:
             raise InjectedFault("server_error")
         if draw < faults.server_error + faults.rate_limited:
@@ -300,112 +410,37 @@ class DeterministicEngine:
         drawn = latency.min + max(0.0, latency.mean - latency.min) * share
         return min(latency.max, drawn)
 
-    def _prompt_ids(self, messages: tuple[dict[str, Any], ...]) -> tuple[int, ...]:
-        ids: list[int] = []
-        for message in messages:
-            # Overhead as a template has it: begin, role, end.
-            role = hashlib.sha256(message["role"].encode()).digest()[0]
-            ids += (1, 256 + role, *_token_ids(message["content"]), 2)
-        return tuple(ids)
+
+def _prompt(
+    request: GenerationRequest,
+) -> tuple[tuple[dict[str, Any], ...], tuple[int, ...] | None]:
+    """What the rules look at, and the token ids of a prompt that is no conversation."""
+    if request.prompt is None:
+        return request.messages, None
+    if isinstance(request.prompt, str):
+        text, ids = request.prompt, token_ids(request.prompt)
+    else:
+        ids = request.prompt
+        try:
+            text = text_of_ids(ids)
+        except ValueError as error:
+            raise EngineRequestError(str(error), "invalid_value", "prompt") from None
+    if not ids:
+        raise EngineRequestError("the prompt has no tokens", "invalid_value", "prompt")
+    return ({"role": "user", "content": text},), ids
 
 
-class DeterministicTrainer:
-    """Trains nothing and says so: the adapter is a digest of what it would be trained on."""
-
-    def __init__(self, replies: ReplyFile):
-        self._rules = replies.training
-
-    async def train(
-        self, task: TrainingTask, report: Report, started: Callable[[int, str], None]
-    ) -> TrainingResult:
-        """See `Trainer.train`. There is no child process, so `started` is not called."""
-        del started
-        begin = time.monotonic()
-        examples, parent = await asyncio.to_thread(_read_inputs, task)
-        epochs, batch = int(task.settings["n_epochs"]), int(task.settings["batch_size"])
-        total_steps = epochs * math.ceil(len(examples) / batch)
-        learned = sum(
-            _token_count(message.content)
-            for example in examples
-            for message in example.messages
-            if message.role == "assistant" and message.weight
+def _deltas(index: int, choice: Choice, request: GenerationRequest) -> list[Delta]:
+    """A choice token by token. One that has no text is one delta that ends it."""
+    ids = choice.token_ids or ()
+    texts = list(pieces(choice.text)) or [""]
+    return [
+        Delta(
+            index=index,
+            text=text,
+            finish_reason=choice.finish_reason if number == len(texts) - 1 else None,
+            token_ids=ids[number : number + 1],
+            completion_tokens=1 if choice.text else 0,
         )
-        for step in sorted({math.ceil(total_steps * part / 10) for part in range(1, 11)}):
-            await asyncio.sleep(self._rules.seconds / min(10, total_steps))
-            report([_progress(task, step, total_steps, epochs, learned)])
-        if _fraction(f"fail {task.job_key}") < self._rules.fail_rate:
-            raise TrainingFailed("injected_failure", "The replies file asked for a failure here")
-        await asyncio.to_thread(_write_adapter, task, examples, parent)
-        return TrainingResult(
-            steps=total_steps,
-            tokens=learned * epochs,
-            wall_s=time.monotonic() - begin,
-            detail={"examples": len(examples)},
-        )
-
-
-def _read_inputs(
-    task: TrainingTask,
-) -> tuple[tuple[formats.SupervisedExample, ...], dict[str, Any] | None]:
-    examples = formats.read_supervised(task.training_file)
-    if task.validation_file is not None:
-        formats.read_supervised(task.validation_file)
-    if task.parent_path is None:
-        return examples, None
-    content = (task.parent_path / ADAPTER_FILE).read_bytes()
-    parent = json.loads(content)
-    return examples, {
-        "digest": hashlib.sha256(content).hexdigest(),
-        "generation": parent["generation"],
-    }
-
-
-def _write_adapter(
-    task: TrainingTask,
-    examples: tuple[formats.SupervisedExample, ...],
-    parent: dict[str, Any] | None,
-) -> None:
-    content = formats.to_jsonl(examples)
-    adapter = {
-        "generation": (parent["generation"] if parent else 0) + 1,
-        "job_key": task.job_key,
-        "parent_digest": parent["digest"] if parent else None,
-        "examples": len(examples),
-        "examples_digest": hashlib.sha256(content).hexdigest(),
-        "settings": dict(task.settings),
-        "seed": task.seed,
-    }
-    task.output_dir.mkdir(parents=True, exist_ok=True)
-    (task.output_dir / ADAPTER_FILE).write_text(json.dumps(adapter, sort_keys=True, indent=1))
-
-
-def _progress(
-    task: TrainingTask, step: int, total_steps: int, epochs: int, tokens: int
-) -> dict[str, Any]:
-    return {
-        "type": "progress",
-        "step": step,
-        "total_steps": total_steps,
-        "loss": None,
-        "learning_rate": task.settings["learning_rate"],
-        "epoch": round(epochs * step / total_steps, 3),
-        "tokens": tokens * epochs * step // total_steps,
-    }
-
-
-def _fraction(text: str) -> float:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
-
-
-def _token_count(text: str) -> int:
-    size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-    return -(-size // _TOKEN_BYTES)
-
-
-def _token_ids(text: str) -> tuple[int, ...]:
-    raw = text.encode("utf-8", "surrogatepass")
-    # The number of bytes is in the id, so that ids can be turned back into text.
-    return tuple(
-        (len(piece) << 24) | int.from_bytes(piece, "big")
-        for piece in (raw[i : i + _TOKEN_BYTES] for i in range(0, len(raw), _TOKEN_BYTES))
-    )
+        for number, text in enumerate(texts)
+    ]

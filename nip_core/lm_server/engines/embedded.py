@@ -10,16 +10,18 @@ Log-probabilities are the model's own, before temperature, penalty and top-p.
 """
 
 import asyncio
-import secrets
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from nip_core.lm_server import chat_template, probe
+from nip_core.lm_server import probe
 from nip_core.lm_server.engines.base import (
     Capabilities,
-    Choice,
+    Delta,
     EngineError,
     EngineRequestError,
     EngineState,
@@ -27,11 +29,20 @@ from nip_core.lm_server.engines.base import (
     GenerationResult,
     Proof,
 )
-from nip_core.lm_server.engines.batching import Row
+from nip_core.lm_server.engines.loading import WorkerSettings
 from nip_core.lm_server.engines.lora import LoraAdapter, LoraFiles, read_lora
-from nip_core.lm_server.engines.sampling import RowRandom, Settings
-from nip_core.lm_server.engines.worker import ModelWorker, Pending, WorkerSettings
+from nip_core.lm_server.engines.requests import (
+    MAX_TOP_LOGPROBS,
+    abandon,
+    choice_of,
+    encode_messages,
+    make_readers,
+    make_rows,
+)
+from nip_core.lm_server.engines.worker import Listener, ModelWorker, Pending
 
+SLEEP_TIMEOUT_S = 60.0
+"""Time that running requests have to end when the engine is put to sleep."""
 _MAX_RIVALS = 14  # other adapters that a proof compares with
 
 
@@ -43,7 +54,8 @@ class EmbeddedEngine:
     and values (None: 2 GiB on CPU, 60 % of what the model leaves free on CUDA). An idle engine
     waits `max_wait_s` for company after a first request. `threads` None means OMP_NUM_THREADS or
     half the processors: small models gain little from more, and threads that must share a
-    processor with another program slow each other down many times over.
+    processor with another program slow each other down many times over. Adapters of a higher rank
+    than `max_lora_rank` are refused.
     """
 
     name = "embedded"
@@ -58,6 +70,7 @@ class EmbeddedEngine:
         max_batch: int = 64,
         max_wait_s: float = 0.002,
         max_model_len: int | None = None,
+        max_lora_rank: int = 512,
         cache_bytes: int | None = None,
         threads: int | None = None,
         epoch: int = 0,
@@ -67,83 +80,147 @@ class EmbeddedEngine:
         self.base_model = served_name or (local.resolve().name if local.is_dir() else model_path)
         self.epoch = epoch
         self._settings = WorkerSettings(
-            model_path, device, dtype, max_batch, max_wait_s, max_model_len, cache_bytes, threads
+            model_path,
+            device,
+            dtype,
+            max_batch,
+            max_wait_s,
+            max_model_len,
+            max_lora_rank,
+            cache_bytes,
+            threads,
         )
         self._worker: ModelWorker | None = None
-        self._failed = False
+        self._failed = False  # at the last start
+        self._died = asyncio.Event()
+        self._death = ""
         self._requests = 0
 
-    # The interface
+    # Life
 
     async def start(self) -> None:
         """Load the model. Raises EngineError with the reason if it can't be served."""
-        if self._worker is not None:
+        if self._worker is not None and self._worker.state != "failed":
             return
+        await self.stop()
         self.epoch += 1
-        worker = self._worker = ModelWorker(self._settings)
-        self._failed = False
+        loop = asyncio.get_running_loop()
+        worker: ModelWorker
+
+        def died(reason: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(self._note_death, worker, reason)
+
+        worker = self._worker = ModelWorker(self._settings, died)
         try:
             await worker.start()
         except BaseException:
-            self._failed = True
             await self.stop()
+            self._failed = True
             raise
 
     async def stop(self) -> None:
         """End the thread and free the model. What still waits or runs fails with EngineError."""
         worker, self._worker = self._worker, None
+        self._failed = False
+        self._died.clear()
         if worker is not None:
             await worker.stop()
 
+    async def sleep(self) -> None:
+        """Refuse requests, finish those there are, free the cache and, on CUDA, the weights.
+
+        The weights and the adapters stay in the machine's memory. What has not ended after
+        SLEEP_TIMEOUT_S fails with EngineError. An engine that sleeps is left asleep.
+        """
+        if self.state != "sleeping":
+            await self._serving().sleep(SLEEP_TIMEOUT_S)
+
+    async def wake(self) -> None:
+        """Bring the weights back; the adapters answer again. No error if it is awake."""
+        worker = self._worker
+        if worker is None or worker.state not in ("sleeping", "running"):
+            raise EngineError(f"the engine is {self.state}")
+        if worker.state == "sleeping":
+            await worker.wake()
+
+    async def wait_dead(self) -> str:
+        """Return why, once the model's thread has ended without being asked to."""
+        await self._died.wait()
+        return self._death
+
+    def _note_death(self, worker: ModelWorker, reason: str) -> None:
+        if worker is self._worker:  # not one that was stopped meanwhile
+            self._death = reason
+            self._died.set()
+
+    # Answering
+
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Answer, or raise EngineRequestError. Cancelling the await abandons the request."""
-        worker, adapter = self._find(request.model)
-        prompt = _encode(worker, request.messages)
-        max_tokens = _room_for(worker.max_model_len, len(prompt), request.max_tokens)
-        seed = secrets.randbits(63) if request.seed is None else request.seed
-        settings = Settings(request.temperature, request.top_p, request.repetition_penalty)
-        rows = [
-            Row(
-                prompt=prompt,
-                adapter=adapter,
-                max_tokens=max_tokens,
-                settings=settings,
-                random=RowRandom(seed, choice),
-                stop=request.stop,
-                wants_logprobs=request.logprobs,
-            )
-            for choice in range(request.n)
-        ]
-        if len(rows) > self._settings.max_batch:
-            raise EngineRequestError(
-                f"n is {request.n}, but at most {self._settings.max_batch} rows run at once",
-                code="invalid_value",
-                param="n",
-            )
-        pending = Pending(rows)
+        worker, pending = self._prepare(request)
         worker.submit(pending)
         try:
             await asyncio.wrap_future(pending.done)
         finally:
-            for row in rows:
-                row.cancelled = True  # of no effect once finished
+            abandon(pending.rows)
         self._requests += 1
+        choices = []
+        for reader in make_readers(worker, pending.rows, request):
+            whole = reader.read()
+            assert whole is not None, "a row that has ended has something to tell"
+            choices.append(choice_of(whole, request))
+        prompt = pending.rows[0].prompt
         return GenerationResult(
             model=request.model,
-            choices=tuple(_choice(worker, row, request) for row in rows),
+            choices=tuple(choices),
             prompt_tokens=len(prompt),
             prompt_token_ids=tuple(prompt) if request.return_token_ids else None,
         )
 
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        """Answer piece by piece. Closing the iterator abandons the request.
+
+        What is wrong with the request is raised before the first delta.
+        """
+        worker, pending = self._prepare(request)
+        progress = asyncio.Event()
+        pending.listener = Listener(asyncio.get_running_loop(), progress)
+        worker.submit(pending)
+        readers = make_readers(worker, pending.rows, request)
+        prompt = pending.rows[0].prompt
+        is_first = True
+        try:
+            while not all(reader.finished for reader in readers):
+                await progress.wait()
+                progress.clear()
+                if pending.done.done():
+                    pending.done.result()  # raises what ended it early
+                for reader in readers:
+                    delta = None if reader.finished else reader.read()
+                    if delta is None:
+                        continue
+                    if is_first:
+                        ids = tuple(prompt) if request.return_token_ids else None
+                        delta = replace(delta, prompt_tokens=len(prompt), prompt_token_ids=ids)
+                        is_first = False
+                    yield delta
+        finally:
+            abandon(pending.rows)
+        self._requests += 1
+
     async def tokenize(self, model: str, messages: tuple[dict[str, Any], ...]) -> tuple[int, ...]:
         """Token ids of the prompt these messages give, generation prompt included."""
         worker, _ = self._find(model)
-        return tuple(_encode(worker, messages))
+        return tuple(encode_messages(worker, messages))
 
     @property
     def max_model_len(self) -> int:
         """Longest prompt plus completion, in tokens. Known once the engine has started."""
-        return self._serving().max_model_len
+        worker = self._worker
+        if worker is None or worker.state not in ("running", "sleeping"):
+            raise EngineError(f"the engine is {self.state}")
+        return worker.loaded.max_model_len
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """Make the adapter in `path` answer to `name` without stopping anything.
@@ -154,23 +231,35 @@ class EmbeddedEngine:
         if name == self.base_model:
             raise EngineError(f"{name!r} is the base model's name")
         files = await asyncio.to_thread(read_lora, path)
+        if files.rank > self._settings.max_lora_rank:
+            raise EngineError(
+                f"the adapter in {path} has rank {files.rank}, but this engine takes at most "
+                f"{self._settings.max_lora_rank}: raise max_lora_rank"
+            )
         worker = self._serving()
         await worker.run(lambda: self._attach(worker, name, files))
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget an adapter. Requests that are running with it are finished with it."""
-        worker = self._serving()
-        if name not in worker.adapters:
-            raise EngineError(f"no adapter answers to {name!r}")
-        await worker.run(lambda: worker.adapters.pop(name, None))
+        """Forget an adapter; one that isn't loaded is no error.
+
+        Requests that are running with it are finished with it.
+        """
+        worker = self._worker
+        if worker is not None and worker.state != "failed" and name in worker.adapters:
+            await worker.run(lambda: worker.adapters.pop(name, None))
 
     def loaded_adapters(self) -> tuple[str, ...]:
         """Names of the adapters that answer now, in the order they were loaded."""
         return tuple(self._worker.adapters) if self._worker else ()
 
     async def prove(self, name: str, path: Path) -> Proof:
-        """Check that `name` answers with the weights in `path`; see `nip_core.lm_server.probe`."""
-        worker, _ = self._find(name)
+        """Check that `name` answers with the weights in `path`; see `nip_core.lm_server.probe`.
+
+        `name` is an adapter, or the base model with `path` a model's directory.
+        """
+        worker, adapter = self._find(name)
+        if adapter is None:
+            return await worker.run(lambda: _prove_base(worker, path))
         files = await asyncio.to_thread(read_lora, path)
         return await worker.run(lambda: _prove(worker, name, files))
 
@@ -179,12 +268,17 @@ class EmbeddedEngine:
         """What the engine is doing."""
         if self._worker is None:
             return "failed" if self._failed else "stopped"
-        return cast(EngineState, self._worker.state)
+        return self._worker.state
 
     @property
     def capabilities(self) -> Capabilities:
         """What it can do."""
-        return Capabilities(logprobs=True)
+        return Capabilities(
+            logprobs=True,
+            max_top_logprobs=MAX_TOP_LOGPROBS,
+            sleep=True,
+            max_lora_rank=self._settings.max_lora_rank,
+        )
 
     @property
     def upstream(self) -> None:
@@ -198,7 +292,7 @@ class EmbeddedEngine:
         worker = self._worker
         facts: dict[str, Any] = {
             "engine": self.name,
-            "state": worker.state if worker else "failed" if self._failed else "stopped",
+            "state": self.state,
             "epoch": self.epoch,
             "base_model": self.base_model,
             "adapters": list(self.loaded_adapters()),
@@ -206,13 +300,14 @@ class EmbeddedEngine:
             "requests": self._requests,
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         }
-        if worker is not None and worker.state == "running":
+        if worker is not None and worker.state in ("running", "sleeping"):
+            loaded = worker.loaded
             facts |= {
-                "device": worker.device,
-                "dtype": worker.dtype,
-                "threads": worker.threads,
-                "max_model_len": worker.max_model_len,
-                "chat_template": dict(worker.template_shapes),
+                "device": loaded.device,
+                "dtype": loaded.dtype,
+                "threads": loaded.threads,
+                "max_model_len": loaded.max_model_len,
+                "chat_template": dict(loaded.template_shapes),
                 "generated_tokens": worker.generated_tokens,
                 "waiting": worker.waiting,
             }
@@ -221,7 +316,7 @@ class EmbeddedEngine:
     def _serving(self) -> ModelWorker:
         worker = self._worker
         if worker is None or worker.state != "running":
-            raise EngineError(f"the engine is {self.status()['state']}")
+            raise EngineError(f"the engine is {self.state}")
         return worker
 
     def _find(self, model: str) -> tuple[ModelWorker, LoraAdapter | None]:
@@ -238,6 +333,11 @@ class EmbeddedEngine:
             )
         return worker, adapter
 
+    def _prepare(self, request: GenerationRequest) -> tuple[ModelWorker, Pending]:
+        """Check a request and make its rows. Raises EngineRequestError."""
+        worker, adapter = self._find(request.model)
+        return worker, Pending(make_rows(worker, request, adapter, self._settings.max_batch))
+
     def _attach(self, worker: ModelWorker, name: str, files: LoraFiles) -> None:
         """In the worker's thread, so that two loads of one name come one after the other."""
         present = worker.adapters.get(name)
@@ -249,51 +349,15 @@ class EmbeddedEngine:
             worker.adapters[name] = adapter
 
 
-def _encode(worker: ModelWorker, messages: tuple[dict[str, Any], ...]) -> list[int]:
-    try:
-        return worker.encode_prompt(messages)
-    except chat_template.ChatTemplateError as error:
-        raise EngineRequestError(str(error), code="chat_template", param="messages") from error
-
-
-def _room_for(context: int, prompt_tokens: int, max_tokens: int | None) -> int:
-    """Tokens the answer may have."""
-    if max_tokens is not None and max_tokens < 1:
-        raise EngineRequestError(
-            f"max_tokens must be at least 1, got {max_tokens}", "invalid_value", "max_tokens"
-        )
-    room = context - prompt_tokens
-    if room < (max_tokens or 1):
-        asked = f" and {max_tokens} for the answer" if max_tokens else ""
-        raise EngineRequestError(
-            f"This model's context is {context} tokens; the messages take {prompt_tokens}{asked}. "
-            "Shorten the messages or lower max_tokens.",
-            code="context_length_exceeded",
-            param="messages",
-        )
-    return max_tokens or room
-
-
-def _choice(worker: ModelWorker, row: Row, request: GenerationRequest) -> Choice:
-    ids = row.generated
-    text = worker.decode(ids[:-1] if ids[-1] in worker.stop_tokens else ids)
-    cuts = [text.index(stop) for stop in row.stop if stop in text]
-    tokens = tuple(worker.decode([i], special=True) for i in ids) if request.logprobs else None
-    return Choice(
-        text=text[: min(cuts)] if cuts else text,
-        finish_reason=row.finish_reason or "length",
-        completion_tokens=len(ids),
-        tokens=tokens,
-        token_ids=tuple(ids) if request.return_token_ids else None,
-        logprobs=tuple(row.logprobs) if request.logprobs else None,
-    )
-
-
 def _prove(worker: ModelWorker, name: str, files: LoraFiles) -> Proof:
     """In the worker's thread."""
     adapter = worker.adapters.get(name)
     if adapter is None:
         raise EngineError(f"no adapter answers to {name!r}")
     rivals = [other for key, other in worker.adapters.items() if key != name][-_MAX_RIVALS:]
-    tokens = probe.probe_tokens(worker.tokenizer, worker.max_model_len)
-    return probe.prove(worker.model, worker.decoder, adapter, files, rivals, tokens, worker.dtype)
+    return probe.prove(worker.decoder, worker.loaded, adapter, files, rivals)
+
+
+def _prove_base(worker: ModelWorker, path: Path) -> Proof:
+    """In the worker's thread."""
+    return probe.prove_base(worker.decoder, worker.loaded, path)

@@ -9,7 +9,8 @@ The model's own modules stay as they are: a hook on each adapted linear layer ad
 ``x A^T B^T scale`` to the rows of the adapter. So loading and unloading never touch weights that
 another request uses, and rows of one adapter are worth one matrix product per layer.
 
-Covered: LoRA on linear layers as PEFT saves it, also rank-stabilised, ranks differing by layer.
+Covered: LoRA on linear layers as PEFT saves it, also rank-stabilised, ranks differing by layer (the
+scale of a layer goes by its own rank, as with PEFT's rank_pattern).
 Not covered, and refused: DoRA, trained biases or whole modules, embeddings, per-layer alpha.
 """
 
@@ -40,7 +41,7 @@ class LoraFiles:
     pairs: dict[str, tuple[torch.Tensor, torch.Tensor]]
     alpha: float
     rank_stabilised: bool
-    digest: str  # SHA-256 of the weights' file
+    digest: str  # SHA-256 of the weights' file and of what scales them
 
     def scale(self, module: str) -> float:
         """The factor on B A of one module."""
@@ -49,8 +50,13 @@ class LoraFiles:
 
     @property
     def unchanged(self) -> bool:
-        """Whether every B is zero, so that the adapter changes nothing."""
-        return not any(bool(up.any()) for _, up in self.pairs.values())
+        """Whether every A or B is zero, so that the adapter changes nothing."""
+        return not any(bool(up.any()) and bool(down.any()) for down, up in self.pairs.values())
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of a module."""
+        return max(int(down.shape[0]) for down, _ in self.pairs.values())
 
 
 def read_lora(path: Path) -> LoraFiles:
@@ -84,13 +90,10 @@ def read_lora(path: Path) -> LoraFiles:
         pairs[module] = (down, up)
     if not pairs:
         raise EngineError(f"{weights} has no tensors")
-    return LoraFiles(
-        path=path,
-        pairs=pairs,
-        alpha=float(config["lora_alpha"]),
-        rank_stabilised=bool(config.get("use_rslora")),
-        digest=hashlib.sha256(raw).hexdigest(),
-    )
+    alpha, rank_stabilised = float(config["lora_alpha"]), bool(config.get("use_rslora"))
+    digest = hashlib.sha256(raw)
+    digest.update(f"\nlora_alpha {alpha} use_rslora {rank_stabilised}".encode())
+    return LoraFiles(path, pairs, alpha, rank_stabilised, digest.hexdigest())
 
 
 def _check_config(path: Path, config: Any) -> None:
@@ -121,6 +124,11 @@ class LoraAdapter:
     digest: str
     unchanged: bool
     matrices: dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+    def move(self, device: str) -> None:
+        """Bring the matrices to another device, in place."""
+        for module, (down, up) in self.matrices.items():
+            self.matrices[module] = (down.to(device), up.to(device))
 
 
 class RowwiseLora:

@@ -170,7 +170,7 @@ class TrainingRules(_Strict):
     """How training jobs behave. They always really read and check their files."""
 
     seconds: float = Field(0.0, ge=0)
-    """How long a job seems to train."""
+    """How long a job seems to train. What a checkpoint has is not waited for again."""
     fail_rate: _Rate = 0.0
     """Jobs that fail with code ``injected_failure``, drawn by the job's key."""
     unproved_rate: _Rate = 0.0
@@ -183,6 +183,8 @@ class ReplyFile(_Strict):
     seed: int = 0
     """Enters every draw: another seed gives another world."""
     max_model_len: int = Field(32768, ge=16)
+    max_lora_rank: int = Field(512, ge=1)
+    """Largest rank of an adapter; a stack that would be higher becomes a base model."""
     latency_s: Latency = Latency()
     faults: Faults = Faults()
     training: TrainingRules = TrainingRules()

@@ -3,6 +3,7 @@
 Settings             what one row asks for
 RowRandom            a row's own stream of uniform numbers, from its seed alone
 BatchSampler         the settings of a whole batch as tensors; `choose` picks one token per row
+Chosen               what it picked
 
 What a row gets depends on its logits, its settings and its seed, not on its neighbours: each
 draws one uniform number per token from its own generator and inverts its own distribution.
@@ -49,6 +50,15 @@ class RowRandom:
         return self._random.random()
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """One token per row; of each, its log-probability and the likeliest tokens, where asked."""
+
+    ids: list[int]
+    logprobs: list[float] | None = None
+    top: list[list[tuple[int, float]]] | None = None  # id, log-probability; likeliest first
+
+
 class BatchSampler:
     """Samples batches of `len(settings)` rows.
 
@@ -84,13 +94,10 @@ class BatchSampler:
             ids = torch.tensor(sorted(set(histories[index])), dtype=torch.long, device=device)
             self._seen[row, ids] = True
 
-    def choose(
-        self, logits: torch.Tensor, *, logprobs: bool
-    ) -> tuple[list[int], list[float] | None]:
-        """Token ids of shape [rows] from logits of shape [rows, vocabulary].
+    def choose(self, logits: torch.Tensor, *, logprobs: bool, top: int = 0) -> Chosen:
+        """One token per row, from logits of shape [rows, vocabulary].
 
-        With `logprobs`, also each chosen token's log-probability under the model itself: before
-        temperature, penalty and top-p.
+        Log-probabilities are those of the model itself: before temperature, penalty and top-p.
         """
         logits = logits.float()
         scores = self._apply_penalty(logits)
@@ -99,10 +106,16 @@ class BatchSampler:
             chosen = torch.where(self._greedy, chosen, self._sample(scores))
         if len(self._penalised):
             self._seen.scatter_(1, chosen[self._penalised][:, None], True)
-        if not logprobs:
-            return chosen.tolist(), None
-        of_chosen = logits.gather(1, chosen[:, None])[:, 0] - logits.logsumexp(-1)
-        return chosen.tolist(), of_chosen.tolist()
+        if not logprobs and not top:
+            return Chosen(chosen.tolist())
+        total = logits.logsumexp(-1)
+        of_chosen = logits.gather(1, chosen[:, None])[:, 0] - total
+        if not top:
+            return Chosen(chosen.tolist(), of_chosen.tolist())
+        best = logits.topk(min(top, logits.shape[1]))
+        rows = zip(best.indices.tolist(), (best.values - total[:, None]).tolist(), strict=True)
+        alternatives = [list(zip(ids, values, strict=True)) for ids, values in rows]
+        return Chosen(chosen.tolist(), of_chosen.tolist(), alternatives)
 
     def _apply_penalty(self, logits: torch.Tensor) -> torch.Tensor:
         if not len(self._penalised):

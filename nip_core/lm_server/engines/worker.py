@@ -1,51 +1,60 @@
 """The thread that owns a model: it loads it, runs its batches and takes commands in between.
 
-WorkerSettings    what is loaded and how much runs at once
 Pending           a request that waits or runs, and where its end is told
+Listener          an event of an event loop, set whenever a request has got more tokens
 ModelWorker       the thread; other threads only call its public methods
 
 Between two tokens the thread takes waiting commands (load, unload, prove) and lets waiting
-requests join the batch.
+requests join the batch. Requests that are streamed run in the same batch as the others: after
+each step the thread sets the events of all that listen in one call, and goes on; who listens reads
+the rows by itself.
 """
 
 import asyncio
-import os
+import contextlib
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 
 from nip_core.lm_server import chat_template
-from nip_core.lm_server.engines.base import EngineError
+from nip_core.lm_server.engines.answers import AnswerText
+from nip_core.lm_server.engines.base import EngineError, EngineState
 from nip_core.lm_server.engines.batching import Decoder, Row
+from nip_core.lm_server.engines.loading import (
+    LoadedModel,
+    WorkerSettings,
+    check_batching,
+    is_fatal,
+    is_out_of_memory,
+    load_model,
+)
 from nip_core.lm_server.engines.lora import LoraAdapter, RowwiseLora
-from nip_core.lm_server.engines.sampling import RowRandom, Settings
 
 JOIN_EVERY_STEPS = 8
 """Requests join a running batch at most this often: joining copies the cache."""
 STOP_TIMEOUT_S = 30.0
 _IDLE_WAIT_S = 1.0
+_DRAIN_INTERVAL_S = 0.02
+_CPU_CACHE_BYTES = 2 << 30
+_CUDA_CACHE_SHARE = 0.6
 
 _T = TypeVar("_T")
+_log = logging.getLogger("nip.lm_server.engine")
 
 
 @dataclass(frozen=True)
-class WorkerSettings:
-    """See `EmbeddedEngine` for each."""
+class Listener:
+    """`progress` is set on `loop`, its own, after every step that may have added tokens."""
 
-    model_path: str
-    device: str = "auto"
-    dtype: str = "auto"
-    max_batch: int = 64
-    max_wait_s: float = 0.002
-    max_model_len: int | None = None
-    cache_bytes: int | None = None
-    threads: int | None = None
+    loop: asyncio.AbstractEventLoop
+    progress: asyncio.Event
 
 
 @dataclass(eq=False)
@@ -53,6 +62,7 @@ class Pending:
     """A request that waits or runs; its rows share one prompt. `done` ends with the last row."""
 
     rows: list[Row]
+    listener: Listener | None = None
     done: "Future[None]" = field(default_factory=Future)
     unfinished: int = 0
 
@@ -60,41 +70,37 @@ class Pending:
 class ModelWorker:
     """Loads the model and serves it until it is stopped; used once.
 
-    After `start`: `tokenizer`, `model`, `lora`, `decoder`, `stop_tokens`, `max_model_len`,
-    `device`, `dtype`, `threads` and `template_shapes` say what was loaded. `adapters` (by served
-    name) is changed by commands alone.
+    After `start`, `loaded` says what was loaded. `adapters` (by served name) is changed by
+    commands alone. `state` is starting, running, sleeping or failed; `on_death` is called in the
+    thread, with the reason, when it ends after `start` without `stop`.
     """
 
-    tokenizer: Any
-    model: Any
+    loaded: LoadedModel
     lora: RowwiseLora
     decoder: Decoder
-    stop_tokens: frozenset[int]
-    max_model_len: int
 
-    def __init__(self, settings: WorkerSettings):
+    def __init__(self, settings: WorkerSettings, on_death: Callable[[str], None]):
         self._settings = settings
-        self.state = "starting"
-        self.device, self.dtype, self.threads = settings.device, settings.dtype, settings.threads
-        self.template_shapes: dict[str, bool] = {}
+        self._on_death = on_death
+        self.state: EngineState = "starting"
         self.adapters: dict[str, LoraAdapter] = {}
         self.generated_tokens = 0
         self._cache_tokens = 0
         self._waiting: deque[Pending] = deque()
         self._running: list[Pending] = []
-        self._commands: deque[Callable[[], None]] = deque()
+        self._commands: deque[Callable[[EngineError | None], None]] = deque()
         self._wake = threading.Condition()
         self._tokenizer_lock = threading.Lock()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="embedded-engine", daemon=True)
-        self._loaded: Future[None] = Future()
+        self._started: Future[None] = Future()
 
     # Called by other threads
 
     async def start(self) -> None:
         """Load the model. Raises EngineError with the reason if it can't be served."""
         self._thread.start()
-        await asyncio.wrap_future(self._loaded)
+        await asyncio.wrap_future(self._started)
 
     async def stop(self) -> None:
         """End the thread and free the model. What still waits or runs fails with EngineError."""
@@ -105,6 +111,26 @@ class ModelWorker:
         if self._thread.is_alive():
             raise EngineError(f"the engine did not stop within {STOP_TIMEOUT_S:.0f} s")
 
+    async def sleep(self, timeout_s: float) -> None:
+        """Take no more requests, finish those there are, and free the device's memory.
+
+        What has not ended after `timeout_s` fails with EngineError.
+        """
+        with self._wake:
+            self._refuse_unless("running")
+            self.state = "sleeping"
+        deadline = time.monotonic() + timeout_s
+        while await self.run(lambda: bool(self._running or self._waiting)):
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(_DRAIN_INTERVAL_S)
+        await self.run(self._leave_device)
+
+    async def wake(self) -> None:
+        """Undo `sleep`. Raises EngineError if the device has too little memory now."""
+        await self.run(self._return_to_device)
+        self.state = "running"
+
     @property
     def waiting(self) -> int:
         """Requests that have not joined the batch yet."""
@@ -114,146 +140,109 @@ class ModelWorker:
         """Queue a request. Setting `cancelled` on its rows abandons it."""
         pending.unfinished = len(pending.rows)
         with self._wake:
-            self._refuse_if_closing()
+            self._refuse_unless("running")
             self._waiting.append(pending)
             self._wake.notify()
 
     async def run(self, action: Callable[[], _T]) -> _T:
-        """Run `action` in this thread, between two forward passes."""
+        """Run `action` in this thread, between two forward passes.
+
+        Raises what it raises; EngineError where the device's memory was too small for it.
+        """
         result: Future[_T] = Future()
 
-        def command() -> None:
+        def command(failure: EngineError | None) -> None:
             if not result.set_running_or_notify_cancel():
+                return
+            if failure is not None:
+                result.set_exception(failure)
                 return
             try:
                 result.set_result(action())
             except Exception as error:
-                result.set_exception(error)
+                result.set_exception(_without_memory(error) if is_out_of_memory(error) else error)
+            except BaseException as error:
+                result.set_exception(EngineError(f"the engine died: {error!r}"))
+                raise
 
         with self._wake:
-            self._refuse_if_closing()
+            self._refuse_unless("running", "sleeping")
             self._commands.append(command)
             self._wake.notify()
         return await asyncio.wrap_future(result)
 
     def encode_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a prompt. Raises ChatTemplateError."""
+        """Token ids of a conversation's prompt. Raises ChatTemplateError."""
         with self._tokenizer_lock:
-            return chat_template.encode_prompt(self.tokenizer, messages)
+            return chat_template.encode_prompt(self.loaded.tokenizer, messages)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a text, with what the tokenizer puts around plain texts."""
+        with self._tokenizer_lock:
+            return list(self.loaded.tokenizer(text)["input_ids"])
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of token ids; `special` keeps the special tokens."""
         with self._tokenizer_lock:
             return str(
-                self.tokenizer.decode(
+                self.loaded.tokenizer.decode(
                     ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False
                 )
             )
 
-    def _refuse_if_closing(self) -> None:
-        if self._closing or self.state != "running":
-            raise EngineError("the engine is not running")
+    def _refuse_unless(self, *states: EngineState) -> None:
+        if self._closing or self.state not in states:
+            state = "stopped" if self._closing and self.state != "failed" else self.state
+            raise EngineError(f"the engine is {state}")
 
     # In the thread itself
 
     def _work(self) -> None:
+        # From here on, cancelling `start` no longer cancels what the thread reports to.
+        if not self._started.set_running_or_notify_cancel():
+            return
         try:
             with torch.inference_mode():
                 self._load()
-                self._check_batching()
-        except EngineError as error:
-            self._fail_start(error)
-            return
-        except Exception as error:
-            failure = EngineError(f"can't serve {self._settings.model_path!r}: {error!r}")
-            failure.__cause__ = error
-            self._fail_start(failure)
+        except BaseException as error:
+            self.state = "failed"
+            failure = error if isinstance(error, EngineError) else self._cant_serve(error)
+            self._started.set_exception(failure)
             return
         self.state = "running"
-        self._loaded.set_result(None)
+        self._started.set_result(None)
+        reason: str | None = None
         try:
             with torch.inference_mode():
                 self._loop()
-        except BaseException:
+        except BaseException as error:
+            reason = f"out of memory: {error}" if is_out_of_memory(error) else repr(error)
+            _log.exception("the engine of %s died", self._settings.model_path)
             self.state = "failed"
-            raise
-        finally:
-            self._fail_all(EngineError("the engine was stopped"))
-            self._release()
+        ended = "was stopped" if reason is None else f"died: {reason}"
+        self._fail_all(EngineError(f"the engine {ended}"))
+        self._release()
+        if reason is not None:
+            self._on_death(reason)
 
-    def _fail_start(self, failure: EngineError) -> None:
-        self.state = "failed"
-        self._loaded.set_exception(failure)
+    def _cant_serve(self, error: BaseException) -> EngineError:
+        failure = EngineError(f"can't serve {self._settings.model_path!r}: {error!r}")
+        failure.__cause__ = error
+        return failure
 
     def _load(self) -> None:
-        from transformers import AutoModelForCausalLM
-
-        path = self._settings.model_path
-        if self.threads is None:
-            self.threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, _processors() // 2))
-        torch.set_num_threads(self.threads)
-        if self.device == "auto":
-            self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        if self.dtype == "auto":
-            self.dtype = "float32" if self.device == "cpu" else "bfloat16"
-        try:
-            self.tokenizer = chat_template.load_tokenizer(path)
-            self.template_shapes = chat_template.check_shapes(self.tokenizer)
-            if not self.template_shapes["user"]:
-                raise chat_template.ChatTemplateError(
-                    f"the chat template of {path!r} refuses a single user message"
-                )
-            self.model = AutoModelForCausalLM.from_pretrained(
-                path,
-                dtype=getattr(torch, self.dtype),
-                local_files_only=chat_template.offline(),
-                trust_remote_code=False,
-                use_safetensors=True,
-            )
-        except (chat_template.ModelPathError, chat_template.ChatTemplateError) as error:
-            raise EngineError(str(error)) from error
-        except (OSError, ValueError) as error:
-            raise EngineError(f"can't load the model {path!r}: {error}") from error
-        self.model.to(self.device).eval().requires_grad_(False)
-        limit = self._settings.max_model_len or chat_template.context_length(
-            self.tokenizer, self.model.config
+        loaded = self.loaded = load_model(self._settings)
+        self.lora = RowwiseLora(loaded.model)
+        self.decoder = Decoder(
+            loaded.model, self.lora, loaded.stop_tokens, lambda stop: AnswerText(self.decode, stop)
         )
-        if limit is None:
-            raise EngineError(
-                f"neither the configuration nor the tokenizer of {path!r} says how long its "
-                "context is: set max_model_len"
-            )
-        self.max_model_len = limit
-        self.stop_tokens = chat_template.stop_token_ids(
-            self.tokenizer, getattr(self.model, "generation_config", None)
-        )
-        self.lora = RowwiseLora(self.model)
-        self.decoder = Decoder(self.model, self.lora, self.stop_tokens, self.decode, pad_token=0)
-
-    def _check_batching(self) -> None:
-        """Refuse a model that answers differently in a padded batch; learn the cache's size."""
-        user = ({"role": "user", "content": "Is the code right?"},)
-        long = chat_template.encode_prompt(self.tokenizer, user)
-        short = long[-max(2, len(long) // 2) :]
-
-        def first_logits(rows: list[list[int]]) -> tuple[torch.Tensor, int]:
-            cache, logits = self.decoder.prefill([_probe_row(ids) for ids in rows])
-            used = sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values))
-            token_bytes = used // (len(rows) * max(map(len, rows)))
-            return logits[-1].float(), token_bytes
-
-        alone, token_bytes = first_logits([short])
-        padded, _ = first_logits([long, short])
-        difference = float((alone - padded).abs().max())
-        if not difference <= 0.05 * float(alone.abs().max()):
-            raise EngineError(
-                f"{self._settings.model_path!r} can't be served in batches: the logits of a padded "
-                f"prompt differ by {difference:.3g} from those of the prompt alone"
-            )
+        token_bytes = check_batching(self.decoder, loaded, self._settings.model_path)
         room = self._settings.cache_bytes
         if room is None:
-            room = 2 << 30 if self.device == "cpu" else int(0.6 * torch.cuda.mem_get_info()[0])
-        self._cache_tokens = room // max(1, token_bytes)
+            room = _CPU_CACHE_BYTES
+            if loaded.device != "cpu":
+                room = int(_CUDA_CACHE_SHARE * torch.cuda.mem_get_info(loaded.device)[0])
+        self._cache_tokens = room // token_bytes
 
     def _loop(self) -> None:
         steps = JOIN_EVERY_STEPS
@@ -275,33 +264,34 @@ class ModelWorker:
     def _await_company(self) -> None:
         """Give requests that are sent at the same time the chance to run together."""
         deadline = time.monotonic() + self._settings.max_wait_s
-        while len(self._waiting) < self._settings.max_batch and time.monotonic() < deadline:
+        while self._waiting and len(self._waiting) < self._settings.max_batch:
             before = len(self._waiting)
             time.sleep(self._settings.max_wait_s / 4)
-            if before and len(self._waiting) == before:
+            if len(self._waiting) == before or time.monotonic() > deadline:
                 return
 
     def _run_commands(self) -> None:
         while self._commands:
-            self._commands.popleft()()
+            self._commands.popleft()(None)
 
     def _guarded(self, advance: Callable[[], list[Row]]) -> None:
         """Advance the batch; if that fails, fail its requests and go on with the next ones."""
         try:
             finished = advance()
         except Exception as error:
+            if is_fatal(error):
+                raise
             self.decoder.clear()
             failure = EngineError(f"generation failed: {error!r}")
             failure.__cause__ = error
-            for pending in self._running:
-                _settle(pending, failure)
-            self._running = []
+            self._fail_running(failure)
             return
         self.generated_tokens += sum(len(row.generated) for row in finished)
         for pending in self._running:
             pending.unfinished = sum(row.finish_reason is None for row in pending.rows)
             if pending.unfinished == 0:
                 _settle(pending, None)
+        _tell(self._running)
         self._running = [p for p in self._running if p.unfinished and not p.rows[0].cancelled]
 
     def _admit(self) -> list[Row]:
@@ -326,23 +316,50 @@ class ModelWorker:
         self._running += taken
         return self.decoder.admit([pending.rows for pending in taken])
 
+    def _leave_device(self) -> None:
+        with self._wake:
+            self._running += self._waiting
+            self._waiting.clear()
+        self._fail_running(EngineError("the engine went to sleep before the answer was ready"))
+        self.decoder.clear()
+        if self.loaded.device != "cpu":
+            self._move("cpu")
+            torch.cuda.empty_cache()
+
+    def _return_to_device(self) -> None:
+        if self.loaded.device != "cpu":
+            self._move(self.loaded.device)
+
+    def _move(self, device: str) -> None:
+        self.loaded.model.to(device)
+        for adapter in self.adapters.values():
+            adapter.move(device)
+
+    def _fail_running(self, failure: EngineError) -> None:
+        for pending in self._running:
+            _settle(pending, failure)
+        _tell(self._running)
+        self._running = []
+
     def _fail_all(self, failure: EngineError) -> None:
         with self._wake:
-            pending = [*self._running, *self._waiting]
-            self._running, self._closing = [], True
+            self._closing = True
+            self._running += self._waiting
             self._waiting.clear()
             commands = list(self._commands)
             self._commands.clear()
-        for one in pending:
-            _settle(one, failure)
+        self._fail_running(failure)
         for command in commands:
-            command()
+            command(failure)
 
     def _release(self) -> None:
         self.decoder.clear()
-        del self.decoder, self.lora, self.model
+        self.adapters.clear()
+        del self.decoder, self.lora
+        self.loaded = replace(self.loaded, model=None)  # answers that ended are still decoded
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+            with contextlib.suppress(Exception):  # after an error on the device it refuses
+                torch.cuda.empty_cache()
 
 
 def _settle(pending: Pending, failure: EngineError | None) -> None:
@@ -354,11 +371,22 @@ def _settle(pending: Pending, failure: EngineError | None) -> None:
         pending.done.set_exception(failure)
 
 
-def _probe_row(ids: list[int]) -> Row:
-    return Row(ids, None, 1, Settings(temperature=0.0), RowRandom(0))
+def _tell(requests: Sequence[Pending]) -> None:
+    """Wake all that listen, by one call to each event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
+    for pending in requests:
+        if pending.listener is not None:
+            by_loop.setdefault(pending.listener.loop, []).append(pending.listener.progress)
+    for loop, events in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            loop.call_soon_threadsafe(_set_all, events)
 
 
-def _processors() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _set_all(events: Sequence[asyncio.Event]) -> None:
+    for event in events:
+        event.set()
+
+
+def _without_memory(error: Exception) -> EngineError:
+    # Without its traceback, which would keep the memory of its frames.
+    return EngineError(f"the device's memory is too small for this: {error}")

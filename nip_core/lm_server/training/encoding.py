@@ -1,7 +1,9 @@
 """From conversations to token ids and labels, so that the text trained is the text served.
 
+read_file          the checked examples of a job's file, each with its line
 EncodedExample     token ids and labels of one training sequence
 encode_example     one conversation -> its sequences
+encode_turn        a prompt as it is served, and what is learned after it
 ExampleError       an example that can't be trained on, with its code and line
 
 For each assistant message that is to be learned, the prompt is what the server would be asked
@@ -14,9 +16,11 @@ own. So nothing is ever trained in another context than it is served in.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from nip_core.lm_server import chat_template
+from nip_core.lm_server import chat_template, formats
+from nip_core.lm_server.training.job import TrainingError
 
 IGNORED = -100
 """The label of a token that is not learned."""
@@ -48,11 +52,24 @@ class EncodedExample:
 
 
 @dataclass(frozen=True)
-class _Turn:
-    """A prompt and what is learned after it."""
+class Turn:
+    """Token ids of a prompt, and of what is learned after it up to its stop token."""
 
     prompt: list[int]
     answer: list[int]
+
+
+def read_file(method: str, path: Path, param: str) -> list[tuple[int, Any]]:
+    """Line and example of everything in a job's file. Raises TrainingError, naming the line.
+
+    `param` is the setting that the file was given by.
+    """
+    try:
+        return formats.read_examples(method, path, 1)
+    except formats.FormatError as error:
+        raise TrainingError(error.problems[0].code, str(error), param) from error
+    except (OSError, formats.JsonlError) as error:
+        raise TrainingError("invalid_file", f"{path.name}: {error}", param) from error
 
 
 def encode_example(
@@ -78,7 +95,7 @@ def encode_example(
         raise ExampleError("nothing_to_learn", line, "no assistant message is to be learned")
     sequences: list[tuple[list[int], list[int]]] = []
     for index in learned:
-        turn = _encode_turn(tokenizer, messages[: index + 1], stop_tokens, line)
+        turn = encode_turn(tokenizer, messages[: index + 1], stop_tokens, line)
         ids = turn.prompt + turn.answer
         labels = [IGNORED] * len(turn.prompt) + turn.answer
         if sequences:
@@ -97,10 +114,13 @@ def encode_example(
     return [EncodedExample(tuple(ids), tuple(labels), line) for ids, labels in sequences]
 
 
-def _encode_turn(
+def encode_turn(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], stop_tokens: frozenset[int], line: int
-) -> _Turn:
-    """`messages` ends with the assistant message that is to be learned."""
+) -> Turn:
+    """Encode the last of `messages`, an assistant's, after the prompt of those before it.
+
+    Raises ExampleError with the code ``chat_template_not_prefix`` or ``chat_template_refused``.
+    """
     try:
         prompt = chat_template.render(tokenizer, messages[:-1], generation=True)
         whole = chat_template.render(tokenizer, messages, generation=False)
@@ -116,4 +136,4 @@ def _encode_turn(
     answer = chat_template.encode(tokenizer, whole[len(prompt) :])
     stop = next((i for i, token in enumerate(answer) if token in stop_tokens), None)
     answer = [*answer, tokenizer.eos_token_id] if stop is None else answer[: stop + 1]
-    return _Turn(chat_template.encode(tokenizer, prompt), answer)
+    return Turn(chat_template.encode(tokenizer, prompt), answer)

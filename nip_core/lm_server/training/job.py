@@ -1,8 +1,10 @@
 """What a training process is told and what it tells: the contract of a job's directory.
 
 TrainingJob, TrainingSettings    ``job.json``, checked
+read_job                         reads it
 Events                           ``events.jsonl``, appended line by line
 TrainingError                    a training that can't go on; becomes the last event
+Stopped                          a training that ended at SIGTERM, after a checkpoint
 """
 
 import json
@@ -11,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 PROGRESS_INTERVAL_S = 0.25
 """Progress is written at most this often; the first and the last step always are."""
@@ -26,6 +28,14 @@ class TrainingError(Exception):
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
+
+
+class Stopped(Exception):
+    """The training was asked to stop, and did so after writing a checkpoint at `step`."""
+
+    def __init__(self, step: int):
+        super().__init__(step)
+        self.step = step
 
 
 class TrainingSettings(BaseModel):
@@ -69,6 +79,12 @@ class TrainingSettings(BaseModel):
     learning_rate_multiplier: float | None = None
     """Already in `learning_rate`; accepted so that effective settings can be passed as they are."""
 
+    @model_validator(mode="after")
+    def _fit_each_other(self) -> "TrainingSettings":
+        if not self.use_lora and self.result != "base":
+            raise ValueError('without LoRA a base is trained: result must be "base"')
+        return self
+
 
 class TrainingJob(BaseModel):
     """``job.json``. Paths are absolute."""
@@ -79,12 +95,34 @@ class TrainingJob(BaseModel):
     base_model_path: str
     """A directory or a name on the model hub."""
     parent_adapter_path: Path | None = None
-    """The adapter whose copy is trained on; None starts a new one."""
+    """The adapter that `start_from` speaks of; None where the base model is the start."""
     training_file: Path
     validation_file: Path | None = None
     hyperparameters: TrainingSettings = TrainingSettings()
     seed: int = Field(ge=0)
     output_dir: Path
+    job_dir: Path | None = None
+    """Where ``job.json`` lies; `read_job` fills it in."""
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """Checkpoints lie outside the output directory, which is emptied before every start."""
+        return (self.job_dir or self.output_dir.parent) / "checkpoints"
+
+
+def read_job(job_dir: Path) -> TrainingJob:
+    """Read ``job.json``. Raises TrainingError, naming the first setting that is wrong."""
+    path = job_dir / "job.json"
+    try:
+        job = TrainingJob.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise TrainingError("job_unreadable", f"can't read {path}: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        param = ".".join(map(str, first["loc"]))
+        message = f"{param}: {first['msg']}, got {first.get('input')!r}"
+        raise TrainingError("invalid_job", message, param) from None
+    return job.model_copy(update={"job_dir": job_dir.absolute()})
 
 
 class Events:

@@ -1,0 +1,145 @@
+"""What the embedded engine makes of a request, and of the rows that it became.
+
+make_rows         a checked request -> one row for each of its choices
+encode_messages   a conversation -> the token ids of its prompt
+make_readers      rows -> their readers
+choice_of         what a reader told of a whole row -> a choice
+"""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from nip_core.lm_server import chat_template
+from nip_core.lm_server.engines.answers import RowReader
+from nip_core.lm_server.engines.base import (
+    Choice,
+    Delta,
+    EngineRequestError,
+    GenerationRequest,
+)
+from nip_core.lm_server.engines.batching import Row
+from nip_core.lm_server.engines.lora import LoraAdapter
+from nip_core.lm_server.engines.sampling import RowRandom, Settings
+from nip_core.lm_server.engines.worker import ModelWorker
+
+MAX_TOP_LOGPROBS = 20
+
+
+def make_rows(
+    worker: ModelWorker, request: GenerationRequest, adapter: LoraAdapter | None, max_batch: int
+) -> list[Row]:
+    """The rows of a request. Raises EngineRequestError where it can't be answered."""
+    for name, value, most in (
+        ("n", request.n, max_batch),
+        ("top_logprobs", request.top_logprobs, MAX_TOP_LOGPROBS),
+    ):
+        if value > most:
+            raise EngineRequestError(
+                f"{name} is {value}, but this engine gives at most {most}",
+                code="invalid_value",
+                param=name,
+            )
+    prompt = (
+        encode_messages(worker, request.messages)
+        if request.prompt is None
+        else _encode_prompt(worker, request.prompt)
+    )
+    max_tokens = _room_for(worker.loaded.max_model_len, len(prompt), request)
+    seed = secrets.randbits(63) if request.seed is None else request.seed
+    settings = Settings(request.temperature, request.top_p, request.repetition_penalty)
+    return [
+        Row(
+            prompt=prompt,
+            adapter=adapter,
+            max_tokens=max_tokens,
+            settings=settings,
+            random=RowRandom(seed, choice),
+            stop=request.stop,
+            wants_logprobs=request.logprobs,
+            wants_top=request.top_logprobs,
+        )
+        for choice in range(request.n)
+    ]
+
+
+def encode_messages(worker: ModelWorker, messages: tuple[dict[str, Any], ...]) -> list[int]:
+    try:
+        return worker.encode_prompt(messages)
+    except chat_template.ChatTemplateError as error:
+        raise EngineRequestError(str(error), code="chat_template", param="messages") from error
+
+
+def _encode_prompt(worker: ModelWorker, prompt: str | tuple[int, ...]) -> list[int]:
+    """A text is encoded by the tokenizer's own rule for plain texts: where the model was trained
+    with a token at their beginning, it has one. Token ids are taken as they are."""
+    if isinstance(prompt, str):
+        ids = worker.encode_text(prompt)
+    else:
+        ids, vocabulary = list(prompt), worker.loaded.vocabulary
+        wrong = next((token for token in ids if not 0 <= token < vocabulary), None)
+        if wrong is not None:
+            raise EngineRequestError(
+                f"the token id {wrong} is not in the vocabulary: this model has 0 to "
+                f"{vocabulary - 1}",
+                code="invalid_value",
+                param="prompt",
+            )
+    if not ids:
+        raise EngineRequestError("the prompt has no tokens", "invalid_value", "prompt")
+    return ids
+
+
+def _room_for(context: int, prompt_tokens: int, request: GenerationRequest) -> int:
+    """Tokens the answer may have."""
+    max_tokens = request.max_tokens
+    if max_tokens is not None and max_tokens < 1:
+        raise EngineRequestError(
+            f"max_tokens must be at least 1, got {max_tokens}", "invalid_value", "max_tokens"
+        )
+    room = context - prompt_tokens
+    if room < (max_tokens or 1):
+        what, param = ("messages take", "messages")
+        if request.prompt is not None:
+            what, param = ("prompt takes", "prompt")
+        asked = f" and {max_tokens} for the answer" if max_tokens else ""
+        raise EngineRequestError(
+            f"This model's context is {context} tokens; the {what} {prompt_tokens}{asked}. "
+            f"Shorten the {param} or lower max_tokens.",
+            code="context_length_exceeded",
+            param=param,
+        )
+    return max_tokens or room
+
+
+def make_readers(
+    worker: ModelWorker, rows: Sequence[Row], request: GenerationRequest
+) -> tuple[RowReader, ...]:
+    return tuple(
+        RowReader(
+            row,
+            index,
+            request,
+            worker.decode,
+            lambda token: worker.decode([token], special=True),
+            worker.loaded.stop_tokens,
+        )
+        for index, row in enumerate(rows)
+    )
+
+
+def abandon(rows: Sequence[Row]) -> None:
+    for row in rows:
+        row.cancelled = True  # of no effect once finished
+
+
+def choice_of(whole: Delta, request: GenerationRequest) -> Choice:
+    return Choice(
+        text=whole.text,
+        finish_reason=whole.finish_reason or "length",
+        completion_tokens=whole.completion_tokens,
+        tokens=whole.tokens if request.logprobs else None,
+        token_ids=whole.token_ids if request.return_token_ids else None,
+        logprobs=whole.logprobs if request.logprobs else None,
+        top_logprobs=whole.top_logprobs if request.top_logprobs else None,
+    )

@@ -1,0 +1,304 @@
+"""The engine over a real vLLM: it answers as the weights say, and its death is seen."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+import pytest_asyncio
+
+from nip_core.lm_server.engines.base import EngineError, EngineRequestError, GenerationRequest
+from nip_core.lm_server.engines.vllm import VllmEngine
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MESSAGES = ({"role": "user", "content": "Is this right? def add(a, b): return a + b"},)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(base_path, vllm_options, tmp_path_factory):
+    engine = VllmEngine(
+        str(base_path), "tiny", state_dir=tmp_path_factory.mktemp("state"), **vllm_options
+    )
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def clean(engine):
+    """The engine without adapters, however the test before ended."""
+    for name in engine.loaded_adapters():
+        await engine.unload_adapter(name)
+    return engine
+
+
+def ask(model="tiny", **settings):
+    return GenerationRequest(model, MESSAGES, **{"max_tokens": 12, "temperature": 0.0, **settings})
+
+
+def processes(engine) -> list[psutil.Process]:
+    """Everything that vLLM runs, in its process group."""
+    group = engine.status()["pid"]
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+async def test_it_answers_and_says_what_it_is(engine):
+    status = engine.status()
+    assert status["state"] == "running" and status["device"] == "cpu"
+    assert status["dtype"] == "float32" and status["versions"]["vllm"].startswith("0.")
+    assert engine.max_model_len == status["max_model_len"] == 1024
+    assert engine.capabilities.logprobs and not engine.capabilities.sleep
+    assert engine.capabilities.max_lora_rank == 64
+    result = await engine.generate(ask(logprobs=True, top_logprobs=3, return_token_ids=True))
+    assert result.model == "tiny"
+    (choice,) = result.choices
+    assert 1 <= choice.completion_tokens <= 12
+    for entries in (choice.tokens, choice.token_ids, choice.logprobs, choice.top_logprobs):
+        assert len(entries) == choice.completion_tokens
+    assert all(len(top) == 3 and top[0].logprob == own
+               for top, own in zip(choice.top_logprobs, choice.logprobs, strict=True))  # fmt: skip
+    assert result.prompt_token_ids == await engine.tokenize("tiny", MESSAGES)
+    assert result.prompt_tokens == len(result.prompt_token_ids)
+
+
+async def test_a_seed_decides_the_answer_and_choices_differ(engine):
+    one, again = [await engine.generate(ask(temperature=1.0, seed=7, n=4)) for _ in range(2)]
+    assert [c.text for c in one.choices] == [c.text for c in again.choices]
+    assert len({c.text for c in one.choices}) > 1
+
+
+async def test_many_long_prompts_with_seeds_at_once_are_all_answered(engine):
+    long = GenerationRequest("tiny", prompt=tuple(range(10, 210)) * 3, max_tokens=8)
+    requests = [replace(long, seed=seed % 8) for seed in range(32)]
+    results = await asyncio.gather(*(engine.generate(request) for request in requests))
+    texts = [result.choices[0].text for result in results]
+    assert texts[:8] * 4 == texts and len(set(texts)) > 1
+
+
+@pytest.mark.parametrize("prompt", [None, "Is this right?"])
+async def test_a_stream_joins_to_the_whole_answer(engine, prompt):
+    request = GenerationRequest(
+        "tiny", () if prompt else MESSAGES, prompt, max_tokens=20, seed=5,
+        logprobs=True, top_logprobs=2, return_token_ids=True,
+    )  # fmt: skip
+    whole = await engine.generate(request)
+    deltas = [delta async for delta in engine.stream(request)]
+    (choice,) = whole.choices
+    assert "".join(d.text for d in deltas) == choice.text
+    assert sum((d.token_ids for d in deltas), ()) == choice.token_ids
+    assert sum((d.tokens for d in deltas), ()) == choice.tokens
+    assert sum((d.logprobs for d in deltas), ()) == pytest.approx(choice.logprobs, abs=1e-4)
+    assert sum(d.completion_tokens for d in deltas) == choice.completion_tokens
+    assert deltas[-1].finish_reason == choice.finish_reason
+    assert deltas[0].prompt_tokens == whole.prompt_tokens
+    assert deltas[0].prompt_token_ids == whole.prompt_token_ids
+
+
+async def test_wrong_requests_are_told_apart_from_a_broken_engine(engine):
+    with pytest.raises(EngineRequestError) as too_long:
+        await engine.generate(ask(max_tokens=5000))
+    assert too_long.value.code == "context_length_exceeded"
+    with pytest.raises(EngineRequestError) as unknown:
+        await engine.generate(ask("ft:nobody"))
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(EngineRequestError):
+        async for _ in engine.stream(ask("ft:nobody")):
+            pass
+
+
+async def test_the_upstream_names_what_vllm_really_takes(engine):
+    taken = engine.upstream.parameters
+    assert {"messages", "temperature", "top_k", "min_p", "logit_bias", "tools", "seed"} <= taken
+    assert not {"kv_transfer_params", "mm_payload", "a_made_up_parameter"} & taken
+    assert not {"prompt_logprobs", "echo"} & engine.upstream.completion_parameters
+    assert {"prompt", "suffix", "logprobs"} <= engine.upstream.completion_parameters
+
+
+async def test_every_path_of_the_child_asks_for_the_key(engine):
+    url, key = engine.upstream.url, engine.upstream.api_key
+    async with aiohttp.ClientSession() as session:
+        for path in ("/health", "/metrics", "/v1/models", "/version", "/openapi.json"):
+            async with session.get(url + path) as response:
+                assert response.status == 401, path
+        body = {"model": "tiny", "messages": list(MESSAGES), "lora_name": "x", "lora_path": "/"}
+        for path in ("/invocations", "/adapters", "/tokenize", "/v1/chat/completions"):
+            async with session.post(url + path, json=body) as response:
+                assert response.status == 401, path
+        wrong = {"Authorization": f"Bearer {key}x"}
+        async with session.get(url + "/version", headers=wrong) as response:
+            assert response.status == 401
+        async with session.get(url + "/version", headers={"Authorization": f"Bearer {key}"}) as r:
+            assert r.status == 200
+
+
+async def test_the_key_is_on_no_command_line_and_in_no_log(engine):
+    key = engine.upstream.api_key
+    lines = [" ".join(process.cmdline()) for process in processes(engine)]
+    assert len(lines) >= 3 and not any(key in line for line in lines)
+    assert key not in Path(engine.status()["log"]).read_text()
+    assert key not in json.dumps(engine.status()) and key not in repr(engine.upstream)
+
+
+async def test_our_secrets_do_not_reach_the_child(engine, monkeypatch):
+    environment = psutil.Process(engine.status()["pid"]).environ()
+    assert environment["VLLM_NO_USAGE_STATS"] == environment["DO_NOT_TRACK"] == "1"
+    assert not [name for name in environment if name.startswith("NIP_")]
+    assert [name for name in environment if name.endswith("API_KEY")] == ["VLLM_API_KEY"]
+
+
+async def test_adapters_are_swapped_while_it_runs_and_answer_at_the_same_time(clean, adapters):
+    paths = {"ft:one": adapters(seed=1), "ft:two": adapters(seed=2)}
+    for name, path in paths.items():
+        await clean.load_adapter(name, path)
+    names = ["tiny", *paths]
+    results = await asyncio.gather(*(clean.generate(ask(name)) for name in names * 4))
+    assert [r.model for r in results] == names * 4
+    texts = [r.choices[0].text for r in results]
+    assert len(set(texts[:3])) == 3, texts
+    assert texts[3:6] == texts[:3]
+    await clean.unload_adapter("ft:one")
+    assert clean.loaded_adapters() == ("ft:two",)
+    with pytest.raises(EngineRequestError):
+        await clean.generate(ask("ft:one"))
+    await clean.unload_adapter("ft:one")  # no error
+
+
+async def test_each_adapter_is_proved_with_figures(clean, adapters):
+    for seed in (1, 2, 3):
+        await clean.load_adapter(f"ft:{seed}", adapters(seed=seed))
+    for seed in (1, 2, 3):
+        proof = await clean.prove(f"ft:{seed}", adapters(seed=seed))
+        assert proof.matches, proof.detail
+        assert proof.detail["distance_max"] < proof.detail["tolerance"] == 1e-3
+        assert proof.detail["nearest_other_distance_mean"] > 100 * proof.detail["distance_mean"]
+        assert proof.detail["indistinguishable"] == proof.detail["same_weights_as"] == []
+
+
+async def test_a_wrong_adapter_under_a_right_name_is_caught(clean, adapters, tmp_path):
+    right, wrong = adapters(seed=1), adapters(seed=2)
+    mixed = tmp_path / "mixed"  # the weights of one, the probe of the other
+    shutil.copytree(wrong, mixed)
+    shutil.copy(right / "probe.json", mixed)
+    await clean.load_adapter("ft:mixed", mixed)
+    proof = await clean.prove("ft:mixed", mixed)
+    assert not proof.matches
+    assert proof.detail["distance_max"] > 0.1
+    # Even a tolerance that lets it through would not: the other one is nearer.
+    await clean.load_adapter("ft:right", right)
+    proof = await clean.prove("ft:mixed", mixed)
+    assert "ft:right" in proof.detail["nearer_than_own"]
+
+
+async def test_an_adapter_that_changes_nothing_is_proved_as_such(clean, adapters):
+    path = adapters(seed=4, size=0.0)
+    await clean.load_adapter("ft:same", path)
+    proof = await clean.prove("ft:same", path)
+    assert proof.matches and proof.detail["indistinguishable"] == ["tiny"]
+
+
+async def test_equal_weights_under_two_names_are_both_proved(clean, adapters):
+    for name in ("ft:a", "ft:b"):
+        await clean.load_adapter(name, adapters(seed=1))
+    proof = await clean.prove("ft:a", adapters(seed=1))
+    assert proof.matches and proof.detail["same_weights_as"] == ["ft:b"]
+
+
+async def test_the_base_model_is_proved_like_an_adapter(clean, adapters, tmp_path):
+    probe = json.loads((adapters(seed=1) / "probe.json").read_text())
+    trained, before = probe["base_logprobs"], probe["logprobs"]
+    written = {**probe, "logprobs": trained, "base_logprobs": before}
+    (tmp_path / "probe.json").write_text(json.dumps(written))
+    assert (await clean.prove("tiny", tmp_path)).matches
+    (tmp_path / "probe.json").write_text(json.dumps(probe))
+    assert not (await clean.prove("tiny", tmp_path)).matches
+
+
+async def test_without_a_probe_nothing_is_proved(clean, adapters, tmp_path):
+    bare = tmp_path / "bare"
+    shutil.copytree(adapters(seed=1), bare)
+    (bare / "probe.json").unlink()
+    await clean.load_adapter("ft:bare", bare)
+    with pytest.raises(EngineError, match=r"probe\.json is missing"):
+        await clean.prove("ft:bare", bare)
+
+
+async def test_a_name_never_stands_for_other_weights(clean, adapters):
+    await clean.load_adapter("ft:once", adapters(seed=1))
+    await clean.load_adapter("ft:once", adapters(seed=1))  # the same again
+    await clean.unload_adapter("ft:once")
+    with pytest.raises(EngineError, match="other weights"):
+        await clean.load_adapter("ft:once", adapters(seed=2))
+    with pytest.raises(EngineError, match="base model's name"):
+        await clean.load_adapter("tiny", adapters(seed=1))
+
+
+async def test_what_can_not_be_loaded_is_refused_with_the_reason(clean, adapters, tmp_path):
+    with pytest.raises(EngineError, match=r"rank 80.*takes 64"):
+        await clean.load_adapter("ft:high", adapters(seed=1, rank=80))
+    with pytest.raises(EngineError, match="no LoRA adapter"):
+        await clean.load_adapter("ft:empty", tmp_path)
+    broken = tmp_path / "broken"
+    shutil.copytree(adapters(seed=1), broken)
+    (broken / "adapter_model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(EngineError):
+        await clean.load_adapter("ft:broken", broken)
+    assert clean.loaded_adapters() == ()
+    assert (await clean.generate(ask())).model == "tiny"
+
+
+async def test_a_new_adapter_answers_within_a_second(clean, adapters):
+    path = adapters(seed=9)
+    began = time.monotonic()
+    await clean.load_adapter("ft:fresh", path)
+    proof = await clean.prove("ft:fresh", path)
+    result = await clean.generate(ask("ft:fresh", max_tokens=1))
+    seconds = time.monotonic() - began
+    assert proof.matches and result.model == "ft:fresh"
+    assert seconds < 1.0, seconds
+
+
+@pytest.mark.parametrize("victim", ["engine process", "first process"])
+async def test_a_killed_vllm_is_noticed_and_comes_back_with_its_adapters(clean, adapters, victim):
+    path = adapters(seed=1)
+    await clean.load_adapter("ft:one", path)
+    before = (await clean.generate(ask("ft:one"))).choices[0].text
+    epoch, everything = clean.epoch, processes(clean)
+    death = asyncio.ensure_future(clean.wait_dead())
+    first = psutil.Process(clean.status()["pid"])
+    core = next(p for p in first.children() if p.children() or "Engine" in " ".join(p.cmdline()))
+    (first if victim == "first process" else core).send_signal(signal.SIGKILL)
+    reason = await asyncio.wait_for(death, 30)
+    assert "vLLM" in reason and clean.state == "failed"
+    with pytest.raises(EngineError):
+        await clean.generate(ask())
+    await clean.start()
+    assert not [p for p in everything if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert clean.epoch == epoch + 1 and clean.loaded_adapters() == ()
+    await clean.load_adapter("ft:one", path)
+    assert (await clean.prove("ft:one", path)).matches
+    assert (await clean.generate(ask("ft:one"))).choices[0].text == before
+
+
+async def test_stopping_leaves_nothing_behind(engine):
+    everything = processes(engine)
+    assert len(everything) >= 3
+    await engine.stop()
+    assert engine.state == "stopped" and engine.upstream is None
+    await asyncio.to_thread(psutil.wait_procs, everything, timeout=5)
+    assert not [p for p in everything if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    await engine.stop()  # no error

@@ -1,0 +1,234 @@
+"""Which engine answers for a model: adapters kept and loaded again, new bases, lent devices."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nip_core.lm_server.database import Database
+from nip_core.lm_server.engines.base import GenerationRequest
+from nip_core.lm_server.engines.deterministic_training import ADAPTER_FILE, BASE_FILE
+from nip_core.lm_server.errors import ApiError
+from nip_core.lm_server.models import AdapterError, ModelStore
+from nip_core.lm_server.pool import EnginePool
+from nip_core.lm_server.slots import make_slots
+from nip_core.lm_server.spec import EngineSpec, ServerSpec
+
+DEADLINE_S = 10.0
+
+
+class Bench:
+    """A pool over a state directory, with models put there as a finished job would."""
+
+    def __init__(self, state: Path, spec: ServerSpec):
+        state.mkdir(exist_ok=True)
+        self.state = state
+        self.database = Database(state / "jobs.sqlite3")
+        self.models = ModelStore(state / "models", self.database)
+        self.pool = EnginePool(make_slots(spec, {}, state), self.database, self.models)
+
+    async def publish(
+        self, name: str, *, kind: str = "adapter", base: str = "sim", generation: int = 1
+    ) -> Any:
+        """Commit a model, publish it and enter it in the table."""
+        digest = f"{sum(name.encode()):06x}{len(name):02x}"
+        output = self.state / "output"
+        output.mkdir()
+        adapter = {"generation": generation, "name": name}
+        file = BASE_FILE if kind == "base" else ADAPTER_FILE
+        (output / file).write_text(json.dumps(adapter))
+        facts = {"name": name, "kind": kind, "base_model": base, "job": f"job-{name}"}
+        manifest = self.models.commit(output, digest, facts)
+        proof = await self.pool.publish(name, digest)
+        if kind == "base":
+            manifest = {**manifest, "base_model": base}
+        with self.database.transaction():
+            self.database.insert(
+                "jobs",
+                id=f"job-{name}",
+                payload_digest="",
+                method="supervised",
+                model=base,
+                base_model=base,
+                training_file="",
+                settings="{}",
+                seed=0,
+                adapter_name=name,
+                adapter_digest=digest,
+                status="succeeded",
+                created_at=0.0,
+            )
+            self.models.record(manifest, None, proof)
+        return proof
+
+    async def ask(self, model: str) -> str:
+        request = GenerationRequest(model, ({"role": "user", "content": "Question: 1?"},), seed=1)
+        result = await self.pool.engine_for(model).generate(request)
+        assert result.model == model
+        return result.choices[0].text
+
+    def refused(self, model: str) -> ApiError:
+        with pytest.raises(ApiError) as caught:
+            self.pool.engine_for(model)
+        return caught.value
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async def wait() -> None:
+            while not holds():
+                await asyncio.sleep(0.01)
+
+        await asyncio.wait_for(wait(), DEADLINE_S)
+
+
+@asynccontextmanager
+async def bench(state: Path, **settings: Any) -> AsyncIterator[Bench]:
+    one = Bench(state, ServerSpec("deterministic", "sim", **settings))
+    try:
+        await one.pool.start()
+        yield one
+    finally:
+        await one.pool.stop()
+        one.database.close()
+
+
+async def test_an_adapter_that_was_unloaded_is_loaded_and_proved_when_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path, loaded_adapters=2) as one:
+        for name in ("a", "b", "c"):
+            await one.publish(name)
+        engine = one.pool.engine_for("sim")
+        assert engine.loaded_adapters() == ("b", "c")
+        error = one.refused("a")
+        assert (error.status, error.code) == (503, "model_loading")
+        assert error.headers == {"Retry-After": "1"}
+        await one.until(lambda: one.pool.is_served("a"))
+        assert engine.loaded_adapters() == ("c", "a")
+        await one.ask("a")
+        # What was asked for last stays.
+        await one.ask("c")
+        one.refused("b")
+        await one.until(lambda: one.pool.is_served("b"))
+        assert set(engine.loaded_adapters()) == {"b", "c"}
+
+
+async def test_a_start_restores_the_newest_adapters_and_proves_them_anew(tmp_path: Path) -> None:
+    async with bench(tmp_path, loaded_adapters=2) as one:
+        for name in ("a", "b", "c"):
+            assert (await one.publish(name)).detail["engine_epoch"] == 1
+    async with bench(tmp_path, loaded_adapters=2) as one:
+        assert one.pool.is_served("b") and one.pool.is_served("c")
+        row = one.models.row("c")
+        assert row is not None and row["engine_epoch"] == 2
+
+
+async def test_a_damaged_adapter_is_a_problem_and_the_others_answer(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        await one.publish("a")
+        await one.publish("b")
+        row = one.models.row("a")
+        assert row is not None
+        (one.models.path(row["digest"]) / ADAPTER_FILE).write_text("{}")
+    async with bench(tmp_path) as one:
+        assert one.pool.is_served("b")
+        error = one.refused("a")
+        assert (error.status, error.code) == (503, "model_not_served")
+        assert "damaged" in error.message
+        assert len(one.models.problems()) == 1
+
+
+async def test_an_unknown_model_is_a_404(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        error = one.refused("nobody")
+        assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
+
+
+async def test_a_base_made_here_takes_the_slot_over_and_is_back_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as one:
+        await one.publish("a")
+        before = await one.ask("a")
+        await one.publish("ft:sim::base", kind="base", generation=3)
+        assert one.pool.is_served("ft:sim::base")
+        error = one.refused("a")
+        assert (error.status, error.code) == (503, "engine_not_running")
+        assert "POST /nip/engines/sim/start" in error.message
+        assert "Retry-After" not in error.headers
+        await one.publish("on-top", base="ft:sim::base")
+    async with bench(tmp_path) as one:
+        assert one.pool.is_served("ft:sim::base") and one.pool.is_served("on-top")
+        assert not one.pool.is_served("sim")
+        await one.pool.set_wanted("sim", "running")
+        assert await one.ask("a") == before
+        assert not one.pool.is_served("on-top")
+
+
+async def test_bases_run_beside_each_other_where_the_setting_allows(tmp_path: Path) -> None:
+    async with bench(tmp_path, bases_at_once=2) as one:
+        await one.publish("new", kind="base")
+        assert one.pool.is_served("sim") and one.pool.is_served("new")
+
+
+async def test_a_base_that_is_withdrawn_gives_the_slot_back(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        await one.publish("new", kind="base")
+        await one.pool.withdraw("new")
+        assert one.pool.is_served("sim") and one.pool.base_models() == ("sim",)
+        await one.pool.withdraw("new")  # and again is no error
+
+
+async def test_a_base_that_is_not_proved_does_not_take_the_slot(tmp_path: Path) -> None:
+    (tmp_path / "replies.yaml").write_text(
+        "rules: []\ndefault: [{text: 'yes'}]\ntraining: {unproved_rate: 1.0}\n"
+    )
+    async with bench(tmp_path, replies=str(tmp_path / "replies.yaml")) as one:
+        with pytest.raises(AdapterError):
+            await one.publish("new", kind="base")
+        assert one.pool.is_served("sim") and one.pool.base_models() == ("sim",)
+        with pytest.raises(AdapterError, match="does not answer with the weights"):
+            await one.publish("adapter")
+        assert not one.pool.is_served("adapter")
+
+
+async def test_engines_of_several_base_models_answer_beside_each_other(tmp_path: Path) -> None:
+    more = (EngineSpec("deterministic", "other"),)
+    async with bench(tmp_path, more_engines=more) as one:
+        await one.publish("a")
+        await one.publish("b", base="other")
+        assert one.pool.engine_for("a") is one.pool.engine_for("sim")
+        assert one.pool.engine_for("b") is one.pool.engine_for("other")
+        assert one.pool.engine_for("a") is not one.pool.engine_for("b")
+        await one.pool.set_wanted("other", "stopped")
+        assert one.pool.is_served("a") and not one.pool.is_served("b")
+        await one.pool.set_wanted("other", "running")
+        assert one.pool.is_served("b")
+
+
+async def test_only_an_engine_that_shares_the_device_leaves_it_for_a_training(
+    tmp_path: Path,
+) -> None:
+    more = (EngineSpec("deterministic", "other"),)
+    async with bench(tmp_path, share_device="yes", more_engines=more) as one:
+        await one.publish("a")
+        async with one.pool.training_on_device("sim"):
+            error = one.refused("a")
+            assert (error.status, error.code) == (503, "engine_not_running")
+            assert "training" in error.message and error.headers["Retry-After"]
+            assert one.pool.is_served("other")
+            # What a job needs to know it can still learn.
+            assert one.pool.training_place("sim").max_model_len > 0
+        assert one.pool.is_served("a")
+
+
+async def test_an_engine_put_to_sleep_refuses_and_wakes_with_its_adapters(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        await one.publish("a")
+        await one.pool.set_wanted("sim", "sleeping")
+        assert one.refused("a").code == "engine_not_running"
+        await one.pool.set_wanted("sim", "running")
+        assert one.pool.is_served("a")

@@ -1,0 +1,113 @@
+"""The comparison says yes to the right weights, and no to any others that can be told apart."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nip_core.lm_server.proof import Probe, ProbeError, Rival, judge, read_probe
+
+BASE = (-1.0, -2.0, -3.0)
+OWN = (-1.5, -2.5, -2.0)
+OTHER = (-0.5, -4.0, -3.5)
+PROBE = Probe((1, 2, 3, 4), OWN, BASE, "float32")
+
+
+def verdict(served=OWN, *, probe=PROBE, dtype="float32", base=Rival(BASE), quantization="none",
+            **rivals):  # fmt: skip
+    return judge(
+        probe, served, {"base": base, **rivals}, base="base", dtype=dtype, quantization=quantization
+    )
+
+
+def moved(values, by):
+    return tuple(value + by for value in values)
+
+
+def test_the_saved_weights_match():
+    matches, detail = verdict(moved(OWN, 1e-5), other=Rival(OTHER, OTHER))
+    assert matches
+    assert detail["distance_max"] == pytest.approx(1e-5)
+    assert detail["nearest_other"] == "base" and detail["indistinguishable"] == []
+
+
+def test_the_weights_of_another_do_not_whatever_the_tolerance():
+    near = moved(OWN, 0.3)  # within the tolerance of bfloat16
+    matches, detail = verdict(near, dtype="bfloat16", near=Rival(near, near))
+    assert not matches and detail["nearer_than_own"] == ["near"]
+    assert detail["distance_max"] <= detail["tolerance"]
+
+
+def test_another_that_answers_with_our_weights_is_noticed():
+    matches, detail = verdict(moved(OWN, 0.2), dtype="bfloat16", thief=Rival(OWN))
+    assert not matches and detail["nearer_than_own"] == ["thief"]
+
+
+def test_a_difference_beyond_the_tolerance_is_refused():
+    assert verdict(moved(OWN, 0.9e-3))[0]
+    assert not verdict(moved(OWN, 1.1e-3))[0]
+    assert verdict(moved(OWN, 1.1e-3), quantization="fp8")[0]
+
+
+def test_another_base_than_the_one_trained_over_is_refused():
+    matches, detail = verdict(base=Rival(moved(BASE, 0.5)))
+    assert not matches and detail["base_distance_max"] == 0.5
+
+
+def test_an_adapter_that_changes_nothing_is_listed_as_the_base():
+    matches, detail = verdict(BASE, probe=Probe((1, 2, 3, 4), BASE, BASE, "float32"))
+    assert matches and detail["indistinguishable"] == ["base"]
+
+
+def test_equal_weights_are_no_rivals():
+    matches, detail = verdict(twin=Rival(OWN, OWN, same_weights=True))
+    assert matches and detail["same_weights_as"] == ["twin"]
+
+
+def test_a_base_has_to_be_nearer_than_what_it_was_trained_from():
+    assert judge(PROBE, OWN, {}, base=None, dtype="float32")[0]
+    matches, detail = judge(PROBE, BASE, {}, base=None, dtype="bfloat16")
+    assert not matches and detail["nearer_than_own"] == ["(what it was trained from)"]
+
+
+@given(st.integers(0, 2), st.sampled_from([math.nan, math.inf, -math.inf]))
+def test_what_is_not_a_number_proves_nothing(place, broken):
+    served = (*OWN[:place], broken, *OWN[place + 1 :])
+    assert not verdict(served)[0]
+    assert not verdict(base=Rival(served))[0]
+
+
+def written(path, **changes):
+    value = {
+        "tokens": [1, 2, 3, 4], "logprobs": list(OWN), "base_logprobs": list(BASE),
+        "dtype": "float32", "quantization": "none",
+    }  # fmt: skip
+    (path / "probe.json").write_text(json.dumps({**value, **changes}))
+    return path
+
+
+def test_a_probe_is_read_back(tmp_path):
+    assert read_probe(written(tmp_path)) == PROBE
+    assert PROBE.at([0, 2]).logprobs == (OWN[0], OWN[2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"logprobs": [-1.0]}, "1 logprobs"),
+        ({"tokens": [1], "logprobs": [], "base_logprobs": []}, "1 tokens"),
+        ({"dtype": "int8"}, "int8"),
+        ({"logprobs": [-1.0, math.nan, -1.0]}, "not finite"),
+        ({"base_logprobs": None}, "can't be read"),
+    ],
+)
+def test_what_is_no_probe_is_refused_with_the_reason(tmp_path, changes, said):
+    with pytest.raises(ProbeError, match=said):
+        read_probe(written(tmp_path, **changes))
+
+
+def test_a_missing_probe_is_named(tmp_path):
+    with pytest.raises(ProbeError, match=r"probe\.json is missing"):
+        read_probe(tmp_path)

@@ -1,0 +1,90 @@
+"""Configurations: read back as they were written, refused where they make no sense."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nip_core.lm_server.__main__ import _parser, _spec
+from nip_core.lm_server.slots import _for_device, _overlap, make_slots
+from nip_core.lm_server.spec import EngineSpec, ServerSpec
+
+SECOND = EngineSpec("deterministic", "other", training_device="cuda:1", loaded_adapters=3)
+
+
+def test_a_command_line_gives_the_specification_it_was_made_of(tmp_path: Path) -> None:
+    spec = ServerSpec(
+        "embedded",
+        "some/model",
+        served_model_name="name",
+        options={"max_batch": 8, "dtype": "float32"},
+        training_device="cpu",
+        share_device="yes",
+        loaded_adapters=5,
+        bases_at_once=2,
+        more_engines=(SECOND,),
+        max_upload_bytes=77,
+        idempotency_ttl_s=1.5,
+    )
+    arguments = _parser().parse_args([*spec.arguments(), "--state", str(tmp_path)])
+    assert _spec(arguments) == spec
+    assert spec.digest() != ServerSpec(**{**vars(spec), "more_engines": ()}).digest()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"engine": "other", "model": "m"}, "unknown engine 'other'"),
+        ({"engine": "vllm", "model": "m", "training_device": "gpu"}, "training_device is 'gpu'"),
+        ({"engine": "vllm", "model": "m", "share_device": "no way"}, "share_device is 'no way'"),
+        ({"engine": "vllm", "model": "m", "bases_at_once": 0}, "bases_at_once is 0"),
+    ],
+)
+def test_a_wrong_setting_is_named(arguments: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        EngineSpec(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"engine": "vllm", "model": "m", "port": 1}', "{"])
+def test_a_wrong_engine_of_add_engine_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        EngineSpec.from_json(text)
+
+
+def test_two_engines_cannot_serve_one_name(tmp_path: Path) -> None:
+    spec = ServerSpec("deterministic", "sim", more_engines=(EngineSpec("deterministic", "sim"),))
+    with pytest.raises(ValueError, match="two engines serve the name 'sim'"):
+        make_slots(spec, os.environ, tmp_path)
+
+
+def test_an_option_that_an_engine_has_not_is_refused_with_those_it_has(tmp_path: Path) -> None:
+    spec = ServerSpec("embedded", "model", options={"max_batsh": 3})
+    with pytest.raises(ValueError, match=r"no 'max_batsh'; it has .*max_batch"):
+        make_slots(spec, os.environ, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("training", "engine", "shared"),
+    [
+        ("cpu", "cpu", False),
+        ("cuda", "cpu", False),
+        ("cuda", "cuda", True),
+        ("cuda:1", "cuda", True),
+        ("cuda:1", "cuda:0", False),
+        ("cuda:0,1", "cuda:1", True),
+    ],
+)
+def test_devices_are_shared_if_both_use_one_of_the_same_number(
+    training: str, engine: str, shared: bool
+) -> None:
+    assert _overlap(training, engine) is shared
+
+
+def test_a_training_sees_its_device_alone() -> None:
+    assert _for_device({"A": "b"}, "cpu") == {"A": "b", "CUDA_VISIBLE_DEVICES": ""}
+    assert _for_device({}, "cuda:1,3")["CUDA_VISIBLE_DEVICES"] == "1,3"
+    visible = {"CUDA_VISIBLE_DEVICES": "4,5,6"}
+    assert _for_device(visible, "cuda:0,2")["CUDA_VISIBLE_DEVICES"] == "4,6"
+    assert _for_device(visible, "cuda") == visible
+    with pytest.raises(ValueError, match=r"only .* are visible"):
+        _for_device(visible, "cuda:3")

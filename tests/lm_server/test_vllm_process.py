@@ -1,0 +1,210 @@
+"""A guarded command ends with everything it started, and vLLM is called as it should be."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nip_core.lm_server.engines.base import EngineError
+from nip_core.lm_server.engines.vllm import VllmEngine
+from nip_core.lm_server.engines.vllm_guard import end_recorded
+from nip_core.lm_server.engines.vllm_process import (
+    checked_extra,
+    child_environment,
+    find_executable,
+)
+
+# A first process and one that it started; both ignore SIGTERM if told to.
+FAMILY = """
+import os, signal, subprocess, sys, time
+if "stubborn" in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if "child" not in sys.argv: subprocess.Popen([sys.executable, *sys.orig_argv[1:], "child"])
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+class Guarded:
+    """A guard with the family above, as the server starts it."""
+
+    def __init__(self, directory: Path, *arguments: str):
+        self.record = directory / "family.json"
+        command = [sys.executable, "-c", FAMILY, *arguments]
+        self.guard = subprocess.Popen(
+            [sys.executable, "-m", "nip_core.lm_server.engines.vllm_guard", str(os.getpid()),
+             str(self.record), *command],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+            cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        pids = [int(self.guard.stdout.readline()) for _ in range(2)]
+        self.family = [psutil.Process(pid) for pid in pids]
+
+    def first(self) -> psutil.Process:
+        deadline = time.monotonic() + 10
+        while not self.record.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return psutil.Process(json.loads(self.record.read_text())["group"])
+
+    def alive(self, timeout_s: float = 5.0) -> list[psutil.Process]:
+        _, alive = psutil.wait_procs(self.family, timeout=timeout_s)
+        return [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    def close(self) -> None:
+        self.guard.kill()
+        self.guard.wait(10)
+        self.guard.stdin.close()
+        self.guard.stdout.close()
+        end_recorded(self.record)
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    made = []
+
+    def make(*arguments):
+        made.append(Guarded(tmp_path, *arguments))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_the_family_ends_when_the_pipe_of_the_server_does(guarded):
+    family = guarded("stubborn")
+    family.guard.stdin.close()
+    assert family.alive() == []
+    assert family.guard.wait(5) == 1
+
+
+def test_the_family_ends_when_its_first_process_is_killed(guarded):
+    family = guarded("stubborn")
+    family.first().kill()
+    assert family.alive() == []
+    assert family.guard.wait(5) == 128 + signal.SIGKILL
+    assert not family.record.exists()
+
+
+def test_sigterm_ends_it_in_peace(guarded):
+    family = guarded()
+    family.first()
+    family.guard.terminate()
+    assert family.alive() == []
+    assert family.guard.wait(5) == 128 + signal.SIGTERM
+
+
+def test_what_a_killed_guard_leaves_is_ended_by_its_record(guarded):
+    family = guarded("stubborn")
+    family.first()
+    family.guard.kill()
+    family.guard.wait(5)
+    assert len(family.alive(0.2)) == 2
+    assert end_recorded(family.record)
+    assert family.alive() == [] and not family.record.exists()
+
+
+def test_a_record_of_others_ends_nobody(tmp_path):
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        record = tmp_path / "record.json"
+        record.write_text(json.dumps({"group": os.getpgid(sleeper.pid), "session": 999_999_999}))
+        assert end_recorded(record)
+        assert sleeper.poll() is None
+    finally:
+        sleeper.kill()
+        sleeper.wait(10)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--trust-remote-code", "--trust_remote_code", "--trust-remote", "--host=0.0.0.0", "--port",
+        "--config", "--api-key", "--middleware=x", "--lora-modules", "--enable-lora", "-tp=2",
+        "--model-config.trust_remote_code=true", "--", "--served-model-name", "--uds",
+    ],
+)  # fmt: skip
+def test_extra_arguments_can_not_undo_ours(argument):
+    with pytest.raises(ValueError, match="extra_arguments"):
+        checked_extra(["--block-size", "16", argument])
+
+
+def test_other_extra_arguments_are_taken():
+    extra = ["--block-size", "16", "--kv-cache-dtype=fp8", "--enable-prefix-caching"]
+    assert checked_extra(extra) == extra
+
+
+def test_the_child_gets_a_new_key_and_none_of_our_secrets():
+    given = {
+        "NIP_API_KEYS": "a", "OPENAI_API_KEY": "b", "PYTHONPATH": "c", "DB_PASSWORD": "d",
+        "HF_TOKEN": "e", "HOME": "/home", "VLLM_API_KEY": "f", "HF_HUB_OFFLINE": "1",
+    }  # fmt: skip
+    made = [
+        child_environment(given, Path("/env/bin/python"), cpu=cpu, kv_cache_gib=2, sleep=not cpu)
+        for cpu in (True, False)
+    ]
+    for child in made:
+        assert not {"NIP_API_KEYS", "OPENAI_API_KEY", "PYTHONPATH", "DB_PASSWORD"} & child.keys()
+        assert child["HF_TOKEN"] == "e" and child["HF_HUB_OFFLINE"] == "1"
+        assert child["VLLM_NO_USAGE_STATS"] == child["DO_NOT_TRACK"] == "1"
+        assert child["PATH"].startswith("/env/bin")
+    assert len({child["VLLM_API_KEY"] for child in made} | {"f"}) == 3
+    assert made[0]["VLLM_CPU_KVCACHE_SPACE"] == "2" and made[0]["VLLM_SERVER_DEV_MODE"] == "0"
+    assert "VLLM_TARGET_DEVICE" not in made[1] and made[1]["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+def test_the_executable_is_found_by_option_variable_or_path(tmp_path):
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    for name in ("vllm", "python"):
+        (directory / name).write_text("#!/bin/sh\n")
+        (directory / name).chmod(0o755)
+    python = directory / "python"
+    assert find_executable(str(directory / "vllm"), {}) == python
+    assert find_executable(str(python), {}) == python
+    assert find_executable(None, {"NIP_VLLM": str(directory / "vllm")}) == python
+    assert find_executable(None, {"PATH": str(directory)}) == python
+    with pytest.raises(EngineError, match="build_vllm_cpu"):
+        find_executable(None, {"PATH": ""})
+    with pytest.raises(EngineError, match="no executable"):
+        find_executable(str(tmp_path / "vllm"), {})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "int4"},
+        {"enable_sleep_mode": "sometimes"},
+        {"max_lora_rank": 1000},
+        {"max_loras": 8, "max_cpu_loras": 4},
+        {"extra_arguments": ["--host", "0.0.0.0"]},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_at_once(tmp_path, options):
+    with pytest.raises(ValueError, match=next(iter(options)).split("_loras")[0]):
+        VllmEngine("model", "name", state_dir=tmp_path, **options)
+
+
+async def test_a_rank_is_rounded_up_and_a_stopped_engine_says_so(tmp_path):
+    engine = VllmEngine("model", "name", state_dir=tmp_path, max_lora_rank=33)
+    assert engine.capabilities.max_lora_rank == 64 and not engine.capabilities.sleep
+    assert engine.state == "stopped" and engine.upstream is None
+    with pytest.raises(EngineError, match="stopped"):
+        await engine.prove("name", tmp_path)
+    await engine.unload_adapter("nobody")
+    await engine.stop()
+
+
+async def test_a_start_that_fails_says_why_and_can_be_tried_again(tmp_path):
+    engine = VllmEngine("model", "name", state_dir=tmp_path, executable=sys.executable)
+    for epoch in (1, 2):
+        with pytest.raises(EngineError, match="vLLM is not installed"):
+            await engine.start()
+        assert engine.state == "failed" and engine.epoch == epoch
+    assert json.dumps(engine.status())
