@@ -26,7 +26,9 @@ import asyncio
 import json
 import os
 import platform
+import shlex
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -317,7 +319,7 @@ def main() -> None:
         key: value for key, value in vars(options).items() if key not in ("out", "model", "words")
     } | {"model": Path(options.model).name, "adapters": ADAPTERS}
     result = {
-        "command": "python benchmarks/embedded_engine.py" + (" --http" if options.http else ""),
+        "command": shlex.join(["python", "benchmarks/embedded_engine.py", *sys.argv[1:]]),
         "settings": settings,
         "took_s": round(time.monotonic() - started, 1),
         "machine": {

@@ -8,7 +8,8 @@ Starts a server with the engine vllm (NIP_VLLM, or .vllm/bin/vllm) on the bundle
 both URLs are given. A closed loop keeps --in-flight requests running, each for exactly
 --max-tokens tokens of the base model. One round asks both places, in alternating order, first not
 streamed, then streamed; the figures are medians over the rounds, and the ratio is the median of
-the rounds' ratios. Rounds are short, so that what else the machine does falls on both. The client is the same for both and shares the processors with them.
+the rounds' ratios. Rounds are short, so that what else the machine does falls on both. The client
+is the same for both and shares the processors with them.
 
 With its own server it also measures the start, and a fine-tune: from the commit of the adapter to
 `succeeded` (loaded and proved), and from there to its first answer.

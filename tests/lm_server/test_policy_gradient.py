@@ -154,7 +154,7 @@ def test_loss_and_gradient_are_those_of_the_formula(batch, clip_low, clip_high, 
         kl_penalty=kl_penalty,
         reference_logprobs=torch.tensor(reference, dtype=torch.float64),
     )
-    assert float(loss) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
     loss.backward()
     step = 1e-6
     for i, row in enumerate(new):

@@ -131,7 +131,7 @@ class Proof:
 
     `matches` says whether what the served model gave on the probe is what the saved weights
     give; `detail` carries the figures (distance, tolerance, nearest other adapter). It has
-    ``unchanged: true`` where the adapter changes nothing over what it started from.
+    ``unchanged: true`` where the adapter changes nothing over the base model.
     """
 
     matches: bool
