@@ -18,6 +18,8 @@ from nip_core.lm_server.responses import Recording
 from nip_core.lm_server.streaming import DONE, EventStream
 
 CONNECT_TIMEOUT_S = 10.0
+IDLE_S = 60.0
+"""An unused connection is closed after this; an upstream must keep it longer."""
 ANSWER_TIMEOUT_S = 3600.0
 """Longest time for one answer, streamed or not."""
 _RETRY_AFTER_S = 5
@@ -108,7 +110,7 @@ async def _relay(
 
 def _make_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
         timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S),
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,

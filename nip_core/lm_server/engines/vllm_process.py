@@ -36,6 +36,7 @@ HOST = "127.0.0.1"
 EXECUTABLE_VARIABLE = "NIP_VLLM"
 INSPECT_TIMEOUT_S = 120.0
 HEALTH_TIMEOUT_S = 5.0
+KEEP_ALIVE_S = 600
 PROGRESS_INTERVAL_S = 15.0
 """How often a slow start is reported in the server's log."""
 LOG_LIMIT_BYTES = 16 * 1024 * 1024
@@ -174,6 +175,9 @@ def child_environment(
         "PATH": os.pathsep.join([str(python.parent), environment.get("PATH", os.defpath)]),
         "VLLM_API_KEY": secrets.token_urlsafe(32),
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        # Longer than any client of it keeps a connection: one that is closed by the other side
+        # while a request is on its way fails that request.
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         # Sleep and wake are only there in this mode; its other paths need the key as well.

@@ -67,6 +67,8 @@ def write_output(
         unchanged = _write_adapter(job, parent)
     else:
         unchanged = _write_base(job, text, parent, weights)
+    if job.hyperparameters.result == "adapter":
+        _sort_config(job.output_dir)
     _write_json(job.output_dir / PROBE_FILE, _probe(job, text))
     _write_json(job.output_dir / RESULT_FILE, {**figures, "unchanged": unchanged})
 
@@ -109,6 +111,18 @@ def same_weights(one: "LoraFiles | None", other: "LoraFiles | None") -> bool:
         if not bool((deltas[0] == deltas[1]).all()):
             return False
     return True
+
+
+def _sort_config(directory: Path) -> None:
+    """Give equal configurations equal bytes: PEFT writes sets of names, in any order."""
+    from nip_core.lm_server.engines.lora import CONFIG_FILE
+
+    path = directory / CONFIG_FILE
+    config = json.loads(path.read_text())
+    for name in ("target_modules", "exclude_modules", "modules_to_save"):
+        if isinstance(config.get(name), list):
+            config[name] = sorted(config[name])
+    _write_json(path, dict(sorted(config.items())))
 
 
 def _adapter_dir(job: TrainingJob) -> Path:
