@@ -58,6 +58,7 @@ test-learning: install
 # NIP_VLLM: the `vllm` command of a CUDA build, in an environment of its own.
 test-gpu: install
 	$(BIN)/python -m pytest tests/gpu
+	$(BIN)/python benchmarks/packing.py
 
 kill-matrix: install
 	NIP_KILLS=40 NIP_SERVER_KILLS=60 NIP_SERVER_KILLS_TRAINING=30 \
@@ -69,8 +70,8 @@ test-cluster:
 
 bench: install
 	$(BIN)/python benchmarks/chat_client.py
-	$(BIN)/python benchmarks/embedded_engine.py
-	$(BIN)/python benchmarks/pass_through.py
+	$(BIN)/python benchmarks/embedded_engine.py --http
+	NIP_VLLM=$(abspath $(VLLM))/bin/vllm $(BIN)/python benchmarks/pass_through.py
 
 clean:
 	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*

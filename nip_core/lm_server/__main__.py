@@ -215,6 +215,7 @@ async def _serve(
         loop.add_signal_handler(sent, stop.set)
     if arguments.die_with_parent is not None:
         watch_parent(arguments.die_with_parent, arguments.parent_pipe, _stopper(loop, stop))
+    _log.info("starting the engine %s with %s; state in %s", spec.engine, spec.model, state_dir)
     opening = asyncio.ensure_future(open_server(state_dir, spec, keys, os.environ))
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -237,7 +238,12 @@ async def _serve(
         card = _card(arguments, services.pool.base_models()[0], listener, configuration_digest)
         if not stop.is_set():
             write_card(state_dir, card)
-            _log.info("%s serves %s at %s", spec.engine, card.model, card.url)
+            _log.info(
+                "ready: OpenAI clients find %s at %s/v1 (engine %s)",
+                " and ".join(services.pool.base_models()),
+                card.url,
+                spec.engine,
+            )
         await stop.wait()
         _log.info("stopping")
         remove_card(state_dir, os.getpid())

@@ -1,4 +1,8 @@
-"""Training on CUDA: bfloat16, packing, quantization, several GPUs. ``make test-gpu``."""
+"""Training on CUDA: bfloat16, packing, quantization, several GPUs. ``make test-gpu``.
+
+Without a CUDA device they fail. bitsandbytes (``pip install bitsandbytes``) and a second device
+are not everywhere: the tests of these are skipped without them, and say so.
+"""
 
 import json
 import os
@@ -11,8 +15,6 @@ import pytest
 
 # Trainings in this process take one device, also where there are more.
 os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
-
-pytest.importorskip("trl")
 
 import torch
 
@@ -32,10 +34,12 @@ from training_jobs import (
 
 from nip_core.lm_server.training import job as job_module
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cuda():
+    assert torch.cuda.is_available(), "these tests need a CUDA device"
 
 
 @pytest.fixture(scope="module")

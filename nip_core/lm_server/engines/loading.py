@@ -52,7 +52,9 @@ class LoadedModel:
 def load_model(settings: WorkerSettings) -> LoadedModel:
     """Load a model and its tokenizer. Raises EngineError with the reason if it can't be served."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # the output is a log
     path = settings.model_path
     threads = settings.threads or int(os.environ.get("OMP_NUM_THREADS") or _half_the_processors())
     torch.set_num_threads(threads)
