@@ -93,8 +93,17 @@ async def open_server(
         proxy=Proxy(),
         responses=responses,
         configuration_digest=spec.digest(),
-        started_at=time.time(),
+        created_at=_created_at(database),
     )
+
+
+def _created_at(database: Database) -> int:
+    """When the state directory was made, in seconds since the epoch."""
+    created_at = database.get_meta("created_at")
+    if not created_at:
+        created_at = int(time.time())
+        database.set_meta("created_at", created_at)
+    return created_at
 
 
 async def close_server(services: Services) -> None:

@@ -42,8 +42,13 @@ _TYPES = {
 def error_body(
     message: str, type: str, code: str | None = None, param: str | None = None
 ) -> dict[str, Any]:
-    """OpenAI's error object."""
-    return {"error": {"message": message, "type": type, "param": param, "code": code}}
+    """OpenAI's error object. What a client sent that is no text stands in it escaped."""
+    param = None if param is None else _sayable(param)
+    return {"error": {"message": _sayable(message), "type": type, "param": param, "code": code}}
+
+
+def _sayable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def not_found(kind: str, id: str, param: str | None = "id") -> ApiError:
@@ -75,6 +80,11 @@ def invalid_value(name: str, value: Any, expected: str) -> ApiError:
         return ApiError(400, message, code="missing_required_parameter", param=name)
     message = f"Invalid '{name}': got {repr(value)[:80]}, expected {expected}."
     return ApiError(400, message, code="invalid_value", param=name)
+
+
+def given_twice(name: str) -> ApiError:
+    """400 for a parameter of which all but one value would have to be ignored."""
+    return ApiError(400, f"Invalid '{name}': it is given twice.", code="invalid_value", param=name)
 
 
 def unsupported_value(name: str, why: str) -> ApiError:

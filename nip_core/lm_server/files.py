@@ -4,10 +4,14 @@ An upload is streamed to a temporary file, checked, fsynced, renamed and only th
 the table, so that every row has its whole content. Ids are drawn here; a client's file name is
 only ever shown, never used as a path. A file that has expired is deleted when files are next
 looked at, but not while an unfinished job needs it.
+
+What is deleted goes from the disk first and is marked in the table then, because on a full disk the
+mark needs the room. A row without content counts as deleted, and is marked when that can be done.
 """
 
 import asyncio
 import hashlib
+import logging
 import os
 import secrets
 import sqlite3
@@ -20,6 +24,8 @@ from typing import Any
 from nip_core.lm_server import formats, wire
 from nip_core.lm_server.database import Database
 from nip_core.lm_server.errors import ApiError, not_found
+
+_log = logging.getLogger("nip.lm_server")
 
 PURPOSES = ("fine-tune",)
 MAX_ROWS = 1_000_000
@@ -59,10 +65,12 @@ class FileStore:
         self.max_rows = max_rows
         directory.mkdir(exist_ok=True)
         known = {row["id"] for row in database.all("SELECT id FROM files WHERE deleted_at IS NULL")}
-        for leftover in directory.iterdir():
+        there = {path.name for path in directory.iterdir()}
+        for leftover in there - known:
             # What a kill left between writing and entering; nobody was ever told its id.
-            if leftover.name not in known:
-                leftover.unlink()
+            (directory / leftover).unlink()
+        self._unmarked = known - there
+        self._mark_deleted()
 
     async def stage(self, chunks: AsyncIterator[bytes], filename: str) -> "StagedFile":
         """Write an upload beside the files and check it; `admit` or `discard` it afterwards.
@@ -194,8 +202,9 @@ class FileStore:
         rows = self._database.all(
             f"SELECT * FROM files WHERE {' AND '.join(where)} ORDER BY seq {order} LIMIT ?",  # noqa: S608
             *values,
-            limit + 1,
+            limit + 1 + len(self._unmarked),
         )
+        rows = [row for row in rows if row["id"] not in self._unmarked]
         data = [_object(row) for row in rows[:limit]]
         # Null is no text, which is all that the API's description allows here.
         return wire.list_with_ends(data, len(rows) > limit, none="")
@@ -215,20 +224,36 @@ class FileStore:
         return {"id": id, "object": "file", "deleted": True}
 
     def _remove(self, id: str) -> None:
-        self._database.execute("UPDATE files SET deleted_at = ? WHERE id = ?", self._clock(), id)
         (self._directory / id).unlink(missing_ok=True)
+        self._unmarked.add(id)
+        self._mark_deleted()
+
+    def _mark_deleted(self) -> None:
+        for id in tuple(self._unmarked):
+            try:
+                self._database.execute(
+                    "UPDATE files SET deleted_at = ? WHERE id = ?", self._clock(), id
+                )
+            except sqlite3.OperationalError as error:
+                _log.warning("the deletion of %s is not in the table yet: %s", id, error)
+                return
+            self._unmarked.discard(id)
 
     def _expire(self) -> None:
+        self._mark_deleted()
         for row in self._database.all(
             "SELECT id FROM files WHERE deleted_at IS NULL AND expires_at <= ?", self._clock()
         ):
-            if self._database.one(_IS_NEEDED, row["id"]) is None:
+            if (
+                row["id"] not in self._unmarked
+                and self._database.one(_IS_NEEDED, row["id"]) is None
+            ):
                 self._remove(row["id"])
 
     def _row(self, id: str) -> sqlite3.Row:
         self._expire()
         row = self._database.one("SELECT * FROM files WHERE id = ? AND deleted_at IS NULL", id)
-        if row is None:
+        if row is None or id in self._unmarked:
             raise not_found("File object", id)
         return row
 

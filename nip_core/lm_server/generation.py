@@ -26,18 +26,18 @@ async def answer_generation(request: web.Request, path: str, answer: Answer) -> 
     body = json_object(raw)
 
     async def produce(recording: Recording | None) -> web.StreamResponse:
-        engine = services.pool.engine_for(model_of(body))
-        kind = "base" if body["model"] == engine.base_model else "adapter"
-        notes_of(request).model_kind = kind
-        upstream = engine.upstream
-        if upstream is None:
-            return await answer(request, engine, body, recording)
-        changed = check_passed_through(body, upstream, chat=path.endswith("/chat/completions"))
-        response, tokens = await services.proxy.forward(
-            request, upstream, path, raw if changed is None else dumps(changed), recording
-        )
-        services.metrics.add_tokens(kind, *tokens)
-        return response
+        async with services.pool.using(model_of(body)) as engine:
+            kind = "base" if body["model"] == engine.base_model else "adapter"
+            notes_of(request).model_kind = kind
+            upstream = engine.upstream
+            if upstream is None:
+                return await answer(request, engine, body, recording)
+            changed = check_passed_through(body, upstream, chat=path.endswith("/chat/completions"))
+            response, tokens = await services.proxy.forward(
+                request, upstream, path, raw if changed is None else dumps(changed), recording
+            )
+            services.metrics.add_tokens(kind, *tokens)
+            return response
 
     response = await answer_once(request, services.responses, services.background, body, produce)
     if REPLAYED_HEADER in response.headers:

@@ -111,7 +111,7 @@ def check_passed_through(
     has_developer = False
     for index, message in enumerate(messages):
         role = message.get("role") if isinstance(message, dict) else None
-        if role not in _PASSED_ROLES:
+        if type(role) is not str or role not in _PASSED_ROLES:
             raise _wrong_role(index, message, _PASSED_ROLES)
         has_developer |= role == "developer"
     if not has_developer:
@@ -156,9 +156,10 @@ def parse_messages(messages: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _message(index: int, message: Any) -> dict[str, Any]:
-    if not isinstance(message, dict) or message.get("role") not in _CHAT_ROLES:
+    role = message.get("role") if isinstance(message, dict) else None
+    if type(role) is not str or role not in _CHAT_ROLES:
         raise _wrong_role(index, message, _CHAT_ROLES)
-    role, content = message["role"], message.get("content")
+    content = message.get("content")
     if type(content) is str:
         if len(message) == 2 and role != "developer":
             return message
@@ -182,7 +183,9 @@ def _message(index: int, message: Any) -> dict[str, Any]:
 
 def _wrong_role(index: int, message: Any, roles: frozenset[str]) -> ApiError:
     if not isinstance(message, dict):
-        return invalid_value(f"messages[{index}]", message, "an object")
+        name, got = f"messages[{index}]", "null" if message is None else repr(message)[:80]
+        message = f"Invalid '{name}': got {got}, expected an object."
+        return ApiError(400, message, code="invalid_value", param=name)
     expected = f"one of {', '.join(sorted(roles))}"
     return invalid_value(f"messages[{index}].role", message.get("role"), expected)
 
@@ -225,7 +228,12 @@ def _values(
             if not target:
                 continue
             if target in values:
-                raise invalid_value(name, value, "max_tokens or max_completion_tokens, not both")
+                raise ApiError(
+                    400,
+                    "Give one of 'max_tokens' and 'max_completion_tokens', not both.",
+                    code="invalid_value",
+                    param=name,
+                )
             values[target] = parsed
     return values
 

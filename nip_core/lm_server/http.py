@@ -3,7 +3,8 @@
 Services                   the server's parts, as routes see them
 guarded                    around every route: key, errors, request id, metrics, slow bodies
 error_answer               which status and error object an exception becomes
-json_response, query_int   JSON and query parameters
+json_object, json_response the JSON of a body, and of an answer
+query_int ...              query parameters
 make_runner                the application's runner, with the limits on connections
 """
 
@@ -27,14 +28,14 @@ from nip_core.lm_server.auth import KeyRing
 from nip_core.lm_server.background import BackgroundTasks
 from nip_core.lm_server.database import Database
 from nip_core.lm_server.engines.base import EngineError, EngineRequestError
-from nip_core.lm_server.errors import ApiError, error_body
+from nip_core.lm_server.errors import ApiError, error_body, given_twice, unsupported_value
 from nip_core.lm_server.files import FileStore
 from nip_core.lm_server.jobs import JobTable
 from nip_core.lm_server.metrics import Metrics, RequestNotes
 from nip_core.lm_server.models import ModelStore
 from nip_core.lm_server.pool import EnginePool
 from nip_core.lm_server.proxy import Proxy
-from nip_core.lm_server.responses import ResponseTable
+from nip_core.lm_server.responses import HEADER, ResponseTable
 from nip_core.lm_server.streaming import ClientGone
 from nip_core.lm_server.supervisor import JobSupervisor
 
@@ -46,10 +47,26 @@ BODY_WINDOW_BYTES = 16 * 1024
 REQUEST_ID_HEADER = "x-request-id"
 _NOTES = web.RequestKey("notes", RequestNotes)
 _CLIENT_GONE = 499
+_KEYED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/fine_tuning/jobs")
+_DECODED = ("identity", "gzip", "deflate", "br", "zstd")
+"""Content-Encodings that are undone before a handler reads; aiohttp refuses what it can't."""
 
 _log = logging.getLogger("nip.lm_server")
 _ids = itertools.count()
 _id_prefix = f"req_{secrets.token_hex(6)}"
+
+
+def strict_loads(raw: bytes) -> Any:
+    """JSON by the standard library, as strict as orjson: UTF-8 only, and no lone surrogates."""
+    value = json.loads(raw.decode(), parse_constant=_no_number)
+    if b"\\u" in raw:
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
 
 dumps: Callable[[Any], bytes]
 loads: Callable[[bytes], Any]
@@ -58,7 +75,7 @@ try:
 
     dumps, loads = orjson.dumps, orjson.loads
 except ImportError:  # pragma: no cover - optional, only faster
-    loads = json.loads
+    loads = strict_loads
 
     def dumps(value: Any) -> bytes:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
@@ -81,7 +98,7 @@ class Services:
     proxy: Proxy
     responses: ResponseTable | None  # None: nothing is kept
     configuration_digest: str
-    started_at: float
+    created_at: int
 
 
 SERVICES = web.AppKey("services", Services)
@@ -102,6 +119,9 @@ def json_object(raw: bytes) -> dict[str, Any]:
     """The JSON object in a body. Raises ApiError 400 if there is none."""
     try:
         body = loads(raw)
+        if isinstance(body, dict) and type(body.get("seed")) is float:
+            # orjson makes a float of an integer beyond 64 bits; the error shows what was sent.
+            body = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"The body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(body, dict):
@@ -119,12 +139,13 @@ def guarded(handler: Handler, *, key: bool = True, abandonable: bool = False) ->
     async def guard(request: web.Request) -> web.StreamResponse:
         services = request.app[SERVICES]
         metrics, begun, status = services.metrics, time.perf_counter(), _CLIENT_GONE
-        request[_NOTES] = notes = RequestNotes(_id_prefix + str(next(_ids)))
+        notes = notes_of(request)
         watch = None if request.content.is_eof() else _BodyWatch(request.content)
         metrics.in_flight += 1
         try:
             if key and not services.keys.accepts(request.headers.get("Authorization")):
                 raise _no_key(request)
+            _check_headers(request)
             work = handler(request)
             response = await (work if abandonable else services.background.finish(work))
             status = response.status
@@ -139,6 +160,8 @@ def guarded(handler: Handler, *, key: bool = True, abandonable: bool = False) ->
             metrics.in_flight -= 1
             if watch is not None:
                 watch.timer.cancel()
+                if request.content.exception() is not None:
+                    request.content.feed_eof()  # or aiohttp waits for the rest, and trips over it
             resource = request.match_info.route.resource
             route = resource.canonical if resource is not None else UNKNOWN_PATH
             metrics.observe(route, notes.model_kind, status, time.perf_counter() - begun)
@@ -148,7 +171,28 @@ def guarded(handler: Handler, *, key: bool = True, abandonable: bool = False) ->
 
 def notes_of(request: web.Request) -> RequestNotes:
     """Where a handler notes what it learns for the metrics."""
-    return request[_NOTES]
+    notes = request.get(_NOTES)
+    if notes is None:
+        request[_NOTES] = notes = RequestNotes(_id_prefix + str(next(_ids)))
+    return notes
+
+
+def _check_headers(request: web.Request) -> None:
+    """Refuse what a header asks for and would not get."""
+    headers = request.headers
+    if HEADER in headers and request.method in ("POST", "DELETE"):
+        resource = request.match_info.route.resource
+        if resource is not None and resource.canonical not in (*_KEYED_PATHS, UNKNOWN_PATH):
+            raise unsupported_value(HEADER, f"{request.path} does its work at every request")
+    if "Content-Encoding" in headers and request.body_exists:
+        encoding = ", ".join(headers.getall("Content-Encoding"))
+        if encoding.strip().lower() not in _DECODED:
+            raise ApiError(
+                415,
+                f"Unsupported 'Content-Encoding': got {encoding!r}, expected gzip, deflate or none",
+                code="unsupported_value",
+                param="Content-Encoding",
+            )
 
 
 def _no_key(request: web.Request) -> ApiError:
@@ -200,6 +244,12 @@ def error_answer(request: web.Request, error: Exception) -> tuple[int, dict[str,
     if isinstance(error, web.HTTPException):
         code = "request_too_large" if error.status == 413 else None
         return error.status, error_body(error.text or error.reason, "invalid_request_error", code)
+    if isinstance(error, web.RequestPayloadError):
+        message = "The body can't be read: it is broken off, or not encoded as its headers say"
+        return 400, error_body(message, "invalid_request_error", "invalid_body")
+    if isinstance(error, RecursionError):
+        message = "The body's JSON is nested too deeply"
+        return 400, error_body(message, "invalid_request_error", "invalid_json")
     id = notes_of(request).id
     if isinstance(error, EngineError):
         _log.error("%s %s %s: %s", id, request.method, request.path, error)
@@ -222,7 +272,15 @@ def error_response(request: web.Request, error: Exception) -> web.Response:
 
 
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Give every answer an id; a signal, so that streamed answers have it too."""
+    """Give every answer an id; a signal, so that streamed answers have it too.
+
+    What aiohttp refuses before there is a handler (an `Expect` it does not know, a target that is
+    no path) gets OpenAI's error object here.
+    """
+    if isinstance(response, web.HTTPException):
+        response.body = body = dumps(error_answer(request, response)[1])
+        response.content_type = "application/json"
+        response.headers["Content-Length"] = str(len(body))
     response.headers[REQUEST_ID_HEADER] = notes_of(request).id
 
 
@@ -266,7 +324,7 @@ def query_int(request: web.Request, name: str, default: int, low: int, high: int
     text = request.query.get(name)
     if text is None:
         return default
-    if not re.fullmatch(r"-?\d{1,9}", text) or not low <= int(text) <= high:
+    if not re.fullmatch(r"-?[0-9]{1,9}", text) or not low <= int(text) <= high:
         raise ApiError(
             400,
             f"Invalid '{name}': got {text!r}, expected an integer from {low} to {high}",
@@ -277,9 +335,15 @@ def query_int(request: web.Request, name: str, default: int, low: int, high: int
 
 
 def refuse_unknown_query(request: web.Request, known: set[str]) -> None:
-    """Raise ApiError 400 for a query parameter that would be ignored."""
+    """Raise ApiError 400 for a query parameter that would be ignored.
+
+    In `known`, ``name[`` stands for every ``name[key]``.
+    """
     for name in request.query:
-        if name not in known and name.partition("[")[0] + "[" not in known:
+        if len(request.query.getall(name)) > 1:
+            raise given_twice(name)
+        keyed = re.fullmatch(r"(\w+\[).+\]", name, re.DOTALL)
+        if name not in known and (keyed is None or keyed[1] not in known):
             raise ApiError(
                 400, f"Unknown parameter: '{name}'.", code="unknown_parameter", param=name
             )

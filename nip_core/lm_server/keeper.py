@@ -2,7 +2,7 @@
 
 EngineKeeper.set_wanted   what a user asks for: start, sleep, wake, stop
 EngineKeeper.lend         within, the engine leaves its device to a training
-EngineKeeper.serve        a model that answers now, or a reason why it does not
+EngineKeeper.is_ready     whether it answers; describe_absence says why not
 
 An engine that ends by itself is started again, after a pause that doubles up to MAX_PAUSE_S.
 Each start is a new epoch, and whatever brings the engine back, `restore` loads and proves its

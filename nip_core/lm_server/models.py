@@ -33,9 +33,9 @@ class AdapterError(Exception):
     """A model on disk is damaged, or the engine doesn't answer with its weights."""
 
 
-def adapter_digest(job_key: str, payload_digest: str) -> str:
-    """The digest in an adapter's name: 12 hex characters of its job's key and payload."""
-    joined = json.dumps([job_key, payload_digest]).encode()
+def adapter_digest(job_key: str, content_digest: str) -> str:
+    """The digest in an adapter's name: 12 hex characters of its job's key and of what it asks for, files by content."""
+    joined = json.dumps([job_key, content_digest]).encode()
     return hashlib.sha256(joined).hexdigest()[:DIGEST_CHARACTERS]
 
 

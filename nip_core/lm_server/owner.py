@@ -308,7 +308,11 @@ def _health_problem(url: str, key: str) -> str | None:
     try:
         status, body = _get(url, "/health", key)
         if status != 200:
-            return "; ".join(json.loads(body).get("problems", [])) or f"HTTP {status}"
+            told = json.loads(body)
+            problems = told.get("problems", [])
+            # An engine that leaves its device to a training comes back by itself.
+            if not problems or len(problems) > len(told.get("lent_to_training", [])):
+                return "; ".join(problems) or f"HTTP {status}"
         status, _ = _get(url, "/nip/status", key)
         if status == 401:
             return "it does not take the key in its state directory"

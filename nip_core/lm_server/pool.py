@@ -1,6 +1,7 @@
 """The engines of a server, which of them answers for a model, and where a model is trained.
 
-EnginePool.engine_for            the engine that answers for a model now: what routes ask
+EnginePool.using                 the engine that answers for a model, for as long as it does
+EnginePool.engine_for            the same for a moment, and only if the model is loaded
 EnginePool.publish, withdraw     make a committed model answer, with proof; and the reverse
 EnginePool.training_place        with what and where a base model is fine-tuned
 EnginePool.training_on_device    within, an engine that shares the device leaves it
@@ -10,18 +11,18 @@ model; a base model that was made here (full training, a merged stack) takes the
 two do not fit on one device, unless the slot may serve several (`bases_at_once`). What answered
 before is still there: it is started again by POST /nip/engines/<base>/start.
 
-Adapters beyond `loaded_adapters` are unloaded, the one that was asked for longest ago first. An
-adapter that is not loaded is loaded and proved when it is asked for.
+Adapters beyond `loaded_adapters` are unloaded, the one that was asked for longest ago first, but
+none that is in use. An adapter that is not loaded is loaded and proved when it is asked for; the
+request waits for that.
 """
 
 import asyncio
 import json
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from nip_core.lm_server.database import Database
 from nip_core.lm_server.engines.base import Engine, EngineError, Proof
@@ -33,6 +34,8 @@ from nip_core.lm_server.trainers import Trainer, TrainingPlace
 
 READY_TIMEOUT_S = 600.0
 """Longest wait of a finished training for an engine that comes back to load its adapter."""
+LOAD_TIMEOUT_S = 60.0
+"""Longest wait of a request for its adapter to be loaded."""
 RETRY_AFTER_S = 5
 
 _log = logging.getLogger("nip.lm_server.engine")
@@ -74,7 +77,8 @@ class EnginePool:
         self._database = database
         self._models = models
         self._served: dict[str, _Base] = {}
-        self._loading: dict[str, asyncio.Task[Any]] = {}
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._in_use: Counter[str] = Counter()
         for slot in self._slots:
             self._add_base(slot, slot.base_model, slot.spec.model)
         for row in models.rows():
@@ -98,6 +102,7 @@ class EnginePool:
                     if name == slot.base_model:
                         raise
                     self._models.note_problem(name, str(error))
+                    await slot.bases[name].keeper.set_wanted("stopped")
             if not slot.active():
                 await self._activate(slot, slot.base_model)
 
@@ -112,12 +117,25 @@ class EnginePool:
 
     # Serving
 
-    def engine_for(self, model: str) -> Engine:
-        """The engine that answers for `model` now.
+    @asynccontextmanager
+    async def using(self, model: str) -> AsyncIterator[Engine]:
+        """The engine that answers for `model`; within, its adapter stays loaded.
 
-        Raises ApiError 404 if there is no such model, 503 (with Retry-After where waiting helps)
-        if it can't answer at the moment.
+        Waits for an adapter that has to be loaded. Raises ApiError 404 if there is no such model,
+        503 (with Retry-After where waiting helps) if it can't answer at the moment.
         """
+        self._in_use[model] += 1  # from here on, so that nobody unloads what is being loaded
+        try:
+            if model not in self._served:
+                await self._load_if_it_can_be(model)
+            yield self.engine_for(model)
+        finally:
+            self._in_use[model] -= 1
+            if not self._in_use[model]:
+                del self._in_use[model]
+
+    def engine_for(self, model: str) -> Engine:
+        """The engine that answers for `model` now. Raises ApiError as `using` does."""
         base = self._served.get(model)
         if base is not None and base.keeper.engine.state == "running":
             if model in base.used:
@@ -284,10 +302,7 @@ class EnginePool:
             self._add_base(slot, name, str(self._models.path(digest)))
         try:
             await self._activate(slot, name)
-            engine = slot.bases[name].keeper.engine
-            proof = await engine.prove(name, self._models.path(digest))
-            if not proof.matches:
-                raise AdapterError(f"{name} does not answer with its weights: {proof.detail}")
+            return await self._prove_base(slot.bases[name], digest)
         except BaseException:
             # Cancellation included: what answered before answers again.
             await slot.bases[name].keeper.close()
@@ -296,23 +311,47 @@ class EnginePool:
                 if other in slot.bases:
                     await self._activate(slot, other)
             raise
+
+    async def _prove_base(self, base: _Base, digest: str) -> Proof:
+        engine = base.keeper.engine
+        await asyncio.to_thread(self._models.verify, digest)
+        proof = await engine.prove(base.name, self._models.path(digest))
+        if not proof.matches:
+            raise AdapterError(f"{base.name} does not answer with its weights: {proof.detail}")
         return _with_epoch(proof, engine)
 
     async def _restore(self, base: _Base) -> None:
         """Prove what answers with this engine, after it came up: called by the keeper."""
+        slot = self._slot(base.name)
+        row = self._models.row(base.name)
+        if row is not None:
+            # A base model that was made here; without a row it is being published, and proved then.
+            self._models.note_proof(base.name, await self._prove_base(base, row["digest"]))
         self._served[base.name] = base
-        limit = self._slot(base.name).spec.loaded_adapters
+        limit = slot.spec.loaded_adapters
         for row in self._models.adapters_of(base.name)[:limit]:
             try:
-                proof = await self._load(base, row["name"], row["digest"], verify=True)
-            except (AdapterError, EngineError) as error:
+                await self._load_listed(base, row["name"], row["digest"])
+            except EngineError:
                 if base.keeper.engine.state != "running":
                     raise
-                _log.error("adapter not served: %s: %s", row["name"], error)
-                self._models.note_problem(row["name"], str(error))
-            else:
-                self._models.note_proof(row["name"], proof)
         base.used = OrderedDict.fromkeys(reversed(base.used))  # the newest came first
+
+    async def _load_listed(self, base: _Base, name: str, digest: str) -> None:
+        """Load an adapter of the table and note there how that went. Raises EngineError."""
+        try:
+            proof = await self._load(base, name, digest, verify=True)
+        except (AdapterError, EngineError) as error:
+            _log.error("adapter not served: %s: %s", name, error)
+            if base.keeper.engine.state == "running":
+                self._models.note_problem(name, str(error))
+            if isinstance(error, EngineError):
+                raise
+            return
+        if self._models.row(name) is None:  # deleted meanwhile
+            await self.withdraw(name)
+        else:
+            self._models.note_proof(name, proof)
 
     async def _load(self, base: _Base, name: str, digest: str, *, verify: bool = False) -> Proof:
         engine, path = base.keeper.engine, self._models.path(digest)
@@ -336,11 +375,34 @@ class EnginePool:
         return _with_epoch(proof, engine)
 
     async def _unload_surplus(self, base: _Base) -> None:
-        limit = self._slot(base.name).spec.loaded_adapters
-        while len(base.used) > limit:
-            oldest, _ = base.used.popitem(last=False)
-            self._served.pop(oldest, None)
-            await base.keeper.engine.unload_adapter(oldest)
+        surplus = len(base.used) - self._slot(base.name).spec.loaded_adapters
+        idle = [name for name in [*base.used][:-1] if name not in self._in_use]
+        for name in idle[: max(0, surplus)]:
+            base.used.pop(name, None)
+            self._served.pop(name, None)
+            await base.keeper.engine.unload_adapter(name)
+
+    async def _load_if_it_can_be(self, model: str) -> None:
+        """Load an adapter that isn't, and wait for it, but not for ever."""
+        row = self._models.row(model)
+        if row is None or row["kind"] == "base" or row["problem"] is not None:
+            return
+        slot = self._slot_of(row["base_model"])
+        if slot is None or not slot.bases[row["base_model"]].keeper.is_ready:
+            return
+        task = self._loading.get(model)
+        if task is None:
+            base = slot.bases[row["base_model"]]
+            task = self._loading[model] = asyncio.create_task(
+                self._load_listed(base, model, row["digest"]), name=f"load {model}"
+            )
+            task.add_done_callback(lambda done: self._loaded(model, done))
+        await asyncio.wait({task}, timeout=LOAD_TIMEOUT_S)
+
+    def _loaded(self, model: str, task: "asyncio.Task[None]") -> None:
+        self._loading.pop(model, None)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("loading %s: %s", model, task.exception())
 
     def _why_not(self, model: str) -> ApiError:
         row = None
@@ -357,15 +419,14 @@ class EnginePool:
             return ApiError(
                 503,
                 f"The engine of {base_name!r} {keeper.describe_absence()}",
-                code="engine_not_running",
+                code="engine_training" if keeper.is_lent else "engine_not_running",
                 param="model",
                 headers={"Retry-After": str(RETRY_AFTER_S)} if waiting else None,
             )
         if row is not None and row["problem"] is None:
-            self._load_soon(self._base(base_name), model, row["digest"])
             return ApiError(
                 503,
-                f"The model {model!r} was not loaded and is being loaded now",
+                f"The model {model!r} is not loaded yet",
                 code="model_loading",
                 param="model",
                 headers={"Retry-After": "1"},
@@ -377,20 +438,6 @@ class EnginePool:
             code="model_not_served",
             param="model",
         )
-
-    def _load_soon(self, base: _Base, name: str, digest: str) -> None:
-        if name in self._loading:
-            return
-
-        async def load() -> None:
-            try:
-                self._models.note_proof(name, await self._load(base, name, digest, verify=True))
-            except (AdapterError, EngineError) as error:
-                self._models.note_problem(name, str(error))
-            finally:
-                self._loading.pop(name, None)
-
-        self._loading[name] = asyncio.create_task(load(), name=f"load {name}")
 
     def _bases(self) -> list[_Base]:
         return [base for slot in self._slots for base in slot.bases.values()]

@@ -2,6 +2,7 @@
 
 ResponseTable    claims of keys in flight, and the durable table ``responses.sqlite3``
 Recording        an answer on its way into the table
+key_of           the key of a request, checked
 answer_once      what a route wraps around its work
 
 The first request with a key does the work; one that comes meanwhile waits for it; one that comes
@@ -31,7 +32,7 @@ from aiohttp import web
 
 from nip_core.lm_server.background import BackgroundTasks
 from nip_core.lm_server.database import StateError
-from nip_core.lm_server.errors import ApiError, unsupported_value
+from nip_core.lm_server.errors import ApiError, given_twice, unsupported_value
 
 HEADER = "Idempotency-Key"
 REPLAYED_HEADER = "Idempotent-Replayed"
@@ -247,6 +248,25 @@ def _prune(connection: sqlite3.Connection, before: float) -> None:
 
 # Routes
 
+
+def key_of(request: web.Request) -> str | None:
+    """The Idempotency-Key of a request. Raises ApiError 400 for one that is none, or for two."""
+    keys = request.headers.getall(HEADER, ())
+    if not keys:
+        return None
+    if len(keys) > 1:
+        raise given_twice(HEADER)
+    if not 1 <= len(keys[0]) <= MAX_KEY_CHARACTERS or not keys[0].isprintable():
+        raise ApiError(
+            400,
+            f"Invalid '{HEADER}': it has {len(keys[0])} characters, expected 1 to "
+            f"{MAX_KEY_CHARACTERS} printable ones",
+            code="invalid_value",
+            param=HEADER,
+        )
+    return keys[0]
+
+
 Produce = Callable[[Recording | None], Awaitable[web.StreamResponse]]
 
 
@@ -263,19 +283,11 @@ async def answer_once(
     `produce` sends as a stream it notes in the recording and commits itself; any other success is
     committed here. `table` is None where nothing is kept; then a key is refused.
     """
-    key = request.headers.get(HEADER)
+    key = key_of(request)
     if key is None:
         return await produce(None)
     if table is None:
         raise unsupported_value(HEADER, "this server keeps no answers (idempotency_ttl_s is 0)")
-    if not 1 <= len(key) <= MAX_KEY_CHARACTERS or not key.isprintable():
-        raise ApiError(
-            400,
-            f"Invalid '{HEADER}': it has {len(key)} characters, expected 1 to "
-            f"{MAX_KEY_CHARACTERS} printable ones",
-            code="invalid_value",
-            param=HEADER,
-        )
     found = await table.claim(key, _payload_digest(request.path, body))
     if isinstance(found, Kept):
         return web.Response(

@@ -152,10 +152,12 @@ def _engine(services: Services, name: str) -> dict[str, Any]:
 def _health(services: Services) -> dict[str, Any]:
     free = shutil.disk_usage(services.state_dir).free
     wrong = []
-    engines = {}
+    engines, lent = {}, []
     for name in services.pool.base_models():
         keeper = services.pool.keeper(name)
         engines[name] = {"state": keeper.engine.state, "epoch": keeper.engine.epoch}
+        if keeper.is_lent and keeper.wanted == "running":
+            lent.append(name)
         if keeper.wanted == "running" and not keeper.is_ready:
             wrong.append(f"the engine of {name!r} {keeper.describe_absence()}")
     first = services.pool.keeper(services.pool.base_models()[0])
@@ -171,5 +173,6 @@ def _health(services: Services) -> dict[str, Any]:
         "engine_state": first.engine.state,
         "engine_epoch": first.engine.epoch,
         "engines": engines,
+        "lent_to_training": lent,
         "disk_free_bytes": free,
     }

@@ -3,17 +3,19 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import PurePosixPath, PureWindowsPath
 
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import BadHttpMessage
 
-from nip_core.lm_server.errors import ApiError
+from nip_core.lm_server.errors import ApiError, given_twice, invalid_value, unknown_parameter
 from nip_core.lm_server.files import PURPOSES, StagedFile, too_large
 from nip_core.lm_server.http import SERVICES, json_response, query_int, refuse_unknown_query
 
 _FORM_OVERHEAD = 64 * 1024  # what boundaries and other fields may add to an upload
 _MAX_FIELD_BYTES = 1024
+_CHUNK_BYTES = 256 * 1024
 DRAIN_S = 120.0
 """How long an upload that was refused is read on, so that its client sees the answer."""
 DRAIN_IDLE_S = 5.0
@@ -35,24 +37,22 @@ async def create_file(request: web.Request) -> web.StreamResponse:
 async def _create_file(request: web.Request) -> web.StreamResponse:
     files = request.app[SERVICES].files
     if not request.content_type.startswith("multipart/"):
-        raise ApiError(400, "The body must be multipart/form-data", code="invalid_form")
+        raise _invalid_form("The body must be multipart/form-data")
     if (request.content_length or 0) > files.max_bytes + _FORM_OVERHEAD:
         raise too_large(files.max_bytes)
     staged: StagedFile | None = None
     try:
         fields: dict[str, str] = {}
         async for part in _parts(request):
-            if part.name == "file" and staged is None:
+            name = part.name or ""
+            if name in fields or (name == "file" and staged is not None):
+                raise given_twice(name)
+            if name == "file":
                 staged = await files.stage(_chunks(part), _basename(part.filename))
-            elif part.name in ("purpose", *_EXPIRES_AFTER) and part.name not in fields:
-                fields[part.name] = await _text(part)
+            elif name in ("purpose", *_EXPIRES_AFTER):
+                fields[name] = await _text(part, name)
             else:
-                raise ApiError(
-                    400,
-                    f"Unknown parameter: '{part.name}'.",
-                    code="unknown_parameter",
-                    param=part.name,
-                )
+                raise unknown_parameter(name)
         if staged is None:
             raise _missing("file")
         purpose = fields.get("purpose")
@@ -125,34 +125,55 @@ async def _refuse_while_sending(request: web.Request, error: ApiError) -> web.St
 
 
 async def _parts(request: web.Request) -> AsyncIterator[BodyPartReader]:
-    try:
+    with _readable():
         reader = await request.multipart()
         while (part := await reader.next()) is not None:
             if not isinstance(part, BodyPartReader):
-                raise ApiError(400, "Nested multipart is not supported", code="invalid_form")
+                raise _invalid_form("Nested multipart is not supported")
+            _check_encoding(part)
             yield part
-    except ValueError as error:
-        raise ApiError(400, f"The form can't be read: {error}", code="invalid_form") from None
 
 
 async def _chunks(part: BodyPartReader) -> AsyncIterator[bytes]:
-    while chunk := await part.read_chunk(256 * 1024):
-        yield bytes(chunk)
+    with _readable():
+        while chunk := await part.read_chunk(_CHUNK_BYTES):
+            yield bytes(chunk)
 
 
-async def _text(part: BodyPartReader) -> str:
+async def _text(part: BodyPartReader, name: str) -> str:
     """A short field. Raises ApiError 400 if it is long or no UTF-8."""
     content = b""
-    while chunk := await part.read_chunk(_MAX_FIELD_BYTES):
+    async for chunk in _chunks(part):
         content += chunk
         if len(content) > _MAX_FIELD_BYTES:
-            raise ApiError(
-                400,
-                f"Invalid '{part.name}': it is longer than {_MAX_FIELD_BYTES} bytes",
-                code="invalid_value",
-                param=part.name,
-            )
-    return content.decode()
+            break
+    with contextlib.suppress(UnicodeDecodeError):
+        if len(content) <= _MAX_FIELD_BYTES:
+            return content.decode()
+    raise invalid_value(name, content, f"UTF-8 text of at most {_MAX_FIELD_BYTES} bytes")
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    """Turns what aiohttp raises for a broken form into an ApiError 400."""
+    try:
+        yield
+    except (ValueError, BadHttpMessage) as error:
+        raise _invalid_form(f"The form can't be read: {error}") from None
+
+
+def _check_encoding(part: BodyPartReader) -> None:
+    """Refuse a part whose content would be stored as something else than was meant."""
+    encoding = part.headers.get("Content-Encoding", "identity").lower()
+    transfer = part.headers.get("Content-Transfer-Encoding", "binary").lower()
+    if encoding != "identity" or transfer not in ("binary", "8bit", "7bit"):
+        raise _invalid_form(
+            f"A part of the form is encoded ({encoding}, {transfer}): send it as it is"
+        )
+
+
+def _invalid_form(message: str) -> ApiError:
+    return ApiError(400, message, code="invalid_form")
 
 
 def _expires_after_s(fields: Mapping[str, str]) -> int | None:
@@ -170,7 +191,7 @@ def _expires_after_s(fields: Mapping[str, str]) -> int | None:
             code="invalid_value",
             param=_EXPIRES_AFTER[0],
         )
-    if not re.fullmatch(r"\d{1,9}", seconds or "") or int(seconds or "") not in _EXPIRY_S:
+    if not re.fullmatch(r"[0-9]{1,9}", seconds or "") or int(seconds or "") not in _EXPIRY_S:
         raise ApiError(
             400,
             f"Invalid '{_EXPIRES_AFTER[1]}': got {seconds!r}, expected an integer from "

@@ -6,28 +6,26 @@ import shutil
 from aiohttp import web
 
 from nip_core.lm_server.errors import ApiError
-from nip_core.lm_server.http import SERVICES, json_response, query_int, refuse_unknown_query
-from nip_core.lm_server.wire import CreateJobRequest, parse_body
+from nip_core.lm_server.http import (
+    SERVICES,
+    json_object,
+    json_response,
+    query_int,
+    refuse_unknown_query,
+)
+from nip_core.lm_server.responses import key_of
+from nip_core.lm_server.wire import CreateJobRequest, parse_object
 
 MIN_FREE_BYTES = 64 * 1024 * 1024
 """A job is refused below this: it could not end well."""
-_MAX_KEY_CHARACTERS = 255
-_METADATA_KEY = re.compile(r"^metadata\[(.+)\]$")
+_METADATA_KEY = re.compile(r"metadata\[(.+)\]", re.DOTALL)
 
 
 async def create_job(request: web.Request) -> web.StreamResponse:
     """Create a job; with an Idempotency-Key, at most once."""
     services = request.app[SERVICES]
-    key = request.headers.get("Idempotency-Key")
-    if key is not None and not 1 <= len(key) <= _MAX_KEY_CHARACTERS:
-        raise ApiError(
-            400,
-            f"Invalid 'Idempotency-Key': it has {len(key)} characters, expected 1 to "
-            f"{_MAX_KEY_CHARACTERS}",
-            code="invalid_value",
-            param="Idempotency-Key",
-        )
-    body, payload = parse_body(CreateJobRequest, await request.read())
+    key = key_of(request)
+    body, payload = parse_object(CreateJobRequest, json_object(await request.read()))
 
     def admit() -> None:
         free = shutil.disk_usage(services.state_dir).free
@@ -46,7 +44,7 @@ async def list_jobs(request: web.Request) -> web.StreamResponse:
     pairs = {
         match[1]: value
         for name, value in request.query.items()
-        if (match := _METADATA_KEY.match(name))
+        if (match := _METADATA_KEY.fullmatch(name))
     }
     plain = request.query.get("metadata")
     if plain not in (None, "null") or (plain is not None and pairs):

@@ -59,9 +59,10 @@ async def delete_model(request: web.Request) -> web.StreamResponse:
     user = services.models.user_of(name)
     if user is not None:
         raise ApiError(409, f"{name!r} is needed by {user}", code="model_in_use", param="model")
-    services.models.mark_deleted(name)
     await services.pool.withdraw(name)
+    # First, because on a full disk the mark can't be written before.
     services.models.remove(row["digest"])
+    services.models.mark_deleted(name)
     return json_response({"id": name, "object": "model", "deleted": True})
 
 
@@ -69,7 +70,7 @@ def _base_object(services: Services, name: str) -> dict[str, Any]:
     engine = services.pool.keeper(name).engine
     return wire.model_object(
         id=name,
-        created_at=services.started_at,
+        created_at=services.created_at,
         owned_by="nip",
         nip={
             "engine": engine.name,

@@ -8,12 +8,18 @@ file_object ...    builders of the response objects, as plain dicts
 Requests for generation are checked by hand in `generation_parameters`, the hot path.
 """
 
-import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
-from nip_core.lm_server.errors import ApiError
+from nip_core.lm_server.errors import ApiError, unsupported_value
 
 TERMINAL_STATUSES = frozenset({"succeeded", "failed", "cancelled"})
 ACTIVE_STATUSES = ("validating_files", "queued", "running")
@@ -41,6 +47,13 @@ _Auto = BeforeValidator(_auto_is_none)
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_sent(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: item for name, item in value.items() if item is not None}
 
 
 class Hyperparameters(_Strict):
@@ -241,25 +254,29 @@ class EffectiveSettings(BaseModel):
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def parse_body(model: type[_Model], body: bytes) -> tuple[_Model, dict[str, Any]]:
-    """Check a JSON body. Returns the model and the plain object. Raises ApiError 400."""
+def parse_object(model: type[_Model], plain: dict[str, Any]) -> tuple[_Model, dict[str, Any]]:
+    """Check a JSON object. Returns the model, and the object without its nulls, which count as not
+    sent. Raises ApiError 400.
+    """
     try:
-        plain = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"The body is not JSON: {error}", code="invalid_json") from None
-    if not isinstance(plain, dict):
-        raise ApiError(400, "The body must be a JSON object", code="invalid_json")
-    try:
-        return model.model_validate_json(body), plain
+        return model.model_validate(plain), _without_nulls(plain)
     except ValidationError as error:
-        raise _request_error(error) from None
+        raise _request_error(error, plain) from None
 
 
-def _request_error(error: ValidationError) -> ApiError:
+def _without_nulls(plain: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _without_nulls(value) if isinstance(value, dict) else value
+        for name, value in plain.items()
+        if value is not None
+    }
+
+
+def _request_error(error: ValidationError, plain: dict[str, Any]) -> ApiError:
     first = error.errors(include_url=False)[0]
-    # Branches of a union put their type's name into the location; clients know no such key.
-    path = [str(p) for p in first["loc"] if not str(p).startswith(("list[", "str", "constrained"))]
-    param = ".".join(path) or None
+    param = _param(first["loc"], plain, missing=first["type"] == "missing")
+    if param == "integrations":
+        return unsupported_value(param, "integrations are not supported")
     if first["type"] == "extra_forbidden":
         return ApiError(
             400, f"Unknown parameter: '{param}'.", code="unknown_parameter", param=param
@@ -278,6 +295,21 @@ def _request_error(error: ValidationError) -> ApiError:
         code="invalid_value",
         param=param,
     )
+
+
+def _param(location: tuple[int | str, ...], plain: Any, *, missing: bool) -> str | None:
+    """The client's name of a place. What is no key there is pydantic's: a branch of a union, or
+    "[key]" for a key that is wrong itself, where the object is what to name.
+    """
+    *way, last = location
+    path = []
+    for step in way if missing or last == "[key]" else location:
+        if step in plain if isinstance(plain, dict) else isinstance(plain, list):
+            plain = plain[step]
+            path.append(str(step))
+    if last == "[key]":
+        path.pop()
+    return ".".join([*path, str(last)] if missing else path) or None
 
 
 def list_object(data: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:

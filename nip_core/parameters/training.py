@@ -116,6 +116,11 @@ def _plain_address(value: Any) -> Any:
     return value
 
 
+def _yes_or_no(value: Any) -> Any:
+    """YAML reads a bare yes as true."""
+    return {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
+
+
 class LmServerParameters(Parameters):
     """The language-model server of SelfHosted agents."""
 
@@ -127,7 +132,7 @@ class LmServerParameters(Parameters):
     """Arguments of the engine, for example max_model_len, or executable for vLLM's command."""
     training_device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+(,\d+)*)?)$")] = "auto"
     """Where the run's own server trains: cpu, cuda or cuda:0,1. auto: CUDA where there is one."""
-    share_device: Literal["auto", "yes", "no"] = "auto"
+    share_device: Annotated[Literal["auto", "yes", "no"], BeforeValidator(_yes_or_no)] = "auto"
     """Whether the engine leaves its device while a job trains. auto: if both use the same one."""
     replies: str | None = None
     """The deterministic engine's replies file. None: the bundled one."""

@@ -1,6 +1,7 @@
 """The embedded engine sleeps, wakes, dies and comes back; prompts that are no conversation."""
 
 import asyncio
+import contextlib
 import ctypes
 import resource
 import sys
@@ -14,7 +15,11 @@ pytest.importorskip("torch")
 pytest.importorskip("peft")
 
 from nip_core.lm_server.engines import embedded
-from nip_core.lm_server.engines.base import EngineError, GenerationRequest
+from nip_core.lm_server.engines.base import (
+    EngineError,
+    EngineRequestError,
+    GenerationRequest,
+)
 from nip_core.lm_server.engines.embedded import EmbeddedEngine
 
 sys.path.append(str(Path(__file__).parent))
@@ -49,6 +54,25 @@ def ask(text: str = "hello", model: str = "a", **more: Any) -> GenerationRequest
     return GenerationRequest(
         model=model, messages=messages, **{"max_tokens": 12, "seed": 7, **more}
     )
+
+
+async def test_a_text_of_megabytes_is_refused_and_others_are_answered_meanwhile(engine):
+    ended: list[str] = []
+
+    async def note(name: str, request: GenerationRequest) -> None:
+        with contextlib.suppress(EngineRequestError):
+            await engine.generate(request)
+        ended.append(name)
+
+    huge = asyncio.create_task(note("huge", ask("hello world " * 100_000)))
+    await asyncio.sleep(0)  # it is the first
+    await asyncio.wait_for(note("small", ask()), DEADLINE_S)
+    await asyncio.wait_for(huge, DEADLINE_S)
+    assert ended == ["small", "huge"]
+    with pytest.raises(EngineRequestError, match="context is"):
+        await engine.generate(ask("hello world " * 3_000))
+    with pytest.raises(EngineRequestError, match="context is"):
+        await engine.generate(GenerationRequest(model="a", prompt="hello " * 3_000))
 
 
 LONG = {"max_tokens": 480, "stop": ("\0never",)}

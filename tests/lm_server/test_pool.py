@@ -67,7 +67,8 @@ class Bench:
 
     async def ask(self, model: str) -> str:
         request = GenerationRequest(model, ({"role": "user", "content": "Question: 1?"},), seed=1)
-        result = await self.pool.engine_for(model).generate(request)
+        async with self.pool.using(model) as engine:
+            result = await engine.generate(request)
         assert result.model == model
         return result.choices[0].text
 
@@ -105,15 +106,34 @@ async def test_an_adapter_that_was_unloaded_is_loaded_and_proved_when_it_is_aske
         assert engine.loaded_adapters() == ("b", "c")
         error = one.refused("a")
         assert (error.status, error.code) == (503, "model_loading")
-        assert error.headers == {"Retry-After": "1"}
-        await one.until(lambda: one.pool.is_served("a"))
-        assert engine.loaded_adapters() == ("c", "a")
         await one.ask("a")
+        assert engine.loaded_adapters() == ("c", "a")
         # What was asked for last stays.
         await one.ask("c")
-        one.refused("b")
-        await one.until(lambda: one.pool.is_served("b"))
+        await one.ask("b")
         assert set(engine.loaded_adapters()) == {"b", "c"}
+
+
+async def test_many_who_ask_for_more_adapters_than_are_loaded_are_all_answered(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path, loaded_adapters=1) as one:
+        names = ["a", "b", "c", "d"]
+        for name in names:
+            await one.publish(name)
+        asked = [one.ask(name) for name in names * 10]
+        assert all(await asyncio.wait_for(asyncio.gather(*asked), DEADLINE_S))
+
+
+async def test_an_adapter_in_use_is_not_unloaded(tmp_path: Path) -> None:
+    async with bench(tmp_path, loaded_adapters=1) as one:
+        await one.publish("a")
+        async with one.pool.using("a") as engine:
+            await one.publish("b")
+            await one.ask("b")
+            assert engine.loaded_adapters() == ("a", "b")
+        await one.publish("c")
+        assert engine.loaded_adapters() == ("c",)
 
 
 async def test_a_start_restores_the_newest_adapters_and_proves_them_anew(tmp_path: Path) -> None:
@@ -217,7 +237,7 @@ async def test_only_an_engine_that_shares_the_device_leaves_it_for_a_training(
         await one.publish("a")
         async with one.pool.training_on_device("sim"):
             error = one.refused("a")
-            assert (error.status, error.code) == (503, "engine_not_running")
+            assert (error.status, error.code) == (503, "engine_training")
             assert "training" in error.message and error.headers["Retry-After"]
             assert one.pool.is_served("other")
             # What a job needs to know it can still learn.
@@ -232,3 +252,17 @@ async def test_an_engine_put_to_sleep_refuses_and_wakes_with_its_adapters(tmp_pa
         assert one.refused("a").code == "engine_not_running"
         await one.pool.set_wanted("sim", "running")
         assert one.pool.is_served("a")
+
+
+async def test_a_base_made_here_that_was_damaged_is_a_problem_and_the_slot_serves_its_own(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as one:
+        await one.publish("new", kind="base")
+        row = one.models.row("new")
+        assert row is not None
+        (one.models.path(row["digest"]) / BASE_FILE).write_text('{"generation": 9}')
+    async with bench(tmp_path) as one:
+        assert one.pool.is_served("sim") and not one.pool.is_served("new")
+        row = one.models.row("new")
+        assert row is not None and "damaged" in row["problem"]

@@ -322,10 +322,13 @@ class DeterministicEngine:
             param, what = "messages", "messages take"
             if request.prompt is not None:
                 param, what = "prompt", "prompt takes"
+            text = param
+            if room > 0:
+                param = "max_tokens"
             asked = f" and {request.max_tokens} for the answer" if request.max_tokens else ""
             raise EngineRequestError(
                 f"This model's context is {self.max_model_len} tokens; the {what} "
-                f"{prompt_tokens}{asked}. Shorten the {param} or lower max_tokens.",
+                f"{prompt_tokens}{asked}. Shorten the {text} or lower max_tokens.",
                 "context_length_exceeded",
                 param,
             )

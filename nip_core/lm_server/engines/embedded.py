@@ -38,8 +38,9 @@ from nip_core.lm_server.engines.requests import (
     encode_messages,
     make_readers,
     make_rows,
+    text_size,
 )
-from nip_core.lm_server.engines.worker import Listener, ModelWorker, Pending
+from nip_core.lm_server.engines.worker import LONG_TEXT, Listener, ModelWorker, Pending
 
 SLEEP_TIMEOUT_S = 60.0
 """Time that running requests have to end when the engine is put to sleep."""
@@ -158,7 +159,7 @@ class EmbeddedEngine:
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Answer, or raise EngineRequestError. Cancelling the await abandons the request."""
-        worker, pending = self._prepare(request)
+        worker, pending = await self._prepare(request)
         worker.submit(pending)
         try:
             await asyncio.wrap_future(pending.done)
@@ -183,7 +184,7 @@ class EmbeddedEngine:
 
         What is wrong with the request is raised before the first delta.
         """
-        worker, pending = self._prepare(request)
+        worker, pending = await self._prepare(request)
         progress = asyncio.Event()
         pending.listener = Listener(asyncio.get_running_loop(), progress)
         worker.submit(pending)
@@ -212,7 +213,9 @@ class EmbeddedEngine:
     async def tokenize(self, model: str, messages: tuple[dict[str, Any], ...]) -> tuple[int, ...]:
         """Token ids of the prompt these messages give, generation prompt included."""
         worker, _ = self._find(model)
-        return tuple(encode_messages(worker, messages))
+        if text_size(messages, None) < LONG_TEXT:
+            return tuple(encode_messages(worker, messages))
+        return tuple(await asyncio.to_thread(encode_messages, worker, messages))
 
     @property
     def max_model_len(self) -> int:
@@ -333,10 +336,15 @@ class EmbeddedEngine:
             )
         return worker, adapter
 
-    def _prepare(self, request: GenerationRequest) -> tuple[ModelWorker, Pending]:
+    async def _prepare(self, request: GenerationRequest) -> tuple[ModelWorker, Pending]:
         """Check a request and make its rows. Raises EngineRequestError."""
         worker, adapter = self._find(request.model)
-        return worker, Pending(make_rows(worker, request, adapter, self._settings.max_batch))
+        max_batch = self._settings.max_batch
+        if text_size(request.messages, request.prompt) < LONG_TEXT:
+            return worker, Pending(make_rows(worker, request, adapter, max_batch))
+        # Seconds for megabytes, in which others have their turn.
+        rows = await asyncio.to_thread(make_rows, worker, request, adapter, max_batch)
+        return worker, Pending(rows)
 
     def _attach(self, worker: ModelWorker, name: str, files: LoraFiles) -> None:
         """In the worker's thread, so that two loads of one name come one after the other."""

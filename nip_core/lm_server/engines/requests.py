@@ -63,6 +63,11 @@ def make_rows(
     ]
 
 
+def text_size(messages: tuple[dict[str, Any], ...], prompt: str | tuple[int, ...] | None) -> int:
+    """Characters that have to be encoded."""
+    return sum(len(m["content"]) for m in messages) + (len(prompt) if prompt is not None else 0)
+
+
 def encode_messages(worker: ModelWorker, messages: tuple[dict[str, Any], ...]) -> list[int]:
     try:
         return worker.encode_prompt(messages)
@@ -102,10 +107,12 @@ def _room_for(context: int, prompt_tokens: int, request: GenerationRequest) -> i
         what, param = ("messages take", "messages")
         if request.prompt is not None:
             what, param = ("prompt takes", "prompt")
+        if room > 0:
+            param = "max_tokens"
         asked = f" and {max_tokens} for the answer" if max_tokens else ""
         raise EngineRequestError(
             f"This model's context is {context} tokens; the {what} {prompt_tokens}{asked}. "
-            f"Shorten the {param} or lower max_tokens.",
+            f"Shorten the {what.partition(' ')[0]} or lower max_tokens.",
             code="context_length_exceeded",
             param=param,
         )

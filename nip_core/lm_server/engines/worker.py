@@ -12,12 +12,14 @@ the rows by itself.
 
 import asyncio
 import contextlib
+import copy
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -39,6 +41,8 @@ from nip_core.lm_server.engines.lora import LoraAdapter, RowwiseLora
 
 JOIN_EVERY_STEPS = 8
 """Requests join a running batch at most this often: joining copies the cache."""
+LONG_TEXT = 16_000
+"""Characters from which on a text is encoded aside, in a thread of its own."""
 STOP_TIMEOUT_S = 30.0
 _IDLE_WAIT_S = 1.0
 _DRAIN_INTERVAL_S = 0.02
@@ -91,6 +95,8 @@ class ModelWorker:
         self._commands: deque[Callable[[EngineError | None], None]] = deque()
         self._wake = threading.Condition()
         self._tokenizer_lock = threading.Lock()
+        self._long_lock = threading.Lock()
+        self._long_tokenizer: Any = None
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="embedded-engine", daemon=True)
         self._started: Future[None] = Future()
@@ -171,15 +177,31 @@ class ModelWorker:
             self._wake.notify()
         return await asyncio.wrap_future(result)
 
+    @contextmanager
+    def _encoder(self, size: int) -> Iterator[Any]:
+        """A tokenizer for a text of `size` characters, for this thread alone.
+
+        Long texts have one of their own, since everybody else waits for the common one.
+        """
+        if size < LONG_TEXT:
+            with self._tokenizer_lock:
+                yield self.loaded.tokenizer
+            return
+        with self._long_lock:
+            if self._long_tokenizer is None:
+                with self._tokenizer_lock:
+                    self._long_tokenizer = copy.deepcopy(self.loaded.tokenizer)
+            yield self._long_tokenizer
+
     def encode_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation's prompt. Raises ChatTemplateError."""
-        with self._tokenizer_lock:
-            return chat_template.encode_prompt(self.loaded.tokenizer, messages)
+        with self._encoder(sum(len(message["content"]) for message in messages)) as tokenizer:
+            return chat_template.encode_prompt(tokenizer, messages)
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of a text, with what the tokenizer puts around plain texts."""
-        with self._tokenizer_lock:
-            return list(self.loaded.tokenizer(text)["input_ids"])
+        with self._encoder(len(text)) as tokenizer:
+            return list(tokenizer(text)["input_ids"])
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of token ids; `special` keeps the special tokens."""

@@ -4,6 +4,7 @@ Message             role, content, and for assistant messages whether it is lear
 text_of             the text of a message's content
 message_problems    its rules
 parse_message       a checked message
+conversation_problems, learned_problems    the rules of the object that has `messages`
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,12 @@ from typing import Any
 from nip_core.lm_server.formats.jsonl import Problem, kind, unknown_keys
 
 ROLES = ("system", "user", "assistant")
+_ACCEPTED_ROLES = (*ROLES, "developer")
+"""`developer` is OpenAI's new word for `system`, and is read as that."""
 _KEYS = ("role", "content", "name")
+_EMPTY_IN_ANSWERS = ("refusal", "tool_calls", "function_call", "audio", "annotations")
+"""What a chat answer's message has besides; null or [] means the same as being absent."""
+_CONVERSATION_KEYS = ("messages", "tools", "parallel_tool_calls")
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,9 @@ class Message:
 def parse_message(message: Mapping[str, Any]) -> Message:
     """A Message from a checked object."""
     token_ids, logprobs = message.get("token_ids"), message.get("logprobs")
+    role = message["role"]
     return Message(
-        role=message["role"],
+        role="system" if role == "developer" else role,
         content=text_of(message["content"]) or "",
         weight=int(message.get("weight", 1)),
         name=message.get("name"),
@@ -84,10 +91,11 @@ def message_problems(
     if not isinstance(message, dict):
         yield Problem(line, "invalid_message", f"{at} must be an object, got {kind(message)}")
         return
-    yield from unknown_keys(line, at, message, (*_KEYS, *extra_keys))
+    said = {k: v for k, v in message.items() if k not in _EMPTY_IN_ANSWERS or v not in (None, [])}
+    yield from unknown_keys(line, at, said, (*_KEYS, *extra_keys))
     role = message.get("role")
-    if role not in ROLES:
-        expected = ", ".join(ROLES)
+    if role not in _ACCEPTED_ROLES:
+        expected = ", ".join(_ACCEPTED_ROLES)
         yield Problem(line, "invalid_role", f"{at}.role is {role!r}; expected one of {expected}")
     text = text_of(message.get("content"))
     if text is None:
@@ -113,6 +121,32 @@ def _weight_problems(line: int, at: str, role: Any, weight: Any) -> Iterator[Pro
         )
     elif isinstance(weight, bool) or weight not in (0, 1):
         yield Problem(line, "invalid_weight", f"{at}.weight must be 0 or 1, got {weight!r}")
+
+
+def conversation_problems(
+    line: int, value: Mapping[str, Any], *, inside: str = "", extra_keys: tuple[str, ...] = ()
+) -> Iterator[Problem]:
+    """The rules of an object that is a request of chat: `messages`, and tools, which must be none.
+
+    `inside` is the key under which it stands in the line, if not the line itself.
+    """
+    at = f"{inside}." if inside else ""
+    yield from messages_problems(line, f"{at}messages", value, extra_keys)
+    where = f"'{inside}'" if inside else "the example"
+    yield from unknown_keys(line, where, value, _CONVERSATION_KEYS)
+    if value.get("tools") not in (None, []):
+        yield Problem(
+            line,
+            "tools_unsupported",
+            f"'{at}tools' must be empty, got {kind(value['tools'])}: tools are not supported",
+        )
+    parallel = value.get("parallel_tool_calls")
+    if parallel is not None and not isinstance(parallel, bool):
+        yield Problem(
+            line,
+            "invalid_parallel_tool_calls",
+            f"'{at}parallel_tool_calls' must be a boolean, got {kind(parallel)}",
+        )
 
 
 def messages_problems(
@@ -155,6 +189,13 @@ def learned_problems(line: int, messages: list[dict[str, Any]]) -> Iterator[Prob
             line,
             "nothing_to_learn",
             "every assistant message has weight 0; at least one needs weight 1",
+        )
+    if messages[0]["role"] == "assistant" and messages[0].get("weight", 1) != 0:
+        yield Problem(
+            line,
+            "nothing_before_answer",
+            "messages[0] is an assistant message to be learned, and nothing is before it: begin "
+            "with what it answers, or give it weight 0",
         )
 
 

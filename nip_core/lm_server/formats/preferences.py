@@ -17,8 +17,8 @@ from typing import Any
 from nip_core.lm_server.formats.jsonl import Problem, kind, unknown_keys
 from nip_core.lm_server.formats.messages import (
     Message,
+    conversation_problems,
     message_problems,
-    messages_problems,
     parse_message,
     text_of,
 )
@@ -72,6 +72,12 @@ def problems(line: int, value: Any) -> Iterator[Problem]:
                 "'preferred_output' and 'non_preferred_output' are equal, so there is nothing to "
                 "learn",
             )
+        elif not preferred:
+            yield Problem(
+                line,
+                "empty_answer",
+                "preferred_output[0].content is empty, so there is nothing to learn",
+            )
 
 
 def _input_problems(line: int, value: Mapping[str, Any]) -> Iterator[Problem]:
@@ -82,27 +88,13 @@ def _input_problems(line: int, value: Mapping[str, Any]) -> Iterator[Problem]:
     if not isinstance(given, dict):
         yield Problem(line, "invalid_input", f"'input' must be an object, got {kind(given)}")
         return
-    found = [*messages_problems(line, "input.messages", given)]
+    found = [*conversation_problems(line, given, inside="input")]
     yield from found
     if not found and given["messages"][-1]["role"] == "assistant":
         yield Problem(
             line,
             "last_message_is_assistant",
             "the last message of the input is the assistant's, so there is nothing to answer",
-        )
-    yield from unknown_keys(line, "'input'", given, ("messages", "tools", "parallel_tool_calls"))
-    if given.get("tools") not in (None, []):
-        yield Problem(
-            line,
-            "tools_unsupported",
-            f"'input.tools' must be empty, got {kind(given['tools'])}: tools are not supported",
-        )
-    parallel = given.get("parallel_tool_calls")
-    if parallel is not None and not isinstance(parallel, bool):
-        yield Problem(
-            line,
-            "invalid_input",
-            f"'input.parallel_tool_calls' must be a boolean, got {kind(parallel)}",
         )
 
 

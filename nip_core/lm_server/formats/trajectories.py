@@ -169,7 +169,7 @@ def _line_problems(line: int, value: Any) -> Iterator[Problem]:
     yield from unknown_keys(line, "the example", value, ("messages", "turns", *_SHARED_KEYS))
     group = value.get("group_id")
     if not isinstance(group, str) or not group:
-        got = kind(group) if group != "" else "an empty one"
+        got = "an empty one" if group == "" else kind(group) if "group_id" in value else "nothing"
         yield Problem(line, "invalid_group_id", f"'group_id' must be a string, got {got}")
     if not _is_finite(value.get("reward")):
         got = kind(value["reward"]) if "reward" in value else "nothing"

@@ -1,8 +1,12 @@
-"""What the trainer tells while it runs: progress as events, and a stop when the loss breaks."""
+"""What the trainer tells while it runs: progress as events, and a stop when the loss breaks.
+
+make_callback    told of every step by the trainer
+step_figures     what is told of a step
+"""
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformers import TrainerCallback
@@ -44,14 +48,21 @@ class _EventCallback(TrainerCallback):  # type: ignore[misc]
             state.global_step,
             state.max_steps,
             {
-                "loss": float(logs["loss"]),
-                "learning_rate": float(logs.get("learning_rate", 0.0)),
-                "epoch": state.epoch,
-                "tokens": int(logs.get("num_tokens", 0)),
+                **step_figures(logs),
                 "remaining_s": round(per_step_s * (state.max_steps - state.global_step), 1),
-                **{k: float(v) for k, v in logs.items() if k.startswith(_PASSED_ON)},
             },
         )
+
+
+def step_figures(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of one step, from what the trainer logged of it."""
+    return {
+        "loss": float(logs["loss"]),
+        "learning_rate": float(logs.get("learning_rate", 0.0)),
+        "epoch": logs.get("epoch"),
+        "tokens": int(logs.get("num_tokens", 0)),
+        **{k: float(v) for k, v in logs.items() if k.startswith(_PASSED_ON)},
+    }
 
 
 def make_callback(events: Events, clock: Callable[[], float] = time.monotonic) -> TrainerCallback:

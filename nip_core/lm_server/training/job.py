@@ -11,12 +11,15 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from nip_core.lm_server.trainers import METRICS_FILE
+
 PROGRESS_INTERVAL_S = 0.25
-"""Progress is written at most this often; the first and the last step always are."""
+"""Progress is told at most this often, the first and the last step always. `METRICS_FILE` has
+every step."""
 
 
 class TrainingError(Exception):
@@ -51,8 +54,13 @@ class TrainingSettings(BaseModel):
     lora_rank: int | None = Field(16, ge=1)
     lora_alpha: float | None = Field(32.0, gt=0)
     lora_dropout: float | None = Field(0.0, ge=0, lt=1)
-    lora_target_modules: str | list[str] | None = None
-    """Names of linear layers; None or "all-linear" means all but the output layer."""
+    lora_target_modules: (
+        Literal["all-linear"]
+        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+        | None
+    ) = "all-linear"
+    """Names of linear layers; "all-linear" means all but the output layer. LoRA's four settings
+    may be None only without LoRA."""
     max_length: int | None = Field(None, ge=2)
     """Longest sequence in tokens; None means the model's context. Longer ones are an error."""
     warmup_ratio: float = Field(0.0, ge=0, le=1)
@@ -83,6 +91,9 @@ class TrainingSettings(BaseModel):
     def _fit_each_other(self) -> "TrainingSettings":
         if not self.use_lora and self.result != "base":
             raise ValueError('without LoRA a base is trained: result must be "base"')
+        lora = (self.lora_rank, self.lora_alpha, self.lora_dropout, self.lora_target_modules)
+        if self.use_lora and None in lora:
+            raise ValueError("with LoRA its rank, alpha, dropout and target modules are needed")
         return self
 
 
@@ -108,6 +119,11 @@ class TrainingJob(BaseModel):
     def checkpoints_dir(self) -> Path:
         """Checkpoints lie outside the output directory, which is emptied before every start."""
         return (self.job_dir or self.output_dir.parent) / "checkpoints"
+
+    @property
+    def metrics_path(self) -> Path:
+        """The figures of every step, one JSON line each, written once the training is done."""
+        return (self.job_dir or self.output_dir.parent) / METRICS_FILE
 
 
 def read_job(job_dir: Path) -> TrainingJob:

@@ -20,6 +20,7 @@ small updates would vanish in them.
 
 import gc
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -195,7 +196,7 @@ def _continued(job: TrainingJob, model: Any, parent: "LoraFiles") -> Any:
     check_fits(model, parent)
     config = LoraConfig.from_pretrained(str(parent.path))
     config.inference_mode = False
-    config.lora_dropout = job.hyperparameters.lora_dropout or 0.0
+    config.lora_dropout = job.hyperparameters.lora_dropout
     return PeftModel.from_pretrained(
         _prepared(job, model), parent.path, config=config, is_trainable=True
     )
@@ -207,33 +208,44 @@ def _with_new_adapter(job: TrainingJob, model: Any) -> Any:
 
     settings = job.hyperparameters
     set_seed(job.seed)  # the adapter's initial values are drawn here
+    if isinstance(settings.lora_target_modules, list):
+        check_targets(model, settings.lora_target_modules)
     config = LoraConfig(
-        r=settings.lora_rank or 16,
-        lora_alpha=settings.lora_alpha or 2 * (settings.lora_rank or 16),
-        lora_dropout=settings.lora_dropout or 0.0,
-        target_modules=settings.lora_target_modules or "all-linear",
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=settings.lora_dropout,
+        target_modules=settings.lora_target_modules,
         bias="none",
         task_type="CAUSAL_LM",
     )
-    try:
-        model = get_peft_model(_prepared(job, model), config)
-    except ValueError as error:
-        raise TrainingError("invalid_target_modules", str(error), "lora_target_modules") from error
-    if any(name.rpartition(".")[2] == "lm_head" for name in adapted_modules(model)):
-        raise TrainingError(
-            "invalid_target_modules",
-            "the output layer lm_head can't be adapted: leave it out of lora_target_modules",
-            "lora_target_modules",
-        )
-    return model
+    return get_peft_model(_prepared(job, model), config)
 
 
-def adapted_modules(model: Any) -> list[str]:
-    """Names of the modules that an adapter of a PeftModel changes, as in the base model."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
+def check_targets(model: Any, targets: Sequence[str]) -> None:
+    """Raise TrainingError unless every name is of linear layers that an adapter may change.
 
-    inner = model.get_base_model()
-    return [name for name, module in inner.named_modules() if isinstance(module, BaseTunerLayer)]
+    PEFT would leave out names that it doesn't find, and adapt embeddings, which engines don't load.
+    """
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    modules = dict(model.named_modules())
+    linear = {
+        name
+        for name, module in modules.items()
+        if isinstance(module, torch.nn.Linear | Conv1D)
+        and module is not model.get_output_embeddings()
+    }
+    for target in targets:
+        matched = [name for name in modules if f".{name}".endswith(f".{target}")]
+        if not matched or not linear.issuperset(matched):
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+            why = "is no linear layer below the output layer" if matched else "is not in the model"
+            raise TrainingError(
+                "invalid_target_modules",
+                f"{target!r} {why}; those that can be adapted are {known}",
+                "lora_target_modules",
+            )
 
 
 def _prepared(job: TrainingJob, model: Any) -> Any:

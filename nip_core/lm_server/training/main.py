@@ -18,6 +18,7 @@ starts itself again under ``accelerate launch`` and waits; then only the first p
 """
 
 import argparse
+import importlib
 import os
 import signal
 import subprocess
@@ -31,6 +32,11 @@ from nip_core.lm_server.training.job import Events, Stopped, TrainingError, Trai
 
 STOPPED = 143
 """Exit status after SIGTERM: 128 and the signal's number, as shells have it."""
+_METHODS = {
+    "supervised": "nip_core.lm_server.training.sft",
+    "dpo": "nip_core.lm_server.training.dpo",
+    "trajectories": "nip_core.lm_server.training.trajectories",
+}
 _NO_SPACE = (27, 28, 122)  # EFBIG, ENOSPC, EDQUOT
 
 
@@ -66,18 +72,7 @@ def _train(job: TrainingJob, events: Events) -> int:
     # What arrives before training listens finds nothing worth a checkpoint.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
     try:
-        if job.method == "supervised":
-            from nip_core.lm_server.training import sft
-
-            sft.train(job, events)
-        elif job.method == "dpo":
-            from nip_core.lm_server.training import dpo
-
-            dpo.train(job, events)
-        else:
-            from nip_core.lm_server.training import trajectories
-
-            trajectories.train(job, events)
+        importlib.import_module(_METHODS[job.method]).train(job, events)
     except Stopped as stopped:
         events.message(f"stopped after step {stopped.step}; a checkpoint was written")
         return STOPPED
@@ -158,6 +153,8 @@ def _rank() -> int:
 
 def run_as_child() -> int:
     """`main` for a process that must not outlive the one that started it."""
+    # The server's `child` has done this already for the process that it starts, but not for those
+    # that the launcher starts, which come here directly.
     die_with_parent_process(os.getppid())
     status = main()
     if _rank_or_none() is None:

@@ -11,13 +11,14 @@ A method's module (`sft`, `dpo`, `trajectories`) has ``train(job, events)``, whi
 
 import json
 import math
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from nip_core.lm_server.training import checkpoints, loading, output
 from nip_core.lm_server.training.arguments import effective_arguments
-from nip_core.lm_server.training.callback import make_callback
+from nip_core.lm_server.training.callback import make_callback, step_figures
 from nip_core.lm_server.training.job import Events, Stopped, TrainingError, TrainingJob
 
 
@@ -72,6 +73,7 @@ def run(
         events.message(f"validation loss {validation['validation_loss']:.4f}")
     _check_finite(trained_parameters(trainer))
     if trainer.args.should_save:
+        _write_metrics(trainer, job)
         weights = output.save_trained(job, trainer.model)
         _free(trainer)
         if settings.result == "base":
@@ -85,6 +87,18 @@ def run(
 def trained_parameters(trainer: Any) -> list[Any]:
     """The parameters that are trained."""
     return [p for p in trainer.model.parameters() if p.requires_grad]
+
+
+def _write_metrics(trainer: Any, job: TrainingJob) -> None:
+    """Every step's figures. The log is part of checkpoints, so it has those of all attempts."""
+    lines = [
+        json.dumps({"step": entry["step"], **step_figures(entry)})
+        for entry in trainer.state.log_history
+        if "loss" in entry
+    ]
+    part = job.metrics_path.with_suffix(".part")
+    part.write_text("".join(line + "\n" for line in lines))
+    os.replace(part, job.metrics_path)
 
 
 def _losses(trainer: Any) -> dict[str, float | None]:
