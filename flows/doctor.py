@@ -1,5 +1,6 @@
 """What is installed, which engines can run, what is missing and how to get it."""
 
+import asyncio
 import importlib.metadata
 import importlib.util
 import os
@@ -8,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from nip_core.lm_server.engines.base import EngineError
+from nip_core.lm_server.engines.vllm_process import find_executable, inspect
 from nip_core.models import BUNDLED
 
 _CORE = ("prefect", "fastapi", "pydantic", "openai", "aiohttp", "pyarrow", "numpy")
@@ -47,11 +50,7 @@ def examine() -> list[Finding]:
             _device() if embedded else "pip install 'nip[local]' (see README for a small torch)",
         )
     )
-    findings.append(
-        Finding(
-            "engine vllm", False, "not available in this version; use lm_server.url for a server"
-        )
-    )
+    findings.append(_vllm())
     for name, path in BUNDLED.items():
         there = (path / "config.json").exists()
         findings.append(
@@ -83,6 +82,16 @@ def _package(name: str, remedy: str, needed: bool = False) -> Finding:
         return Finding(name, True, importlib.metadata.version(name), needed)
     except importlib.metadata.PackageNotFoundError:
         return Finding(name, False, f"missing: {remedy}", needed)
+
+
+def _vllm() -> Finding:
+    try:
+        python = find_executable(None, os.environ)
+        found = asyncio.run(inspect(python, os.environ))
+    except EngineError as error:
+        return Finding("engine vllm", False, str(error))
+    build = "CPU build" if found.cpu_build else "CUDA build"
+    return Finding("engine vllm", True, f"{found.versions['vllm']}, {build}, {python.parent}")
 
 
 def _device() -> str:

@@ -11,7 +11,6 @@ mark needs the room. A row without content counts as deleted, and is marked when
 
 import asyncio
 import hashlib
-import logging
 import os
 import secrets
 import sqlite3
@@ -24,8 +23,6 @@ from typing import Any
 from nip_core.lm_server import formats, wire
 from nip_core.lm_server.database import Database
 from nip_core.lm_server.errors import ApiError, not_found
-
-_log = logging.getLogger("nip.lm_server")
 
 PURPOSES = ("fine-tune",)
 MAX_ROWS = 1_000_000
@@ -234,9 +231,8 @@ class FileStore:
                 self._database.execute(
                     "UPDATE files SET deleted_at = ? WHERE id = ?", self._clock(), id
                 )
-            except sqlite3.OperationalError as error:
-                _log.warning("the deletion of %s is not in the table yet: %s", id, error)
-                return
+            except sqlite3.OperationalError:
+                return  # the disk is full; the next look at the files tries again
             self._unmarked.discard(id)
 
     def _expire(self) -> None:

@@ -156,10 +156,11 @@ def parse_messages(messages: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _message(index: int, message: Any) -> dict[str, Any]:
-    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(message, dict):
+        raise _wrong_role(index, message, _CHAT_ROLES)
+    role, content = message.get("role"), message.get("content")
     if type(role) is not str or role not in _CHAT_ROLES:
         raise _wrong_role(index, message, _CHAT_ROLES)
-    content = message.get("content")
     if type(content) is str:
         if len(message) == 2 and role != "developer":
             return message

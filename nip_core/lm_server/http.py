@@ -161,7 +161,10 @@ def guarded(handler: Handler, *, key: bool = True, abandonable: bool = False) ->
             if watch is not None:
                 watch.timer.cancel()
                 if request.content.exception() is not None:
-                    request.content.feed_eof()  # or aiohttp waits for the rest, and trips over it
+                    # Nothing more can be read on this connection, neither the rest of the body (for
+                    # which aiohttp would wait) nor another request.
+                    request.content.feed_eof()
+                    request.protocol.close()
             resource = request.match_info.route.resource
             route = resource.canonical if resource is not None else UNKNOWN_PATH
             metrics.observe(route, notes.model_kind, status, time.perf_counter() - begun)
@@ -242,6 +245,8 @@ def error_answer(request: web.Request, error: Exception) -> tuple[int, dict[str,
         body = error_body(error.message, "invalid_request_error", error.code, error.param)
         return 400 if found else 404, body
     if isinstance(error, web.HTTPException):
+        if error.status == 404:
+            return 404, _unknown_url(request).body()
         code = "request_too_large" if error.status == 413 else None
         return error.status, error_body(error.text or error.reason, "invalid_request_error", code)
     if isinstance(error, web.RequestPayloadError):
@@ -266,7 +271,7 @@ def error_response(request: web.Request, error: Exception) -> web.Response:
     """The answer for an exception."""
     status, body = error_answer(request, error)
     response = json_response(body, status, error.headers if isinstance(error, ApiError) else None)
-    if status in (408, 413):
+    if status in (408, 413) or request.content.exception() is not None:
         response.force_close()  # the rest of the body is not waited for
     return response
 
@@ -291,7 +296,7 @@ async def unknown_route(request: web.Request) -> web.StreamResponse:
         if resource.canonical != UNKNOWN_PATH:
             methods |= (await resource.resolve(request))[1]
     if not methods:
-        raise ApiError(404, f"Unknown request: {request.method} {request.path}", code="unknown_url")
+        raise _unknown_url(request)
     allow = {"Allow": ", ".join(sorted({*methods, "OPTIONS"}))}
     if request.method == "OPTIONS":
         return web.Response(status=204, headers=allow)
@@ -301,6 +306,10 @@ async def unknown_route(request: web.Request) -> web.StreamResponse:
         code="method_not_supported",
         headers=allow,
     )
+
+
+def _unknown_url(request: web.Request) -> ApiError:
+    return ApiError(404, f"Unknown request: {request.method} {request.path}", code="unknown_url")
 
 
 UNKNOWN_PATH = "/{rest}"

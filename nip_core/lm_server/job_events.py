@@ -1,9 +1,11 @@
 """What happened to a job: the events of the API, the metrics among them, and its own log.
 
 JobEvents.add            append an event
+JobEvents.add_new        ... unless it is the newest already
 JobEvents.add_training   append what a trainer reported; progress becomes events of type `metrics`
 JobEvents.page           what the events endpoint shows
-JobEvents.metrics        the progress by step, for the result file
+JobEvents.metrics        the progress by step
+step_data                what a trainer reported of a step, as it is told
 JobEvents.log            one JSON line in ``<job>/log.jsonl``, for whoever runs the server
 """
 
@@ -80,6 +82,14 @@ class JobEvents:
             data=dump(data),
         )
 
+    def add_new(self, id: str, message: str, *, level: str = "info") -> None:
+        """`add`, unless the newest event says this already."""
+        newest = self._database.one(
+            "SELECT message FROM events WHERE job_id = ? ORDER BY seq DESC LIMIT 1", id
+        )
+        if newest is None or newest["message"] != message:
+            self.add(id, message, level=level)
+
     def begin_attempt(self, id: str) -> None:
         """The job's training process starts: its pace is measured anew."""
         self._first_progress.pop(id, None)
@@ -91,27 +101,17 @@ class JobEvents:
                 if event.get("type") == "progress":
                     self._add_progress(id, event)
                     continue
-                level = {"warning": "warn"}.get(str(event.get("level")), event.get("level"))
-                level = level if level in ("info", "warn", "error") else "info"
-                message = str(event.get("message", ""))
+                level, message = _message(event)
                 self.add(id, message, level=level)
+        for event in events:
+            if event.get("type") != "progress":
+                level, message = _message(event)
                 self.log(id, "training_message", level, message=message)
 
     def _add_progress(self, id: str, event: Mapping[str, Any]) -> None:
         now = self._clock()
-        step, total = int(event.get("step") or 0), int(event.get("total_steps") or 0)
-        data: dict[str, Any] = {
-            "step": step,
-            "total_steps": total,
-            "train_loss": None,
-            "learning_rate": None,
-            "epoch": None,
-            "tokens": None,
-        }
-        # A method's own figures (margins, ratios ...) are passed on under their names.
-        for name, value in event.items():
-            if isinstance(value, int | float) and name not in ("step", "total_steps"):
-                data[_RENAMED.get(name, name)] = value
+        data = step_data(event)
+        step, total = data["step"], data["total_steps"]
         if "time_left_s" not in data:
             data["time_left_s"] = self._time_left_s(id, step, total, now)
         loss = data["train_loss"]
@@ -162,9 +162,37 @@ class JobEvents:
         return wire.list_object(data, len(rows) > limit)
 
     def metrics(self, id: str) -> list[dict[str, Any]]:
-        """The progress by step; of a step that was reported by several attempts, the last."""
+        """The progress by step, which need not have every step; of a step that was reported by
+        several attempts, the last.
+        """
         rows = self._database.all(
             "SELECT data FROM events WHERE job_id = ? AND type = 'metrics' ORDER BY seq", id
         )
         by_step = {data["step"]: data for data in (load(row["data"]) for row in rows)}
         return [by_step[step] for step in sorted(by_step)]
+
+
+def step_data(event: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of one step, as events and the result file tell them."""
+    data: dict[str, Any] = {
+        "step": int(event.get("step") or 0),
+        "total_steps": int(event.get("total_steps") or 0),
+        "train_loss": None,
+        "learning_rate": None,
+        "epoch": None,
+        "tokens": None,
+    }
+    # A method's own figures (margins, ratios ...) are passed on under their names.
+    for name, value in event.items():
+        if isinstance(value, int | float) and name not in ("step", "total_steps"):
+            data[_RENAMED.get(name, name)] = value
+    return data
+
+
+def _message(event: Mapping[str, Any]) -> tuple[str, str]:
+    """Level and text of what a trainer says."""
+    level = {"warning": "warn"}.get(str(event.get("level")), event.get("level"))
+    return (
+        level if level in ("info", "warn", "error") else "info",
+        str(event.get("message", "")),
+    )

@@ -1,10 +1,15 @@
 """One job, from queued to ended: train, commit, publish with proof, succeed.
 
-JobRunner.run    what becomes of a queued job whose turn it is
+JobRunner.run                 what becomes of a queued job whose turn it is
+JobRunner.remove_leftovers    what an ended job needs no more
 
 A job is `succeeded` only once its model is committed, answers under its new name and is proved.
 A model that was committed before a kill is used; a training that a kill, a pause or the server's
 end interrupted goes on from its last checkpoint.
+
+A job that is cancelled anywhere, even between its publishing and `_succeed`, leaves nothing: its
+status is `cancelled` before the task is, so `_succeed` doesn't enter the model, and `_tidy`, which
+is always run, withdraws and removes it.
 """
 
 import asyncio
@@ -12,6 +17,7 @@ import contextlib
 import csv
 import errno
 import io
+import json
 import logging
 import shutil
 import sqlite3
@@ -25,11 +31,13 @@ from typing import Any, Protocol
 from nip_core.lm_server.database import Database, dump
 from nip_core.lm_server.engines.base import EngineError, Proof
 from nip_core.lm_server.files import FileStore
-from nip_core.lm_server.job_settings import Places, total_rank
+from nip_core.lm_server.job_events import step_data
+from nip_core.lm_server.job_settings import Places, client_param, total_rank
 from nip_core.lm_server.jobs import JobTable
 from nip_core.lm_server.models import AdapterError, ModelStore
 from nip_core.lm_server.trainers import (
     CHECKPOINTS,
+    METRICS_FILE,
     TrainingFailed,
     TrainingPlace,
     TrainingResult,
@@ -82,11 +90,10 @@ class JobRunner:
                 await self._train_and_publish(self._jobs.row(id), place, stop)
         except (asyncio.CancelledError, TrainingStopped):
             # The job was cancelled or paused, which its row says, or the server stops.
-            with self._database.transaction():
-                if self._jobs.transition(id, ("running",), "queued"):
-                    self._jobs.events.add(id, "The server is stopping; the job will be run again")
+            self._jobs.requeue(id, "The server is stopping; the job will be run again")
         except TrainingFailed as failure:
-            self._jobs.fail(id, failure.code, failure.message, failure.param)
+            param = client_param(row["method"], failure.param)
+            self._jobs.fail(id, failure.code, failure.message, param)
         except AdapterError as error:
             self._jobs.fail(id, "adapter_not_proved", str(error))
         except OSError as error:
@@ -102,11 +109,19 @@ class JobRunner:
             await self._tidy(id)
 
     async def _tidy(self, id: str) -> None:
-        """Remove what an ended job needs no more; one that is to go on keeps everything."""
         row = self._jobs.row(id)
         if row["status"] in ("failed", "cancelled"):
             with contextlib.suppress(EngineError, AdapterError):
                 await self._pool.withdraw(row["adapter_name"])
+        self.remove_leftovers(id)
+
+    def remove_leftovers(self, id: str) -> None:
+        """Remove what an ended job needs no more; one that is to go on keeps everything.
+
+        The job's model must not be served unless it succeeded.
+        """
+        row = self._jobs.row(id)
+        if row["status"] in ("failed", "cancelled"):
             self._models.remove(row["adapter_digest"])
         if row["status"] in ("succeeded", "failed", "cancelled"):
             # Its logs are small and stay.
@@ -136,7 +151,7 @@ class JobRunner:
     ) -> bool:
         """Enter the proved model and end the job. False if it was cancelled or paused meanwhile."""
         id, training = row["id"], manifest["training"]
-        metrics = self._jobs.events.metrics(id)
+        metrics = _all_steps(self._jobs.events.metrics(id), self._directory / id / METRICS_FILE)
         result_file = self._files.store_result(id, _metrics_csv(metrics), "step_metrics.csv")
         result = {"unchanged": False, **training, "swap_s": swap_s, "proof": asdict(proof)}
         with self._database.transaction():
@@ -160,6 +175,7 @@ class JobRunner:
                 data={"swap_s": round(swap_s, 4), "proof": asdict(proof)},
             )
             self._jobs.events.add(id, "The job has successfully completed")
+        self._jobs.events.log(id, "succeeded")
         return True
 
     async def _train_and_commit(
@@ -194,6 +210,19 @@ class JobRunner:
                 lambda pid, identity: self._jobs.set_child(id, pid, identity),
                 stop,
             )
+            # In here, so that a kill while the engine comes back, which takes long, costs nothing.
+            return await self._commit(row, task, settings, parent, result)
+
+    async def _commit(
+        self,
+        row: sqlite3.Row,
+        task: TrainingTask,
+        settings: EffectiveSettings,
+        parent: sqlite3.Row | None,
+        result: TrainingResult,
+    ) -> dict[str, Any]:
+        """Make what was trained a model; returns the manifest."""
+        id, is_adapter = row["id"], parent is not None and parent["kind"] == "adapter"
         figures = _training_figures(result)
         self._jobs.events.log(id, "trained", **figures)
         below = self._models.manifest(parent["digest"]) if parent and is_adapter else None
@@ -240,6 +269,15 @@ def _training_figures(result: TrainingResult) -> dict[str, Any]:
         "final_loss": result.final_loss,
         "unchanged": result.unchanged,
     }
+
+
+def _all_steps(told: Sequence[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+    """The figures by step: those in the trainer's own file, else what it told of."""
+    by_step = {row["step"]: row for row in told}
+    if path.exists():
+        rows = map(step_data, map(json.loads, path.read_text().splitlines()))
+        by_step.update({row["step"]: row for row in rows})
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def _metrics_csv(metrics: Sequence[dict[str, Any]]) -> bytes:

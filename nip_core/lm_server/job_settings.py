@@ -1,6 +1,7 @@
 """From the request of a job to what it really trains, or a refusal that names the parameter.
 
-resolve    request, base models, models -> Plan
+resolve         request, base models, models -> Plan
+client_param    what a client calls a setting that a training process names
 
 What depends on the engine and the device (`TrainingPlace`) is decided here too, so that a job
 that can't work is refused when it is created, not when it runs.
@@ -43,6 +44,14 @@ class Places(Protocol):
 
     def base_models(self) -> tuple[str, ...]: ...
     def training_place(self, base_model: str) -> TrainingPlace: ...
+    def keeper(self, base_model: str) -> "Keeper": ...
+
+
+class Keeper(Protocol):
+    """What is asked of `keeper.EngineKeeper`."""
+
+    @property
+    def wanted(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -54,18 +63,7 @@ class Plan:
     named_after: str  # the base model of the configuration that `base_model` comes from
     parent: str | None  # the model that must stay for as long as the new one does
     settings: EffectiveSettings
-
-    @property
-    def note(self) -> str | None:
-        """What whoever creates the job should know: that it makes a base model, and why."""
-        if self.settings.result == "adapter":
-            return None
-        why = (
-            "The adapters together have a higher rank than the engine takes, so they are merged"
-            if self.settings.use_lora
-            else "Every weight is trained"
-        )
-        return f"{why}: the job makes a new base model, for which the engine is started anew"
+    note: str | None  # what whoever creates the job should know about the engine
 
 
 @dataclass(frozen=True)
@@ -85,6 +83,7 @@ def resolve(request: CreateJobRequest, places: Places, models: Models) -> Plan:
     place = places.training_place(start.base_model)
     _check_applies(nip, method, start)
     _check_device(nip, place, start)
+    _check_max_length(nip, place)
     shape, result = _shape(nip, start, place, models)
     multiplier = hyper.learning_rate_multiplier or 1.0
     rate = nip.learning_rate
@@ -98,7 +97,7 @@ def resolve(request: CreateJobRequest, places: Places, models: Models) -> Plan:
         learning_rate=rate * multiplier,
         use_lora=nip.use_lora,
         **shape,
-        max_length=min(nip.max_length or place.max_model_len, place.max_model_len),
+        max_length=nip.max_length or place.max_model_len,
         warmup_ratio=nip.warmup_ratio,
         lr_scheduler=nip.lr_scheduler,
         weight_decay=nip.weight_decay,
@@ -119,7 +118,34 @@ def resolve(request: CreateJobRequest, places: Places, models: Models) -> Plan:
         named_after=_configured_base(start.base_model, models),
         parent=start.parent["name"] if start.parent is not None else None,
         settings=settings,
+        note=_note(settings, start.base_model, places.keeper(start.base_model).wanted),
     )
+
+
+def client_param(method: str, setting: str | None) -> str | None:
+    """The name in a request of a setting that a training process calls `setting`."""
+    if setting is None:
+        return None
+    name = setting.removeprefix("hyperparameters.")
+    if name in wire.METHOD_HYPERPARAMETERS[method].model_fields:
+        return f"method.{method}.hyperparameters.{name}"
+    return f"nip.{name}" if name in NipSettings.model_fields else setting
+
+
+def _note(settings: EffectiveSettings, base_model: str, wanted: str) -> str | None:
+    if settings.result == "base":
+        why = (
+            "The adapters together have a higher rank than the engine takes, so they are merged"
+            if settings.use_lora
+            else "Every weight is trained"
+        )
+        return f"{why}: the job makes a new base model, for which the engine is started anew"
+    if wanted != "running":
+        return (
+            f"The engine of {base_model!r} is {wanted}: it is started when the new adapter is "
+            "published, and a base model that is served in its place is stopped"
+        )
+    return None
 
 
 # The method
@@ -261,12 +287,31 @@ def _check_device(nip: NipSettings, place: TrainingPlace, start: _Start) -> None
             )
 
 
+def _check_max_length(nip: NipSettings, place: TrainingPlace) -> None:
+    if nip.max_length is not None and nip.max_length > place.max_model_len:
+        raise _invalid(
+            "nip.max_length",
+            f"got {nip.max_length}, the engine of {place.base_model!r} takes at most "
+            f"{place.max_model_len} tokens",
+        )
+
+
+def _check_targets(targets: str | list[str] | None) -> None:
+    names = targets if isinstance(targets, list) else []
+    if targets not in (None, wire.DEFAULT_TARGET_MODULES) and not (names and all(names)):
+        raise _invalid(
+            "nip.lora_target_modules",
+            f"got {targets!r}, expected a list of names, or {wire.DEFAULT_TARGET_MODULES}",
+        )
+
+
 def _shape(
     nip: NipSettings, start: _Start, place: TrainingPlace, models: Models
 ) -> tuple[dict[str, Any], Literal["adapter", "base"]]:
     """The new adapter's shape (all None without LoRA), and what the training makes."""
     if not nip.use_lora:
         return dict.fromkeys(_LORA), "base"
+    _check_targets(nip.lora_target_modules)
     asked: dict[str, Any] = {name: getattr(nip, name) for name in _LORA}
     inherited: Mapping[str, Any] = {}
     if start.parent is not None and start.start_from != "base":

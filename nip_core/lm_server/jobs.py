@@ -155,12 +155,6 @@ class JobTable:
             *statuses,
         )
 
-    def ready(self) -> list[sqlite3.Row]:
-        """Jobs that may be begun, oldest first."""
-        return self._database.all(
-            "SELECT * FROM jobs WHERE status = 'queued' AND paused = 0 ORDER BY seq"
-        )
-
     def retrieve(self, id: str) -> dict[str, Any]:
         """The object of a job. Raises ApiError 404."""
         return self.object(self.row(id))
@@ -258,7 +252,10 @@ class JobTable:
     # Changing
 
     def transition(self, id: str, before: Sequence[str], after: str, **columns: Any) -> bool:
-        """Set the status if it is one of `before`, together with `columns`. False if it was not."""
+        """Set the status if it is one of `before`, together with `columns`. False if it was not.
+
+        Log the new status once the transaction is committed, if there is one around it.
+        """
         names = "".join(f", {name} = ?" for name in columns)
         marks = ", ".join("?" * len(before))
         changed = self._database.execute(
@@ -268,8 +265,6 @@ class JobTable:
             id,
             *before,
         )
-        if changed == 1:
-            self.events.log(id, after)
         return changed == 1
 
     def begin(self, id: str) -> bool:
@@ -353,6 +348,8 @@ class JobTable:
             )
             if changed:
                 self.events.add(id, "The job was cancelled")
+        if changed:
+            self.events.log(id, "cancelled")
         row = self.row(id)
         if row["status"] != "cancelled":
             raise _ended(row, "cancelled")
@@ -362,16 +359,27 @@ class JobTable:
         """End a job without a model; one that was cancelled meanwhile stays so."""
         error = {"code": code, "message": message, "param": param}
         with self._database.transaction():
-            if self.transition(
+            changed = self.transition(
                 id,
                 wire.ACTIVE_STATUSES,
                 "failed",
                 finished_at=time.time(),
                 error=dump(error),
                 paused=0,
-            ):
+            )
+            if changed:
                 self.events.add(id, f"The job failed: {message}", level="error", data=error)
-                self.events.log(id, "error", "error", **error)
+        if changed:
+            self.events.log(id, "failed", "error", **error)
+
+    def requeue(self, id: str, message: str) -> None:
+        """From `running` back to `queued`, with an event; a job that is not running is left."""
+        with self._database.transaction():
+            changed = self.transition(id, ("running",), "queued")
+            if changed:
+                self.events.add(id, message)
+        if changed:
+            self.events.log(id, "queued")
 
     def set_child(self, id: str, pid: int | None, identity: str | None) -> None:
         """Write down the training process, so that the next start can end one that is left."""

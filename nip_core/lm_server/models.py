@@ -34,7 +34,7 @@ class AdapterError(Exception):
 
 
 def adapter_digest(job_key: str, content_digest: str) -> str:
-    """The digest in an adapter's name: 12 hex characters of its job's key and of what it asks for, files by content."""
+    """The digest in a model's name, of its job's key and of what that asks for."""
     joined = json.dumps([job_key, content_digest]).encode()
     return hashlib.sha256(joined).hexdigest()[:DIGEST_CHARACTERS]
 

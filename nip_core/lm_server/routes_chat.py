@@ -63,14 +63,16 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
             raise unknown_parameter(name)
     model = model_of(body)
     messages = parse_messages(body.get("messages"))
-    engine = services.pool.engine_for(model)
-    if engine.upstream is not None:
-        response, _ = await services.proxy.forward(request, engine.upstream, "/tokenize", raw, None)
-        return response
-    tokens = await engine.tokenize(model, messages)
-    return json_response(
-        {"tokens": tokens, "count": len(tokens), "max_model_len": engine.max_model_len}
-    )
+    async with services.pool.using(model) as engine:
+        if engine.upstream is not None:
+            response, _ = await services.proxy.forward(
+                request, engine.upstream, "/tokenize", raw, None
+            )
+            return response
+        tokens = await engine.tokenize(model, messages)
+        return json_response(
+            {"tokens": tokens, "count": len(tokens), "max_model_len": engine.max_model_len}
+        )
 
 
 async def _answer(

@@ -6,13 +6,15 @@ JobSupervisor.pause, cancel  the training of a job is to end, with or without a 
 
 Jobs on one device are trained one after the other, those on different devices beside each other;
 what happens in a job's turn is in `job_run`. Every step may be cut short by a kill: at the next
-start what is left of the training process is ended, and the job goes on under the same id.
+start what is left of the training process is ended, and the job goes on under the same id. A job
+for a base model that the server doesn't have waits for one that does, and holds up no other.
 """
 
 import asyncio
 import contextlib
 import logging
 import sqlite3
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +33,8 @@ STOP_GRACE_S = 6.0
 """How long trainings may take for their checkpoints when the server stops."""
 UNAVAILABLE_PAUSE_S = 2.0
 """Pause before a job is tried again whose engine has not run yet."""
+BROKEN_PAUSE_S = 2.0
+"""Pause after something went wrong that can't even be written into the job, as on a full disk."""
 
 _log = logging.getLogger("nip.lm_server.jobs")
 
@@ -76,8 +80,8 @@ class JobSupervisor:
         for row in self._jobs.rows_in(("validating_files", "queued", "running")):
             self._recover(row)
         self._loops = [
-            asyncio.create_task(self._validate_jobs(), name="validate jobs"),
-            asyncio.create_task(self._run_jobs(), name="run jobs"),
+            asyncio.create_task(_repeat(self._validate_next), name="validate jobs"),
+            asyncio.create_task(_repeat(self._begin_ready), name="run jobs"),
         ]
 
     async def stop(self) -> None:
@@ -109,9 +113,11 @@ class JobSupervisor:
 
     def cancel(self, id: str) -> None:
         """End the training of a job whose status is already `cancelled`."""
-        for run in self._running.values():
-            if run.id == id:
-                run.task.cancel()
+        run = next((run for run in self._running.values() if run.id == id), None)
+        if run is not None:
+            run.task.cancel()
+        else:
+            self._runner.remove_leftovers(id)
 
     def running_jobs(self) -> dict[str, str]:
         """Id of the job that is being trained on each device that is busy."""
@@ -132,34 +138,32 @@ class JobSupervisor:
                 )
                 return
             self._jobs.set_child(id, None, None)
-        if row["base_model"] not in self._pool.base_models():
-            known = ", ".join(map(repr, self._pool.base_models()))
-            self._jobs.fail(
-                id,
-                "base_model_changed",
-                f"The job was for the base model {row['base_model']!r}, the server now has {known}",
-                "model",
-            )
-        elif row["status"] == "running":
-            with self._database.transaction():
-                self._jobs.transition(id, ("running",), "queued")
-                self._jobs.events.add(id, "The server was restarted; the job is run again")
+        self._jobs.requeue(id, "The server was restarted; the job is run again")
+
+    def _tell_of_missing_base(self, row: sqlite3.Row) -> None:
+        """Such a job is kept: a server that was started with the wrong model must not end it."""
+        known = ", ".join(map(repr, self._pool.base_models()))
+        self._jobs.events.add_new(
+            row["id"],
+            f"The job waits for a server with the base model {row['base_model']!r}; this one has "
+            f"{known}",
+            level="warn",
+        )
 
     # Validation
 
-    async def _validate_jobs(self) -> None:
-        while True:
-            self._wake_validator.clear()
-            rows = self._jobs.rows_in(("validating_files",))
-            if not rows:
-                self._wake_runner.set()
-                await self._wake_validator.wait()
-                continue
-            try:
-                await self._validate(rows[0])
-            except Exception as error:
-                _log.exception("validating %s", rows[0]["id"])
-                self._jobs.fail(rows[0]["id"], "internal_error", f"Validation broke: {error!r}")
+    async def _validate_next(self) -> None:
+        self._wake_validator.clear()
+        rows = self._jobs.rows_in(("validating_files",))
+        if not rows:
+            self._wake_runner.set()
+            await self._wake_validator.wait()
+            return
+        try:
+            await self._validate(rows[0])
+        except Exception as error:
+            _log.exception("validating %s", rows[0]["id"])
+            self._jobs.fail(rows[0]["id"], "internal_error", f"Validation broke: {error!r}")
 
     async def _validate(self, row: sqlite3.Row) -> None:
         settings = EffectiveSettings.model_validate_json(row["settings"])
@@ -181,32 +185,39 @@ class JobSupervisor:
                 )
                 return
         with self._database.transaction():
-            if self._jobs.transition(row["id"], ("validating_files",), "queued"):
+            valid = self._jobs.transition(row["id"], ("validating_files",), "queued")
+            if valid:
                 self._jobs.events.add(row["id"], "Files validated, moving job to queued state")
+        if valid:
+            self._jobs.events.log(row["id"], "queued")
         self._wake_runner.set()
 
     # Running
 
-    async def _run_jobs(self) -> None:
-        while True:
-            self._wake_runner.clear()
-            waits_for_engine = False
-            for row in self._jobs.ready():
-                try:
-                    place = self._pool.training_place(row["base_model"])
-                except KeyError:
-                    self._jobs.fail(
-                        row["id"], "base_model_changed", f"No engine serves {row['base_model']!r}"
-                    )
-                except ApiError:
-                    waits_for_engine = True
-                else:
-                    if place.device not in self._running:
-                        self._begin(row, place)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(
-                    self._wake_runner.wait(), UNAVAILABLE_PAUSE_S if waits_for_engine else None
-                )
+    async def _begin_ready(self) -> None:
+        self._wake_runner.clear()
+        waits_for_engine = False
+        running = set(self.running_jobs().values())
+        for row in self._jobs.rows_in(("running",)):
+            if row["id"] not in running:
+                self._jobs.requeue(row["id"], "The job's end can't be written; it is run again")
+        for row in self._jobs.rows_in(("queued",)):
+            if row["base_model"] not in self._pool.base_models():
+                self._tell_of_missing_base(row)
+                continue
+            if row["paused"]:
+                continue
+            try:
+                place = self._pool.training_place(row["base_model"])
+            except ApiError:
+                waits_for_engine = True
+            else:
+                if place.device not in self._running:
+                    self._begin(row, place)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(
+                self._wake_runner.wait(), UNAVAILABLE_PAUSE_S if waits_for_engine else None
+            )
 
     def _begin(self, row: sqlite3.Row, place: TrainingPlace) -> None:
         stop = asyncio.Event()
@@ -214,12 +225,25 @@ class JobSupervisor:
         def ended(task: "asyncio.Task[None]") -> None:
             if not task.cancelled() and task.exception() is not None:
                 _log.error("job %s can't be written down", row["id"], exc_info=task.exception())
+                pause_s = BROKEN_PAUSE_S
+            else:
+                pause_s = 0.0
             del self._running[place.device]
-            self._wake_runner.set()
+            asyncio.get_running_loop().call_later(pause_s, self._wake_runner.set)
 
         task = asyncio.create_task(self._runner.run(row, place, stop), name=f"job {row['id']}")
         self._running[place.device] = _Run(row["id"], task, stop)
         task.add_done_callback(ended)
+
+
+async def _repeat(step: Callable[[], Awaitable[None]]) -> None:
+    """Run `step` for ever: what goes wrong in it must not end the taking of jobs."""
+    while True:
+        try:
+            await step()
+        except Exception:
+            _log.exception("jobs can't be taken, trying again")
+            await asyncio.sleep(BROKEN_PAUSE_S)
 
 
 def _problems(

@@ -8,8 +8,9 @@ SubprocessTrainer                           children, one after the other, until
 
 The contract with a child, in its job directory: it reads ``job.json``, appends JSON lines to
 ``events.jsonl`` ({"type": "progress" | "message" | "error", ...}), keeps checkpoints in
-``checkpoints/`` and goes on from the newest good one, writes ``metrics.jsonl`` with the figures of
-every step, the weights and ``training_result.json`` into the output directory, and exits 0. On SIGTERM it stops after the
+``checkpoints/`` and goes on from the newest good one, leaves the figures of every step in
+``metrics.jsonl``, writes the weights and ``training_result.json`` into the output directory, and
+exits 0. On SIGTERM it stops after the
 current optimizer step, writes a checkpoint and exits 143. Its output goes to ``log.txt``.
 """
 
@@ -105,8 +106,8 @@ class Trainer(Protocol):
 
         `report` gets events: {"type": "progress", "step", "total_steps", "loss", ...} and
         {"type": "message", "level", "message"}; progress need not be told of every step where
-        METRICS_FILE, with lines of the same fields, is left in `task.job_dir`. `started` is told pid and identity of every
-        child process, before anything is awaited.
+        METRICS_FILE, with lines of the same fields, is left in `task.job_dir`. `started` is told
+        pid and identity of every child process, before anything is awaited.
 
         There are two ways to end it early, and after both nothing that it started is alive:
 

@@ -8,6 +8,7 @@ file_object ...    builders of the response objects, as plain dicts
 Requests for generation are checked by hand in `generation_parameters`, the hot path.
 """
 
+import contextlib
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -301,15 +302,17 @@ def _param(location: tuple[int | str, ...], plain: Any, *, missing: bool) -> str
     """The client's name of a place. What is no key there is pydantic's: a branch of a union, or
     "[key]" for a key that is wrong itself, where the object is what to name.
     """
-    *way, last = location
     path = []
-    for step in way if missing or last == "[key]" else location:
-        if step in plain if isinstance(plain, dict) else isinstance(plain, list):
+    for step in location[:-1] if missing else location:
+        with contextlib.suppress(KeyError, TypeError):
             plain = plain[step]
             path.append(str(step))
-    if last == "[key]":
+    last = str(location[-1])
+    if missing:
+        path.append(last)
+    elif last == "[key]" and path[-1] != last:
         path.pop()
-    return ".".join([*path, str(last)] if missing else path) or None
+    return ".".join(path) or None
 
 
 def list_object(data: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:

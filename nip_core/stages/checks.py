@@ -42,6 +42,12 @@ async def check_prompts(session: "Session") -> None:
                     )
                     if not answer:
                         break  # this server can't say
+                    longest_example = parameters.fine_tuning.max_length or 0
+                    if longest_example > answer["max_model_len"]:
+                        raise SettingsError(
+                            f"fine_tuning.max_length is {longest_example}, but the context of "
+                            f"{session.base_model(group)!r} is {answer['max_model_len']} tokens"
+                        )
                     if first:
                         await _check_system_message(http, session, group, chat, agent)
                     room = answer["max_model_len"] - answer["count"]

@@ -1,8 +1,10 @@
 """The HTTP API as the stock OpenAI client sees it: shapes, pages, and errors."""
 
+import gzip
 import json
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -12,8 +14,11 @@ from openai.types import FileObject, Model
 from openai.types.chat import ChatCompletion
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
+from served_here import serve
 
 from nip_core.lm_server import formats
+from nip_core.lm_server import http as server_http
+from nip_core.lm_server.errors import ApiError
 from nip_core.lm_server.version import SERVER_VERSION
 
 ROWS = [
@@ -120,6 +125,48 @@ def test_upload_forms_that_lack_something_name_it(http: httpx.Client) -> None:
     assert_error(post(files={"x": ("a", b"")}, data=purpose), 400, "unknown_parameter", "x")
     assert_error(post(files=file, data={"purpose": "vision"}), 400, "invalid_value", "purpose")
     assert_error(post(json={}), 400, "invalid_form", None)
+
+
+FILE = b'Content-Disposition: form-data; name="file"; filename="a"'
+PURPOSE = b'Content-Disposition: form-data; name="purpose"'
+
+
+@pytest.mark.parametrize(
+    ("parts", "code", "param"),
+    [
+        ([(PURPOSE, b"\xff")], "invalid_value", "purpose"),
+        ([(PURPOSE, b"x" * 2000)], "invalid_value", "purpose"),
+        ([(PURPOSE, b"fine-tune")] * 2, "invalid_value", "purpose"),
+        ([(FILE, b"{}"), (FILE, b"{}")], "invalid_value", "file"),
+        ([(b'Content-Disposition: form-data; name="\xff"', b"")], "unknown_parameter", "\\udcff"),
+        ([(FILE + b"\r\nX: " + b"x" * 100_000, b"{}")], "invalid_form", None),
+        ([(FILE + b"\r\nContent-Encoding: gzip", b"{}")], "invalid_form", None),
+        ([(FILE + b"\r\nContent-Transfer-Encoding: base64", b"e30=")], "invalid_form", None),
+        ([(FILE + b"\r\nContent-Transfer-Encoding: odd", b"{}")], "invalid_form", None),
+        ([(FILE, b"{}\r\n--b--\r\n"), (b"no header", b"")], "missing_required_parameter", "purpose"),
+    ],
+)  # fmt: skip
+def test_a_form_that_is_wrong_is_a_400_and_leaves_nothing(
+    server, http: httpx.Client, parts: list[tuple[bytes, bytes]], code: str, param: str | None
+) -> None:
+    before = sorted(p.name for p in (server.state_dir / "files").iterdir())
+    body = b"".join([b"--b\r\n%s\r\n\r\n%s\r\n" % part for part in parts])
+    kind = {"Content-Type": "multipart/form-data; boundary=b"}
+    assert_error(
+        http.post("/v1/files", content=body + b"--b--\r\n", headers=kind), 400, code, param
+    )
+    # A form that breaks off.
+    assert http.post("/v1/files", content=body, headers=kind).status_code == 400
+    assert sorted(p.name for p in (server.state_dir / "files").iterdir()) == before
+
+
+@pytest.mark.parametrize("encoding", ["binary", "8BIT", "7bit"])
+def test_a_part_that_says_it_is_as_it_is_is_taken(http: httpx.Client, encoding: str) -> None:
+    file = FILE + b"\r\nContent-Transfer-Encoding: " + encoding.encode()
+    parts = [(file, formats.to_jsonl(ROWS)), (PURPOSE, b"fine-tune")]
+    body = b"".join([b"--b\r\n%s\r\n\r\n%s\r\n" % part for part in parts])
+    kind = {"Content-Type": "multipart/form-data; boundary=b"}
+    assert http.post("/v1/files", content=body + b"--b--\r\n", headers=kind).status_code == 200
 
 
 def test_an_upload_beyond_the_limit_is_refused(server) -> None:
@@ -233,10 +280,46 @@ def test_null_and_false_count_as_not_sent(http: httpx.Client) -> None:
     assert http.post("/v1/chat/completions", json=body).status_code == 200
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff"])
-def test_a_body_that_is_no_object_is_a_400(http: httpx.Client, body: bytes) -> None:
+NO_OBJECT = {
+    "empty": b"",
+    "open": b"{",
+    "list": b"[]",
+    "text": b'"x"',
+    "no UTF-8": b"\xff",
+    "UTF-16": '{"model": "sim"}'.encode("utf-16"),
+    "byte order mark": b'\xef\xbb\xbf{"model": "sim"}',
+    "lone surrogate": b'{"model": "\\ud800"}',
+    "not a number": b'{"model": NaN}',
+    "deep": b'{"model": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("body", NO_OBJECT.values(), ids=list(NO_OBJECT))
+def test_a_body_that_is_no_object_is_a_400(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
     for path in ("/v1/chat/completions", "/tokenize", "/v1/fine_tuning/jobs"):
         assert_error(http.post(path, content=body), 400, "invalid_json", None)
+    monkeypatch.setattr(server_http, "loads", server_http.strict_loads)
+    with pytest.raises(ApiError) as caught:
+        server_http.json_object(body)
+    assert caught.value.code == "invalid_json"
+
+
+def test_json_is_read_the_same_without_orjson() -> None:
+    value = {"a": ["\u00fc\U0001f600", -1.5e3, True, None]}
+    for ascii_only in (True, False):
+        raw = json.dumps(value, ensure_ascii=ascii_only).encode()
+        assert server_http.strict_loads(raw) == server_http.loads(raw) == value
+
+
+def test_a_body_that_is_deep_but_json_is_a_400(http: httpx.Client) -> None:
+    deep: Any = 1
+    for _ in range(900):
+        deep = {"a": deep}
+    method = {"type": "supervised", "reinforcement": deep}
+    job = {"model": "sim", "training_file": "x", "method": method}
+    assert_error(http.post("/v1/fine_tuning/jobs", json=job), 400, "invalid_json", None)
 
 
 def test_a_body_that_is_too_large_is_a_413(http: httpx.Client) -> None:
@@ -245,6 +328,90 @@ def test_a_body_that_is_too_large_is_a_413(http: httpx.Client) -> None:
 
 
 # The rest
+
+
+def exchange(server: Any, request: bytes, *headers: bytes, body: bytes = b"") -> tuple[int, Any]:
+    """(status, error object) for a request as it is written, on a connection of its own."""
+    with socket.create_connection(server.handle.url[7:].split(":"), timeout=10) as connection:
+        lines = [request + b" HTTP/1.1", b"Host: x", b"Connection: close", *headers]
+        lines.append(b"Authorization: Bearer " + server.handle.api_key.encode())
+        if body:
+            lines.append(b"Content-Length: %d" % len(body))
+        connection.sendall(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+        head, _, content = b"".join(iter(lambda: connection.recv(65536), b"")).partition(
+            b"\r\n\r\n"
+        )
+    assert b"x-request-id: req_" in head
+    return int(head.split()[1]), json.loads(content)["error"]
+
+
+@pytest.mark.parametrize(
+    ("request_line", "header", "status", "code"),
+    [
+        (b"GET /health", b"Expect: foo", 417, None),
+        (b"OPTIONS *", b"X: y", 404, "unknown_url"),
+        (b"CONNECT a:1", b"X: y", 404, "unknown_url"),
+    ],
+)
+def test_what_no_handler_sees_is_answered_too(
+    server, request_line: bytes, header: bytes, status: int, code: str | None
+) -> None:
+    answered, error = exchange(server, request_line, header)
+    assert (answered, error["code"], error["type"]) == (status, code, "invalid_request_error")
+
+
+async def test_a_body_that_is_not_encoded_as_it_says_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = json.dumps({"model": "sim", "messages": HELLO}).encode()
+    async with serve(tmp_path / "state") as here:
+        for path in ("/v1/chat/completions", "/v1/fine_tuning/jobs", "/v1/files"):
+            form = {"Content_Type": "multipart/form-data; boundary=b"} if "files" in path else {}
+            for encoding, status, code in (
+                ("gzip", 400, "invalid_body"),
+                ("deflate", 400, "invalid_body"),
+                ("snappy", 415, "unsupported_value"),
+                ("gzip, gzip", 415, "unsupported_value"),
+            ):
+                got, answer, _ = await here.post(path, body, Content_Encoding=encoding, **form)
+                assert (got, json.loads(answer)["error"]["code"]) == (status, code), encoding
+        got, _, _ = await here.post(
+            "/v1/chat/completions", gzip.compress(body), Content_Encoding="gzip"
+        )
+        assert got == 200
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize("path", ["/v1/fine_tuning/jobs", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "keys", [[b""], [b"x" * 256], [b"\xff"], [b"a\xc2\xadb"], [b"a", b"b"], [b"a", b"a"]]
+)
+def test_an_idempotency_key_is_one_printable_text(server, path: str, keys: list[bytes]) -> None:
+    headers = [b"Idempotency-Key: " + key for key in keys]
+    body = json.dumps({"model": "sim", "messages": HELLO}).encode()
+    status, error = exchange(server, b"POST " + path.encode(), *headers, body=body)
+    assert (status, error["code"], error["param"]) == (400, "invalid_value", "Idempotency-Key")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/files"),
+        ("DELETE", "/v1/files/file-0"),
+        ("POST", "/v1/fine_tuning/jobs/ftjob-0/cancel"),
+        ("POST", "/v1/fine_tuning/jobs/ftjob-0/pause"),
+        ("POST", "/v1/fine_tuning/jobs/ftjob-0/resume"),
+        ("DELETE", "/v1/models/sim"),
+        ("POST", "/tokenize"),
+    ],
+)
+def test_an_idempotency_key_is_refused_where_it_would_be_ignored(
+    http: httpx.Client, method: str, path: str
+) -> None:
+    answer = http.request(method, path, headers={"Idempotency-Key": "a"})
+    assert_error(answer, 400, "unsupported_value", "Idempotency-Key")
+    # Reading is the same every time in any case.
+    assert http.get("/v1/files", headers={"Idempotency-Key": "a"}).status_code == 200
 
 
 def test_unknown_paths_and_methods_get_an_error_object(http: httpx.Client) -> None:
@@ -298,12 +465,42 @@ def test_health_version_and_status_tell_what_is(server, http: httpx.Client) -> N
 
 
 @pytest.mark.parametrize(
-    "query", ["limit=0", "limit=x", "limit=-1", "limit=99999", "after=nothing", "order=up", "x=1"]
+    "query",
+    [
+        "limit=0",
+        "limit=x",
+        "limit=-1",
+        "limit=99999",
+        "after=nothing",
+        "after=%ff",
+        "order=up",
+        "x=1",
+    ],
 )
 def test_query_parameters_are_checked(http: httpx.Client, query: str) -> None:
     response = http.get(f"/v1/files?{query}")
     assert response.status_code == (404 if "after" in query else 400)
     assert response.json()["error"]["param"] == query.split("=", maxsplit=1)[0]
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("metadata[]=x", "metadata[]"),
+        ("metadata[a=x", "metadata[a"),
+        ("metadata[a]b=x", "metadata[a]b"),
+        ("metadata=x", "metadata"),
+        ("metadata[a]=x&metadata[a]=y", "metadata[a]"),
+        ("limit=1&limit=2", "limit"),
+        ("limit[a]=1", "limit[a]"),
+        ("limit=%D9%A1", "limit"),
+    ],
+)
+def test_a_query_that_would_be_ignored_in_part_is_refused(
+    http: httpx.Client, query: str, param: str
+) -> None:
+    response = http.get(f"/v1/fine_tuning/jobs?{query}")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 def test_every_job_object_has_openais_shape(server, client: openai.OpenAI) -> None:

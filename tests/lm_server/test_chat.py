@@ -13,10 +13,11 @@ from openai.types.chat import ChatCompletion
 from served_here import CHAT, ChosenEngine, serve, until
 
 from nip_core.lm_server import http as server_http
-from nip_core.lm_server.engines.base import Capabilities
+from nip_core.lm_server.engines.base import Capabilities, Upstream
 from nip_core.lm_server.errors import ApiError
 from nip_core.lm_server.generation_parameters import (
     CHAT_PARAMETERS,
+    check_passed_through,
     parse_chat,
     parse_completion,
 )
@@ -99,6 +100,9 @@ def test_what_makes_no_difference_is_taken(http: httpx.Client) -> None:
         ({"top_k": 3}, "unknown_parameter", "top_k"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "invalid_value", "messages[0].role"),
         ({"messages": ["x"]}, "invalid_value", "messages[0]"),
+        ({"messages": [None]}, "invalid_value", "messages[0]"),
+        ({"messages": [{"role": [], "content": "x"}]}, "invalid_value", "messages[0].role"),
+        ({"messages": [{"role": {}, "content": "x"}]}, "invalid_value", "messages[0].role"),
     ],
 )  # fmt: skip
 def test_what_would_change_the_answer_and_cannot_is_named(
@@ -108,6 +112,28 @@ def test_what_would_change_the_answer_and_cannot_is_named(
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, code, param), error
     assert error["type"] == "invalid_request_error" and param in error["message"]
+
+
+@pytest.mark.parametrize("role", [[], {}, 1, None])
+def test_a_role_that_is_no_text_does_not_pass_through_either(role: Any) -> None:
+    upstream = Upstream("http://127.0.0.1:1", "", parameters=frozenset({"model", "messages"}))
+    with pytest.raises(ApiError) as caught:
+        check_passed_through({"messages": [{"role": role}]}, upstream, chat=True)
+    assert (caught.value.status, caught.value.param) == (400, "messages[0].role")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"messages": [None]}, "got null, expected an object"),
+        ({"max_tokens": 1, "max_completion_tokens": 1}, "Give one of"),
+        ({"seed": 10**30 + 1}, f"got {10**30 + 1},"),
+        ({"seed": 1.5}, "got 1.5,"),
+    ],
+)
+def test_an_error_says_what_was_got(http: httpx.Client, body: dict[str, Any], says: str) -> None:
+    answer = chat(http, **body)
+    assert answer.status_code == 400 and says in answer.json()["error"]["message"], answer.text
 
 
 def test_metadata_comes_back_and_usage_is_broken_down(http: httpx.Client) -> None:

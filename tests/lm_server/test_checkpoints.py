@@ -77,6 +77,9 @@ def test_a_training_continued_from_any_step_gives_the_same_bytes(base, unbroken,
     assert weights(job_dir) == weights(unbroken)
     for name in ("final_loss", "mean_loss", "tokens", "steps"):
         assert result(job_dir)[name] == result(unbroken)[name], name
+    metrics = (job_dir / "metrics.jsonl").read_text()
+    assert metrics == (unbroken / "metrics.jsonl").read_text()
+    assert len(metrics.splitlines()) == result(job_dir)["steps"]  # those before the kill too
     assert progress(job_dir)[-1]["tokens"] == progress(unbroken)[-1]["tokens"]
 
 

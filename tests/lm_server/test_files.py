@@ -1,6 +1,7 @@
 """Files: limits, expiry, and that a refusal reaches the client whatever it was sending."""
 
 import asyncio
+import contextlib
 import socket
 import subprocess
 import sys
@@ -70,6 +71,38 @@ def test_a_file_expires_when_it_was_to_and_not_while_it_is_needed(tmp_path: Path
         files.content(short)
     assert caught.value.status == 404
     assert [path.name for path in (tmp_path / "files").iterdir()] == [kept]
+
+
+def test_a_row_without_content_counts_as_deleted(tmp_path: Path) -> None:
+    """As a kill leaves it, or a full disk, between freeing the content and the table's mark."""
+    files = store(tmp_path)
+    kept, gone = (put(files, formats.to_jsonl(examples()), 3600) for _ in range(2))
+    (tmp_path / "files" / gone).unlink()
+    database = Database(tmp_path / "jobs.sqlite3")
+    database.execute("PRAGMA query_only = ON")  # the table can't be written, as on a full disk
+    files = FileStore(tmp_path / "files", database, 10**6, clock=lambda: 1000.0)
+    for _ in range(2):
+        assert [file["id"] for file in _list(files)] == [kept]
+        for call in (files.retrieve, files.content, files.delete, files.purpose):
+            with pytest.raises(ApiError) as caught:
+                call(gone)
+            assert caught.value.status == 404
+        database.execute("PRAGMA query_only = OFF")
+    marked = database.all("SELECT id FROM files WHERE deleted_at IS NOT NULL")
+    assert [row["id"] for row in marked] == [gone]
+
+
+def test_a_deletion_that_the_table_can_not_take_is_one(tmp_path: Path) -> None:
+    database = Database(tmp_path / "jobs.sqlite3")
+    files = FileStore(tmp_path / "files", database, 10**6, clock=lambda: 1000.0)
+    ids = [put(files, formats.to_jsonl(examples())) for _ in range(4)]
+    database.execute("PRAGMA query_only = ON")
+    for id in ids[1:3]:
+        assert files.delete(id)["deleted"] is True
+    assert len(list((tmp_path / "files").iterdir())) == 2
+    assert [file["id"] for file in _list(files)] == [ids[3], ids[0]]
+    page = files.list(purpose=None, limit=1, after=ids[3], descending=True)
+    assert ([file["id"] for file in page["data"]], page["has_more"]) == ([ids[0]], False)
 
 
 def _list(files: FileStore) -> list[dict[str, Any]]:
@@ -263,3 +296,19 @@ def test_a_full_disk_refuses_uploads_and_jobs_and_keeps_what_there_is(tiny_disk:
     tiny_disk.client.files.delete(large_file)
     assert [job.id for job in jobs.list()] == [first.id]
     jobs.create(model="sim", training_file=small_file)
+
+
+def test_files_can_be_deleted_on_a_disk_with_no_byte_left(tiny_disk: TinyDisk) -> None:
+    ids = [tiny_disk.upload(formats.to_jsonl(examples())) for _ in range(3)]
+    for kilobytes in (40_000, 20_000, 8_000, 2_000, 500, 100, 20, 4):
+        row = b'{"messages": []}'.ljust(kilobytes * 500 - 1) + b"\n"
+        with contextlib.suppress(openai.APIStatusError):
+            while True:
+                ids.append(tiny_disk.upload(row * 2))
+    with pytest.raises(openai.APIStatusError) as caught:
+        tiny_disk.upload(formats.to_jsonl(examples()))
+    assert (caught.value.status_code, caught.value.code) == (507, "disk_full")
+    for id in ids:
+        assert tiny_disk.client.files.delete(id).deleted
+    assert tiny_disk.client.files.list().data == []
+    tiny_disk.upload(formats.to_jsonl(examples()))

@@ -66,7 +66,10 @@ def test_what_is_not_jsonl_is_refused_with_its_line(content: bytes, line: int) -
         ([{"role": "robot", "content": "x"}, ASSISTANT], "invalid_role"),
         ([{"content": "x"}, ASSISTANT], "invalid_role"),
         ([USER], "missing_assistant_message"),
-        ([ASSISTANT, USER], "last_message_not_assistant"),
+        ([USER, ASSISTANT, USER], "last_message_not_assistant"),
+        ([ASSISTANT, USER, ASSISTANT], "nothing_before_answer"),
+        ([USER, {**ASSISTANT, "content": ""}], "empty_answer"),
+        ([USER, {**ASSISTANT, "content": [{"type": "text", "text": ""}]}], "empty_answer"),
         ([USER, {**ASSISTANT, "weight": 0}], "nothing_to_learn"),
         ([USER, {**ASSISTANT, "weight": 0.5}], "invalid_weight"),
         ([USER, {**ASSISTANT, "weight": True}], "invalid_weight"),
@@ -74,7 +77,8 @@ def test_what_is_not_jsonl_is_refused_with_its_line(content: bytes, line: int) -
         ([USER, {"role": "assistant", "content": None}], "invalid_content"),
         ([USER, {"role": "assistant"}], "invalid_content"),
         ([USER, {**ASSISTANT, "content": [{"type": "image_url"}]}], "invalid_content"),
-        ([USER, {**ASSISTANT, "tool_calls": []}], "unknown_key"),
+        ([USER, {**ASSISTANT, "tool_calls": [{"id": "1"}]}], "unknown_key"),
+        ([USER, {**ASSISTANT, "refusal": "no"}], "unknown_key"),
         ([{**USER, "name": 3}, ASSISTANT], "invalid_name"),
         (["text", ASSISTANT], "invalid_message"),
     ],
@@ -90,11 +94,37 @@ def test_a_broken_rule_is_named_with_its_line(messages: list[Any], code: str) ->
         ({"messages": []}, "invalid_messages"),
         ({"messages": "x"}, "invalid_messages"),
         ([], "invalid_example"),
-        ({"messages": [ASSISTANT], "tools": []}, "unknown_key"),
+        ({"messages": [USER, ASSISTANT], "tools": [{}]}, "tools_unsupported"),
+        (
+            {"messages": [USER, ASSISTANT], "parallel_tool_calls": "no"},
+            "invalid_parallel_tool_calls",
+        ),
+        ({"messages": [USER, ASSISTANT], "temperature": 1}, "unknown_key"),
     ],
 )
 def test_an_example_without_messages_is_refused(value: Any, code: str) -> None:
     assert [p.code for p in validate_supervised([(1, value)], 1)] == [code]
+
+
+def test_an_answer_of_chat_is_an_example_as_it_is() -> None:
+    empty = {"refusal": None, "tool_calls": None, "function_call": None, "audio": None}
+    row = {
+        "messages": [
+            {"role": "developer", "content": "d"},
+            {**ASSISTANT, "content": "", "weight": 0},
+            USER,
+            {**ASSISTANT, **empty, "annotations": []},
+        ],
+        "tools": [],
+        "parallel_tool_calls": True,
+    }
+    (example,) = read_supervised(json.dumps(row).encode())
+    assert example.messages == (
+        Message("system", "d"),
+        Message("assistant", "", weight=0),
+        Message("user", "u"),
+        Message("assistant", "a"),
+    )
 
 
 def test_text_parts_and_names_and_weights_are_kept() -> None:
@@ -144,14 +174,16 @@ text = st.text(st.characters(codec="utf-8"), max_size=20)
 messages = st.builds(
     Message, st.sampled_from(formats.ROLES), text, name=st.none() | text.filter(bool)
 )
-learned = st.builds(Message, st.just("assistant"), text, weight=st.just(1))
+answered = st.builds(Message, st.sampled_from(["system", "user"]), text)
+learned = st.builds(Message, st.just("assistant"), text.filter(bool), weight=st.just(1))
 
 
 @given(
     st.lists(
         st.builds(
-            lambda before, last: SupervisedExample((*before, last)),
-            st.lists(messages, max_size=4),
+            lambda first, between, last: SupervisedExample((first, *between, last)),
+            answered,
+            st.lists(answered | learned, max_size=4),
             learned,
         ),
         min_size=1,
@@ -186,7 +218,11 @@ def codes(method: str, *rows: Any, **options: Any) -> list[tuple[int, str]]:
         ({"input": {"messages": [USER, ASSISTANT]}}, "last_message_is_assistant"),
         ({"input": {"messages": [{**ASSISTANT, "weight": 0}, USER]}}, "unknown_key"),
         ({"input": {"messages": [USER], "tools": [{}]}}, "tools_unsupported"),
-        ({"input": {"messages": [USER], "parallel_tool_calls": "no"}}, "invalid_input"),
+        (
+            {"input": {"messages": [USER], "parallel_tool_calls": "no"}},
+            "invalid_parallel_tool_calls",
+        ),
+        ({"preferred_output": [{**ASSISTANT, "content": ""}]}, "empty_answer"),
         ({"input": {"messages": [USER], "temperature": 1}}, "unknown_key"),
         ({"preferred_output": []}, "invalid_preferred_output"),
         ({"preferred_output": [ASSISTANT, ASSISTANT]}, "invalid_preferred_output"),
@@ -247,6 +283,7 @@ def turned(**fields: Any) -> dict[str, Any]:
         ({**EPISODE, "advantages": 1}, "unknown_key"),
         ({**EPISODE, "group_id": 3}, "invalid_group_id"),
         ({**EPISODE, "group_id": ""}, "invalid_group_id"),
+        ({**EPISODE, "messages": [ASSISTANT]}, "nothing_before_answer"),
         ({**EPISODE, "reward": "1"}, "invalid_reward"),
         ({**EPISODE, "reward": True}, "invalid_reward"),
         ({**EPISODE, "reward": float("inf")}, "invalid_reward"),
@@ -326,7 +363,7 @@ def test_advantages_are_in_all_lines_or_in_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "row"), [("supervised", {"messages": [ASSISTANT]}), ("dpo", PAIR),
+    ("method", "row"), [("supervised", {"messages": [USER, ASSISTANT]}), ("dpo", PAIR),
                         ("trajectories", EPISODE)]
 )  # fmt: skip
 def test_every_method_wants_the_same_number_of_examples(method: str, row: Any) -> None:
@@ -338,6 +375,15 @@ def test_every_method_wants_the_same_number_of_examples(method: str, row: Any) -
     broken = formats.validate(method, [(i + 1, {}) for i in range(99)])
     assert len(broken) == formats.MAX_PROBLEMS
     assert {p.line for p in broken} >= {1, 2, 3}
+
+
+def test_what_is_missing_is_said_to_be_missing() -> None:
+    rows = [{k: v for k, v in EPISODE.items() if k != key} for key in ("group_id", "reward")]
+    problems = formats.validate("trajectories", list(enumerate(rows, start=1)), 1)
+    assert [str(problem) for problem in problems] == [
+        "line 1: 'group_id' must be a string, got nothing",
+        "line 2: 'reward' must be a finite number, got nothing",
+    ]
 
 
 def test_an_unknown_method_is_an_error() -> None:
@@ -388,7 +434,7 @@ def turns(draw: Any) -> formats.Turn:
 def given_episode(
     before: list[Message], last: Message, turns: list[formats.Turn], advantage: float
 ) -> formats.Trajectory:
-    messages = () if turns else (*before, last)
+    messages = () if turns else (Message("user", "q"), *before, last)
     return formats.Trajectory("g", advantage / 2, advantage, messages, tuple(turns))
 
 
@@ -408,7 +454,7 @@ def test_episodes_that_are_written_are_read_back(rows: list[formats.Trajectory])
     st.lists(
         st.builds(
             lambda before, question, one, other: formats.PreferenceExample(
-                (*before, question), Message("assistant", one), Message("assistant", other + one)
+                (*before, question), Message("assistant", other + one), Message("assistant", one)
             ),
             st.lists(plain, max_size=3),
             st.builds(Message, st.just("user"), text),

@@ -105,6 +105,10 @@ def test_a_real_training_survives_a_kill_and_a_pause(training: Trained) -> None:
     shown = [int(step) for step in metrics]
     # What was done after the last checkpoint and before the kill is done, and told of, again.
     assert shown == sorted(shown) and shown[-1] == 150
+    # The result file has every step of all attempts, the events have what there was time for.
+    (result_id,) = done.result_files
+    lines = training.client.files.content(result_id).text.splitlines()
+    assert [int(line.split(",")[0]) for line in lines[1:]] == list(range(1, 151))
     assert {path.name for path in (training.state_dir / "jobs" / training.id).iterdir()} == {
-        "events.jsonl", "job.json", "log.jsonl", "log.txt",
+        "events.jsonl", "job.json", "log.jsonl", "log.txt", "metrics.jsonl",
     }  # fmt: skip

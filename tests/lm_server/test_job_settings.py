@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,12 @@ import pytest
 from nip_core.lm_server import formats, wire
 from nip_core.lm_server.database import Database
 from nip_core.lm_server.engines.base import Proof
+from nip_core.lm_server.engines.deterministic_training import DeterministicTrainer
+from nip_core.lm_server.engines.reply_rules import ReplyFile
 from nip_core.lm_server.errors import ApiError
 from nip_core.lm_server.files import FileStore
-from nip_core.lm_server.job_settings import resolve, total_rank
+from nip_core.lm_server.job_run import JobRunner
+from nip_core.lm_server.job_settings import client_param, resolve, total_rank
 from nip_core.lm_server.jobs import JobTable
 from nip_core.lm_server.models import ModelStore
 from nip_core.lm_server.trainers import SubprocessTrainer, TrainingPlace
@@ -37,6 +42,7 @@ class Workshop:
         self.jobs = JobTable(self.database, self.files, self.models, self)
         self.training_file = asyncio.run(self._upload())
         self.bases = ["sim", "other"]
+        self.wanted = "running"
 
     async def _upload(self) -> str:
         async def chunks() -> AsyncIterator[bytes]:
@@ -51,6 +57,10 @@ class Workshop:
     def training_place(self, base_model: str) -> TrainingPlace:
         assert base_model in self.bases
         return self._place
+
+    def keeper(self, base_model: str) -> "Workshop":
+        assert base_model in self.bases
+        return self
 
     def request(self, model: str = "sim", **fields: Any) -> CreateJobRequest:
         return CreateJobRequest.model_validate(
@@ -155,8 +165,10 @@ def test_what_is_asked_for_is_what_is_trained(workshop: Workshop) -> None:
     given = {"clip_low": 0.1, "clip_high": 0.4, "kl_penalty": 0.3, "advantage": "group"}
     method = {"type": "trajectories", "trajectories": {"hyperparameters": given}}
     assert given.items() <= workshop.settings(method=method).model_dump().items()
-    # A context longer than the engine's is cut to it, and the job shows that.
-    assert workshop.settings(nip={"max_length": 10_000}).max_length == 512
+    assert workshop.settings(nip={"max_length": 512}).max_length == 512
+    refusal = workshop.refusal(nip={"max_length": 513})
+    assert refusal.param == "nip.max_length"
+    assert "513" in refusal.message and "512" in refusal.message
 
 
 @pytest.mark.parametrize("method", wire.METHODS)
@@ -185,6 +197,9 @@ def test_the_old_place_for_hyperparameters_serves_every_method(
         ({"nip": {"packing": True}, "method": {"type": "dpo"}}, "nip.packing"),
         ({"nip": {"use_lora": False, "lora_rank": 4}}, "nip.lora_rank"),
         ({"nip": {"use_lora": False, "lora_target_modules": ["q"]}}, "nip.lora_target_modules"),
+        ({"nip": {"lora_target_modules": []}}, "nip.lora_target_modules"),
+        ({"nip": {"lora_target_modules": [""]}}, "nip.lora_target_modules"),
+        ({"nip": {"lora_target_modules": ".*_proj"}}, "nip.lora_target_modules"),
         ({"nip": {"lora_rank": 33}}, "nip.lora_rank"),
         ({"nip": {"quantization": "4bit"}}, "nip.quantization"),
         ({"nip": {"optimizer": "adamw_8bit"}}, "nip.optimizer"),
@@ -199,6 +214,25 @@ def test_what_can_not_be_trained_is_refused_with_its_parameter(
     workshop: Workshop, fields: dict[str, Any], param: str
 ) -> None:
     assert workshop.refusal(**fields).param == param
+
+
+def test_what_a_training_process_names_is_named_as_clients_do() -> None:
+    assert client_param("dpo", "lora_target_modules") == "nip.lora_target_modules"
+    assert client_param("dpo", "hyperparameters.lora_rank") == "nip.lora_rank"
+    assert client_param("dpo", "batch_size") == "method.dpo.hyperparameters.batch_size"
+    assert client_param("dpo", "training_file") == "training_file"
+    assert client_param("dpo", None) is None
+
+
+def test_a_job_tells_that_it_will_start_an_engine_that_is_not_wanted(workshop: Workshop) -> None:
+    workshop.wanted = "stopped"
+    request = workshop.request()
+    job, _ = workshop.jobs.create(request, request.model_dump(), None)
+    events = workshop.jobs.events.page(job["id"], limit=9, after=None)["data"]
+    (warning,) = [event["message"] for event in events if event["level"] == "warn"]
+    assert "engine of 'sim' is stopped" in warning and "is stopped" in warning
+    workshop.wanted = "running"
+    assert resolve(request, workshop, workshop.models).note is None
 
 
 def test_what_needs_cuda_is_taken_where_there_is_some(tmp_path: Path) -> None:
@@ -296,3 +330,37 @@ def test_a_model_with_a_problem_is_not_trained_on(workshop: Workshop) -> None:
     assert (refusal.code, refusal.param) == ("model_not_served", "model")
     workshop.models.mark_deleted(adapter)
     assert workshop.refusal(adapter).code == "model_not_found"
+
+
+class Device(Workshop):
+    """A workshop whose device is lent; `committed` is what is on disk when it is given back."""
+
+    committed: bool
+
+    @asynccontextmanager
+    async def training_on_device(self, base_model: str) -> AsyncIterator[None]:
+        yield
+        (row,) = self.database.all("SELECT * FROM jobs")
+        self.committed = self.models.is_committed(row["adapter_digest"])
+
+    async def publish(self, name: str, digest: str) -> Proof:
+        return Proof(matches=True)
+
+    async def withdraw(self, name: str) -> None: ...
+
+
+async def test_a_model_is_committed_before_the_engine_comes_back(tmp_path: Path) -> None:
+    workshop = await asyncio.to_thread(Device, tmp_path)
+    trainer = DeterministicTrainer(ReplyFile.model_validate({"training": {"seconds": 0}}))
+    request = workshop.request()
+    id = workshop.jobs.create(request, request.model_dump(), None)[0]["id"]
+    workshop.jobs.transition(id, ("validating_files",), "queued")
+    (tmp_path / "jobs").mkdir()
+    runner = JobRunner(
+        tmp_path / "jobs", workshop.database, workshop.jobs, workshop.files, workshop.models,
+        workshop,
+    )  # fmt: skip
+    place = replace(workshop.training_place("sim"), trainer=trainer)
+    await runner.run(workshop.jobs.row(id), place, asyncio.Event())
+    assert workshop.jobs.row(id)["status"] == "succeeded", workshop.jobs.row(id)["error"]
+    assert workshop.committed

@@ -176,7 +176,20 @@ def test_a_job_of_another_method_is_checked_by_its_rules_and_shows_its_settings(
         ({"suffix": "a" * 65}, "invalid_value", "suffix"),
         ({"seed": -1}, "invalid_value", "seed"),
         ({"metadata": {str(i): "" for i in range(17)}}, "invalid_value", "metadata"),
-        ({"integrations": [{"type": "wandb"}]}, "invalid_value", "integrations"),
+        ({"metadata": {"k" * 65: ""}}, "invalid_value", "metadata"),
+        ({"extra_body": {"metadata": {"a": None}}}, "invalid_value", "metadata.a"),
+        ({"integrations": [{"type": "wandb"}]}, "unsupported_value", "integrations"),
+        ({"extra_body": {"stream": True}}, "unknown_parameter", "stream"),
+        ({"extra_body": {"[key]": 1}}, "unknown_parameter", "[key]"),
+        ({"extra_body": {"metadata": {"[key]": 1}}}, "invalid_value", "metadata.[key]"),
+        ({"extra_body": {"nip": 5}}, "invalid_value", "nip"),
+        ({"extra_body": {"method": {}}}, "missing_required_parameter", "method.type"),
+        ({"extra_body": {"nip": {"strange": 1}}}, "unknown_parameter", "nip.strange"),
+        (
+            {"extra_body": {"nip": {"lora_target_modules": ["q", 1]}}},
+            "invalid_value",
+            "nip.lora_target_modules",
+        ),
         (
             {"method": {"type": "reinforcement", "reinforcement": {"grader": {}}}},
             "unsupported_method",
@@ -255,6 +268,27 @@ def test_the_same_key_and_payload_give_the_first_job(server) -> None:
         server.create(file_id, seed=2, **keyed("again"))
     assert caught.value.code == "idempotency_key_reused" and first.id in caught.value.message
     assert server.create(file_id, seed=1).id != first.id
+
+
+def test_null_counts_as_not_sent_in_a_jobs_request_too(server) -> None:
+    file_id = server.upload()
+    method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2}}}
+    plain = server.create(file_id, extra_body={"method": method}, **keyed("nulls"))
+    hyperparameters = {"n_epochs": 2, "batch_size": None}
+    method = {"type": "supervised", "dpo": None, "supervised": {"hyperparameters": hyperparameters}}
+    nulls = {"method": method, "seed": None, "nip": None, "hyperparameters": None, "metadata": None}
+    assert server.create(file_id, extra_body=nulls, **keyed("nulls")).id == plain.id
+    server.create(file_id, extra_body={"nip": {"use_lora": None, "max_length": None}})
+    with pytest.raises(openai.BadRequestError) as caught:
+        server.create(file_id, extra_body={"model": None})
+    assert (caught.value.code, caught.value.param) == ("missing_required_parameter", "model")
+
+
+def test_a_seed_that_is_too_large_is_shown_as_it_was_sent(server) -> None:
+    for seed in (2**31, 2**63, 10**30 + 1):
+        with pytest.raises(openai.BadRequestError, match=f"got {seed}\\b") as caught:
+            server.create("file-0", seed=seed)
+        assert caught.value.param == "seed"
 
 
 def test_a_models_name_follows_from_key_and_content_on_any_server(make_server) -> None:
@@ -503,13 +537,85 @@ def test_a_damaged_adapter_is_not_served_and_says_so(make_server) -> None:
 def test_another_base_model_leaves_old_jobs_and_adapters_alone(make_server) -> None:
     server = make_server(SLOW)
     old = server.train().fine_tuned_model
-    waiting = server.create(server.upload())
+    file_id = server.upload()
+    waiting, unwanted = (server.create(file_id, **keyed(key)) for key in ("waits", "unwanted"))
+    server.wait(waiting.id, "running")
     server.stop()
     other = make_server(SLOW, model="other")
     assert [m.id for m in other.client.models.list()] == ["other"]
-    job = other.client.fine_tuning.jobs.retrieve(waiting.id)
-    assert (job.status, job.error.code) == ("failed", "base_model_changed")
+    job = other.wait(waiting.id, "queued")
+    beside = other.train(model="other")  # it holds up no other
+    assert beside.status == "succeeded"
+    other.stop()
+    other.start()
+    warnings = [e.message for e in all_events(other, job.id) if e.level == "warn"]
+    assert warnings == [
+        "The job waits for a server with the base model 'sim'; this one has 'other'"
+    ]
+    assert other.client.fine_tuning.jobs.cancel(unwanted.id).status == "cancelled"
     other.stop()
     server.start()
     assert old in [m.id for m in server.client.models.list()]
+    done = server.wait(waiting.id)
+    assert done.status == "succeeded" and done.id == server.create(file_id, **keyed("waits")).id
+    assert server.client.fine_tuning.jobs.retrieve(unwanted.id).status == "cancelled"
     owner.stop_state_dir(server.state_dir)
+
+
+def all_events(server, job_id: str) -> list[Any]:
+    return list(server.client.fine_tuning.jobs.list_events(job_id, limit=100))[::-1]
+
+
+def test_an_end_that_can_not_be_written_stops_neither_the_job_nor_others(make_server) -> None:
+    server = make_server(SLOW)
+    job = server.create(server.upload())
+    server.wait(job.id, "running")
+    with sqlite3.connect(server.state_dir / "jobs.sqlite3") as database:
+        database.execute(
+            "CREATE TRIGGER full BEFORE UPDATE ON jobs WHEN new.status IN ('succeeded', 'failed') "
+            "BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
+        )
+    broken = server.create(server.upload(examples(9)))
+    deadline = time.monotonic() + 15
+    while not any("can't be written" in e.message for e in all_events(server, job.id)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    log = (server.state_dir / "jobs" / job.id / "log.jsonl").read_text().splitlines()
+    assert "succeeded" not in [json.loads(line)["event"] for line in log]
+    assert server.client.fine_tuning.jobs.retrieve(broken.id).status == "validating_files"
+    with sqlite3.connect(server.state_dir / "jobs.sqlite3") as database:
+        database.execute("DROP TRIGGER full")
+    assert server.wait(broken.id).error.code == "too_few_examples"
+    assert server.wait(job.id).status == "succeeded"
+    log = (server.state_dir / "jobs" / job.id / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in log].count("succeeded") == 1
+
+
+def test_cancelling_a_job_that_is_not_running_leaves_nothing_of_it(make_server) -> None:
+    server = make_server("training: {seconds: 3}\n")
+    job = server.create(server.upload())
+    directory = server.state_dir / "jobs" / job.id
+    server.wait(job.id, "running")
+    server.stop()  # which writes a checkpoint
+    other = make_server(model="other")
+    other.wait(job.id, "queued")
+    assert (directory / "checkpoints").exists()
+    other.client.fine_tuning.jobs.cancel(job.id)
+    assert sorted(path.name for path in directory.iterdir() if path.is_dir()) == []
+
+
+def test_the_result_file_has_every_step_that_the_trainer_left(make_server) -> None:
+    server = make_server(SLOW)
+    job = server.create(server.upload())
+    server.wait(job.id, "running")
+    rows = [
+        {"step": step, "loss": 1 / step, "learning_rate": 0.1, "epoch": step, "tokens": step}
+        for step in range(1, 61)
+    ]
+    (server.state_dir / "jobs" / job.id / "metrics.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows)
+    )
+    (result_id,) = server.wait(job.id).result_files
+    lines = server.client.files.content(result_id).text.splitlines()
+    assert lines[0] == "step,train_loss,learning_rate,epoch,tokens"
+    assert lines[1:] == [f"{n},{1 / n},0.1,{n},{n}" for n in range(1, 61)]

@@ -61,6 +61,12 @@ def test_the_process_writes_adapter_result_and_events(trained):
     assert steps[-1]["loss"] == figures["final_loss"] < steps[0]["loss"]
     assert steps[-1]["remaining_s"] == 0
     assert figures["tokens"] == steps[-1]["tokens"] > steps[0]["tokens"] > 0
+    lines = (trained / "metrics.jsonl").read_text().splitlines()
+    every = {row["step"]: row for row in map(json.loads, lines)}
+    assert list(every) == list(range(1, 9))
+    for told in steps:
+        figures = {k: v for k, v in told.items() if k in every[1]}
+        assert every[told["step"]] == figures and "learning_rate" in figures
 
 
 def test_the_probe_is_what_transformers_and_peft_compute_from_the_saved_files(base, trained):
@@ -229,17 +235,37 @@ def test_a_validation_file_gives_a_validation_loss(base, tmp_path):
         ({"base_model_path": "/no/model"}, "base_model_unusable", "model", "no such directory"),
         ({"training_file": "/no/such/file"}, "invalid_file", "training_file", "No such file"),
         (
-            {"lora_target_modules": ["nothing"]},
+            {"lora_target_modules": ["q_proj", "nothing"]},
             "invalid_target_modules",
             "lora_target_modules",
-            "nothing",
+            "^'nothing' is not in the model; the linear layers that can be adapted are down_proj, "
+            "gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj$",
         ),
         (
             {"lora_target_modules": ["q_proj", "lm_head"]},
             "invalid_target_modules",
             "lora_target_modules",
-            "lm_head can't be adapted",
+            "^'lm_head' can't be adapted",
         ),
+        (
+            {"lora_target_modules": ["embed_tokens"]},
+            "invalid_target_modules",
+            "lora_target_modules",
+            "^'embed_tokens' can't be adapted",
+        ),
+        (
+            {"lora_target_modules": []},
+            "invalid_job",
+            "hyperparameters.lora_target_modules",
+            "expected a list of names, or all-linear, got",
+        ),
+        (
+            {"lora_target_modules": ".*_proj"},
+            "invalid_job",
+            "hyperparameters.lora_target_modules",
+            "expected a list of names, or all-linear",
+        ),
+        ({"lora_rank": None}, "invalid_job", "hyperparameters", "with LoRA its rank"),
         (
             {"parent_adapter_path": "/no/adapter", "start_from": "continue"},
             "parent_adapter_unreadable",

@@ -4,6 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from small_game import write_config
 
 from nip_core.errors import SettingsError
@@ -64,3 +66,24 @@ async def test_a_directory_that_is_no_model_is_refused(tmp_path):
     (tmp_path / "model").mkdir()
     said = await opening(tmp_path, tmp_path / "model")
     assert "lm_server" in said and "model" in said
+
+
+async def test_examples_longer_than_the_context_are_refused(tmp_path):
+    said = await opening(tmp_path, "tiny", "fine_tuning.max_length=5000")
+    assert "fine_tuning.max_length is 5000" in said and "1024 tokens" in said
+
+
+async def test_a_server_of_another_version_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("NIP_API_KEY", "key")
+
+    async def told(request: web.Request) -> web.Response:
+        return web.json_response({"version": "9.1.0"})
+
+    app = web.Application()
+    app.router.add_get("/version", told)
+    async with TestServer(app) as server:
+        agents = {"_default": {"model_provider": "SelfHosted", "model_name": "m"}}
+        config = write_config(tmp_path, agents=agents, lm_server={"url": str(server.make_url(""))})
+        with pytest.raises(SettingsError, match=r"has version 9\.1\.0, this is"):
+            async with open_session(load_parameters(config)):
+                pass

@@ -11,9 +11,16 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from nip_core.lm_server.trainers import METRICS_FILE
 
@@ -54,11 +61,7 @@ class TrainingSettings(BaseModel):
     lora_rank: int | None = Field(16, ge=1)
     lora_alpha: float | None = Field(32.0, gt=0)
     lora_dropout: float | None = Field(0.0, ge=0, lt=1)
-    lora_target_modules: (
-        Literal["all-linear"]
-        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
-        | None
-    ) = "all-linear"
+    lora_target_modules: str | list[str] | None = "all-linear"
     """Names of linear layers; "all-linear" means all but the output layer. LoRA's four settings
     may be None only without LoRA."""
     max_length: int | None = Field(None, ge=2)
@@ -86,6 +89,14 @@ class TrainingSettings(BaseModel):
     checkpoint_steps: int | None = Field(None, ge=1)
     learning_rate_multiplier: float | None = None
     """Already in `learning_rate`; accepted so that effective settings can be passed as they are."""
+
+    @field_validator("lora_target_modules")
+    @classmethod
+    def _names_or_all(cls, targets: str | list[str] | None) -> str | list[str] | None:
+        # PEFT would take any other string as a pattern.
+        if targets == [] or (isinstance(targets, str) and targets != "all-linear"):
+            raise ValueError("expected a list of names, or all-linear")
+        return targets
 
     @model_validator(mode="after")
     def _fit_each_other(self) -> "TrainingSettings":

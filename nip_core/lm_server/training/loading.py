@@ -240,10 +240,10 @@ def check_targets(model: Any, targets: Sequence[str]) -> None:
         matched = [name for name in modules if f".{name}".endswith(f".{target}")]
         if not matched or not linear.issuperset(matched):
             known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
-            why = "is no linear layer below the output layer" if matched else "is not in the model"
+            why = "can't be adapted" if matched else "is not in the model"
             raise TrainingError(
                 "invalid_target_modules",
-                f"{target!r} {why}; those that can be adapted are {known}",
+                f"{target!r} {why}; the linear layers that can be adapted are {known}",
                 "lora_target_modules",
             )
 
