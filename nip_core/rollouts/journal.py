@@ -120,9 +120,11 @@ class Journal:
 
     async def aclose(self) -> None:
         """Write what is waiting and close the file. Errors were raised where it was appended."""
-        if self._flusher is not None:
-            await self._flusher
-        self.close()
+        try:
+            if self._flusher is not None:
+                await self._flusher
+        finally:
+            self.close()  # also when cancelled, or the file would stay locked
 
     def close(self) -> None:
         """Close the file; what was not yet durable is lost, as in a crash."""

@@ -234,3 +234,21 @@ async def test_a_finished_journal_can_be_removed(tmp_path: Path) -> None:
     journal.remove()
     journal.remove()
     assert not (tmp_path / "a").exists()
+
+
+async def test_a_journal_whose_closing_is_cancelled_is_not_left_locked(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path, sync_interval_s=5.0)
+    journal.replay()
+    await journal.append({"first": 1})
+    waiting = asyncio.create_task(journal.append({"second": 2}))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(journal.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    waiting.cancel()
+    again = Journal(path)
+    assert {"first": 1} in again.replay()
+    again.close()
