@@ -30,7 +30,11 @@ _log = logging.getLogger("nip.lm_server.engine")
 
 
 class EngineKeeper:
-    """One engine and its life. `restore` loads and proves adapters, `epoch_began` stores epochs."""
+    """One engine and its life.
+
+    `restore` loads and proves adapters after it came up, `went_down` is told before it goes,
+    `epoch_began` stores epochs. `restore` raises EngineError if the engine can't serve after all.
+    """
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ request waits for that.
 import asyncio
 import json
 import logging
+import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -36,6 +37,8 @@ READY_TIMEOUT_S = 600.0
 """Longest wait of a finished training for an engine that comes back to load its adapter."""
 LOAD_TIMEOUT_S = 60.0
 """Longest wait of a request for its adapter to be loaded."""
+RETRY_PROBLEM_S = 30.0
+"""An adapter that could not be loaded is tried again after this, when it is asked for."""
 RETRY_AFTER_S = 5
 
 _log = logging.getLogger("nip.lm_server.engine")
@@ -79,6 +82,7 @@ class EnginePool:
         self._served: dict[str, _Base] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._in_use: Counter[str] = Counter()
+        self._failed_s: dict[str, float] = {}  # when loading last failed, on the monotonic clock
         for slot in self._slots:
             self._add_base(slot, slot.base_model, slot.spec.model)
         for row in models.rows():
@@ -98,7 +102,7 @@ class EnginePool:
             for name in self._remembered(slot):
                 try:
                     await self._activate(slot, name)
-                except (EngineError, AdapterError) as error:
+                except EngineError as error:
                     if name == slot.base_model:
                         raise
                     self._models.note_problem(name, str(error))
@@ -196,11 +200,9 @@ class EnginePool:
             if not slot.active():
                 await self._activate(slot, slot.base_model)
             return
-        served = self._served.pop(name, None)
+        served = self._served.get(name)
         if served is not None:
-            served.used.pop(name, None)
-            if served.keeper.engine.state == "running":
-                await served.keeper.engine.unload_adapter(name)
+            await self._unload(served, name)
 
     async def set_wanted(self, base_model: str, wanted: Wanted) -> None:
         """Start, stop or put to sleep. Raises KeyError, or EngineError if it can't be done."""
@@ -326,30 +328,33 @@ class EnginePool:
         row = self._models.row(base.name)
         if row is not None:
             # A base model that was made here; without a row it is being published, and proved then.
-            self._models.note_proof(base.name, await self._prove_base(base, row["digest"]))
+            try:
+                proof = await self._prove_base(base, row["digest"])
+            except AdapterError as error:
+                raise EngineError(str(error)) from error
+            self._models.note_proof(base.name, proof)
         self._served[base.name] = base
         limit = slot.spec.loaded_adapters
         for row in self._models.adapters_of(base.name)[:limit]:
-            try:
-                await self._load_listed(base, row["name"], row["digest"])
-            except EngineError:
-                if base.keeper.engine.state != "running":
-                    raise
+            await self._load_listed(base, row["name"], row["digest"])
         base.used = OrderedDict.fromkeys(reversed(base.used))  # the newest came first
 
     async def _load_listed(self, base: _Base, name: str, digest: str) -> None:
-        """Load an adapter of the table and note there how that went. Raises EngineError."""
+        """Load an adapter of the table and note there how that went.
+
+        Raises EngineError if the engine is gone, which is no fault of the adapter.
+        """
         try:
             proof = await self._load(base, name, digest, verify=True)
         except (AdapterError, EngineError) as error:
+            if base.keeper.engine.state != "running":
+                raise EngineError(str(error)) from error
             _log.error("adapter not served: %s: %s", name, error)
-            if base.keeper.engine.state == "running":
-                self._models.note_problem(name, str(error))
-            if isinstance(error, EngineError):
-                raise
+            self._models.note_problem(name, str(error))
+            self._failed_s[name] = time.monotonic()
             return
         if self._models.row(name) is None:  # deleted meanwhile
-            await self.withdraw(name)
+            await self._unload(base, name)
         else:
             self._models.note_proof(name, proof)
 
@@ -378,14 +383,22 @@ class EnginePool:
         surplus = len(base.used) - self._slot(base.name).spec.loaded_adapters
         idle = [name for name in [*base.used][:-1] if name not in self._in_use]
         for name in idle[: max(0, surplus)]:
-            base.used.pop(name, None)
-            self._served.pop(name, None)
+            await self._unload(base, name)
+
+    async def _unload(self, base: _Base, name: str) -> None:
+        base.used.pop(name, None)
+        self._served.pop(name, None)
+        if base.keeper.engine.state == "running":
             await base.keeper.engine.unload_adapter(name)
 
     async def _load_if_it_can_be(self, model: str) -> None:
-        """Load an adapter that isn't, and wait for it, but not for ever."""
+        """Load an adapter that isn't, and wait for it, but not for ever.
+
+        One that could not be loaded is tried again, as what was wrong may have passed.
+        """
         row = self._models.row(model)
-        if row is None or row["kind"] == "base" or row["problem"] is not None:
+        failed_s = self._failed_s.get(model, -RETRY_PROBLEM_S)
+        if row is None or row["kind"] == "base" or time.monotonic() - failed_s < RETRY_PROBLEM_S:
             return
         slot = self._slot_of(row["base_model"])
         if slot is None or not slot.bases[row["base_model"]].keeper.is_ready:

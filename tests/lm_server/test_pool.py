@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nip_core.lm_server import pool as pool_module
 from nip_core.lm_server.database import Database
 from nip_core.lm_server.engines.base import GenerationRequest
 from nip_core.lm_server.engines.deterministic_training import ADAPTER_FILE, BASE_FILE
@@ -266,3 +267,25 @@ async def test_a_base_made_here_that_was_damaged_is_a_problem_and_the_slot_serve
         assert one.pool.is_served("sim") and not one.pool.is_served("new")
         row = one.models.row("new")
         assert row is not None and "damaged" in row["problem"]
+
+
+async def test_an_adapter_whose_trouble_has_passed_answers_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(tmp_path) as one:
+        await one.publish("a")
+        row = one.models.row("a")
+        assert row is not None
+        file = one.models.path(row["digest"]) / ADAPTER_FILE
+        content = file.read_bytes()
+        file.write_bytes(b"{}")
+        await one.pool.set_wanted("sim", "sleeping")
+        await one.pool.set_wanted("sim", "running")
+        with pytest.raises(ApiError, match="damaged"):
+            await one.ask("a")
+        file.write_bytes(content)
+        with pytest.raises(ApiError, match="damaged"):
+            await one.ask("a")  # not looked at again so soon
+        monkeypatch.setattr(pool_module, "RETRY_PROBLEM_S", 0.0)
+        await one.ask("a")
+        assert one.models.problems() == []
