@@ -63,6 +63,8 @@ class ChatAnswer:
     completion_tokens: int
     transport_retries: int
     latency_s: float
+    tokens: list[dict[str, Any]] | None = None
+    """Per token ``{"token", "logprob", "top": [{"token", "logprob"}, ...]}``, where asked for."""
 
 
 class ChatClient:
@@ -173,9 +175,24 @@ def _read_answer(raw: bytes, asked: str, attempt: int, latency_s: float) -> Chat
             completion_tokens=int(usage.get("completion_tokens") or 0),
             transport_retries=attempt,
             latency_s=latency_s,
+            tokens=_tokens(choice.get("logprobs")),
         )
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise _MalformedAnswer(f"malformed answer ({type(error).__name__}: {error})") from None
+
+
+def _tokens(logprobs: Any) -> list[dict[str, Any]] | None:
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    if content is None:
+        return None
+
+    def one(entry: Any) -> dict[str, Any]:
+        return {
+            "token": str(entry["token"]).encode("utf-8", "replace").decode(),
+            "logprob": float(entry["logprob"]),
+        }
+
+    return [{**one(e), "top": [one(t) for t in e.get("top_logprobs") or ()]} for e in content]
 
 
 def _error_of(raw: bytes) -> Mapping[str, Any]:

@@ -7,12 +7,16 @@ training          the loop: iterations, selection, rollouts, jobs, server, price
 load              YAML and ``a.b=c`` overrides, with errors for people
 """
 
-from nip_core.parameters.agents import PureTextAgentParameters
+from nip_core.parameters.agents import PureTextAgentParameters, RandomAgentParameters
 from nip_core.parameters.game import (
     CodeValidationParameters,
     CommonProtocolParameters,
     DatasetParameters,
+    DebateProtocolParameters,
+    MerlinArthurProtocolParameters,
+    MnipProtocolParameters,
     NipProtocolParameters,
+    ZkProtocolParameters,
 )
 from nip_core.parameters.hyper_parameters import DATA_NEUTRAL, HyperParameters
 from nip_core.parameters.load import difference, load_parameters
@@ -31,16 +35,21 @@ __all__ = [
     "CodeValidationParameters",
     "CommonProtocolParameters",
     "DatasetParameters",
+    "DebateProtocolParameters",
     "FineTuningParameters",
     "HyperParameters",
     "LmServerParameters",
+    "MerlinArthurProtocolParameters",
+    "MnipProtocolParameters",
     "NipProtocolParameters",
     "Price",
     "PureTextAgentParameters",
     "PureTextEiParameters",
+    "RandomAgentParameters",
     "RlTrainerParameters",
     "RolloutParameters",
     "TextRlParameters",
+    "ZkProtocolParameters",
     "difference",
     "load_parameters",
 ]

@@ -1,8 +1,8 @@
 """Settings of one agent: which model it is, how it is sampled, how it is trained."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from nip_core.parameters.base import Parameters
 
@@ -11,7 +11,37 @@ Provider = Literal["OpenAI", "OpenRouter", "SelfHosted"]
 LORA_ALPHA_SCALE = 1.0
 
 
-class PureTextAgentParameters(Parameters):
+class AgentParameters(Parameters):
+    """What the settings of every agent share."""
+
+    is_random: ClassVar[bool] = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_kind(cls, values: Any) -> Any:
+        """Take `is_random`, which `to_dict` adds, where it is right."""
+        if isinstance(values, dict) and "is_random" in values:
+            values = dict(values)
+            if values.pop("is_random") is not cls.is_random:
+                raise ValueError(f"is_random must be {cls.is_random} here, or left out")
+        return values
+
+
+class RandomAgentParameters(AgentParameters):
+    """An agent without a model, which says and decides at random. Nothing of it is trained.
+
+    In a configuration: ``is_random: true``.
+    """
+
+    is_random: ClassVar[bool] = True
+
+    @property
+    def num_invalid_generation_retries(self) -> int:
+        """Its answers are always valid."""
+        return 0
+
+
+class PureTextAgentParameters(AgentParameters):
     """An agent that plays by calling a language model."""
 
     model_provider: Provider = "OpenAI"
@@ -46,6 +76,15 @@ class PureTextAgentParameters(Parameters):
     """Examples per optimizer step and device."""
     system_prompt_template_path: str | None = None
     """A file to use instead of the protocol's system prompt template."""
+    use_supervisor_message: Literal["none", "all", "first", "all_but_first"] = "none"
+    """Before which of the agent's turns a user message repeats what it has to do now. Some models
+    need one, as their chats must have a user message."""
+    supervisor_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = "Supervisor"
+    """The name of the user who sends that message."""
+    chat_format: Literal["named", "alternating", "alternating_no_system"] = "named"
+    """How a history becomes a chat. "named": one message each, others with their name. For strict
+    chat templates "alternating": user and assistant in turn after one system message, names in the
+    text; "alternating_no_system": the same, with the system prompt in the first user message."""
     max_response_words: Annotated[int, Field(ge=1)] = 150
     """Told to the agent as the limit of a message, in words."""
     max_tokens_per_message: Annotated[int, Field(ge=1)] | None = None
@@ -77,3 +116,18 @@ class PureTextAgentParameters(Parameters):
         if self.max_tokens_per_message is not None:
             return self.max_tokens_per_message
         return int(1.5 * self.max_response_words)
+
+
+def _kind(values: Any) -> str:
+    """Which settings a mapping (or an object) holds."""
+    is_random = (
+        values.get("is_random") if isinstance(values, dict) else getattr(values, "is_random", False)
+    )
+    return "random" if is_random is True else "model"
+
+
+AnyAgentParameters = Annotated[
+    Annotated[PureTextAgentParameters, Tag("model")]
+    | Annotated[RandomAgentParameters, Tag("random")],
+    Discriminator(_kind),
+]

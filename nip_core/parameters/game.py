@@ -1,10 +1,11 @@
 """Settings of the game: protocol, rewards, rounds, problems and prompts."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from nip_core.parameters.base import Parameters
+from nip_core.protocols.scales import ScaleName
 
 Rounds = Annotated[int, Field(ge=1, le=64)]
 
@@ -15,19 +16,45 @@ class CommonProtocolParameters(Parameters):
     verifier_first: bool = True
     """Whether the verifier speaks in round 0 (where the protocol leaves it open)."""
     randomize_prover_stance: bool = False
-    """Let the prover argue for a verdict drawn per problem, instead of always for acceptance."""
+    """Let the provers argue for a verdict drawn per problem (the parity of a hash of the solution),
+    instead of always for acceptance. Not in debate and merlin_arthur, where it is fixed."""
     prover_reward: float = 1.0
     """For a prover, when the verdict is the one it argues for; otherwise it gets 0."""
     verifier_reward: float = 1.0
-    """For the verifier, when its verdict is right."""
+    """For the verifier, when its verdict is right (and, on a scale, as sure as can be)."""
     verifier_incorrect_penalty: float = -1.0
-    """For the verifier, when its verdict is wrong."""
+    """For the verifier, when its verdict is wrong (and as sure as can be)."""
     verifier_terminated_penalty: float = -1.0
     """For the verifier, when the rounds are over and it has not decided."""
     verifier_no_guess_reward: float = 0.0
     """For the verifier, for each of its turns without a verdict before the last."""
+    verifier_neither_accept_nor_reject_reward: float | None = None
+    """For a verdict in the middle of the decision scale. None: halfway between right and wrong."""
+    verifier_decision_scale: ScaleName = "accept_reject"
+    """What the verifier answers when it decides: accept or reject, or how sure it is that the
+    solution is correct. Its reward is linear between wrong, neither and right."""
+    prover_invalid_response_penalty: Annotated[float, Field(le=0)] | None = None
+    """For a prover with no valid answer after all retries, at most 0; it is silent in that round
+    and the game goes on. None: the episode fails instead."""
     shared_reward: bool = False
     """Pay every prover what the verifier gets, instead of prover_reward."""
+    force_guess: Literal["zero", "one", "y"] | None = None
+    """Replace the verifier's first move that may decide by reject, accept or the true label. For
+    tests of the rest of the loop."""
+    zero_knowledge: bool = False
+    """Add an adversarial verifier and a simulator (docs/protocols.md)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_earlier_name(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "verifier_decision_spectrum" in values:
+            values = dict(values)
+            old = values.pop("verifier_decision_spectrum")
+            if values.setdefault("verifier_decision_scale", old) != old:
+                raise ValueError(
+                    "verifier_decision_spectrum is another name of verifier_decision_scale; set one"
+                )
+        return values
 
 
 class NipProtocolParameters(Parameters):
@@ -38,21 +65,49 @@ class NipProtocolParameters(Parameters):
     min_message_rounds: Rounds = 1
     """A verdict before this many rounds is not registered."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.min_message_rounds > self.max_message_rounds:
-            raise ValueError(
-                f"min_message_rounds ({self.min_message_rounds}) is greater than "
-                f"max_message_rounds ({self.max_message_rounds})"
-            )
-        return self
+
+class DebateProtocolParameters(NipProtocolParameters):
+    """Rounds and order of the `debate` protocol."""
+
+    sequential: bool = False
+    """Whether the provers speak one after the other, or in the same round."""
+    prover0_first: bool = True
+    """Which prover speaks first when they are sequential."""
+    randomize_channel_order: bool = True
+    """Show the verifier the two provers' messages of a round in an order drawn per round."""
+
+
+class MnipProtocolParameters(DebateProtocolParameters):
+    """Rounds and order of the `mnip` protocol."""
+
+
+class MerlinArthurProtocolParameters(Parameters):
+    """Settings of the `merlin_arthur` protocol."""
+
+    pay_silent_prover: bool = True
+    """Whether the prover that was not drawn to speak is paid by the verdict as well."""
+
+
+class ZkProtocolParameters(Parameters):
+    """Settings of the zero-knowledge variants."""
+
+    simulator_reward_coefficient: float = 1.0
+    """The simulator's reward for each turn whose imitation is perfect."""
+    aux_prover_reward_coefficient: float = 1.0
+    """How much of the simulator's reward each prover gets on top of its own."""
+    similarity: Literal["text", "log_probs"] = "text"
+    """What counts as similar: the texts, or the probabilities of the tokens (for engines that give
+    log-probabilities)."""
+    top_logprobs: Annotated[int, Field(ge=1, le=20)] = 20
+    """With log_probs: how many of the likeliest tokens are asked for at each position."""
 
 
 class CodeValidationParameters(Parameters):
     """Settings of the code-validation scenario."""
 
-    system_prompt_version: Literal["v1", "short"] = "v1"
-    """Which prompt templates: "v1" for real models, "short" for very small ones."""
+    system_prompt_version: Literal["v1", "v2", "short"] = "v1"
+    """Which prompt templates: "v1" (answer at once), "v2" (reason first, then answer; what stands
+    before the answer stays with the agent), or "short" for very small models."""
     apps_difficulty: Literal["introductory", "interview", "competition"] | None = None
     """Keep only problems of this difficulty. None: all. For lrhammond/buggy-apps."""
     apps_exclude_flagged: bool = True

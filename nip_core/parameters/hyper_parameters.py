@@ -4,13 +4,21 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from nip_core.parameters.agents import PureTextAgentParameters
+from nip_core.parameters.agents import (
+    AgentParameters,
+    AnyAgentParameters,
+    PureTextAgentParameters,
+)
 from nip_core.parameters.base import Parameters
 from nip_core.parameters.game import (
     CodeValidationParameters,
     CommonProtocolParameters,
     DatasetParameters,
+    DebateProtocolParameters,
+    MerlinArthurProtocolParameters,
+    MnipProtocolParameters,
     NipProtocolParameters,
+    ZkProtocolParameters,
 )
 from nip_core.parameters.training import (
     FineTuningParameters,
@@ -21,15 +29,7 @@ from nip_core.parameters.training import (
     RolloutParameters,
     TextRlParameters,
 )
-
-ProtocolName = Literal["nip", "adp", "solo_verifier"]
-
-PROTOCOL_AGENTS: dict[str, tuple[str, ...]] = {
-    "nip": ("prover", "verifier"),
-    "adp": ("prover", "verifier"),
-    "solo_verifier": ("verifier",),
-}
-"""Agents of each protocol in index order. A test holds that the protocols agree."""
+from nip_core.protocols import agent_names_of, make_protocol
 
 DATA_NEUTRAL = frozenset(
     {
@@ -77,12 +77,14 @@ class HyperParameters(Parameters):
     Face dataset."""
     test_dataset_split: Literal["test", "validation"] = "test"
     """The split that tests play."""
-    interaction_protocol: ProtocolName = "nip"
-    """Who speaks when, who sees what, when it ends, who is rewarded."""
+    interaction_protocol: str = "nip"
+    """Who speaks when, who sees what, when it ends, who is rewarded: nip, adp, debate,
+    merlin_arthur, mnip, solo_verifier, multi_channel_test, or "package.module:Class"."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 6198
     """Every other seed derives from it."""
-    agents: dict[str, PureTextAgentParameters] = Field(default_factory=dict)
-    """Settings by agent name; what stands under `_default` holds for all of them."""
+    agents: dict[str, AnyAgentParameters] = Field(default_factory=dict)
+    """Settings by agent name; what stands under `_default` holds for all of them. An agent with
+    `is_random: true` has no model and no other settings."""
     rl: RlTrainerParameters = RlTrainerParameters()
     text_rl: TextRlParameters = TextRlParameters()
     pure_text_ei: PureTextEiParameters = PureTextEiParameters()
@@ -90,6 +92,10 @@ class HyperParameters(Parameters):
     dataset_options: DatasetParameters = DatasetParameters()
     protocol_common: CommonProtocolParameters = CommonProtocolParameters()
     nip_protocol: NipProtocolParameters = NipProtocolParameters()
+    debate_protocol: DebateProtocolParameters = DebateProtocolParameters()
+    mnip_protocol: MnipProtocolParameters = MnipProtocolParameters()
+    merlin_arthur_protocol: MerlinArthurProtocolParameters = MerlinArthurProtocolParameters()
+    zk_protocol: ZkProtocolParameters = ZkProtocolParameters()
     lm_server: LmServerParameters = LmServerParameters()
     rollouts: RolloutParameters = RolloutParameters()
     fine_tuning: FineTuningParameters = FineTuningParameters()
@@ -103,10 +109,16 @@ class HyperParameters(Parameters):
         if not isinstance(values, dict):
             return values
         protocol = values.get("interaction_protocol", "nip")
-        names = PROTOCOL_AGENTS.get(protocol) if isinstance(protocol, str) else None
         agents = values.get("agents", {})
-        if names is None or not isinstance(agents, dict):
+        if not isinstance(protocol, str) or not isinstance(agents, dict):
             return values  # the field's own error is clearer
+        common = values.get("protocol_common")
+        zero_knowledge = (
+            common.get("zero_knowledge")
+            if isinstance(common, dict)
+            else getattr(common, "zero_knowledge", False)
+        )
+        names = agent_names_of(protocol, zero_knowledge is True)
         for name in agents:
             if name != "_default" and name not in names:
                 raise ValueError(
@@ -115,8 +127,9 @@ class HyperParameters(Parameters):
                 )
 
         def plain(value: Any) -> Any:
-            if isinstance(value, PureTextAgentParameters):
-                return value.model_dump(exclude_unset=True)
+            if isinstance(value, AgentParameters):
+                own = value.model_dump(exclude_unset=True)
+                return own | ({"is_random": True} if value.is_random else {})
             return {} if value is None else value
 
         default = plain(agents.get("_default"))
@@ -125,20 +138,13 @@ class HyperParameters(Parameters):
             own = plain(agents.get(name))
             if not isinstance(own, dict) or not isinstance(default, dict):
                 raise ValueError(f"agents.{name}: a mapping of settings is needed")
-            complete[name] = {**default, **own}
+            # The defaults are a model's; a random agent has none of those settings.
+            complete[name] = own if own.get("is_random") else {**default, **own}
         return {**values, "agents": complete}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        rounds = self.nip_protocol.max_message_rounds
-        verifier_first = self.protocol_common.verifier_first
-        if self.interaction_protocol == "nip" and (rounds % 2 == 1) != verifier_first:
-            first = "verifier" if verifier_first else "prover"
-            raise ValueError(
-                f"nip_protocol.max_message_rounds: {rounds} rounds with the {first} first leave "
-                f"the verifier without the last turn; use {rounds + 1}"
-                + (f" or {rounds - 1}" if rounds > 1 else "")
-            )
+        make_protocol(self)  # refuses what makes no game
         for group, names in self.groups.items():
             suffix = f"{self.run_name}-0000-{group}"
             if len(suffix) > 64:
@@ -146,12 +152,12 @@ class HyperParameters(Parameters):
                     f"run_name: jobs are named like {suffix!r}, which has {len(suffix)} of at most "
                     "64 characters; shorten run_name or the name of the shared model group"
                 )
-            first_agent = self.agents[names[0]]
+            first_agent = self.model_agents[names[0]]
             for name in names[1:]:
                 for setting in _GROUP_SETTINGS:
                     mine, theirs = (
                         getattr(first_agent, setting),
-                        getattr(self.agents[name], setting),
+                        getattr(self.model_agents[name], setting),
                     )
                     if mine != theirs:
                         raise ValueError(
@@ -166,17 +172,22 @@ class HyperParameters(Parameters):
         return self
 
     @property
+    def model_agents(self) -> dict[str, PureTextAgentParameters]:
+        """The agents that play with a model."""
+        return {n: a for n, a in self.agents.items() if isinstance(a, PureTextAgentParameters)}
+
+    @property
     def groups(self) -> dict[str, tuple[str, ...]]:
-        """Agents by shared model group, both in agent order."""
+        """Agents by shared model group, both in agent order. Random agents are in none."""
         groups: dict[str, tuple[str, ...]] = {}
-        for name, agent in self.agents.items():
+        for name, agent in self.model_agents.items():
             group = agent.shared_model_group or name
             groups[group] = (*groups.get(group, ()), name)
         return groups
 
     def group_parameters(self, group: str) -> PureTextAgentParameters:
         """Settings of the group's first agent; what concerns the model is equal for all."""
-        return self.agents[self.groups[group][0]]
+        return self.model_agents[self.groups[group][0]]
 
     @property
     def trainable_groups(self) -> tuple[str, ...]:

@@ -1,40 +1,114 @@
-"""Interaction protocols as data. One module each; `base` says what a protocol is.
+"""Interaction protocols as data. One module each.
 
-Protocols know settings and nothing else of nip. Other protocols go beside these, as subclasses
-of `base.Protocol`, and into `PROTOCOLS`.
+base                what a protocol is
+scales              what a verifier may answer when it decides
+two_provers         what `debate` and `mnip` share
+zero_knowledge      a protocol around another one, with an adversarial verifier and a simulator
+
+`find_protocol` finds a protocol by the name of its module here, or anywhere by
+``package.module:Class``; there is no list to keep. Protocols import no settings (the settings
+look up the protocol that they name) and nothing else of nip but its hashes.
 """
 
-from nip_core.parameters import HyperParameters
-from nip_core.protocols.adp import AdpProtocol
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING
+
 from nip_core.protocols.base import (
     ACCEPT,
+    NEITHER,
     NO_DECISION,
     REJECT,
     AgentSpec,
     Move,
     Protocol,
     RoundResult,
+    TokenChoice,
+    Turn,
 )
-from nip_core.protocols.nip import NipProtocol
-from nip_core.protocols.solo_verifier import SoloVerifierProtocol
+from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
 
-PROTOCOLS: dict[str, type[Protocol]] = {
-    protocol.name: protocol for protocol in (NipProtocol, AdpProtocol, SoloVerifierProtocol)
-}
+if TYPE_CHECKING:
+    from nip_core.parameters import HyperParameters
 
 __all__ = [
     "ACCEPT",
+    "NEITHER",
     "NO_DECISION",
-    "PROTOCOLS",
     "REJECT",
     "AgentSpec",
     "Move",
     "Protocol",
     "RoundResult",
+    "TokenChoice",
+    "Turn",
+    "agent_names_of",
+    "find_protocol",
     "make_protocol",
+    "protocol_names",
 ]
 
 
-def make_protocol(parameters: HyperParameters) -> Protocol:
-    """The protocol that the settings name."""
-    return PROTOCOLS[parameters.interaction_protocol](parameters)
+def protocol_names() -> tuple[str, ...]:
+    """The names of the protocols in this package."""
+    return tuple(
+        name
+        for name in sorted(module.name for module in pkgutil.iter_modules(__path__))
+        if _protocol_in(f"{__name__}.{name}", name) is not None
+    )
+
+
+def find_protocol(name: str) -> type[Protocol]:
+    """The protocol of this name, or at ``package.module:Class``.
+
+    Raises ValueError if there is none.
+    """
+    if ":" in name:
+        return _imported(name)
+    if name.isidentifier() and name in {module.name for module in pkgutil.iter_modules(__path__)}:
+        found = _protocol_in(f"{__name__}.{name}", name)
+        if found is not None:
+            return found
+    raise ValueError(
+        f"there is no protocol {name!r}; there are {', '.join(protocol_names())}, and one of your "
+        'own is named like "package.module:Class"'
+    )
+
+
+def make_protocol(parameters: "HyperParameters") -> Protocol:
+    """The protocol that the settings name. Raises ValueError for settings that make no game."""
+    protocol = find_protocol(parameters.interaction_protocol)(parameters)
+    protocol.check()
+    if not parameters.protocol_common.zero_knowledge:
+        return protocol
+    wrapped = ZeroKnowledgeProtocol(parameters, protocol)
+    wrapped.check()
+    return wrapped
+
+
+def agent_names_of(name: str, zero_knowledge: bool) -> tuple[str, ...]:
+    """The agents of a protocol in index order. Raises ValueError if there is no such protocol."""
+    own = tuple(find_protocol(name).agents)
+    return (*own, *EXTRA_AGENTS) if zero_knowledge else own
+
+
+def _protocol_in(module: str, name: str) -> type[Protocol] | None:
+    for value in vars(importlib.import_module(module)).values():
+        if (
+            isinstance(value, type)
+            and issubclass(value, Protocol)
+            and value.__dict__.get("name") == name
+        ):
+            return value
+    return None
+
+
+def _imported(address: str) -> type[Protocol]:
+    module, _, name = address.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise ValueError(f"protocol {address!r} can't be imported ({error})") from None
+    if not (isinstance(found, type) and issubclass(found, Protocol)):
+        raise ValueError(f"{address!r} is not a subclass of nip_core.protocols.Protocol")
+    return found

@@ -12,10 +12,11 @@ class AdpProtocol(Protocol):
     name = "adp"
     agents: ClassVar[Mapping[str, AgentSpec]] = {
         "prover": AgentSpec("Expert", stance=ACCEPT),
-        "verifier": AgentSpec("Verifier"),
+        "verifier": AgentSpec("Verifier", decides=True),
     }
-    min_message_rounds = 1
     max_message_rounds = 2
+    stance_can_be_randomized = True
+    can_be_zero_knowledge = True
 
     def active(self, round_: int, seed: int) -> Mapping[str, tuple[str, ...]]:
         """The prover in round 0, the verifier in round 1."""

@@ -1,16 +1,33 @@
 """What a protocol is: data and pure functions about who speaks, sees, decides and is paid.
 
-A protocol knows no models, prompts, files or network. Rounds are counted from 0; in a round
-every active agent moves once without seeing what the others say in that round.
+AgentSpec, Protocol   a protocol's data; subclasses state it and override what differs
+Turn, TokenChoice     what an agent wrote in a round, and
+Move                  what the game took it for
+RoundResult           what follows from the moves of a round
+
+A protocol knows settings by their addresses, and no models, prompts, files or network. Rounds are
+counted from 0; in a round every mover moves once without seeing what the others say in it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
-from nip_core.parameters import CommonProtocolParameters, HyperParameters
+from nip_core.protocols.scales import (
+    ACCEPT,
+    NEITHER,
+    NO_DECISION,
+    REJECT,
+    SCALES,
+    DecisionScale,
+    discrete,
+)
 
-REJECT, ACCEPT, NO_DECISION = 0, 1, 2
+if TYPE_CHECKING:
+    from nip_core.parameters import HyperParameters
+
+_SEEDS_CHECKED = 16
 
 
 @dataclass(frozen=True)
@@ -18,8 +35,12 @@ class AgentSpec:
     """How an agent appears to the others and what it argues for."""
 
     human_name: str
-    stance: int | None = None  # the verdict a prover argues for; None for a verifier
+    stance: int | None = None  # the verdict a prover argues for; None: it argues for none
     anonymous: bool = False  # its messages carry no name
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """By channel: the line that starts the part for it, where one answer is for several."""
+    decides: bool = False  # may end its game with a decision
+    last_round_message: bool = False  # is told in its last turn that it must decide
 
 
 @dataclass(frozen=True)
@@ -28,6 +49,27 @@ class Move:
 
     messages: Mapping[str, str] = field(default_factory=dict)
     decision: int = NO_DECISION
+    value: float | None = None  # of a decision, in [-1, 1]; see `nip_core.protocols.scales`
+
+
+@dataclass(frozen=True)
+class TokenChoice:
+    """One generated token with its log-probability and those of the likeliest ones there."""
+
+    token: str
+    logprob: float
+    top: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one agent wrote in one round, as the model gave it and as the game took it."""
+
+    round: int
+    agent: str
+    text: str
+    move: Move
+    tokens: Sequence[TokenChoice] | None = None  # what was generated, if it was asked for
 
 
 @dataclass(frozen=True)
@@ -36,90 +78,310 @@ class RoundResult:
 
     rewards: Mapping[str, float]  # by agent, only what this round pays
     decision: int  # the registered verdict; NO_DECISION while there is none
-    done: bool  # a verdict was registered
+    value: float | None  # of that verdict
+    done: bool  # the game has its verdict
     terminated: bool  # the rounds are over without one
 
 
 class Protocol:
     """A protocol with one verifier. A subclass states its data and overrides what differs.
 
-    To add one: a module in this package with a subclass that sets `name`, `agents`, `channels`
-    and `active`; its class in `PROTOCOLS`; its agents in `nip_core.parameters`; and a prompt
-    template per agent.
+    To add one: a subclass with `name`, `agents`, `active` and its rounds, and a prompt template
+    per agent. It is found by ``interaction_protocol: <module>`` in this package, or by
+    ``package.module:Class`` anywhere (see docs/protocols.md, which adds one).
     """
 
-    name: str
+    name: ClassVar[str]
+    """As in the settings, the `episodes` table and the directory of its templates."""
     agents: ClassVar[Mapping[str, AgentSpec]]
-    channels: tuple[str, ...] = ("main",)
-    invisible: frozenset[tuple[str, str]] = frozenset()  # (agent, channel) pairs that are hidden
-    last_round_message = False  # tell the verifier in the last round that it must decide
-    min_message_rounds: int
-    max_message_rounds: int
+    """By name, in index order."""
+    channels: ClassVar[Sequence[str]] = ("main",)
+    hidden: ClassVar[Collection[tuple[str, str]]] = frozenset()
+    """(agent, channel) pairs: channels that the agent does not read."""
+    stance_can_be_randomized: ClassVar[bool] = False
+    can_be_zero_knowledge: ClassVar[bool] = False
+    rounds_setting: ClassVar[str | None] = None
+    """The group of settings with the rounds, like "nip_protocol"; None: they are fixed here."""
+    verifier_is_last: ClassVar[bool] = True
+    """Whether the last round must be the verifier's."""
+    min_message_rounds: int = 1
+    max_message_rounds: int = 1
+    template_directory: ClassVar[Path | None] = None
+    """Where <agent>.txt lie. None: the scenario's templates of this name and version."""
 
-    def __init__(self, parameters: HyperParameters):
-        self.common: CommonProtocolParameters = parameters.protocol_common
+    def __init__(self, parameters: "HyperParameters"):
+        """Raises ValueError, naming the setting, for settings that make no game."""
+        self.common = parameters.protocol_common
+        if self.rounds_setting is not None:
+            rounds = getattr(parameters, self.rounds_setting)
+            self.min_message_rounds = rounds.min_message_rounds
+            self.max_message_rounds = rounds.max_message_rounds
+
+    # Who speaks and sees.
 
     def active(self, round_: int, seed: int) -> Mapping[str, tuple[str, ...]]:
-        """The agents that move in `round_`, each with the channels it writes to."""
+        """The agents whose turn `round_` is, each with the channels it writes to."""
         raise NotImplementedError
+
+    def movers(
+        self, round_: int, seed: int, turns: Sequence[Turn]
+    ) -> Mapping[str, tuple[str, ...]]:
+        """Those of the active agents that move, after `turns`."""
+        return self.active(round_, seed)
 
     @property
     def agent_names(self) -> tuple[str, ...]:
         """Agents in index order."""
         return tuple(self.agents)
 
+    @property
+    def provers(self) -> tuple[str, ...]:
+        """Agents that argue for a verdict."""
+        return tuple(agent for agent in self.agents if self.is_prover(agent))
+
     def is_prover(self, agent: str) -> bool:
         """Whether the agent argues for a verdict rather than gives it."""
         return self.agents[agent].stance is not None
 
+    def may_decide(self, agent: str) -> bool:
+        """Whether the agent may decide instead of sending a message."""
+        return self.agents[agent].decides
+
     def visible_channels(self, agent: str) -> tuple[str, ...]:
         """Channels the agent reads, in order."""
-        return tuple(c for c in self.channels if (agent, c) not in self.invisible)
+        return tuple(c for c in self.channels if (agent, c) not in self.hidden)
+
+    def channel_order(self, agent: str, round_: int, seed: int) -> tuple[str, ...]:
+        """The visible channels in the order in which the agent is shown the round's messages."""
+        return self.visible_channels(agent)
+
+    def human_name(self, agent: str, seed: int) -> str:
+        """What the others know the agent by."""
+        return self.agents[agent].human_name
+
+    def headers(self, agent: str, channels: Sequence[str], seed: int) -> Mapping[str, str]:
+        """By channel, how the part of an answer for it begins; empty for a single channel."""
+        if len(channels) < 2:
+            return {}
+        own = self.agents[agent].headers
+        return {channel: own[channel] for channel in channels}
+
+    # Rounds and stances.
 
     def is_last_round(self, round_: int) -> bool:
         """Whether no round follows."""
         return round_ >= self.max_message_rounds - 1
 
+    def is_last_turn(self, agent: str, round_: int, seed: int) -> bool:
+        """Whether the agent has a turn in the round and none after it."""
+        later = range(round_ + 1, self.max_message_rounds)
+        return agent in self.active(round_, seed) and not any(
+            agent in self.active(r, seed) for r in later
+        )
+
+    def counts(self, round_: int) -> bool:
+        """Whether a decision made in the round is registered."""
+        return round_ >= self.min_message_rounds - 1
+
     def stance(self, agent: str, drawn: int | None) -> int:
         """The verdict a prover argues for: the drawn one if there is one, else its own."""
         own = self.agents[agent].stance
         assert own is not None, f"{agent} is not a prover"
-        return own if drawn is None else drawn
+        return own if drawn is None or not self.stance_can_be_randomized else drawn
 
     def max_questions(self, seed: int) -> int:
         """Questions the verifier can ask and still decide: its turns but the last."""
-        turns = sum("verifier" in self.active(r, seed) for r in range(self.max_message_rounds))
-        return max(turns - 1, 0)
+        return max(self.turns_of("verifier", seed, self.max_message_rounds) - 1, 0)
+
+    def turns_of(self, agent: str, seed: int, before: int) -> int:
+        """How many of the first `before` rounds are turns of the agent."""
+        return sum(agent in self.active(r, seed) for r in range(before))
+
+    @property
+    def scale(self) -> DecisionScale:
+        """What a verifier may answer when it decides."""
+        return SCALES[self.common.verifier_decision_scale]
+
+    # Rewards.
 
     def judge(
-        self, round_: int, seed: int, y: int, stance: int | None, moves: Mapping[str, Move]
+        self,
+        round_: int,
+        seed: int,
+        y: int,
+        stance: int | None,
+        turns: Sequence[Turn],
+        silent: Collection[str] = (),
     ) -> RoundResult:
-        """Whether the episode ends with these moves, and who is paid.
+        """Whether the episode ends with this round, and who is paid.
 
-        A verdict counts only from round ``min_message_rounds - 1`` on; an earlier one is not
-        registered and the game goes on.
+        `turns` are all so far, those of `round_` included; `silent` are agents that gave no
+        valid answer in it. A verdict counts only from round ``min_message_rounds - 1`` on; an
+        earlier one is not registered and the game goes on.
         """
-        verdict = NO_DECISION
-        verifier_active = "verifier" in moves
-        if verifier_active and round_ >= self.min_message_rounds - 1:
-            verdict = moves["verifier"].decision
-        done = verdict != NO_DECISION
+        value = self.verdict(round_, y, turns, "verifier")
+        decision = NO_DECISION if value is None else discrete(value)
+        done = value is not None
         terminated = not done and self.is_last_round(round_)
-        common = self.common
-        if done:
-            right = verdict == y
-            verifier = common.verifier_reward if right else common.verifier_incorrect_penalty
-        elif terminated:
-            verifier = common.verifier_terminated_penalty
-        else:
-            verifier = common.verifier_no_guess_reward if verifier_active else 0.0
-        rewards = {"verifier": verifier}
-        for agent in self.agents:
-            if not self.is_prover(agent):
-                continue
-            if common.shared_reward:
+        verifier = self._verifier_reward(round_, seed, y, value, terminated)
+        rewards = dict.fromkeys(self.agents, 0.0) | {"verifier": verifier}
+        for agent in self.provers:
+            if self.common.shared_reward:
                 rewards[agent] = verifier
-            else:
-                won = done and verdict == self.stance(agent, stance)
-                rewards[agent] = common.prover_reward if won else 0.0
-        return RoundResult(rewards, verdict, done, terminated)
+            elif done and self.earns(agent, seed) and decision == self.stance(agent, stance):
+                rewards[agent] = self.common.prover_reward
+            if agent in silent:
+                rewards[agent] += self.common.prover_invalid_response_penalty or 0.0
+        return RoundResult(rewards, decision, value, done, terminated)
+
+    def earns(self, agent: str, seed: int) -> bool:
+        """Whether a prover takes part in the episode's payment."""
+        return True
+
+    def verdict(self, round_: int, y: int, turns: Sequence[Turn], agent: str) -> float | None:
+        """The value of the agent's decision in this round, if it made one that counts."""
+        moves = [turn.move for turn in turns if turn.round == round_ and turn.agent == agent]
+        if not moves or not self.counts(round_):
+            return None
+        forced = self.common.force_guess
+        if forced is not None:
+            accepts = y == ACCEPT if forced == "y" else forced == "one"
+            return 1.0 if accepts else -1.0
+        (move,) = moves
+        if move.decision == NO_DECISION:
+            return None
+        return move.value if move.value is not None else (1.0 if move.decision == ACCEPT else -1.0)
+
+    def _verifier_reward(
+        self, round_: int, seed: int, y: int, value: float | None, terminated: bool
+    ) -> float:
+        common = self.common
+        if value is not None:
+            return self.decision_reward(value, y)
+        if terminated:
+            return common.verifier_terminated_penalty
+        active = "verifier" in self.active(round_, seed)
+        return common.verifier_no_guess_reward if active else 0.0
+
+    def decision_reward(self, value: float, y: int) -> float:
+        """What a decision of this value in [-1, 1] earns the verifier.
+
+        Linear between the penalty for being quite wrong, the reward for neither, and the reward
+        for being quite right.
+        """
+        right = value if y == ACCEPT else -value
+        end = self.common.verifier_reward if right > 0 else self.common.verifier_incorrect_penalty
+        middle = self.neither_reward
+        return middle + abs(right) * (end - middle)
+
+    @property
+    def neither_reward(self) -> float:
+        """What a decision in the middle of the scale earns the verifier."""
+        common = self.common
+        if common.verifier_neither_accept_nor_reject_reward is not None:
+            return common.verifier_neither_accept_nor_reject_reward
+        return (common.verifier_reward + common.verifier_incorrect_penalty) / 2
+
+    def max_reward(self, agent: str) -> float:
+        """The most that the last round of an episode can pay the agent."""
+        return max(self._final_rewards(agent))
+
+    def min_reward(self, agent: str) -> float:
+        """The least that the last round of an episode can pay the agent."""
+        return min(self._final_rewards(agent))
+
+    def reward_mid_point(self, agent: str) -> float:
+        """Halfway between winning and losing; separates good from bad responses."""
+        common = self.common
+        if agent == "verifier" or (self.is_prover(agent) and common.shared_reward):
+            return (common.verifier_reward + common.verifier_incorrect_penalty) / 2
+        return common.prover_reward / 2 if self.is_prover(agent) else 0.0
+
+    def _final_rewards(self, agent: str) -> list[float]:
+        common = self.common
+        verifier = [
+            common.verifier_reward,
+            common.verifier_incorrect_penalty,
+            common.verifier_terminated_penalty,
+            self.neither_reward,
+        ]
+        if agent == "verifier":
+            return verifier
+        if not self.is_prover(agent):
+            return [0.0]
+        rewards = verifier if common.shared_reward else [0.0, common.prover_reward]
+        penalty = common.prover_invalid_response_penalty or 0.0
+        return [*rewards, min(rewards) + penalty]
+
+    # Settings that make no game.
+
+    def check(self) -> None:
+        """Raise ValueError, naming the setting, if the protocol can't be played as set."""
+        place = f"{self.rounds_setting}." if self.rounds_setting else f"{self.name}: "
+        if self.min_message_rounds > self.max_message_rounds:
+            raise ValueError(
+                f"{place}min_message_rounds ({self.min_message_rounds}) is greater than "
+                f"max_message_rounds ({self.max_message_rounds})"
+            )
+        if self.common.randomize_prover_stance and not self.stance_can_be_randomized:
+            raise ValueError(
+                f"protocol_common.randomize_prover_stance: in protocol {self.name!r} "
+                + (
+                    "each prover's verdict is fixed; set it to false"
+                    if self.provers
+                    else "there is no prover; set it to false"
+                )
+            )
+        for seed in range(_SEEDS_CHECKED):
+            for round_ in range(self.max_message_rounds):
+                self._check_round(round_, seed)
+            last = self.active(self.max_message_rounds - 1, seed)
+            if self.verifier_is_last and "verifier" not in last:
+                self._refuse_rounds(place, seed)
+
+    def _check_round(self, round_: int, seed: int) -> None:
+        writers: dict[str, str] = {}
+        for agent, channels in self.active(round_, seed).items():
+            where = f"protocol {self.name!r}, round {round_}: {agent}"
+            if agent not in self.agents:
+                raise ValueError(f"{where} is not among its agents")
+            for channel in channels:
+                if channel not in self.visible_channels(agent):
+                    raise ValueError(f"{where} writes to {channel}, which it can't see")
+                if channel in writers:
+                    raise ValueError(f"{where} and {writers[channel]} both write to {channel}")
+                writers[channel] = agent
+            try:
+                self.headers(agent, channels, seed)
+            except KeyError:
+                raise ValueError(
+                    f"{where} writes to {', '.join(channels)} without headers"
+                ) from None
+
+    def _refuse_rounds(self, place: str, seed: int) -> None:
+        rounds = self.max_message_rounds
+        last = next(iter(self.active(rounds - 1, seed)), "nobody")
+        near = [
+            n
+            for distance in range(1, 4)
+            for n in (rounds + distance, rounds - distance)
+            if n >= max(self.min_message_rounds, 1) and "verifier" in self.active(n - 1, seed)
+        ]
+        raise ValueError(
+            f"{place}max_message_rounds: {rounds} rounds give the last turn to {last} instead of "
+            f"the verifier, who could not decide then; use {' or '.join(map(str, near[:2]))}"
+        )
+
+
+__all__ = [
+    "ACCEPT",
+    "NEITHER",
+    "NO_DECISION",
+    "REJECT",
+    "AgentSpec",
+    "Move",
+    "Protocol",
+    "RoundResult",
+    "TokenChoice",
+    "Turn",
+]

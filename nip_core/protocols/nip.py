@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from nip_core.parameters import HyperParameters
 from nip_core.protocols.base import ACCEPT, AgentSpec, Protocol
 
 
@@ -13,14 +12,11 @@ class NipProtocol(Protocol):
     name = "nip"
     agents: ClassVar[Mapping[str, AgentSpec]] = {
         "prover": AgentSpec("Expert", stance=ACCEPT),
-        "verifier": AgentSpec("Verifier"),
+        "verifier": AgentSpec("Verifier", decides=True, last_round_message=True),
     }
-    last_round_message = True
-
-    def __init__(self, parameters: HyperParameters):
-        super().__init__(parameters)
-        self.min_message_rounds = parameters.nip_protocol.min_message_rounds
-        self.max_message_rounds = parameters.nip_protocol.max_message_rounds
+    rounds_setting = "nip_protocol"
+    stance_can_be_randomized = True
+    can_be_zero_knowledge = True
 
     def active(self, round_: int, seed: int) -> Mapping[str, tuple[str, ...]]:
         """The verifier in even rounds if it is first, else in odd ones."""

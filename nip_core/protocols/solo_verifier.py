@@ -10,9 +10,7 @@ class SoloVerifierProtocol(Protocol):
     """No prover, one round: no verdict in it ends the episode without one."""
 
     name = "solo_verifier"
-    agents: ClassVar[Mapping[str, AgentSpec]] = {"verifier": AgentSpec("Verifier")}
-    min_message_rounds = 1
-    max_message_rounds = 1
+    agents: ClassVar[Mapping[str, AgentSpec]] = {"verifier": AgentSpec("Verifier", decides=True)}
 
     def active(self, round_: int, seed: int) -> Mapping[str, tuple[str, ...]]:
         """The verifier in the only round."""

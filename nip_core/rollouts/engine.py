@@ -16,12 +16,14 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from nip_core.agents.chat_client import ChatAnswer, ChatClient, Endpoint, RequestRefusedError
-from nip_core.agents.render import Game, InvalidResponse, Situation, Turn
+from nip_core.agents.random_agent import random_answer
+from nip_core.agents.render import Game, InvalidResponse, Situation, tokens_of
 from nip_core.errors import StageError
-from nip_core.parameters import PureTextAgentParameters
-from nip_core.protocols import NO_DECISION, Move
+from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
+from nip_core.protocols import NO_DECISION, Move, Turn
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.progress import Progress
+from nip_core.scenarios.code_validation.parsing import AnswerForm, parse_response
 
 Row = dict[str, Any]
 
@@ -35,12 +37,12 @@ class GenerationLog(Protocol):
 
 @dataclass(frozen=True)
 class Player:
-    """An agent with the model that it plays with."""
+    """An agent with the model that it plays with; a random agent has none."""
 
     agent: str
     model: str
-    endpoint: Endpoint
-    parameters: PureTextAgentParameters
+    endpoint: Endpoint | None
+    parameters: PureTextAgentParameters | RandomAgentParameters
 
 
 @dataclass(frozen=True)
@@ -125,34 +127,42 @@ async def play_episode(spec: EpisodeSpec, table: Table) -> tuple[Row, list[Row]]
     rewards = dict.fromkeys(protocol.agent_names, 0.0)
     turns: list[Turn] = []
     records: list[Row] = []
-    decision, outcome, error, parent, round_ = NO_DECISION, "failed", None, None, 0
+    decision, value = NO_DECISION, None
+    outcome, error, parent, round_ = "failed", None, None, 0
     try:
         for round_ in range(protocol.max_message_rounds):
-            agents = [a for a in protocol.agent_names if a in protocol.active(round_, spec.seed)]
+            movers = protocol.movers(round_, spec.seed, turns)
+            agents = [a for a in protocol.agent_names if a in movers]
             answers = await asyncio.gather(
                 *(_take_turn(spec, table, situation, turns, round_, a, parent) for a in agents),
                 return_exceptions=True,
             )
-            moves: dict[str, Move] = {}
+            silent: set[str] = set()
             problem: BaseException | None = None
+            now: list[Turn] = []
             for agent, answer in zip(agents, answers, strict=True):
                 if isinstance(answer, _GaveUp):
                     records += answer.records
-                    problem = problem or answer
+                    if answer.only_invalid and _may_be_silent(table.game, agent):
+                        silent.add(agent)
+                    else:
+                        problem = problem or answer
                 elif isinstance(answer, BaseException):
                     raise answer
                 else:
                     records += answer[1]
-                    moves[agent] = answer[0].move
-                    turns.append(answer[0])
+                    now.append(answer[0])
             if problem is not None:
                 raise EpisodeFailure(str(problem))
-            parent = records[-1]["generation"]["key"]
-            result = protocol.judge(round_, spec.seed, spec.problem.y, spec.stance, moves)
+            turns += now
+            parent = records[-1]["generation"]["key"] if records else None
+            result = protocol.judge(
+                round_, spec.seed, spec.problem.y, spec.stance, turns, frozenset(silent)
+            )
             for agent, reward in result.rewards.items():
                 rewards[agent] += reward
             if result.done or result.terminated:
-                decision = result.decision
+                decision, value = result.decision, result.value
                 outcome = "finished" if result.done else "terminated"
                 break
     except EpisodeFailure as failure:
@@ -177,6 +187,7 @@ async def play_episode(spec: EpisodeSpec, table: Table) -> tuple[Row, list[Row]]
         "prover_stance": spec.stance,
         "rounds": round_ + 1,
         "decision": decision,
+        "decision_value": value,
         "outcome": outcome,
         "error": error,
         "rewards": [{"agent": agent, "reward": reward} for agent, reward in rewards.items()],
@@ -187,9 +198,15 @@ async def play_episode(spec: EpisodeSpec, table: Table) -> tuple[Row, list[Row]]
 class _GaveUp(Exception):
     """An agent got no valid answer; carries the calls that were paid for."""
 
-    def __init__(self, reason: str, records: list[Row]):
+    def __init__(self, reason: str, records: list[Row], *, only_invalid: bool):
         super().__init__(reason)
         self.records = records
+        self.only_invalid = only_invalid  # every call was answered, if not in a valid form
+
+
+def _may_be_silent(game: Game, agent: str) -> bool:
+    penalty = game.protocol.common.prover_invalid_response_penalty
+    return penalty is not None and game.protocol.is_prover(agent)
 
 
 async def _take_turn(
@@ -203,7 +220,9 @@ async def _take_turn(
 ) -> tuple[Turn, list[Row]]:
     """Ask until the answer is valid. The i-th retry is a call of its own key and seed."""
     game, player = table.game, table.players[agent]
-    chat = game.render(agent, situation, turns, round_)
+    form = game.form(agent, round_, spec.seed, turns)
+    is_random = isinstance(player.parameters, RandomAgentParameters)
+    chat = [] if is_random else game.render(agent, situation, turns, round_)
     records: list[Row] = []
     for attempt in range(player.parameters.num_invalid_generation_retries + 1):
         key = spec.generation_key(round_, agent, attempt)
@@ -212,12 +231,13 @@ async def _take_turn(
             seed = spec.generation_seed(game.parameters.seed, round_, agent, attempt)
             started = datetime.now(UTC)
             try:
-                answer = await table.client.complete(
-                    player.endpoint, request_body(player, chat, seed)
-                )
+                answer = await _ask(table, player, chat, form, seed)
             except RequestRefusedError as error:
-                raise _GaveUp(f"{agent}, round {round_}: {error}", records) from None
-            record = _record(spec, table, key, parent, round_, agent, attempt, answer, started)
+                reason = f"{agent}, round {round_}: {error}"
+                raise _GaveUp(reason, records, only_invalid=False) from None
+            move, invalid = _read(answer, form)
+            place = {"round": round_, "agent": agent, "attempt": attempt, "parent_key": parent}
+            record = _record(spec, key, place, player.model, answer, move, invalid, started)
             await table.log.append(record)
             table.progress.count_answer(
                 answer.model, answer.prompt_tokens, answer.completion_tokens
@@ -229,17 +249,42 @@ async def _take_turn(
         generation = record["generation"]
         if generation["invalid_reason"] is None:
             text = generation["text"]
-            return Turn(round_, agent, text, game.parse(agent, round_, spec.seed, text)), records
+            tokens = tokens_of(generation.get("token_logprobs"))
+            return Turn(round_, agent, text, parse_response(text, form), tokens), records
     raise _GaveUp(
         f"{agent}, round {round_}: {len(records)} invalid answers, the last because of "
         f"{records[-1]['generation']['invalid_reason']}",
         records,
+        only_invalid=True,
     )
 
 
-def request_body(player: Player, chat: Sequence[Mapping[str, str]], seed: int) -> Row:
+async def _ask(
+    table: Table, player: Player, chat: Sequence[Mapping[str, str]], form: AnswerForm, seed: int
+) -> ChatAnswer:
+    if isinstance(player.parameters, RandomAgentParameters):
+        return ChatAnswer(random_answer(form, seed), "stop", player.model, 0, 0, 0, 0.0)
+    assert player.endpoint is not None  # only random agents play without a model
+    body = request_body(player, player.parameters, chat, seed)
+    wanted = table.game.top_logprobs(player.agent)
+    if wanted:
+        body |= {"logprobs": True, "top_logprobs": wanted}
+    answer = await table.client.complete(player.endpoint, body)
+    if wanted and answer.tokens is None:
+        raise StageError(
+            f"{player.endpoint.base_url}: model {player.model} gives no log-probabilities; set "
+            "zk_protocol.similarity: text or use an engine that does"
+        )
+    return answer
+
+
+def request_body(
+    player: Player,
+    parameters: PureTextAgentParameters,
+    chat: Sequence[Mapping[str, str]],
+    seed: int,
+) -> Row:
     """The JSON body of a chat completion; settings that are None are left to the provider."""
-    parameters = player.parameters
     limit = "max_completion_tokens" if parameters.model_provider == "OpenAI" else "max_tokens"
     body: Row = {
         "model": player.model,
@@ -254,41 +299,39 @@ def request_body(player: Player, chat: Sequence[Mapping[str, str]], seed: int) -
     return body
 
 
+def _read(answer: ChatAnswer, form: AnswerForm) -> tuple[Move, str | None]:
+    """The move in the answer, or why it is invalid."""
+    if answer.finish_reason not in ("stop", "length"):
+        return Move(), f"finish reason {answer.finish_reason}"
+    if answer.text is None:
+        return Move(), "no content"
+    try:
+        return parse_response(answer.text, form), None
+    except InvalidResponse as response:
+        return Move(), response.reason
+
+
 def _record(
     spec: EpisodeSpec,
-    table: Table,
     key: str,
-    parent: str | None,
-    round_: int,
-    agent: str,
-    attempt: int,
+    place: Row,
+    model: str,
     answer: ChatAnswer,
+    move: Move,
+    invalid: str | None,
     started: datetime,
 ) -> Row:
-    text = answer.text or ""
-    decision, invalid = NO_DECISION, None
-    if answer.finish_reason not in ("stop", "length"):
-        invalid = f"finish reason {answer.finish_reason}"
-    elif answer.text is None:
-        invalid = "no content"
-    else:
-        try:
-            decision = table.game.parse(agent, round_, spec.seed, text).decision
-        except InvalidResponse as response:
-            invalid = response.reason
     return {
         "generation": {
             "key": key,
-            "parent_key": parent,
             "episode": spec.key,
             "branch_path": spec.branch_path,
-            "round": round_,
-            "agent": agent,
-            "attempt": attempt,
-            "model_asked": table.players[agent].model,
+            **place,
+            "model_asked": model,
             "model_served": answer.model,
-            "text": text,
-            "decision": decision,
+            "text": answer.text or "",
+            "decision": move.decision,
+            "decision_value": move.value,
             "finish_reason": answer.finish_reason,
             "invalid_reason": invalid,
             "prompt_tokens": answer.prompt_tokens,
@@ -296,6 +339,7 @@ def _record(
             "prompt_token_ids": None,
             "completion_token_ids": None,
             "completion_logprobs": None,
+            "token_logprobs": answer.tokens,
         },
         "timing": {
             "key": key,

@@ -7,11 +7,14 @@ timings      what may differ between two runs of the same game; in no digest
 Chat histories and parsed messages are not stored. `nip_core.agents.render` derives them from
 these rows, for prompting and for dataset building alike. Keys are strings of 16 URL-safe
 characters, see `nip_core.hashing.derive_key`.
+
+Version 2 added `decision_value` and `token_logprobs`; tables of version 1 are read as if they had
+them, empty.
 """
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _METADATA = {"nip.schema_version": str(SCHEMA_VERSION)}
 
@@ -34,7 +37,8 @@ EPISODES = pa.schema(
         pa.field("seed", pa.int64(), nullable=False),
         pa.field("prover_stance", pa.int8()),  # what the prover argues for; null: as the protocol
         pa.field("rounds", pa.int16(), nullable=False),  # rounds played
-        pa.field("decision", pa.int8(), nullable=False),  # 0 reject, 1 accept, 2 none
+        pa.field("decision", pa.int8(), nullable=False),  # 0 reject, 1 accept, 2 none, 3 neither
+        pa.field("decision_value", pa.float64()),  # on the decision scale, -1 to 1; null: none
         pa.field("outcome", pa.string(), nullable=False),  # finished, terminated, failed
         pa.field("error", pa.string()),  # why it failed
         pa.field(
@@ -53,6 +57,12 @@ EPISODES = pa.schema(
     metadata=_METADATA,
 )
 
+_CHOICE = [
+    pa.field("token", pa.string(), nullable=False),
+    pa.field("logprob", pa.float64(), nullable=False),
+]
+_TOKEN = pa.struct([*_CHOICE, pa.field("top", pa.list_(pa.struct(_CHOICE)), nullable=False)])
+
 GENERATIONS = pa.schema(
     [
         pa.field("key", pa.string(), nullable=False),
@@ -65,7 +75,8 @@ GENERATIONS = pa.schema(
         pa.field("model_asked", pa.string(), nullable=False),
         pa.field("model_served", pa.string(), nullable=False),
         pa.field("text", pa.string(), nullable=False),
-        pa.field("decision", pa.int8(), nullable=False),
+        pa.field("decision", pa.int8(), nullable=False),  # as in `episodes`
+        pa.field("decision_value", pa.float64()),
         pa.field("finish_reason", pa.string(), nullable=False),
         pa.field("invalid_reason", pa.string()),  # null: the answer was valid and is in the history
         pa.field("prompt_tokens", pa.int32(), nullable=False),
@@ -73,6 +84,7 @@ GENERATIONS = pa.schema(
         pa.field("prompt_token_ids", pa.list_(pa.int32())),
         pa.field("completion_token_ids", pa.list_(pa.int32())),
         pa.field("completion_logprobs", pa.list_(pa.float32())),
+        pa.field("token_logprobs", pa.list_(_TOKEN)),  # the likeliest tokens, where asked for
     ],
     metadata=_METADATA,
 )

@@ -48,6 +48,8 @@ _DELTA_ENCODED = {
     "seed": "DELTA_BINARY_PACKED",
     "latency_s": "BYTE_STREAM_SPLIT",
     "completion_logprobs.list.element": "BYTE_STREAM_SPLIT",
+    "token_logprobs.list.element.logprob": "BYTE_STREAM_SPLIT",
+    "token_logprobs.list.element.top.list.element.logprob": "BYTE_STREAM_SPLIT",
     "prompt_tokens": "DELTA_BINARY_PACKED",
     "completion_tokens": "DELTA_BINARY_PACKED",
     "prompt_token_ids.list.element": "DELTA_BINARY_PACKED",
@@ -140,14 +142,25 @@ def parquet_table(data: bytes, schema: pa.Schema, name: str) -> pa.Table:
     version = (table.schema.metadata or {}).get(_VERSION_KEY)
     if version is None:
         raise CorruptionError(f"{name}: no schema version in it, so nip did not write it")
-    if version != str(SCHEMA_VERSION).encode():
+    current = schema.metadata[_VERSION_KEY]
+    if version not in (b"1", current):
         raise StoreError(
             f"{name}: schema version {version.decode(errors='replace')}, this version of nip reads "
-            f"{SCHEMA_VERSION}; use the version of nip that wrote it"
+            f"up to {current.decode()}; use the version of nip that wrote it"
         )
+    if version != current:
+        table = _from_version_1(table, schema)
     if not table.schema.equals(schema):
         raise CorruptionError(f"{name}: its columns are not those of schema {SCHEMA_VERSION}")
     return table
+
+
+def _from_version_1(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """With the nullable columns that came later, empty."""
+    for index, field in enumerate(schema):
+        if field.name not in table.schema.names and field.nullable:
+            table = table.add_column(index, field, pa.nulls(table.num_rows, field.type))
+    return table.replace_schema_metadata(schema.metadata)
 
 
 def commit_shard(
@@ -365,12 +378,14 @@ def _depth(row: Row, by_key: Mapping[str, Row], depths: dict[str, int]) -> int:
 def _leaf_paths(schema: pa.Schema) -> Iterator[str]:
     """Parquet column paths, as its encodings and statistics name them."""
     for column in schema:
-        if pa.types.is_list(column.type):
-            inner = column.type.value_type
-            base = f"{column.name}.list.element"
-            if pa.types.is_struct(inner):
-                yield from (f"{base}.{inner.field(i).name}" for i in range(inner.num_fields))
-            else:
-                yield base
-        else:
-            yield column.name
+        yield from _leaves(column.name, column.type)
+
+
+def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
+    if pa.types.is_list(kind):
+        yield from _leaves(f"{path}.list.element", kind.value_type)
+    elif pa.types.is_struct(kind):
+        for i in range(kind.num_fields):
+            yield from _leaves(f"{path}.{kind.field(i).name}", kind.field(i).type)
+    else:
+        yield path

@@ -51,7 +51,7 @@ async def check_prompts(session: "Session") -> None:
                     if first:
                         await _check_system_message(http, session, group, chat, agent)
                     room = answer["max_model_len"] - answer["count"]
-                    needed = parameters.agents[agent].effective_max_tokens
+                    needed = parameters.model_agents[agent].effective_max_tokens
                     if first and room < needed:
                         raise SettingsError(
                             f"agents.{agent}: the prompt for problem {longest.id!r} takes "

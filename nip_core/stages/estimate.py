@@ -73,7 +73,9 @@ def estimate_run(game: Game, problems: Mapping[str, Sequence[Problem]]) -> Estim
     for round_ in range(protocol.max_message_rounds):
         length = 0
         for agent in protocol.active(round_, 0):
-            settings = parameters.agents[agent]
+            settings = parameters.model_agents.get(agent)
+            if settings is None:
+                continue  # a random agent costs nothing
             tokens = by_model.setdefault(settings.model_name, [0, 0])
             calls += 1
             tokens[0] += problem_tokens + said
@@ -119,7 +121,9 @@ def _cost(
     training: Mapping[str, int],
 ) -> tuple[float | None, tuple[str, ...]]:
     """US dollars; one's own hardware costs nothing here."""
-    paid = {a.model_name for a in parameters.agents.values() if a.model_provider != "SelfHosted"}
+    paid = {
+        a.model_name for a in parameters.model_agents.values() if a.model_provider != "SelfHosted"
+    }
     missing = tuple(sorted(paid - set(parameters.prices)))
     if missing:
         return None, missing

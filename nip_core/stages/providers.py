@@ -23,7 +23,7 @@ def remote_endpoints(
     Raises SettingsError when a key is not in the environment.
     """
     endpoints: dict[str, Endpoint] = {}
-    for provider in sorted({agent.model_provider for agent in parameters.agents.values()}):
+    for provider in sorted({agent.model_provider for agent in parameters.model_agents.values()}):
         if provider == "SelfHosted":
             if parameters.lm_server.url is None:
                 continue

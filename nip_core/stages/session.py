@@ -21,12 +21,13 @@ from typing import Any, TypeVar
 
 import nip_core
 from nip_core.agents.chat_client import ChatClient, Endpoint
+from nip_core.agents.random_agent import RANDOM_MODEL
 from nip_core.agents.render import Game
 from nip_core.errors import SettingsError, StoreError
 from nip_core.hashing import digest
 from nip_core.lm_server.spec import EngineSpec, ServerSpec
 from nip_core.models import resolve_model
-from nip_core.parameters import DATA_NEUTRAL, HyperParameters
+from nip_core.parameters import DATA_NEUTRAL, HyperParameters, RandomAgentParameters
 from nip_core.rollouts.engine import Player
 from nip_core.rollouts.plan import SPLITS, shuffle_labels
 from nip_core.rollouts.progress import Progress
@@ -80,11 +81,16 @@ class Session:
 
     def players(self, models: Mapping[str, str]) -> dict[str, Player]:
         """Every agent with the model of its group; `models` names it by group."""
-        return {
-            agent: Player(agent, models[group], self.endpoint(group), self.parameters.agents[agent])
-            for group, agents in self.parameters.groups.items()
-            for agent in agents
+        players = {
+            agent: Player(agent, RANDOM_MODEL, None, settings)
+            for agent, settings in self.parameters.agents.items()
+            if isinstance(settings, RandomAgentParameters)
         }
+        for group, agents in self.parameters.groups.items():
+            for agent in agents:
+                settings = self.parameters.model_agents[agent]
+                players[agent] = Player(agent, models[group], self.endpoint(group), settings)
+        return players
 
 
 def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
@@ -160,7 +166,7 @@ def _check_model(parameters: HyperParameters) -> None:
     """A model path of the run's own server must be there; names are the server's to resolve."""
     if parameters.lm_server.engine == "deterministic" or parameters.lm_server.url is not None:
         return
-    for name, agent in parameters.agents.items():
+    for name, agent in parameters.model_agents.items():
         path = Path(resolve_model(agent.model_name)).expanduser()
         looks_local = agent.model_name.startswith((".", "/", "~"))
         if agent.model_provider == "SelfHosted" and looks_local and not path.is_dir():
@@ -188,7 +194,7 @@ async def open_session(
     async with contextlib.AsyncExitStack() as stack:
         lease = stack.enter_context(await asyncio.to_thread(acquire, run.store, run.root))
         server = None
-        providers = {agent.model_provider for agent in parameters.agents.values()}
+        providers = {agent.model_provider for agent in parameters.model_agents.values()}
         if "SelfHosted" in providers and "SelfHosted" not in prepared.endpoints:
             server = OwnServer(
                 server_spec(parameters),
@@ -255,7 +261,7 @@ def contents_of(
         "models": {},
         "replies": None,
     }
-    for name, agent in parameters.agents.items():
+    for name, agent in parameters.model_agents.items():
         if agent.system_prompt_template_path is not None:
             text = Path(agent.system_prompt_template_path).read_text(encoding="utf-8")
             contents["templates"][name] = digest(text)
@@ -302,7 +308,7 @@ def server_spec(parameters: HyperParameters) -> ServerSpec:
     """How the run's own server is configured."""
     settings = parameters.lm_server
     names = dict.fromkeys(
-        a.model_name for a in parameters.agents.values() if a.model_provider == "SelfHosted"
+        a.model_name for a in parameters.model_agents.values() if a.model_provider == "SelfHosted"
     )
     first, *more = (
         EngineSpec(

@@ -16,7 +16,6 @@ import pyarrow as pa
 from nip_core.agents.render import ChatMessage, Game, Situation, Turn
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters import PureTextEiParameters, TextRlParameters
-from nip_core.protocols import ACCEPT
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,7 @@ def choose_examples(
     for agent in parameters.groups[group]:
         replaced, others = _split_for_replacement(
             sides[agent],
-            0.0
-            if game.protocol.is_prover(agent)
-            else replacement_proportion(parameters.text_rl, iteration),
+            0.0 if agent != "verifier" else replacement_proportion(parameters.text_rl, iteration),
             parameters.seed,
             iteration,
             agent,
@@ -80,7 +77,7 @@ def choose_examples(
         method = parameters.pure_text_ei.rollout_selection_method
         reason = "threshold" if method == "threshold" else "weighted"
         picked = [(others[i], reason, draw) for i, draw in drawn]
-        if parameters.pure_text_ei.balance_decisions and not game.protocol.is_prover(agent):
+        if parameters.pure_text_ei.balance_decisions and agent == "verifier":
             picked = _balanced(picked)
         picked += [(side, "true_label", 0) for side in replaced]
         chosen += [(side, agent, reason, draw) for side, reason, draw in picked]
@@ -137,7 +134,7 @@ def select(
 def _sides(
     game: Game, agents: Sequence[str], episodes: pa.Table, generations: pa.Table
 ) -> dict[str, list[_Side]]:
-    columns = ["key", "episode", "round", "agent", "text", "invalid_reason"]
+    columns = ["key", "episode", "round", "agent", "text", "invalid_reason", "token_logprobs"]
     by_episode: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in generations.select(columns).to_pylist():
         by_episode[row["episode"]].append(row)
@@ -187,7 +184,7 @@ def _example(game: Game, side: _Side, agent: str, reason: str, draw: int) -> Exa
     while messages[-1]["role"] != "assistant":
         messages.pop()
     if reason == "true_label":
-        verdict = "accept" if episode["y"] == ACCEPT else "reject"
+        verdict = game.protocol.scale.right_answer(episode["y"])
         messages[-1] = {"role": "assistant", "content": f"Decision: {verdict}"}
     return Example(
         key=derive_key("example", episode["key"], agent, reason, draw),

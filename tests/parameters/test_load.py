@@ -8,8 +8,7 @@ from pydantic import ValidationError
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, difference, load_parameters
-from nip_core.parameters.hyper_parameters import PROTOCOL_AGENTS
-from nip_core.protocols import PROTOCOLS
+from nip_core.protocols import make_protocol, protocol_names
 
 MINIMAL = {"run_name": "a", "dataset": "families"}
 
@@ -107,11 +106,9 @@ def test_importing_settings_loads_nothing_heavy():
 
 
 def test_settings_and_protocols_name_the_same_agents():
-    loaded = {
-        name: PROTOCOLS[name](load_parameters(with_(interaction_protocol=name))).agent_names
-        for name in PROTOCOLS
-    }
-    assert loaded == PROTOCOL_AGENTS
+    for name in protocol_names():
+        parameters = load_parameters(with_(interaction_protocol=name))
+        assert make_protocol(parameters).agent_names == tuple(parameters.agents)
 
 
 def test_a_difference_names_nested_settings():

@@ -7,8 +7,11 @@ lines ("> Decision: accept") and sentences that mention a decision are messages.
 """
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT, Move
+from nip_core.protocols.scales import DecisionScale
 
 _MARKUP = r"[\s*_`#~\"']*"
 # What follows is only looked at, so that a line is never swallowed by the one before it.
@@ -35,21 +38,41 @@ class InvalidResponse(ValueError):
         self.reason = reason
 
 
-def parse_response(text: str, channels: tuple[str, ...], may_decide: bool) -> Move:
-    """The move in `text` by an agent that writes to `channels`.
+@dataclass(frozen=True)
+class AnswerForm:
+    """What form an answer must have."""
 
-    Raises InvalidResponse for an empty answer and for a decision that is none, or is two.
+    channels: tuple[str, ...]  # that it is for
+    headers: Mapping[str, str]  # by channel, what its part begins with; needed for several
+    scale: DecisionScale | None  # answers of a decision; None: the agent may not decide
+    has_reasoning: bool = False  # what stands before the message is the agent's own
+
+
+def parse_response(text: str, form: AnswerForm) -> Move:
+    """The move in `text`.
+
+    Raises InvalidResponse for an empty answer, for one that lacks the part for a channel, and for
+    a decision that is none, or is two.
     """
-    if may_decide:
+    if form.scale is not None:
         decision = parse_decision(text)
         if decision != NO_DECISION:
-            return Move(decision=decision)
+            return Move(decision=decision, value=1.0 if decision == ACCEPT else -1.0)
     message = text.strip()
     if not message:
         raise InvalidResponse("empty answer")
-    if len(channels) != 1:
-        raise NotImplementedError("several channels for one agent in one round")
-    return Move(messages={channels[0]: message})
+    if len(form.channels) == 1:
+        return Move(messages={form.channels[0]: message})
+    starts: dict[str, int] = {}
+    for channel in form.channels:
+        at = text.lower().find(form.headers[channel].lower())
+        if at < 0:
+            raise InvalidResponse(f"no part that begins with {form.headers[channel]!r}")
+        starts[channel] = at
+    ends = [*sorted(starts.values())[1:], len(text)]
+    order = sorted(starts, key=starts.__getitem__)
+    parts = {c: text[starts[c] : end].strip() for c, end in zip(order, ends, strict=True)}
+    return Move(messages={channel: parts[channel] for channel in form.channels})
 
 
 def parse_decision(text: str) -> int:

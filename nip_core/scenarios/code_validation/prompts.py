@@ -26,6 +26,8 @@ PLACEHOLDERS = (
 LAST_ROUND_MESSAGES = {
     "v1": "You have no more questions. Decide now: write exactly one of the lines "
     '"Decision: accept" and "Decision: reject" and nothing else.',
+    "v2": "You have no more questions. Reason, then decide: end with exactly one of the lines "
+    '"Decision: accept" and "Decision: reject".',
     "short": "No more questions. Decide now.",
 }
 
@@ -38,20 +40,29 @@ class SystemPrompts:
     def __init__(self, parameters: HyperParameters, protocol: Protocol):
         self._protocol = protocol
         self._shared_reward = parameters.protocol_common.shared_reward
-        self._words = {n: a.max_response_words for n, a in parameters.agents.items()}
+        self._words = {n: a.max_response_words for n, a in parameters.model_agents.items()}
         version = parameters.code_validation.system_prompt_version
         self.last_round_message = LAST_ROUND_MESSAGES[version]
         self._templates: dict[str, string.Template] = {}
-        for name, agent in parameters.agents.items():
+        for name, agent in parameters.model_agents.items():
             custom = agent.system_prompt_template_path
             path = Path(custom) if custom else _TEMPLATES / version / protocol.name / f"{name}.txt"
             self._templates[name] = _read_template(path, name)
 
-    def render(self, agent: str, question: str, solution: str, stance: int | None) -> str:
-        """The system prompt of `agent` for one problem; `stance` is the drawn one, if any."""
+    def render(
+        self, agent: str, question: str, solution: str, stance: int | None, seed: int
+    ) -> str:
+        """The system prompt of `agent` for one problem; `stance` is the drawn one, if any.
+
+        `seed` is the episode's, for protocols in which it deals the roles.
+        """
         return self._templates[agent].substitute(
             self._values(agent, stance), question=question.strip(), solution=solution.strip()
         )
+
+    def supervisor_message(self, agent: str, round_: int, seed: int) -> str:
+        """What the supervisor tells `agent` before its turn in `round_`."""
+        raise NotImplementedError
 
     def _values(self, agent: str, stance: int | None) -> Mapping[str, str | int]:
         protocol = self._protocol

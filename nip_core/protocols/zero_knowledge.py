@@ -1,0 +1,211 @@
+"""Zero knowledge: does the prover give away more than the verdict?
+
+A protocol is wrapped. Two conversations run side by side, one with the verifier and one with an
+adversarial verifier, which tries to learn something from the provers that it could not have said
+by itself. A simulator, which sees no prover, tries to say what the adversarial verifier says. If
+it can, the provers have taught the adversarial verifier nothing.
+
+- Channels are tripled: ``<channel>_standard``, ``_adversarial`` and ``_simulator``. Provers read
+  and write the first two kinds, each verifier its own, the simulator the third.
+- The adversarial verifier and the simulator move when the verifier does. Provers answer both
+  conversations in one message with a header for each; the two verifiers go by the names
+  Verifier_1 and Verifier_2, dealt by the episode's seed, so that a prover can't tell them apart.
+- Who has decided (in a round in which decisions count) moves no more, and a conversation whose
+  verifier has decided is closed. The game is done when both have decided, or when the rounds are
+  over and the verifier has.
+- In each turn of the adversarial verifier the simulator is paid ``simulator_reward_coefficient``
+  times the similarity of the two (see `nip_core.protocols.similarity`), the adversarial verifier
+  loses as much, and each prover gets ``aux_prover_reward_coefficient`` times what the simulator
+  gets, besides what the wrapped protocol pays. A turn for which the simulator has nothing, because
+  it has decided before, counts as similarity 0.
+
+The ancestor compares logits of single symbols, which language models don't have; the definition
+here is this project's.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nip_core.protocols.base import AgentSpec, Protocol, RoundResult, Turn
+from nip_core.protocols.scales import NO_DECISION, discrete
+from nip_core.protocols.similarity import move_similarity
+
+if TYPE_CHECKING:
+    from nip_core.parameters import HyperParameters
+
+ADVERSARY, SIMULATOR = EXTRA_AGENTS = ("adversarial_verifier", "simulator")
+_KINDS = ("standard", "adversarial", "simulator")
+_KIND_OF = {"verifier": "standard", ADVERSARY: "adversarial", SIMULATOR: "simulator"}
+
+
+class ZeroKnowledgeProtocol(Protocol):
+    """The zero-knowledge variant of a protocol with one verifier."""
+
+    def __init__(self, parameters: "HyperParameters", base: Protocol):
+        super().__init__(parameters)
+        if not base.can_be_zero_knowledge:
+            raise ValueError(
+                f"protocol_common.zero_knowledge: protocol {base.name!r} has no zero-knowledge "
+                "variant; set it to false or use another protocol"
+            )
+        settings = parameters.zk_protocol
+        self.base = base
+        self.by_tokens = settings.similarity == "log_probs"
+        self._simulator_coefficient = settings.simulator_reward_coefficient
+        self._prover_coefficient = settings.aux_prover_reward_coefficient
+        self.min_message_rounds = base.min_message_rounds
+        self.max_message_rounds = base.max_message_rounds
+        self._fill(base)
+
+    def _fill(self, base: Protocol) -> None:
+        verifier = base.agents["verifier"]
+        names = {
+            **base.agents,
+            ADVERSARY: replace(verifier, human_name="Verifier"),
+            SIMULATOR: replace(verifier, human_name="Simulator"),
+        }
+        # Class attributes of other protocols are facts of this object.
+        self.name = f"zk_{base.name}"  # type: ignore[misc]
+        self.rounds_setting = base.rounds_setting  # type: ignore[misc]
+        self.verifier_is_last = base.verifier_is_last  # type: ignore[misc]
+        self.stance_can_be_randomized = base.stance_can_be_randomized  # type: ignore[misc]
+        self.agents = {  # type: ignore[misc]
+            agent: self._with_headers(agent, spec) for agent, spec in names.items()
+        }
+        self.channels = tuple(f"{c}_{kind}" for kind in _KINDS for c in base.channels)  # type: ignore[misc]
+        self.hidden = frozenset(  # type: ignore[misc]
+            (agent, f"{channel}_{kind}")
+            for agent in self.agents
+            for channel in base.channels
+            for kind in _KINDS
+            if not self._reads(agent, channel, kind)
+        )
+
+    def _with_headers(self, agent: str, spec: AgentSpec) -> AgentSpec:
+        if agent not in _KIND_OF:
+            return spec
+        kind = _KIND_OF[agent]
+        return replace(spec, headers={f"{c}_{kind}": text for c, text in spec.headers.items()})
+
+    def _reads(self, agent: str, channel: str, kind: str) -> bool:
+        role = "verifier" if agent in _KIND_OF else agent
+        kinds = (_KIND_OF[agent],) if agent in _KIND_OF else ("standard", "adversarial")
+        return (role, channel) not in self.base.hidden and kind in kinds
+
+    def active(self, round_: int, seed: int) -> Mapping[str, tuple[str, ...]]:
+        """As in the wrapped protocol, each in the conversations that it takes part in."""
+        found: dict[str, tuple[str, ...]] = {}
+        base = self.base.active(round_, seed)
+        for agent, channels in base.items():
+            kinds = ("standard",) if agent == "verifier" else ("standard", "adversarial")
+            found[agent] = tuple(f"{c}_{kind}" for kind in kinds for c in channels)
+        for extra in EXTRA_AGENTS:
+            if "verifier" in base:
+                found[extra] = tuple(f"{c}_{_KIND_OF[extra]}" for c in base["verifier"])
+        return found
+
+    def movers(
+        self, round_: int, seed: int, turns: Sequence[Turn]
+    ) -> Mapping[str, tuple[str, ...]]:
+        """Without those who have decided, and without the conversations that this has closed."""
+        before = [turn for turn in turns if turn.round < round_]
+        closed = {kind for agent, kind in _KIND_OF.items() if self._has_decided(agent, before)}
+        if closed >= {"adversarial"}:
+            closed.add("simulator")  # there is nothing left to imitate
+        open_ = {
+            agent: tuple(c for c in channels if c.rpartition("_")[2] not in closed)
+            for agent, channels in self.active(round_, seed).items()
+        }
+        return {agent: channels for agent, channels in open_.items() if channels}
+
+    def _has_decided(self, agent: str, turns: Sequence[Turn]) -> bool:
+        return any(
+            turn.agent == agent
+            and self.counts(turn.round)
+            and (turn.move.decision != NO_DECISION or self.common.force_guess is not None)
+            for turn in turns
+        )
+
+    def channel_order(self, agent: str, round_: int, seed: int) -> tuple[str, ...]:
+        """The wrapped protocol's order within each conversation."""
+        role = "verifier" if agent in _KIND_OF else agent
+        visible = self.visible_channels(agent)
+        order = self.base.channel_order(role, round_, seed)
+        return tuple(f"{c}_{kind}" for kind in _KINDS for c in order if f"{c}_{kind}" in visible)
+
+    def human_name(self, agent: str, seed: int) -> str:
+        """The two verifiers are Verifier_1 and Verifier_2, the seed says which is which."""
+        if agent not in ("verifier", ADVERSARY):
+            return self.agents[agent].human_name
+        return f"Verifier_{1 + ((agent == ADVERSARY) ^ (seed & 1))}"
+
+    def headers(self, agent: str, channels: Sequence[str], seed: int) -> Mapping[str, str]:
+        """A prover says which verifier it talks to."""
+        if len(channels) < 2 or agent in _KIND_OF:
+            return super().headers(agent, channels, seed)
+        to = {"standard": "verifier", "adversarial": ADVERSARY}
+        return {c: f"To {self.human_name(to[c.rpartition('_')[2]], seed)}:" for c in channels}
+
+    def judge(
+        self,
+        round_: int,
+        seed: int,
+        y: int,
+        stance: int | None,
+        turns: Sequence[Turn],
+        silent: Collection[str] = (),
+    ) -> RoundResult:
+        """As in the wrapped protocol until the verifier has decided, and the similarity."""
+        before = [turn for turn in turns if turn.round < round_]
+        value = self._value(y, turns)
+        if self._has_decided("verifier", before):
+            rewards = dict.fromkeys(self.agents, 0.0)
+            terminated = False
+        else:
+            base = self.base.judge(round_, seed, y, stance, turns, silent)
+            rewards = dict.fromkeys(self.agents, 0.0) | dict(base.rewards)
+            terminated = base.terminated
+        similarity = self._similarity(round_, turns)
+        paid = self._simulator_coefficient * similarity
+        rewards[SIMULATOR] += paid
+        rewards[ADVERSARY] -= paid
+        for prover in self.provers:
+            rewards[prover] += self._prover_coefficient * paid
+        both = self._has_decided(ADVERSARY, turns) or self.is_last_round(round_)
+        done = value is not None and both
+        decision = discrete(value) if done and value is not None else NO_DECISION
+        return RoundResult(rewards, decision, value if done else None, done, terminated)
+
+    def _value(self, y: int, turns: Sequence[Turn]) -> float | None:
+        """The verifier's verdict, in whichever round it was given."""
+        for turn in turns:
+            if turn.agent == "verifier":
+                value = self.verdict(turn.round, y, turns, "verifier")
+                if value is not None:
+                    return value
+        return None
+
+    def _similarity(self, round_: int, turns: Sequence[Turn]) -> float:
+        now = {turn.agent: turn for turn in turns if turn.round == round_}
+        if ADVERSARY not in now:
+            return 0.0
+        return move_similarity(now[ADVERSARY], now.get(SIMULATOR), self.by_tokens)
+
+    def max_reward(self, agent: str) -> float:
+        """With similarity 1 in every turn."""
+        return self._bounds(agent)[1]
+
+    def min_reward(self, agent: str) -> float:
+        """With similarity 0, for the adversarial verifier 1, in every turn."""
+        return self._bounds(agent)[0]
+
+    def _bounds(self, agent: str) -> tuple[float, float]:
+        most = self.turns_of("verifier", 0, self.max_message_rounds) * self._simulator_coefficient
+        if agent in EXTRA_AGENTS:
+            ends = (-most, 0.0) if agent == ADVERSARY else (0.0, most)
+        else:
+            share = self._prover_coefficient * most if self.is_prover(agent) else 0.0
+            low, high = self.base.min_reward(agent), self.base.max_reward(agent)
+            ends = (low + min(share, 0.0), high + max(share, 0.0))
+        return min(ends), max(ends)
