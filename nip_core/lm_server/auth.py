@@ -9,10 +9,35 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 
 KEYS_VARIABLE = "NIP_API_KEYS"
+
+_SECRET_ENDINGS = (
+    "API_KEY",
+    "API_KEYS",
+    "TOKEN",
+    "SECRET",
+    "PASSWORD",
+    "ACCESS_KEY",
+    "CREDENTIALS",
+)
+_SECRET_VARIABLES = frozenset({KEYS_VARIABLE, "PREFECT_API_AUTH_STRING"})
+# Without it a private model could not be loaded from the Hugging Face Hub.
+_NEEDED_VARIABLES = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a child process needs of an environment: nobody's keys but for its models."""
+
+    def is_secret(name: str) -> bool:
+        name = name.upper()
+        return name not in _NEEDED_VARIABLES and (
+            name in _SECRET_VARIABLES or name.endswith(_SECRET_ENDINGS)
+        )
+
+    return {name: value for name, value in environment.items() if not is_secret(name)}
 
 
 class KeyRing:

@@ -22,6 +22,7 @@ from typing import Any
 
 from nip_core.lm_server import formats, wire
 from nip_core.lm_server.database import Database
+from nip_core.lm_server.disk import sync
 from nip_core.lm_server.errors import ApiError, not_found
 
 PURPOSES = ("fine-tune",)
@@ -152,7 +153,7 @@ class FileStore:
     ) -> dict[str, Any]:
         now = self._clock()
         part.rename(self._directory / id)
-        sync_directory(self._directory)
+        sync(self._directory)
         self._database.insert(
             "files",
             id=id,
@@ -259,15 +260,6 @@ def too_large(max_bytes: int) -> ApiError:
     return ApiError(
         413, f"The file is larger than {max_bytes} bytes", code="file_too_large", param="file"
     )
-
-
-def sync_directory(path: Path) -> None:
-    """Make renames in a directory survive a power loss."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _object(row: sqlite3.Row) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.lm_server.database import Database, dump
+from nip_core.lm_server.disk import sha256_of, sync
 from nip_core.lm_server.engines.base import Proof
-from nip_core.lm_server.files import sync_directory
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
@@ -85,7 +85,7 @@ class ModelStore:
         shutil.rmtree(part, ignore_errors=True)
         output_dir.rename(part)
         files = {
-            str(file.relative_to(part)): {"sha256": _sha256(file), "bytes": file.stat().st_size}
+            str(file.relative_to(part)): {"sha256": sha256_of(file), "bytes": file.stat().st_size}
             for file in sorted(part.rglob("*"))
             if file.is_file()
         }
@@ -101,12 +101,12 @@ class ModelStore:
         (part / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
         for path in part.rglob("*"):
             if path.is_dir():
-                sync_directory(path)
+                sync(path)
             else:
-                _sync_file(path)
-        sync_directory(part)
+                sync(path)
+        sync(part)
         part.rename(self.path(digest))
-        sync_directory(self._directory)
+        sync(self._directory)
         return manifest
 
     def verify(self, digest: str) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class ModelStore:
             manifest = self.manifest(digest)
             files: dict[str, dict[str, Any]] = manifest["files"]
             for name, expected in files.items():
-                found = _sha256(path / name)
+                found = sha256_of(path / name)
                 if found != expected["sha256"]:
                     raise AdapterError(
                         f"{path / name} has SHA-256 {found[:12]}…, its manifest says "
@@ -216,16 +216,3 @@ def _content_digest(files: Mapping[str, Mapping[str, Any]]) -> str:
         f"{name} {files[name]['sha256']}\n" for name in sorted(files) if name != TRAINING_RESULT
     )
     return hashlib.sha256(listed.encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

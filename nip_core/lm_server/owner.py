@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from nip_core.lm_server.auth import KEYS_VARIABLE, make_key_file
+from nip_core.lm_server.auth import make_key_file, without_secrets
 from nip_core.lm_server.processes import end_process, read_tail
 from nip_core.lm_server.spec import ServerSpec
 from nip_core.lm_server.state import (
@@ -48,10 +48,6 @@ _CHILD_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
-_SECRET_ENDINGS = ("_API_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
-_SECRET_VARIABLES = frozenset({KEYS_VARIABLE, "PREFECT_API_AUTH_STRING"})
-# Without it the engine could not load a private model from the Hugging Face Hub.
-_NEEDED_VARIABLES = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 _HEALTH_TIMEOUT_S = 5.0
 
 
@@ -245,7 +241,7 @@ def _start(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**_CHILD_ENVIRONMENT, **_without_secrets(env)},
+                env={**_CHILD_ENVIRONMENT, **without_secrets(env)},
                 pass_fds=(read_end,),
                 start_new_session=True,
             )
@@ -265,18 +261,6 @@ def _start(
         stop(handle, grace_s=1.0)
         raise
     return ServerHandle(card.url, key, process.pid, True, state_dir)
-
-
-def _without_secrets(env: Mapping[str, str]) -> dict[str, str]:
-    """What a server needs of an environment: nobody's keys but for its models."""
-
-    def is_secret(name: str) -> bool:
-        name = name.upper()
-        return name not in _NEEDED_VARIABLES and (
-            name in _SECRET_VARIABLES or name.endswith(_SECRET_ENDINGS)
-        )
-
-    return {name: value for name, value in env.items() if not is_secret(name)}
 
 
 def _wait_card(process: "subprocess.Popen[bytes]", state_dir: Path, deadline: float) -> ServerCard:

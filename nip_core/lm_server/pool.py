@@ -26,6 +26,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from nip_core.lm_server.database import Database
+from nip_core.lm_server.devices import one_queue, overlap
 from nip_core.lm_server.engines.base import Engine, EngineError, Proof
 from nip_core.lm_server.errors import ApiError, model_not_found
 from nip_core.lm_server.keeper import EngineKeeper, Wanted
@@ -64,8 +65,14 @@ class Slot:
     make_engine: Callable[[str, str], Engine]  # (path, served name) -> an engine, not started
     trainer: Trainer
     training_device: str
-    shares_device: bool
+    engine_device: str
     bases: dict[str, _Base] = field(default_factory=dict)
+
+    def leaves_for(self, device: str) -> bool:
+        """Whether its engines leave their device while something trains on `device`."""
+        if self.spec.share_device == "yes":
+            return one_queue(self.training_device, device)
+        return self.spec.share_device == "auto" and overlap(self.engine_device, device)
 
     def active(self) -> list[str]:
         """Names of the base models that are wanted, in the order they were made."""
@@ -240,7 +247,7 @@ class EnginePool:
         sharing = [
             base
             for slot in self._slots
-            if slot.shares_device and slot.training_device == device
+            if slot.leaves_for(device)
             for base in slot.bases.values()
             if base.keeper.wanted == "running"
         ]

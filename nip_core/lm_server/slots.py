@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from nip_core.lm_server.auth import without_secrets
 from nip_core.lm_server.engines.base import Engine
 from nip_core.lm_server.engines.deterministic import DeterministicEngine, DeterministicTrainer
 from nip_core.lm_server.engines.reply_rules import load_replies
@@ -36,15 +37,16 @@ def _slot(spec: EngineSpec, environment: Mapping[str, str], state_dir: Path) -> 
     device = _training_device(spec, environment)
     if spec.engine != "deterministic" and spec.replies is not None:
         raise ValueError("--replies belongs to the deterministic engine")
-    make, trainer = _MAKERS[spec.engine](spec, _for_device(environment, device), state_dir)
+    make, trainer = _MAKERS[spec.engine](
+        spec, _for_device(without_secrets(environment), device), state_dir
+    )
     return Slot(
         spec=spec,
         base_model=spec.served_model_name or served_name(spec.model),
         make_engine=make,
         trainer=trainer,
         training_device=device,
-        shares_device=spec.share_device == "yes"
-        or (spec.share_device == "auto" and _overlap(device, _engine_device(spec, environment))),
+        engine_device=_engine_device(spec, environment),
     )
 
 
@@ -125,14 +127,6 @@ def _engine_device(spec: EngineSpec, environment: Mapping[str, str]) -> str:
     if chosen != "auto":
         return chosen
     return "cuda" if spec.engine != "deterministic" and _has_cuda(environment) else "cpu"
-
-
-def _overlap(training: str, engine: str) -> bool:
-    """Whether both use a CUDA device of the same number; processors can always be shared."""
-    if not (training.startswith("cuda") and engine.startswith("cuda")):
-        return False
-    numbers = [set(device.partition(":")[2].split(",")) - {""} for device in (training, engine)]
-    return not numbers[0] or not numbers[1] or bool(numbers[0] & numbers[1])
 
 
 def _for_device(environment: Mapping[str, str], device: str) -> dict[str, str]:

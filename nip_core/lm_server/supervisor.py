@@ -20,6 +20,7 @@ from pathlib import Path
 
 from nip_core.lm_server import formats
 from nip_core.lm_server.database import Database
+from nip_core.lm_server.devices import one_queue
 from nip_core.lm_server.errors import ApiError
 from nip_core.lm_server.files import FileStore
 from nip_core.lm_server.job_run import JobRunner, Pool
@@ -212,7 +213,7 @@ class JobSupervisor:
             except ApiError:
                 waits_for_engine = True
             else:
-                if place.device not in self._running:
+                if not any(one_queue(place.device, busy) for busy in self._running):
                     self._begin(row, place)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(

@@ -1,12 +1,16 @@
 """Configurations: read back as they were written, refused where they make no sense."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from nip_core.lm_server.__main__ import _parser, _spec
-from nip_core.lm_server.slots import _for_device, _overlap, make_slots
+from nip_core.lm_server.auth import without_secrets
+from nip_core.lm_server.devices import overlap
+from nip_core.lm_server.slots import _for_device, make_slots
 from nip_core.lm_server.spec import EngineSpec, ServerSpec
 
 SECOND = EngineSpec("deterministic", "other", training_device="cuda:1", loaded_adapters=3)
@@ -77,7 +81,7 @@ def test_an_option_that_an_engine_has_not_is_refused_with_those_it_has(tmp_path:
 def test_devices_are_shared_if_both_use_one_of_the_same_number(
     training: str, engine: str, shared: bool
 ) -> None:
-    assert _overlap(training, engine) is shared
+    assert overlap(training, engine) is shared
 
 
 def test_a_training_sees_its_device_alone() -> None:
@@ -88,3 +92,32 @@ def test_a_training_sees_its_device_alone() -> None:
     assert _for_device(visible, "cuda") == visible
     with pytest.raises(ValueError, match=r"only .* are visible"):
         _for_device(visible, "cuda:3")
+
+
+@pytest.mark.parametrize(
+    ("share", "training", "device", "leaves"),
+    [
+        ("auto", "cuda:0", "cuda", True),  # named otherwise, but the same device
+        ("auto", "cuda:1", "cuda:0", False),
+        ("no", "cuda", "cuda", False),
+        ("yes", "cpu", "cpu", True),
+        ("yes", "cpu", "cuda:0", False),
+    ],
+)
+def test_an_engine_leaves_its_device_for_any_training_there(
+    tmp_path: Path, share: Literal["auto", "yes", "no"], training: str, device: str, leaves: bool
+) -> None:
+    spec = ServerSpec("deterministic", "model", training_device=training, share_device=share)
+    (slot,) = make_slots(spec, {}, tmp_path)
+    slot = replace(slot, engine_device=training)
+    assert slot.leaves_for(device) is leaves
+
+
+def test_children_are_given_nobodys_keys_but_for_models() -> None:
+    environment = {
+        "PATH": "/bin",
+        "HF_TOKEN": "a",
+        "GITHUB_TOKEN": "b",
+        "AWS_SECRET_ACCESS_KEY": "c",
+    }
+    assert without_secrets(environment) == {"PATH": "/bin", "HF_TOKEN": "a"}

@@ -168,7 +168,7 @@ class Engine(Protocol):
         """
 
     async def wake(self) -> None:
-        """Undo `sleep`; the adapters that were loaded answer again."""
+        """Undo `sleep`. Adapters that survived it are still loaded; who calls proves them again."""
 
     async def wait_dead(self) -> str:
         """Return why, once a running engine has ended without being asked to."""

@@ -28,6 +28,7 @@ from typing import Literal
 
 import aiohttp
 
+from nip_core.lm_server.auth import without_secrets
 from nip_core.lm_server.engines.base import EngineError
 from nip_core.lm_server.engines.vllm_guard import GRACE_S, end_recorded
 from nip_core.lm_server.processes import read_tail
@@ -198,9 +199,8 @@ def child_environment(
 def _without_ours(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
-        for name, value in environment.items()
+        for name, value in without_secrets(environment).items()
         if not name.startswith(("NIP_", "PYTHON", "COV", "VIRTUAL_ENV", "VLLM_LORA_RESOLVER"))
-        and not name.endswith(("API_KEY", "API_KEYS", "SECRET", "PASSWORD"))
     }
 
 

@@ -16,9 +16,7 @@ is ever unpickled. What is not: continuing on another device or number of proces
 training as good, but not the same bits.
 """
 
-import hashlib
 import json
-import os
 import random
 import shutil
 import signal
@@ -29,7 +27,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from nip_core.lm_server.files import sync_directory
+from nip_core.lm_server.disk import sha256_of, sync
 from nip_core.lm_server.training.job import Events, TrainingError, TrainingJob
 
 MANIFEST = "manifest.json"
@@ -60,7 +58,7 @@ def damage(path: Path) -> str | None:
     try:
         listed = json.loads((path / MANIFEST).read_text())["files"]
         for name, expected in listed.items():
-            if _sha256(path / name) != expected:
+            if sha256_of(path / name) != expected:
                 return f"{name} does not have the SHA-256 of its manifest"
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
@@ -197,16 +195,16 @@ def write(path: Path, trained: dict[str, Any], state: dict[str, Any], trainer_st
         save_file(tensors, part / TENSORS)
         (part / STATE).write_text(json.dumps(packed))
         trainer_state.save_to_json(str(part / "trainer_state.json"))
-        files = {file.name: _sha256(file) for file in sorted(part.iterdir())}
+        files = {file.name: sha256_of(file) for file in sorted(part.iterdir())}
         for name in files:
-            _sync(part / name)
+            sync(part / name)
         (part / ".manifest").write_text(json.dumps({"format": 1, "files": files}, indent=1))
-        _sync(part / ".manifest")
+        sync(part / ".manifest")
         (part / ".manifest").rename(part / MANIFEST)
-        sync_directory(part)
+        sync(part)
         shutil.rmtree(path, ignore_errors=True)  # a damaged one of the same step
         part.rename(path)
-        sync_directory(path.parent)
+        sync(path.parent)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
@@ -297,16 +295,3 @@ def _trained(model: Any) -> list[tuple[str, Any]]:
 def _plain(optimizer: Any) -> Any:
     """The optimizer inside accelerate's wrapper."""
     return getattr(optimizer, "optimizer", optimizer)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
