@@ -366,11 +366,9 @@ def _fork(
 
 
 def _show_plan(parameters: HyperParameters, as_json: bool) -> None:
-    from nip_core.agents.render import Game
-    from nip_core.stages.estimate import estimate_run
-    from nip_core.stages.session import load_all_problems
+    from nip_core.stages.session import plan_run
 
-    estimate = estimate_run(Game(parameters), load_all_problems(parameters))
+    parameters, estimate = plan_run(parameters)
     _warn_of_few_examples(parameters, estimate.train_episodes)
     if as_json:
         _print_json({"parameters": parameters.to_dict(), "estimate": estimate.to_dict()})
@@ -393,7 +391,8 @@ def _warn_of_few_examples(parameters: HyperParameters, train_episodes: int) -> N
     from nip_core.lm_server.formats import MIN_EXAMPLES
 
     iterations = parameters.rl.num_iterations
-    if not parameters.trainable_groups or iterations == 0:
+    is_rerun = parameters.base_run.base_run_type == "rerun_tests"
+    if not parameters.trainable_groups or iterations == 0 or is_rerun:
         return
     if (rollouts := train_episodes // iterations) < MIN_EXAMPLES:
         print(

@@ -8,6 +8,7 @@ from prefect import flow
 from flows.iteration import play_split
 from nip_core.parameters import load_parameters
 from nip_core.stages.session import open_session
+from tasks.fine_tune import prove_serving
 from tasks.runtime import hold
 
 
@@ -31,5 +32,6 @@ async def evaluate(config: str, overrides: Sequence[str] = ()) -> dict[str, Any]
     async with open_session(parameters) as session:
         with hold(session):
             newest = session.run.finished_iterations()
+            await prove_serving(session.run.name, newest)
             metrics = await play_split(session.run.name, newest, "test")
     return {"run": session.run.name, "iteration": newest, "test": metrics}

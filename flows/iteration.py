@@ -1,4 +1,9 @@
-"""One iteration: test, play, choose, train, swap."""
+"""One iteration: test, play, choose, train, swap.
+
+iteration    all of that
+retest       the test alone, with models of another run
+play_split   all shards of a split, published and measured
+"""
 
 import time
 from typing import Any
@@ -7,8 +12,9 @@ from prefect import flow
 
 from nip_core.stages.concurrency import together
 from nip_core.stages.estimate import is_tested
+from nip_core.stages.fine_tuning import pass_on, scheduled
 from tasks.evaluate import measure
-from tasks.fine_tune import await_job, build_dataset, submit_job, swap_models
+from tasks.fine_tune import await_job, build_dataset, prove_serving, submit_job, swap_models
 from tasks.play import commit_rollouts, plan, play_shard
 from tasks.publish import publish
 from tasks.runtime import session_of
@@ -35,7 +41,7 @@ async def iteration(run: str, iteration: int) -> dict[str, Any]:
         await play_split(run, iteration, "train")
     await publish(run, f"playing iteration {iteration}", done + 0.5 * share)
 
-    groups = parameters.trainable_groups
+    groups = scheduled(parameters, iteration)
     with timed(times, "dataset"):
         await together(build_dataset(run, iteration, group) for group in groups)
     with timed(times, "train"):
@@ -48,6 +54,24 @@ async def iteration(run: str, iteration: int) -> dict[str, Any]:
         f"{session.run.iteration(iteration)}/times.json", times, lease=session.lease
     )
     await publish(run, f"training iteration {iteration}", done + share)
+    return {"iteration": iteration, "models": models}
+
+
+@flow(
+    name="retest",
+    flow_run_name="{run}-{iteration}",
+    persist_result=False,
+    result_serializer="json",
+)
+async def retest(run: str, iteration: int) -> dict[str, Any]:
+    """Test once the models that played the iteration in the base run; nothing is trained."""
+    session = session_of(run)
+    last = session.parameters.rl.num_iterations
+    await prove_serving(run, iteration)
+    if is_tested(session.parameters, iteration):
+        await play_split(run, iteration, "test")
+    models = {} if iteration == last else pass_on(session, iteration)
+    await publish(run, f"testing iteration {iteration}", (iteration + 1) / (last + 1))
     return {"iteration": iteration, "models": models}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from prefect import flow
 
-from flows.iteration import is_complete, iteration, play_split
+from flows.iteration import is_complete, iteration, play_split, retest
 from nip_core.errors import StageError
 from nip_core.parameters import load_parameters
 from nip_core.stages.estimate import is_tested
@@ -22,6 +22,9 @@ async def train(
 ) -> dict[str, Any]:
     """Train as the configuration says, going on where the run of that name stopped.
 
+    With base_run.base_run_type rerun_tests nothing is trained: the tests of another run are played
+    again with its models.
+
     Args:
         config: Path of a YAML configuration.
         overrides: Settings on top of it, each written as "a.b=c".
@@ -30,19 +33,23 @@ async def train(
     Returns:
         The run's summary, as `nip show --json` prints it.
     """
-    parameters = load_parameters(config, overrides)
-    async with open_session(parameters, retry_failed_jobs=retry_failed_jobs) as session:
+    given = load_parameters(config, overrides)
+    async with open_session(given, retry_failed_jobs=retry_failed_jobs) as session:
+        parameters = session.parameters
         with hold(session):
             run, last = session.run.name, parameters.rl.num_iterations
+            only_tests = parameters.base_run.base_run_type == "rerun_tests"
             done = next((i for i in range(last) if not is_complete(run, i)), last)
-            if done > 0:
+            if not only_tests:
                 await prove_serving(run, done)
             for i in range(done, last):
-                result = await iteration(run, i)
+                result = await (retest if only_tests else iteration)(run, i)
                 # Prefect matches subflows of a retried run by order of call, not by parameters.
                 if result["iteration"] != i:
                     raise StageError(f"iteration {i} returned the result of {result['iteration']}")
-            if is_tested(parameters, last):
+            if only_tests:
+                await retest(run, last)
+            elif is_tested(parameters, last):
                 await play_split(run, last, "test")
             await publish(run, "the last test", 1.0)
         return summary(session.run)

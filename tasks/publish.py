@@ -29,7 +29,8 @@ from nip_core.stages.evaluation import (
     summary,
     write_report,
 )
-from nip_core.stages.session import Session, code_version
+from nip_core.stages.identity import code_version
+from nip_core.stages.session import Session
 from tasks.runtime import session_of, stage
 
 _SAMPLES = 5

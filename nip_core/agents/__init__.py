@@ -1,0 +1,152 @@
+"""Agents and what they play with, under the names of neural-interactive-proofs.
+
+The core, which the loop uses directly:
+
+chat_client             one pooled HTTP client for chat completions of any provider
+chat_format             the forms in which a chat can leave
+render                  from the record of an episode to the chat that an agent sees
+random_agent            what an agent without a model says
+
+The surface for notebooks and scripts. Its names are importable from here, and loaded only then:
+
+whole_agent             what every agent is: keys, visible channels, one turn of a batch
+prompted_whole_agent    its chats, and the examples that it can be trained on
+openai_whole_agent      an agent that asks a model, with its retries
+shared_model_group      agents that share a model and are trained together
+openai_model_group      the same at a provider that speaks the OpenAI protocol
+group_jobs              its fine-tune jobs
+environment             plays by hand: reset, agents, step
+protocol_handler        a protocol with its prompts, as the agents see it
+history                 from a batch's arrays to the turns of an episode
+chat_types              messages and items of datasets
+experiment_settings, states, errors, job_info, language_model_client   the rest of the signatures
+synchronous             asynchronous methods called by code that has no event loop
+
+Whoever imports this package alone loads neither torch nor openai nor any of these modules.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nip_core.agents.chat_types import DpoDatasetItem, PromptMessage, SupervisedDatasetItem
+    from nip_core.agents.environment import CodeValidationEnvironment, PureTextEnvironment
+    from nip_core.agents.errors import (
+        AgentNotActiveInChannelError,
+        ContentFilterError,
+        ContentIsNoneError,
+        GenerationError,
+        InvalidDecisionError,
+        InvalidResponseError,
+        NotAllActiveChannelsInResponseError,
+        NotGuessedError,
+        TrainingJobNotFoundClientError,
+        UnknownFinishReasonError,
+    )
+    from nip_core.agents.experiment_settings import ExperimentSettings
+    from nip_core.agents.job_info import LmTrainingJobInfo, TrainingJobInfo
+    from nip_core.agents.language_model_client import LanguageModelClient
+    from nip_core.agents.openai_model_group import OpenAiSharedModelGroup
+    from nip_core.agents.openai_whole_agent import OpenAiWholeAgent
+    from nip_core.agents.protocol_handler import (
+        CodeValidationAgentSpec,
+        CodeValidationProtocolHandler,
+        ProtocolHandler,
+    )
+    from nip_core.agents.shared_model_group import PureTextSharedModelGroup
+    from nip_core.agents.states import (
+        AgentState,
+        OpenAiSharedModelGroupState,
+        OpenAiWholeAgentState,
+        PureTextSharedModelGroupState,
+    )
+    from nip_core.agents.whole_agent import (
+        PureTextWholeAgent,
+        RandomWholeAgent,
+        _ParsedChatCompletion,
+    )
+    from nip_core.rollouts.nested_array_dict import NestedArrayDict
+
+_MODULES = {
+    "chat_types": ("DpoDatasetItem", "PromptMessage", "SupervisedDatasetItem"),
+    "environment": ("CodeValidationEnvironment", "PureTextEnvironment"),
+    "errors": (
+        "AgentNotActiveInChannelError",
+        "ContentFilterError",
+        "ContentIsNoneError",
+        "GenerationError",
+        "InvalidDecisionError",
+        "InvalidResponseError",
+        "NotAllActiveChannelsInResponseError",
+        "NotGuessedError",
+        "TrainingJobNotFoundClientError",
+        "UnknownFinishReasonError",
+    ),
+    "experiment_settings": ("ExperimentSettings",),
+    "job_info": ("LmTrainingJobInfo", "TrainingJobInfo"),
+    "language_model_client": ("LanguageModelClient",),
+    "openai_model_group": ("OpenAiSharedModelGroup",),
+    "openai_whole_agent": ("OpenAiWholeAgent",),
+    "protocol_handler": (
+        "CodeValidationAgentSpec",
+        "CodeValidationProtocolHandler",
+        "ProtocolHandler",
+    ),
+    "shared_model_group": ("PureTextSharedModelGroup",),
+    "states": (
+        "AgentState",
+        "OpenAiSharedModelGroupState",
+        "OpenAiWholeAgentState",
+        "PureTextSharedModelGroupState",
+    ),
+    "whole_agent": ("PureTextWholeAgent", "RandomWholeAgent", "_ParsedChatCompletion"),
+}
+_HOME = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+_HOME["NestedArrayDict"] = "nip_core.rollouts.nested_array_dict"
+
+__all__ = [
+    "AgentNotActiveInChannelError",
+    "AgentState",
+    "CodeValidationAgentSpec",
+    "CodeValidationEnvironment",
+    "CodeValidationProtocolHandler",
+    "ContentFilterError",
+    "ContentIsNoneError",
+    "DpoDatasetItem",
+    "ExperimentSettings",
+    "GenerationError",
+    "InvalidDecisionError",
+    "InvalidResponseError",
+    "LanguageModelClient",
+    "LmTrainingJobInfo",
+    "NestedArrayDict",
+    "NotAllActiveChannelsInResponseError",
+    "NotGuessedError",
+    "OpenAiSharedModelGroup",
+    "OpenAiSharedModelGroupState",
+    "OpenAiWholeAgent",
+    "OpenAiWholeAgentState",
+    "PromptMessage",
+    "ProtocolHandler",
+    "PureTextEnvironment",
+    "PureTextSharedModelGroup",
+    "PureTextSharedModelGroupState",
+    "PureTextWholeAgent",
+    "RandomWholeAgent",
+    "SupervisedDatasetItem",
+    "TrainingJobInfo",
+    "TrainingJobNotFoundClientError",
+    "UnknownFinishReasonError",
+    "_ParsedChatCompletion",
+]
+
+
+# The engine imports `nip_core.agents.render`, and these modules import the engine's parts.
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

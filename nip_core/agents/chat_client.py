@@ -187,9 +187,12 @@ def _tokens(logprobs: Any) -> list[dict[str, Any]] | None:
         return None
 
     def one(entry: Any) -> dict[str, Any]:
+        logprob = float(entry["logprob"])
+        if not logprob < math.inf:  # JSON as Python writes it has NaN, which would reach rewards
+            raise ValueError(f"a log-probability of {logprob}")
         return {
             "token": str(entry["token"]).encode("utf-8", "replace").decode(),
-            "logprob": float(entry["logprob"]),
+            "logprob": logprob,
         }
 
     return [{**one(e), "top": [one(t) for t in e.get("top_logprobs") or ()]} for e in content]

@@ -11,8 +11,9 @@ from nip_core.agents.chat_format import format_chat
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Protocol, TokenChoice, Turn, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
-from nip_core.scenarios.code_validation.parsing import AnswerForm, InvalidResponse, parse_response
+from nip_core.scenarios.code_validation.parsing import AnswerForm, parse_response
 from nip_core.scenarios.code_validation.prompts import SystemPrompts
+from nip_core.scenarios.code_validation.verdicts import InvalidResponse
 
 ChatMessage = dict[str, str]
 
@@ -54,7 +55,7 @@ class Game:
         own_turns = 0
         for r in range(round_ + 1):
             if agent in protocol.movers(r, seed, turns):
-                chat += self._told_before_turn(agent, r, seed, own_turns)
+                chat += self._told_before_turn(agent, situation, r, own_turns)
                 own_turns += 1
             now = [turn for turn in turns if turn.round == r]
             chat += [
@@ -67,12 +68,15 @@ class Game:
                         if not protocol.agents[turn.agent].anonymous:
                             message["name"] = protocol.human_name(turn.agent, seed)
                         chat.append(message)
-        return format_chat(chat, self.parameters.model_agents[agent].chat_format)
+        asked = agent in protocol.movers(round_, seed, turns) and not any(
+            turn.agent == agent and turn.round == round_ for turn in turns
+        )
+        return format_chat(chat, self.parameters.model_agents[agent].chat_format, asked=asked)
 
     def _told_before_turn(
-        self, agent: str, round_: int, seed: int, own_turns: int
+        self, agent: str, situation: Situation, round_: int, own_turns: int
     ) -> list[ChatMessage]:
-        settings = self.parameters.model_agents[agent]
+        settings, seed = self.parameters.model_agents[agent], situation.seed
         due = {
             "none": False,
             "all": True,
@@ -80,7 +84,7 @@ class Game:
             "all_but_first": own_turns > 0,
         }[settings.use_supervisor_message]
         if due:
-            content = self.prompts.supervisor_message(agent, round_, seed)
+            content = self.prompts.supervisor_message(agent, round_, seed, situation.stance)
             return [{"role": "user", "content": content, "name": settings.supervisor_name}]
         last = self.protocol.is_last_turn(agent, round_, seed)
         if last and self.protocol.agents[agent].last_round_message:

@@ -1,17 +1,17 @@
 """What one would score without the learned verifier: yardsticks for the real metrics.
 
-believe_the_prover   a verifier that decides whatever the prover said last
+believe_the_prover   a verifier that decides whatever the provers said last
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.evaluation.metrics import ACCEPT, NO_DECISION, REJECT, evaluate
+from nip_core.evaluation.metrics import evaluate
+from nip_core.protocols import ACCEPT, NO_DECISION, REJECT
 
 
 def believe_the_prover(
@@ -19,48 +19,57 @@ def believe_the_prover(
     generations: pa.Table,
     claims: Mapping[str, int],
     *,
-    prover: str = "prover",
+    provers: Collection[str] = ("prover",),
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Metrics of a verifier that decides what the prover's last valid message claims.
+    """Metrics of a verifier that decides what the last valid message of the `provers` claims.
 
     `claims` maps a regular expression, searched without regard to case, to the decision it
     stands for (0 or 1). Where several match, the one that ends last in the text counts, and of
-    those the longest ("do not match" before "match"). Without a match, or without a message,
-    there is no decision. Episodes that failed stay failed. Rewards are left out: they were paid
-    for the real verdicts. Each generation belongs to the episode that its column `episode`
-    names; trees are not walked.
+    those the longest ("do not match" before "match"). Of several provers the last message of each
+    counts. Without a claim, or with two that contradict each other, there is no decision. Episodes
+    that failed stay failed. Rewards and decision values are left out: they belong to the real
+    verdicts. Each generation belongs to the episode that its column `episode` names; trees are
+    not walked.
 
     Raises:
         ValueError: a claim stands for something else than 0 or 1, or is no regular expression.
     """
-    patterns = _compile(claims)
+    decided = _decided(generations, _compile(claims), provers)
+    rows = episodes.num_rows
+    replaced = {
+        "decision": [decided.get(key, NO_DECISION) for key in episodes["key"].to_pylist()],
+        "decision_value": [None] * rows,
+        "rewards": [[]] * rows,
+    }
+    believed = episodes
+    for name, values in replaced.items():
+        field = episodes.schema.field(name)
+        index = episodes.schema.get_field_index(name)
+        believed = believed.set_column(index, field, pa.array(values, field.type))
+    return evaluate(believed, None, seed=seed)
+
+
+def _decided(
+    generations: pa.Table, patterns: list[tuple[re.Pattern[str], int]], provers: Collection[str]
+) -> dict[str, int]:
+    """By episode, the one decision that all claims there stand for."""
     spoken = generations.select(["episode", "agent", "round", "attempt", "text", "invalid_reason"])
     spoken = spoken.filter(
-        pc.and_(pc.equal(spoken["agent"], prover), pc.is_null(spoken["invalid_reason"]))
+        pc.and_(
+            pc.is_in(spoken["agent"], value_set=pa.array(sorted(provers), pa.string())),
+            pc.is_null(spoken["invalid_reason"]),
+        )
     ).sort_by([("round", "ascending"), ("attempt", "ascending")])
-    # Later rows overwrite earlier ones: what remains is each episode's last message.
-    last = dict(
-        zip(spoken["episode"].to_pylist(), range(spoken.num_rows), strict=True),
-    )
+    speakers = zip(spoken["episode"].to_pylist(), spoken["agent"].to_pylist(), strict=True)
+    # Later rows overwrite earlier ones: what remains is each prover's last message.
+    last = {speaker: row for row, speaker in enumerate(speakers)}
     texts = spoken["text"].take(pa.array(list(last.values()), pa.int64())).to_pylist()
-    decided = {episode: _claim(text, patterns) for episode, text in zip(last, texts, strict=True)}
-    decisions = np.fromiter(
-        (decided.get(key, NO_DECISION) for key in episodes["key"].to_pylist()),
-        dtype=np.int8,
-        count=episodes.num_rows,
-    )
-    rewards = episodes.schema.field("rewards")
-    believed = episodes.set_column(
-        episodes.schema.get_field_index("decision"),
-        episodes.schema.field("decision"),
-        pa.array(decisions),
-    ).set_column(
-        episodes.schema.get_field_index("rewards"),
-        rewards,
-        pa.array([[]] * episodes.num_rows, rewards.type),
-    )
-    return evaluate(believed, None, seed=seed)
+    claimed: dict[str, set[int]] = {}
+    for (episode, _), text in zip(last, texts, strict=True):
+        claimed.setdefault(episode, set()).add(_claim(text, patterns))
+    certain = {episode: found - {NO_DECISION} for episode, found in claimed.items()}
+    return {episode: found.pop() for episode, found in certain.items() if len(found) == 1}
 
 
 def _compile(claims: Mapping[str, int]) -> list[tuple[re.Pattern[str], int]]:

@@ -5,7 +5,8 @@ paired_difference   how much better one batch is than another on the same proble
 
 Conventions
 - An episode is right when the verifier decided and its decision equals `y`. No decision counts
-  as wrong, and so does a failed episode, whatever its decision column says.
+  as wrong, and so does one in the middle of the scale (neither), and a failed episode, whatever
+  its decision column says.
 - Completeness is how often a correct solution (y = 1) is accepted, soundness how often a buggy
   one (y = 0) is rejected.
 - A rate of nothing is None (JSON null), never NaN; so is its interval.
@@ -25,8 +26,9 @@ from numpy.typing import NDArray
 
 from nip_core.errors import DatasetError
 from nip_core.evaluation.intervals import bootstrap_mean, rate_interval
+from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION
 
-REJECT, ACCEPT, NO_DECISION = 0, 1, 2
+_DECISIONS = 4  # different decisions, see `nip_core.protocols.scales`
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -53,8 +55,10 @@ def evaluate(episodes: pa.Table, generations: pa.Table | None, *, seed: int = 0)
     - ``episodes``, ``distinct_problems``
     - ``accuracy``, ``completeness``, ``soundness``, ``precision`` (correct solutions among the
       accepted), each with ``…_ci95``
-    - ``acceptance_rate``, ``no_decision_rate`` (failed episodes included), ``terminated_rate``
-      (ended by the protocol, undecided), ``failed_rate``
+    - ``acceptance_rate``, ``neither_rate`` (decided in the middle of the scale),
+      ``no_decision_rate`` (failed episodes included), ``terminated_rate`` (ended by the protocol,
+      undecided), ``failed_rate``
+    - ``mean_decision_value``: of the verdicts that have one, from -1 (sure to reject) to 1
     - ``always_fail_rate``: problems on which every play was wrong
     - ``agreement``: how often two plays of one problem end with the same decision, mean over the
       problems played at least twice without failing
@@ -76,7 +80,9 @@ def evaluate(episodes: pa.Table, generations: pa.Table | None, *, seed: int = 0)
         **_verdict_rates(columns, every, seed),
         **_rate("precision", columns, columns.y == 1, accepted, seed),
         "acceptance_rate": _ratio(accepted.sum(), total),
+        "neither_rate": _ratio((columns.decision == NEITHER).sum(), total),
         "no_decision_rate": _ratio((columns.decision == NO_DECISION).sum(), total),
+        "mean_decision_value": _mean_decision_value(episodes, columns),
         "terminated_rate": _ratio(_equals(episodes["outcome"], "terminated").sum(), total),
         "failed_rate": _ratio(columns.failed.sum(), total),
         "always_fail_rate": _always_fail_rate(columns),
@@ -178,12 +184,17 @@ def _agreement(columns: _Columns) -> float | None:
     """Mean over repeated problems of the share of pairs of plays with equal decisions."""
     size = len(columns.problem_ids)
     played = ~columns.failed
-    cells = columns.problem[played] * 3 + columns.decision[played]
-    counts = np.bincount(cells, minlength=size * 3).reshape(size, 3)
+    cells = columns.problem[played] * _DECISIONS + columns.decision[played]
+    counts = np.bincount(cells, minlength=size * _DECISIONS).reshape(size, _DECISIONS)
     plays = counts.sum(axis=1)
     repeated = plays >= 2
     equal = (counts * (counts - 1)).sum(axis=1)[repeated]
     return _mean(equal / (plays * (plays - 1))[repeated])
+
+
+def _mean_decision_value(episodes: pa.Table, columns: _Columns) -> float | None:
+    values = np.asarray(episodes["decision_value"].to_numpy(), dtype=np.float64)  # null is NaN
+    return _mean(values[~columns.failed & ~np.isnan(values)])
 
 
 def _mean_rounds(episodes: pa.Table, columns: _Columns) -> float | None:

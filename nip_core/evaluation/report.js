@@ -2,7 +2,7 @@
 /* The browser of transcripts. Whatever a model or a data set wrote is shown through textContent
    alone; nothing here builds markup from text. */
 (() => {
-  const DECISIONS = ["reject", "accept", "no decision"];
+  const DECISIONS = ["reject", "accept", "no decision", "neither"];
   const transcripts = JSON.parse(document.getElementById("transcript-data").textContent);
   const form = document.getElementById("filters");
   const list = document.getElementById("list");
@@ -20,8 +20,11 @@
 
   const side = (right) => (right ? "right" : "wrong");
   const truth = (transcript) => (transcript.y === 1 ? "correct" : "buggy");
+  // The value says more than the word only between the ends of the scale.
+  const decided = ({ decision, decision_value: value }) => DECISIONS[decision] +
+    (value === null || [-1, 0, 1].includes(value) ? "" : ` (${value > 0 ? "+" : ""}${value})`);
   const verdict = (transcript) =>
-    transcript.outcome === "failed" ? "failed" : DECISIONS[transcript.decision];
+    transcript.outcome === "failed" ? "failed" : decided(transcript);
 
   for (const transcript of transcripts) {
     transcript.search = [
@@ -97,13 +100,14 @@
 
   function message(transcript, item) {
     const role = item.agent.startsWith("prover") ? "prover"
-      : item.agent.startsWith("verifier") ? "verifier" : "";
+      : item.agent.endsWith("verifier") ? "verifier" : "";
     const meta = element("p", "meta",
       element("strong", "", item.agent),
-      element("span", "", `round ${item.round}`),
-      element("code", "", item.model));
+      element("span", "", `round ${item.round}`));
+    if (item.channels.length) meta.append(element("span", "", `to ${item.channels.join(", ")}`));
+    meta.append(element("code", "", item.model));
     if (item.decision !== 2) {
-      meta.append(element("span", "decided", `decides: ${DECISIONS[item.decision]}`));
+      meta.append(element("span", "decided", `decides: ${decided(item)}`));
     }
     if (item.invalid_reason !== null) {
       meta.append(element("span", "why",

@@ -4,8 +4,8 @@ ReportData, IterationReport, GroupReport   the plain data it is built from
 build_report                               the page
 metrics_table                              the numbers by iteration as rows, for a table elsewhere
 
-Its parts: `report_sections` turns the data into tables, `report_template.html`, `report.css` and
-`report.js` are put together here.
+Its parts: `report_sections` turns the data into tables, `report_text` values into text;
+`report_template.html`, `report.css` and `report.js` are put together here.
 
 What is covered: text that models or data sets wrote can't run as script. It is embedded as JSON
 in which no character can end the element, the page shows it as text only, and its content
@@ -25,6 +25,7 @@ from typing import Any
 
 from nip_core.evaluation import report_sections as sections
 from nip_core.evaluation.plots import MetricsByIteration, learning_curve_svg
+from nip_core.evaluation.report_text import percent, percent_range, signed
 from nip_core.evaluation.transcripts import Transcript
 
 TRANSCRIPTS_PER_GROUP = 40
@@ -103,19 +104,21 @@ def build_report(report: ReportData) -> str:
 
 def metrics_table(rows: MetricsByIteration) -> list[dict[str, Any]]:
     """One flat dict of short texts and counts per (iteration, metrics), for a table artifact."""
+    scaled = sections.has_neither(metrics for _, metrics in rows)
     return [
         {
             "iteration": iteration,
             "episodes": metrics.get("episodes"),
-            "accuracy": sections.percent(metrics.get("accuracy")),
-            "95 % interval": sections.percent_range(metrics.get("accuracy_ci95")),
-            "completeness": sections.percent(metrics.get("completeness")),
-            "soundness": sections.percent(metrics.get("soundness")),
-            "precision": sections.percent(metrics.get("precision")),
-            "no decision": sections.percent(metrics.get("no_decision_rate")),
-            "failed": sections.percent(metrics.get("failed_rate")),
+            "accuracy": percent(metrics.get("accuracy")),
+            "95 % interval": percent_range(metrics.get("accuracy_ci95")),
+            "completeness": percent(metrics.get("completeness")),
+            "soundness": percent(metrics.get("soundness")),
+            "precision": percent(metrics.get("precision")),
+            "no decision": percent(metrics.get("no_decision_rate")),
+            **({"neither": percent(metrics.get("neither_rate"))} if scaled else {}),
+            "failed": percent(metrics.get("failed_rate")),
             **{
-                f"reward {name}": sections.signed(values.get("mean_reward"))
+                f"reward {name}": signed(values.get("mean_reward"))
                 for name, values in (metrics.get("agents") or {}).items()
             },
         }

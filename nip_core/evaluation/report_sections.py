@@ -1,70 +1,30 @@
-"""The parts of the report as HTML, one function each.
-
-Text becomes `Html` through `escape` alone, and only `Html` is put into the page: the type checker
-sees where something was forgotten.
-"""
+"""The parts of the report as HTML, one function each."""
 
 from __future__ import annotations
 
-import html
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NewType
+from typing import TYPE_CHECKING, Any
 
 import yaml
+
+from nip_core.evaluation.report_text import (
+    DASH,
+    THIN,
+    Html,
+    escape,
+    number,
+    percent,
+    percent_range,
+    seconds,
+    signed,
+)
 
 if TYPE_CHECKING:
     from nip_core.evaluation.report import GroupReport, IterationReport, ReportData
 
-Html = NewType("Html", str)
 Metrics = Mapping[str, Any]
-
-DASH = "–"
-_THIN = "\u202f"  # narrow no-break space, between a number and its unit
-
-
-def escape(value: object) -> Html:
-    """`value` as text in HTML, a dash for None."""
-    return Html(DASH if value is None else html.escape(str(value)))
-
-
-def percent(value: float | None) -> str:
-    """A rate as "71.3 %", a dash for None."""
-    return DASH if value is None else f"{100 * value:.1f}{_THIN}%"
-
-
-def percent_range(interval: Sequence[float] | None) -> str:
-    """An interval of rates as "66.0 – 76.1 %", a dash for None."""
-    if interval is None:
-        return DASH
-    return f"{100 * interval[0]:.1f}{_THIN}–{_THIN}{100 * interval[1]:.1f}{_THIN}%"
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """A number with `digits` significant digits and grouped thousands; a dash for None."""
-    if value is None:
-        return DASH
-    if isinstance(value, int) or (math.isfinite(value) and abs(value) >= 1_000):
-        return f"{round(value):,}".replace(",", _THIN)
-    return f"{value:.{digits}g}"
-
-
-def signed(value: float | None) -> str:
-    """A reward as "+0.56", a dash for None."""
-    return DASH if value is None else f"{value:+.2f}"
-
-
-def seconds(value: float | None) -> str:
-    """A duration as "12.3 s", "4 min 05 s" or "2 h 03 min"."""
-    if value is None:
-        return DASH
-    if value < 99.95:
-        return f"{value:.1f}{_THIN}s"
-    whole = round(value)
-    if whole < 3_600:
-        return f"{whole // 60}{_THIN}min {whole % 60:02d}{_THIN}s"
-    return f"{whole // 3_600}{_THIN}h {whole % 3_600 // 60:02d}{_THIN}min"
 
 
 def nothing(what: str) -> Html:
@@ -104,7 +64,7 @@ def headline(report: ReportData) -> Html:
         cards.append(
             f'<div class="card {name}"><h3>{name.capitalize()}</h3>'
             f'<p class="big">{escape(percent(last.get(name)))}</p>'
-            f'<p class="interval">95{_THIN}% interval '
+            f'<p class="interval">95{THIN}% interval '
             f"{escape(percent_range(last.get(f'{name}_ci95')))}</p>"
             f"<p>{escape(before)}</p></div>"
         )
@@ -120,7 +80,7 @@ def _change(first: Metrics, last: Metrics, paired: Metrics | None) -> str:
     if paired is not None and paired.get("difference") is not None:
         low, high = paired["ci95"]
         return (
-            f"Accuracy changed by {100 * paired['difference']:+.1f} points (95{_THIN}% interval "
+            f"Accuracy changed by {100 * paired['difference']:+.1f} points (95{THIN}% interval "
             f"{100 * low:+.1f} to {100 * high:+.1f}, paired over "
             f"{number(paired.get('problems'))} problems)."
         )
@@ -166,16 +126,26 @@ def verdict_table(report: ReportData) -> Html:
     columns = [("Iteration", "text"), ("Split", "text"), ("Episodes", "number")]
     columns += [(name, "number") for name in ("Accuracy", "Completeness", "Soundness")]
     columns += [(name, "number") for name in ("Precision", "No decision", "Always wrong")]
-    rows = []
+    found: list[tuple[object, str, Metrics]] = []
     for entry in report.iterations:
         for split, metrics in (("test", entry.test), ("train", entry.train)):
             if metrics:
-                rows.append([escape(entry.iteration), escape(split), *_verdict_cells(metrics)])
-    for name, metrics in report.baselines.items():
-        rows.append([escape(name), Html("baseline"), *_verdict_cells(metrics)])
-    if not rows:
+                found.append((entry.iteration, split, metrics))
+    found += [(name, "baseline", metrics) for name, metrics in report.baselines.items()]
+    if not found:
         return nothing("No metrics yet.")
+    rows = [[escape(name), escape(kind), *_verdict_cells(m)] for name, kind, m in found]
+    if has_neither(metrics for _, _, metrics in found):
+        columns += [("Neither", "number"), ("Mean value", "number")]
+        for row, (_, _, metrics) in zip(rows, found, strict=True):
+            row.append(escape(percent(metrics.get("neither_rate"))))
+            row.append(escape(signed(metrics.get("mean_decision_value"))))
     return _table("Verdicts by iteration", columns, rows)
+
+
+def has_neither(metrics: Iterable[Metrics]) -> bool:
+    """Whether a verifier decided in the middle of a scale; where none can, it needs no column."""
+    return any(found.get("neither_rate") for found in metrics)
 
 
 def _verdict_cells(metrics: Metrics) -> list[Html]:
@@ -292,7 +262,7 @@ def breakdown_table(report: ReportData, key: str, heading: str) -> Html:
     if not last:
         return nothing(f"Nothing to break down by {heading.lower()}.")
     columns = [(heading, "text"), ("Episodes", "number"), ("First", "number"), ("Last", "number")]
-    columns += [(f"0 to 100{_THIN}%", "text"), ("Completeness", "number")]
+    columns += [(f"0 to 100{THIN}%", "text"), ("Completeness", "number")]
     columns += [("Soundness", "number")]
     rows = []
     for name, after in last.items():

@@ -18,8 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.hashing import derive_key
+from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT, Move, Protocol, Turn
 
-DECISION_WORDS = {0: "reject", 1: "accept", 2: "no decision"}
+DECISION_WORDS = {
+    REJECT: "reject",
+    ACCEPT: "accept",
+    NO_DECISION: "no decision",
+    NEITHER: "neither",
+}
 
 _EPISODE_COLUMNS = (
     "key",
@@ -32,9 +38,12 @@ _EPISODE_COLUMNS = (
     "difficulty",
     "mutation",
     "decision",
+    "decision_value",
     "outcome",
     "error",
     "rewards",
+    "seed",
+    "protocol",
 )
 _MESSAGE_COLUMNS = (
     "key",
@@ -46,8 +55,10 @@ _MESSAGE_COLUMNS = (
     "model_served",
     "text",
     "decision",
+    "decision_value",
     "invalid_reason",
 )
+_UNSHOWN = ("seed", "protocol")
 _MARKDOWN_CHARACTERS = 2_000
 
 
@@ -59,9 +70,11 @@ class Message:
     agent: str
     text: str
     model: str  # the model that really answered
-    decision: int  # 0 reject, 1 accept, 2 none
+    decision: int  # 0 reject, 1 accept, 2 none, 3 neither
     attempt: int  # invalid answers before this one
     invalid_reason: str | None  # None: valid, and part of the conversation
+    decision_value: float | None = None  # on the decision scale, from -1 to 1
+    channels: tuple[str, ...] = ()  # that it was sent to; none for a decision
 
 
 @dataclass(frozen=True)
@@ -82,6 +95,7 @@ class Transcript:
     difficulty: str | None = None
     mutation: str | None = None
     error: str | None = None  # why it failed
+    decision_value: float | None = None
 
     @property
     def right(self) -> bool:
@@ -90,19 +104,25 @@ class Transcript:
 
 
 def transcripts_from_tables(
-    episodes: pa.Table, generations: pa.Table, limit: int, seed: int
+    episodes: pa.Table,
+    generations: pa.Table,
+    limit: int,
+    seed: int,
+    protocol: Protocol | None = None,
 ) -> list[Transcript]:
     """At most `limit` transcripts of each iteration and split, chosen by a hash from `seed`.
 
     Sorted by iteration, split and hash, whatever the order of the rows. In a tree the messages
-    that an episode shares with others are found through `parent_key`.
+    that an episode shares with others are found through `parent_key`. The `protocol` that was
+    played says to which channels each message went; without it they have none.
     """
     chosen = _sample(episodes, limit, seed)
     rows = episodes.select(_EPISODE_COLUMNS).take(pa.array(chosen, pa.int64())).to_pylist()
-    messages = _messages(generations, [row["key"] for row in rows])
+    said = _rows_by_episode(generations, [row["key"] for row in rows])
+    messages = {row["key"]: _messages(row, said[row["key"]], protocol) for row in rows}
     return [
         Transcript(
-            **{name: row[name] for name in _EPISODE_COLUMNS if name != "rewards"},
+            **{name: row[name] for name in _EPISODE_COLUMNS if name not in ("rewards", *_UNSHOWN)},
             rewards={entry["agent"]: entry["reward"] for entry in row["rewards"]},
             messages=messages[row["key"]],
         )
@@ -132,8 +152,8 @@ def _sample(episodes: pa.Table, limit: int, seed: int) -> list[int]:
     return [row for group in sorted(groups) for _, _, row in sorted(groups[group])[:limit]]
 
 
-def _messages(generations: pa.Table, episodes: list[str]) -> dict[str, tuple[Message, ...]]:
-    """The messages of each of the `episodes`, invalid answers included."""
+def _rows_by_episode(generations: pa.Table, episodes: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """The generations of each of the `episodes` in order, invalid answers included."""
     columns = generations.select(_MESSAGE_COLUMNS)
     own = columns.filter(pc.is_in(columns["episode"], value_set=pa.array(episodes, pa.string())))
     rows_of: dict[str, list[dict[str, Any]]] = {episode: [] for episode in episodes}
@@ -157,18 +177,40 @@ def _messages(generations: pa.Table, episodes: list[str]) -> dict[str, tuple[Mes
                 rows.append(parent)
                 pending.append(parent["parent_key"])
         rows.sort(key=lambda row: (row["round"], row["agent"], row["attempt"], row["key"]))
-    return {episode: tuple(map(_message, rows)) for episode, rows in rows_of.items()}
+    return rows_of
 
 
-def _message(row: dict[str, Any]) -> Message:
-    return Message(
-        round=row["round"],
-        agent=row["agent"],
-        text=row["text"],
-        model=row["model_served"],
-        decision=row["decision"],
-        attempt=row["attempt"],
-        invalid_reason=row["invalid_reason"],
+def _messages(
+    episode: dict[str, Any], rows: list[dict[str, Any]], protocol: Protocol | None
+) -> tuple[Message, ...]:
+    valid = [row for row in rows if row["invalid_reason"] is None]
+    turns = [
+        Turn(row["round"], row["agent"], row["text"], Move(decision=row["decision"]))
+        for row in valid
+    ]
+
+    def channels(row: dict[str, Any]) -> tuple[str, ...]:
+        if protocol is None or protocol.name != episode["protocol"]:
+            return ()
+        if row["invalid_reason"] is not None or row["decision"] != NO_DECISION:
+            return ()
+        before = [turn for turn in turns if turn.round < row["round"]]
+        movers = protocol.movers(row["round"], episode["seed"], before)
+        return tuple(movers.get(row["agent"], ()))
+
+    return tuple(
+        Message(
+            round=row["round"],
+            agent=row["agent"],
+            text=row["text"],
+            model=row["model_served"],
+            decision=row["decision"],
+            attempt=row["attempt"],
+            invalid_reason=row["invalid_reason"],
+            decision_value=row["decision_value"],
+            channels=channels(row),
+        )
+        for row in rows
     )
 
 
@@ -181,7 +223,7 @@ def _markdown(transcript: Transcript) -> str:
         f"problem {_inline(transcript.problem)}",
         "",
         f"The solution is **{truth}**; the verdict was "
-        f"**{DECISION_WORDS[transcript.decision]}** ({verdict}, {transcript.outcome}). "
+        f"**{_decided(transcript)}** ({verdict}, {transcript.outcome}). "
         f"Rewards: {rewards or 'none'}.",
         "",
     ]
@@ -190,11 +232,24 @@ def _markdown(transcript: Transcript) -> str:
     lines += ["Question:", "", _fence(transcript.question), ""]
     lines += ["Solution:", "", _fence(transcript.solution, "python"), ""]
     for message in transcript.messages:
-        notes = [f"round {message.round}", _inline(message.model)]
+        notes = [f"round {message.round}"]
+        if message.channels:
+            notes.append(f"to {', '.join(message.channels)}")
+        notes.append(_inline(message.model))
+        if message.decision != NO_DECISION:
+            notes.append(f"decides: {_decided(message)}")
         if message.invalid_reason is not None:
             notes.append(f"invalid answer: {_inline(message.invalid_reason)}")
         lines += [f"**{message.agent}** ({', '.join(notes)})", "", _fence(message.text), ""]
     return "\n".join(lines)
+
+
+def _decided(what: Transcript | Message) -> str:
+    """The verdict in words, with its value where that says more."""
+    words = DECISION_WORDS[what.decision]
+    if what.decision_value is None or abs(what.decision_value) in (0, 1):
+        return words
+    return f"{words}, {what.decision_value:+g}"
 
 
 def _longest_run(text: str) -> int:

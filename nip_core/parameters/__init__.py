@@ -7,7 +7,14 @@ training          the loop: iterations, selection, rollouts, jobs, server, price
 load              YAML and ``a.b=c`` overrides, with errors for people
 """
 
-from nip_core.parameters.agents import PureTextAgentParameters, RandomAgentParameters
+from nip_core.parameters.agents import (
+    AgentsParameters,
+    CodeValidationAgentParameters,
+    LrFactors,
+    PureTextAgentParameters,
+    RandomAgentParameters,
+)
+from nip_core.parameters.base_run import BaseRunParameters
 from nip_core.parameters.game import (
     CodeValidationParameters,
     CommonProtocolParameters,
@@ -29,16 +36,30 @@ from nip_core.parameters.training import (
     RolloutParameters,
     TextRlParameters,
 )
+from nip_core.parameters.update_schedule import (
+    AgentUpdateSchedule,
+    AlternatingPeriodicUpdateSchedule,
+    ConstantUpdateSchedule,
+    ContiguousPeriodicUpdateSchedule,
+)
 
 __all__ = [
     "DATA_NEUTRAL",
+    "AgentUpdateSchedule",
+    "AgentsParameters",
+    "AlternatingPeriodicUpdateSchedule",
+    "BaseRunParameters",
+    "CodeValidationAgentParameters",
     "CodeValidationParameters",
     "CommonProtocolParameters",
+    "ConstantUpdateSchedule",
+    "ContiguousPeriodicUpdateSchedule",
     "DatasetParameters",
     "DebateProtocolParameters",
     "FineTuningParameters",
     "HyperParameters",
     "LmServerParameters",
+    "LrFactors",
     "MerlinArthurProtocolParameters",
     "MnipProtocolParameters",
     "NipProtocolParameters",

@@ -1,20 +1,53 @@
 """Settings of one agent: which model it is, how it is sampled, how it is trained."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from nip_core.parameters.base import Parameters
+from nip_core.parameters.addresses import Address, SchemeAndHost
+from nip_core.parameters.base import Parameters, group_for
+from nip_core.parameters.base_run import RunName
+from nip_core.parameters.update_schedule import ConstantUpdateSchedule, UpdateSchedule
 
-Provider = Literal["OpenAI", "OpenRouter", "SelfHosted"]
+Provider = Literal["OpenAI", "SelfHosted", "OpenRouter"]
+Port = Annotated[int, Field(ge=1, le=65535)]
 
-LORA_ALPHA_SCALE = 1.0
+DEFAULT_SCHEME_HOST = "http://localhost"
+DEFAULT_CONTROL_PORT = 5000
+DEFAULT_ENGINE_PORT = 8000
+
+ALTERNATIVES = (
+    frozenset({"temperature", "top_p"}),
+    frozenset({"lora_alpha", "lora_alpha_scale"}),
+)
+"""Settings of which only one can hold."""
+LORA_ALPHA_MAX = 4096  # what an lm_server takes
+
+
+def _number_as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+CheckpointVersion = Annotated[
+    Annotated[str, Field(pattern=r"^(latest|[0-9]{1,4})$")], BeforeValidator(_number_as_text)
+]
+
+
+class LrFactors(Parameters):
+    """Factors of the learning rate of networks trained on tensors. Nothing here uses them."""
+
+    actor: float = 1.0
+    """Of the actor."""
+    critic: float = 1.0
+    """Of the critic."""
 
 
 class AgentParameters(Parameters):
     """What the settings of every agent share."""
 
     is_random: ClassVar[bool] = False
+    """Whether the agent has no model and acts at random. In a dictionary it may be given."""
 
     @model_validator(mode="before")
     @classmethod
@@ -25,6 +58,10 @@ class AgentParameters(Parameters):
             if values.pop("is_random") is not cls.is_random:
                 raise ValueError(f"is_random must be {cls.is_random} here, or left out")
         return values
+
+    @classmethod
+    def _tags(cls) -> dict[str, Any]:
+        return {**super()._tags(), "is_random": cls.is_random}
 
 
 class RandomAgentParameters(AgentParameters):
@@ -44,71 +81,209 @@ class RandomAgentParameters(AgentParameters):
 class PureTextAgentParameters(AgentParameters):
     """An agent that plays by calling a language model."""
 
+    LOAD_PRESERVED_PARAMETERS: ClassVar[frozenset[str]] = frozenset(
+        {
+            "load_checkpoint_and_parameters",
+            "checkpoint_entity",
+            "checkpoint_project",
+            "checkpoint_run_id",
+            "checkpoint_version",
+        }
+    )
+    """What `load_from_wandb_config` leaves as it is."""
+
+    agent_lr_factor: LrFactors | None = None
+    """Keeps its default: a factor of the learning rate of networks trained on tensors."""
+    body_lr_factor: LrFactors | None = None
+    """Keeps its default: a factor of the learning rate of networks trained on tensors."""
+    update_schedule: UpdateSchedule = ConstantUpdateSchedule()
+    """In which iterations the agent is trained: ConstantUpdateSchedule, in all, or a mapping such
+    as {_type: ContiguousPeriodicUpdateSchedule, period: 4, start: 0, stop: 2}."""
+    use_manual_architecture: bool = False
+    """Keeps its default: of agents made by hand for a scenario of tensors."""
+    normalize_message_history: bool = False
+    """Keeps its default: of histories that are tensors. For strict chat templates see
+    `chat_format`."""
+    load_checkpoint_and_parameters: bool = False
+    """Start from a model that another run in the same `run_store` has trained for the agent of
+    this name, and with that agent's settings. Needs checkpoint_run_id."""
+    checkpoint_entity: str = Field(default_factory=str)
+    """Keeps its default, the empty text: checkpoints are those of runs in `run_store`."""
+    checkpoint_project: str = Field(default_factory=str)
+    """Keeps its default, the empty text: checkpoints are those of runs in `run_store`."""
+    checkpoint_run_id: RunName | None = None
+    """The name of that run."""
+    checkpoint_version: CheckpointVersion = "latest"
+    """Which of its models: "latest", or the number of the iteration that trained it, from 0."""
+    use_orthogonal_initialisation: bool = True
+    """Keeps its default: of networks trained from nothing."""
+    orthogonal_initialisation_gain: float = 1.0
+    """Keeps its default: of networks trained from nothing."""
     model_provider: Provider = "OpenAI"
     """Who serves the model: OpenAI, OpenRouter (inference only) or SelfHosted (an lm_server)."""
     model_name: Annotated[str, Field(min_length=1)] = "gpt-4o-mini-2024-07-18"
     """The base model. SelfHosted: "tiny" (bundled), a path, or a Hugging Face name."""
+    language_model_server_scheme_host: SchemeAndHost = DEFAULT_SCHEME_HOST
+    """Scheme and host of a running lm_server for this agent's group. SelfHosted only. While this
+    and the two ports have their defaults they mean nothing: the group uses base_url,
+    lm_server.url, or the run's own server."""
+    language_model_server_port: Port = DEFAULT_CONTROL_PORT
+    """Port of that server's control address, for models and jobs, 1 to 65535."""
+    vllm_server_port: Port = DEFAULT_ENGINE_PORT
+    """Port of that server's engine, for chat completions, 1 to 65535."""
+    use_dummy_api: bool = False
+    """Play with scripted answers of the deterministic engine: no model, no key, no cost."""
     shared_model_group: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")] | None = None
-    """Agents with the same group use and train one model. None: a group named like the agent."""
+    """Agents with the same group use and train one model: 1 to 32 lower-case letters, digits,
+    dashes and underscores. None: a group named like the agent."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """Sampling temperature, 0 to 2. None: the provider's default. Not together with top_p."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Nucleus sampling mass, 0 to 1. None: the provider's default. Not with temperature."""
+    """Nucleus sampling mass, above 0, at most 1. None: the provider's default. Not together with
+    temperature."""
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
-    """Above 1 discourages repetition. SelfHosted and OpenRouter only."""
+    """Above 0, at most 2; above 1 discourages repetition. None: the provider's default. Not known
+    to OpenAI's own API."""
     fine_tune_from_scratch: bool = True
     """Train each iteration from the base model (True) or from the last fine-tuned one (False)."""
     freeze_agent: bool = False
-    """Do not train this agent's group."""
+    """Do not train this agent's group, whatever its update schedule says."""
+    quantization: Literal["bitsandbytes", "none"] = "none"
+    """How the base model's weights are held: "none", as they are, or "bitsandbytes", in 4 bits, by
+    the engine and while training, for less memory at some cost in accuracy. Only with the run's own
+    server and lm_server.engine: vllm."""
     num_epochs: Annotated[int, Field(ge=1, le=50)] | None = None
-    """Passes over the dataset. None: `rl.num_epochs`."""
-    use_lora: Literal[True] = True
-    """Train LoRA weights over the base model. Full fine-tuning is not available yet."""
+    """Passes over the dataset, 1 to 50. None: `rl.num_epochs`."""
+    dpo_beta: Annotated[float, Field(gt=0, le=2)] | None = None
+    """For training by DPO: how closely the new model keeps to the one before, above 0, at most 2.
+    None: the provider's default. Expert iteration does not use it."""
+    use_lora: bool = True
+    """Keeps its default: SelfHosted models are trained by LoRA weights over the base model."""
     lora_rank: Annotated[int, Field(ge=1, le=256)] = 64
-    """Rank of the LoRA matrices."""
-    lora_alpha: Annotated[int, Field(ge=1)] | None = None
-    """LoRA scaling factor. None: lora_rank * lora_alpha_scale."""
-    lora_alpha_scale: Annotated[float, Field(gt=0)] | None = None
-    """Used for lora_alpha when that is not set. Set at most one of the two. None: 1.0."""
+    """Rank of the LoRA matrices, 1 to 256. SelfHosted only, as all of LoRA."""
+    lora_alpha: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """LoRA scaling factor, 1 to 4096. None: lora_rank * lora_alpha_scale. Exactly one of this and
+    lora_alpha_scale is set; giving this alone unsets the other."""
+    lora_alpha_scale: Annotated[float, Field(gt=0, le=4096)] | None = 1.0
+    """The LoRA scaling factor as a multiple of the rank, above 0, at most 4096; so is the
+    product."""
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Dropout inside the LoRA layers, 0 to 1."""
+    """Dropout inside the LoRA layers, 0 to below 1."""
+    stack_lora_adapters: bool = False
+    """Train a new adapter on top of the last one (True), or the last one further (False). Needs
+    fine_tune_from_scratch: false."""
     per_device_train_batch_size: Annotated[int, Field(ge=1, le=256)] = 2
-    """Examples per optimizer step and device."""
+    """Examples per optimizer step and device, 1 to 256. SelfHosted only."""
     system_prompt_template_path: str | None = None
-    """A file to use instead of the protocol's system prompt template."""
+    """A file to use instead of the protocol's system prompt template. None: that template."""
     use_supervisor_message: Literal["none", "all", "first", "all_but_first"] = "none"
-    """Before which of the agent's turns a user message repeats what it has to do now. Some models
-    need one, as their chats must have a user message."""
+    """Before which of the agent's turns a user message repeats what it has to do now: "none",
+    "all", "first" or "all_but_first". Some models need one, as their chats must have a user
+    message."""
     supervisor_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = "Supervisor"
-    """The name of the user who sends that message."""
+    """The name of the user who sends that message: 1 to 64 letters, digits, dashes and
+    underscores."""
+    max_response_words: Annotated[int, Field(ge=1)] = 150
+    """Told to the agent as the limit of a message, in words, at least 1."""
+    max_tokens_per_message: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens generated per message, at least 1. None: 1.5 * max_response_words."""
+    num_invalid_generation_retries: Annotated[int, Field(ge=0, le=100)] = 20
+    """How often an answer in an invalid form is asked for again before the episode fails, 0 to
+    100."""
+    base_url: Address = None
+    """Address of an API that speaks OpenAI's protocol, for this agent's group, like
+    https://host/v1. None: the provider's, or lm_server.url."""
     chat_format: Literal["named", "alternating", "alternating_no_system"] = "named"
     """How a history becomes a chat. "named": one message each, others with their name. For strict
     chat templates "alternating": user and assistant in turn after one system message, names in the
     text; "alternating_no_system": the same, with the system prompt in the first user message."""
-    max_response_words: Annotated[int, Field(ge=1)] = 150
-    """Told to the agent as the limit of a message, in words."""
-    max_tokens_per_message: Annotated[int, Field(ge=1)] | None = None
-    """Most tokens generated per message. None: 1.5 * max_response_words."""
-    num_invalid_generation_retries: Annotated[int, Field(ge=0, le=100)] = 20
-    """How often an answer in an invalid form is asked for again before the episode fails."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_alpha(cls, values: Any) -> Any:
+        """Giving lora_alpha alone unsets lora_alpha_scale."""
+        if isinstance(values, dict) and values.get("lora_alpha") is not None:
+            return {"lora_alpha_scale": None, **values}
+        return values
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.temperature is not None and self.top_p is not None:
             raise ValueError("set temperature or top_p, not both")
-        if self.lora_alpha is not None and self.lora_alpha_scale is not None:
-            raise ValueError("set lora_alpha or lora_alpha_scale, not both")
-        if self.repetition_penalty is not None and self.model_provider == "OpenAI":
-            raise ValueError("repetition_penalty is not known to the OpenAI API; unset it")
+        if (self.lora_alpha is None) == (self.lora_alpha_scale is None):
+            raise ValueError(
+                "set exactly one of lora_alpha and lora_alpha_scale, and the other to null (got "
+                f"{self.lora_alpha} and {self.lora_alpha_scale})"
+            )
+        if self.effective_lora_alpha > LORA_ALPHA_MAX:
+            raise ValueError(
+                f"lora_rank * lora_alpha_scale must be at most {LORA_ALPHA_MAX} (got "
+                f"{self.effective_lora_alpha})"
+            )
         return self
+
+    @classmethod
+    def construct_test_params(cls) -> Self:
+        """Settings for tests: scripted answers, so that no API is called."""
+        return cls(use_dummy_api=True)
+
+    def load_from_wandb_config(self, wandb_config: Mapping[str, Any]) -> None:
+        """Take over the settings of this agent in another run, in place.
+
+        `wandb_config` is what `to_dict` gave there. What LOAD_PRESERVED_PARAMETERS names stays as
+        it is, and so does what is not in it; what names no setting is left out. Settings are
+        otherwise never changed: do this before anybody else has the object.
+
+        Raises pydantic's ValidationError, a ValueError, having changed nothing.
+        """
+        loaded = self.loaded_from(wandb_config)
+        self.__dict__.update(loaded.__dict__)
+        self.__pydantic_fields_set__.update(loaded.__pydantic_fields_set__)
+
+    def loaded_from(self, config: Mapping[str, Any]) -> Self:
+        """What `load_from_wandb_config` makes of these settings, as an object of its own."""
+        taken = {
+            key: value
+            for key, value in type(self)._modernised(config).items()
+            if key in type(self).model_fields and key not in self.LOAD_PRESERVED_PARAMETERS
+        }
+        return self.from_dict(laid_over(self.to_dict(), taken))
+
+    @classmethod
+    def _modernised(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        # Both of them unset meant a scale of 1 before that became the default.
+        alphas = {values.get("lora_alpha", 0), values.get("lora_alpha_scale", 0)}
+        if alphas == {None}:
+            return {**values, "lora_alpha_scale": 1.0}
+        return values
+
+    @property
+    def control_url(self) -> str | None:
+        """Address of the running lm_server that `language_model_server_*` name; None: none."""
+        return self._server(self.language_model_server_port)
+
+    @property
+    def engine_url(self) -> str | None:
+        """Address of that server's engine, for chat completions; None where there is none."""
+        return self._server(self.vllm_server_port)
+
+    def _server(self, port: int) -> str | None:
+        own = (
+            self.language_model_server_scheme_host,
+            self.language_model_server_port,
+            self.vllm_server_port,
+        )
+        if own == (DEFAULT_SCHEME_HOST, DEFAULT_CONTROL_PORT, DEFAULT_ENGINE_PORT):
+            return None
+        return f"{self.language_model_server_scheme_host}:{port}"
 
     @property
     def effective_lora_alpha(self) -> int:
         """The LoRA scaling factor that training gets."""
         if self.lora_alpha is not None:
             return self.lora_alpha
-        scale = LORA_ALPHA_SCALE if self.lora_alpha_scale is None else self.lora_alpha_scale
-        return max(1, round(self.lora_rank * scale))
+        assert self.lora_alpha_scale is not None  # `_check`
+        return max(1, round(self.lora_rank * self.lora_alpha_scale))
 
     @property
     def effective_max_tokens(self) -> int:
@@ -118,16 +293,34 @@ class PureTextAgentParameters(AgentParameters):
         return int(1.5 * self.max_response_words)
 
 
+def is_random(values: Mapping[str, Any]) -> bool:
+    """Whether a mapping of settings is a random agent's."""
+    kinds = (PureTextAgentParameters, RandomAgentParameters)
+    return group_for(kinds, values) is RandomAgentParameters
+
+
 def _kind(values: Any) -> str:
     """Which settings a mapping (or an object) holds."""
-    is_random = (
-        values.get("is_random") if isinstance(values, dict) else getattr(values, "is_random", False)
-    )
-    return "random" if is_random is True else "model"
+    if isinstance(values, Mapping):
+        return "random" if is_random(values) else "model"
+    return "random" if isinstance(values, RandomAgentParameters) else "model"
 
 
+def laid_over(default: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """`own` settings with `default` underneath; who sets one of two alternatives sets both."""
+    replaced = {name for pair in ALTERNATIVES if not pair.isdisjoint(own) for name in pair}
+    return {**{key: value for key, value in default.items() if key not in replaced}, **own}
+
+
+AGENT_KINDS = ("model", "random")
 AnyAgentParameters = Annotated[
     Annotated[PureTextAgentParameters, Tag("model")]
     | Annotated[RandomAgentParameters, Tag("random")],
     Discriminator(_kind),
 ]
+
+AgentsParameters = dict[str, AnyAgentParameters]
+"""Settings by agent name."""
+
+CodeValidationAgentParameters = PureTextAgentParameters
+"""The agents of code validation have no settings of their own."""

@@ -1,8 +1,20 @@
-"""What all settings share: unknown keys are errors, values frozen, fields documented."""
+"""What all settings share: unknown keys are errors, values frozen, fields documented.
 
-from typing import Any, Self
+Parameters            a group of settings, from and to dictionaries
+groups_in, group_for  which groups a field may hold, and which one a dictionary is for
+walk                  a dictionary of settings, changed group by group, before it is checked
+"""
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from nip_core.parameters.not_for_text import NOT_FOR_TEXT
+from nip_core.parameters.update_schedule import SCHEDULES, AgentUpdateSchedule
+
+OTHER_CLASS_NAMES = {"CodeValidationAgentParameters": "PureTextAgentParameters"}
+"""Names that `_type` may also have."""
 
 
 class Parameters(BaseModel):
@@ -16,6 +28,32 @@ class Parameters(BaseModel):
         allow_inf_nan=False,
         hide_input_in_errors=True,  # a value may be a secret that was put in the wrong place
     )
+
+    earlier_names: ClassVar[Mapping[str, str]] = {}
+    """Other names of fields, and the names they have now."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, values: Any) -> Any:
+        """Take what is no field: `_type`, other names, and what means nothing for text."""
+        if not isinstance(values, dict):
+            return values
+        values = dict(values)
+        kind = cls._get_param_class_from_dict(values)
+        if kind is not None and not issubclass(kind, cls):
+            raise ValueError(f"_type is {kind.__name__}, but {cls.__name__} belong here")
+        values.pop("_type", None)
+        for old, new in cls.earlier_names.items():
+            if old in values:
+                value = values.pop(old)
+                if values.setdefault(new, value) != value:
+                    raise ValueError(f"{old} is another name of {new}; set one")
+        for name, unused in NOT_FOR_TEXT.get(cls.__name__, {}).items():
+            if name in values and not unused.allows(values[name]):
+                raise ValueError(f"{name} can't be set: {unused.reason}; {unused.advice}")
+            if name not in cls.model_fields:
+                values.pop(name, None)
+        return values
 
     def get(self, address: str) -> Any:
         """The value at a dot-separated address such as ``"rl.lr"``.
@@ -33,15 +71,104 @@ class Parameters(BaseModel):
         return value
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-encodable settings, defaults included."""
-        return self.model_dump(mode="json")
+        """JSON-encodable settings, defaults included, each group with its class as `_type`."""
+        tagged: dict[str, Any] = _with_tags(self, self.model_dump(mode="json"))
+        return tagged
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any], ignore_extra_keys: bool = False) -> Self:
-        """Build from a dictionary, which is not changed.
+    def from_dict(cls, params_dict: Mapping[str, Any], ignore_extra_keys: bool = False) -> Self:
+        """Build from a dictionary such as `to_dict` gives; it is not changed.
 
-        With `ignore_extra_keys`, top-level keys that name no field are left out.
+        With `ignore_extra_keys`, keys that name no setting are left out, at any depth. Raises
+        pydantic's ValidationError, a ValueError.
         """
-        if ignore_extra_keys:
-            values = {key: value for key, value in values.items() if key in cls.model_fields}
-        return cls.model_validate(values)
+        known = walk(cls, params_dict, _only_known) if ignore_extra_keys else params_dict
+        return cls.model_validate(dict(known))
+
+    @classmethod
+    def construct_test_params(cls) -> Self:
+        """Settings for tests: the defaults."""
+        return cls()
+
+    @classmethod
+    def _get_param_class_from_dict(
+        cls, param_dict: Mapping[str, Any]
+    ) -> "type[Parameters] | type[AgentUpdateSchedule] | None":
+        """The class that the `_type` of serialised settings names; None where there is none.
+
+        Raises ValueError if it is no class of settings.
+        """
+        if "_type" not in param_dict:
+            return None
+        name = param_dict["_type"]
+        if isinstance(name, str):
+            name = OTHER_CLASS_NAMES.get(name, name)
+            kinds = {kind.__name__: kind for kind in _subclasses(Parameters)}
+            if name in kinds or name in SCHEDULES:
+                return kinds.get(name) or SCHEDULES[name]
+        raise ValueError(f"_type is {name!r}, which is no class of settings")
+
+    @classmethod
+    def _modernised(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`values` as an earlier version wrote them, in today's terms."""
+        return values
+
+    @classmethod
+    def _tags(cls) -> dict[str, Any]:
+        """What `to_dict` adds to the fields."""
+        return {"_type": cls.__name__}
+
+
+def _subclasses(kind: type[Parameters]) -> list[type[Parameters]]:
+    return [kind, *(inner for child in kind.__subclasses__() for inner in _subclasses(child))]
+
+
+def _with_tags(value: Any, dumped: Any) -> Any:
+    if isinstance(value, Parameters):
+        fields = {name: _with_tags(getattr(value, name), dumped[name]) for name in dumped}
+        return value._tags() | fields
+    if isinstance(value, dict):
+        return {key: _with_tags(inner, dumped[key]) for key, inner in value.items()}
+    return dumped
+
+
+def groups_in(annotation: Any) -> tuple[type[Parameters], ...]:
+    """The classes of settings that a field with this annotation may hold."""
+    if isinstance(annotation, type) and issubclass(annotation, Parameters):
+        return (annotation,)
+    return tuple(kind for part in get_args(annotation) for kind in groups_in(part))
+
+
+def group_for(kinds: tuple[type[Parameters], ...], values: Mapping[str, Any]) -> type[Parameters]:
+    """The one of the classes that these values say they are for; else the first."""
+    for kind in kinds:
+        if all(values.get(tag, value) == value for tag, value in kind._tags().items()):
+            return kind
+    return kinds[0]
+
+
+def walk(
+    kind: type[Parameters],
+    values: Mapping[str, Any],
+    change: Callable[[type[Parameters], Mapping[str, Any]], Mapping[str, Any]],
+) -> dict[str, Any]:
+    """`values` after `change(class, values)` of it and then of every group of settings inside."""
+
+    def inside(kinds: tuple[type[Parameters], ...], inner: Any) -> Any:
+        if not kinds or not isinstance(inner, Mapping):
+            return inner
+        return walk(group_for(kinds, inner), inner, change)
+
+    result = dict(change(kind, values))
+    for name, field in kind.model_fields.items():
+        kinds, inner = groups_in(field.annotation), result.get(name)
+        if get_origin(field.annotation) is dict and isinstance(inner, Mapping):
+            result[name] = {key: inside(kinds, value) for key, value in inner.items()}
+        elif name in result:
+            result[name] = inside(kinds, inner)
+    return result
+
+
+def _only_known(kind: type[Parameters], values: Mapping[str, Any]) -> dict[str, Any]:
+    known = {*kind.model_fields, *kind.earlier_names, *kind._tags()}
+    return {key: value for key, value in values.items() if key in known}

@@ -1,8 +1,9 @@
 """Settings of the game: protocol, rewards, rounds, problems and prompts."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from nip_core.parameters.base import Parameters
 from nip_core.protocols.scales import ScaleName
@@ -12,6 +13,10 @@ Rounds = Annotated[int, Field(ge=1, le=64)]
 
 class CommonProtocolParameters(Parameters):
     """What every protocol understands. Rewards are paid in the round in which they fall due."""
+
+    earlier_names: ClassVar[Mapping[str, str]] = {
+        "verifier_decision_spectrum": "verifier_decision_scale"
+    }
 
     verifier_first: bool = True
     """Whether the verifier speaks in round 0 (where the protocol leaves it open)."""
@@ -31,39 +36,29 @@ class CommonProtocolParameters(Parameters):
     verifier_neither_accept_nor_reject_reward: float | None = None
     """For a verdict in the middle of the decision scale. None: halfway between right and wrong."""
     verifier_decision_scale: ScaleName = "accept_reject"
-    """What the verifier answers when it decides: accept or reject, or how sure it is that the
-    solution is correct. Its reward is linear between wrong, neither and right."""
+    """What the verifier answers when it decides: "accept_reject", or how sure it is that the
+    solution is correct: "likert_scale_4" to "likert_scale_7" (as many phrases: likert_scale_5,
+    likert_scale_6), "likert_int_scale_11" (0 to 10), "out_of_10" or "out_of_100". Its reward is
+    linear between wrong, neither and right."""
     prover_invalid_response_penalty: Annotated[float, Field(le=0)] | None = None
     """For a prover with no valid answer after all retries, at most 0; it is silent in that round
     and the game goes on. None: the episode fails instead."""
     shared_reward: bool = False
     """Pay every prover what the verifier gets, instead of prover_reward."""
     force_guess: Literal["zero", "one", "y"] | None = None
-    """Replace the verifier's first move that may decide by reject, accept or the true label. For
-    tests of the rest of the loop."""
+    """Replace the verifier's first move that may decide by reject ("zero"), accept ("one") or the
+    true label ("y"). For tests of the rest of the loop. None: leave its moves alone."""
     zero_knowledge: bool = False
     """Add an adversarial verifier and a simulator (docs/protocols.md)."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_earlier_name(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "verifier_decision_spectrum" in values:
-            values = dict(values)
-            old = values.pop("verifier_decision_spectrum")
-            if values.setdefault("verifier_decision_scale", old) != old:
-                raise ValueError(
-                    "verifier_decision_spectrum is another name of verifier_decision_scale; set one"
-                )
-        return values
 
 
 class NipProtocolParameters(Parameters):
     """Rounds of the `nip` protocol."""
 
     max_message_rounds: Rounds = 9
-    """Rounds after which the episode ends. The verifier must have the last one."""
+    """Rounds after which the episode ends, 1 to 64. The verifier must have the last one."""
     min_message_rounds: Rounds = 1
-    """A verdict before this many rounds is not registered."""
+    """A verdict before this many rounds, 1 to 64, is not registered."""
 
 
 class DebateProtocolParameters(NipProtocolParameters):
@@ -96,10 +91,10 @@ class ZkProtocolParameters(Parameters):
     aux_prover_reward_coefficient: float = 1.0
     """How much of the simulator's reward each prover gets on top of its own."""
     similarity: Literal["text", "log_probs"] = "text"
-    """What counts as similar: the texts, or the probabilities of the tokens (for engines that give
-    log-probabilities)."""
+    """What counts as similar: "text", the texts, or "log_probs", the probabilities of the tokens
+    (for engines that give log-probabilities)."""
     top_logprobs: Annotated[int, Field(ge=1, le=20)] = 20
-    """With log_probs: how many of the likeliest tokens are asked for at each position."""
+    """With log_probs: how many of the likeliest tokens are asked for at each position, 1 to 20."""
 
 
 class CodeValidationParameters(Parameters):
@@ -109,7 +104,8 @@ class CodeValidationParameters(Parameters):
     """Which prompt templates: "v1" (answer at once), "v2" (reason first, then answer; what stands
     before the answer stays with the agent), or "short" for very small models."""
     apps_difficulty: Literal["introductory", "interview", "competition"] | None = None
-    """Keep only problems of this difficulty. None: all. For lrhammond/buggy-apps."""
+    """Keep only problems of this difficulty: "introductory", "interview" or "competition". None:
+    all. For lrhammond/buggy-apps."""
     apps_exclude_flagged: bool = True
     """Leave out problems with moderation flags. For lrhammond/buggy-apps."""
 
@@ -118,11 +114,12 @@ class DatasetParameters(Parameters):
     """Which part of the dataset is played."""
 
     max_train_size: Annotated[int, Field(ge=1)] | None = None
-    """Keep at most this many training problems, chosen by a stable shuffle. None: all."""
+    """Keep at most this many training problems, at least 1, chosen by a stable shuffle. None:
+    all."""
     max_validation_size: Annotated[int, Field(ge=1)] | None = None
-    """The same for validation problems."""
+    """The same for validation problems, at least 1."""
     max_test_size: Annotated[int, Field(ge=1)] | None = None
-    """The same for test problems."""
+    """The same for test problems, at least 1."""
     reduce_shuffle_seed: int = 42
     """Seed of the stable shuffle that reduces."""
     make_balanced: bool = True

@@ -2,14 +2,18 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from nip_core.parameters.agents import (
     AgentParameters,
     AnyAgentParameters,
     PureTextAgentParameters,
+    is_random,
+    laid_over,
 )
 from nip_core.parameters.base import Parameters
+from nip_core.parameters.base_run import BaseRunParameters, RunName
+from nip_core.parameters.checks import check_agents, check_groups, check_schedules
 from nip_core.parameters.game import (
     CodeValidationParameters,
     CommonProtocolParameters,
@@ -20,6 +24,7 @@ from nip_core.parameters.game import (
     NipProtocolParameters,
     ZkProtocolParameters,
 )
+from nip_core.parameters.not_for_text import UNAVAILABLE
 from nip_core.parameters.training import (
     FineTuningParameters,
     LmServerParameters,
@@ -41,47 +46,36 @@ DATA_NEUTRAL = frozenset(
         "fine_tuning.settle_s",
         "lm_server.start_timeout_s",
         "prices",
+        "text_rl.save_transcripts",
         "text_rl.test_scheme",
+        "text_rl.transcript_format",
     }
 )
 """Settings that a resumed run may change: they decide how much is done, not what."""
-
-_GROUP_SETTINGS = (
-    "model_provider",
-    "model_name",
-    "freeze_agent",
-    "fine_tune_from_scratch",
-    "num_epochs",
-    "lora_rank",
-    "lora_alpha",
-    "lora_alpha_scale",
-    "lora_dropout",
-    "per_device_train_batch_size",
-)
 
 
 class HyperParameters(Parameters):
     """Every setting of a run. A run name means one configuration."""
 
-    run_name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")]
+    run_name: RunName
     """Name of the run: 1 to 41 lower-case letters, digits and dashes, as it becomes part of
     artifact keys and of model names."""
     run_store: Annotated[str, Field(min_length=1)] = "runs"
     """Directory or URL under which runs are kept."""
     scenario: Literal["code_validation"] = "code_validation"
-    """The domain of the problems."""
+    """The domain of the problems: "code_validation"."""
     trainer: Literal["pure_text_ei"] = "pure_text_ei"
-    """How rollouts become training examples: expert iteration."""
+    """How rollouts become training examples: "pure_text_ei", expert iteration."""
     dataset: Annotated[str, Field(min_length=1)]
     """"problems" or "families" (bundled), a file or directory of Parquet or JSONL, or a Hugging
     Face dataset."""
     test_dataset_split: Literal["test", "validation"] = "test"
-    """The split that tests play."""
+    """The split that tests play: "test" or "validation"."""
     interaction_protocol: str = "nip"
     """Who speaks when, who sees what, when it ends, who is rewarded: nip, adp, debate,
     merlin_arthur, mnip, solo_verifier, multi_channel_test, or "package.module:Class"."""
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 6198
-    """Every other seed derives from it."""
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 6198
+    """Every other seed derives from it; 0 to 2147483647."""
     agents: dict[str, AnyAgentParameters] = Field(default_factory=dict)
     """Settings by agent name; what stands under `_default` holds for all of them. An agent with
     `is_random: true` has no model and no other settings."""
@@ -96,6 +90,7 @@ class HyperParameters(Parameters):
     mnip_protocol: MnipProtocolParameters = MnipProtocolParameters()
     merlin_arthur_protocol: MerlinArthurProtocolParameters = MerlinArthurProtocolParameters()
     zk_protocol: ZkProtocolParameters = ZkProtocolParameters()
+    base_run: BaseRunParameters = BaseRunParameters()
     lm_server: LmServerParameters = LmServerParameters()
     rollouts: RolloutParameters = RolloutParameters()
     fine_tuning: FineTuningParameters = FineTuningParameters()
@@ -118,58 +113,54 @@ class HyperParameters(Parameters):
             if isinstance(common, dict)
             else getattr(common, "zero_knowledge", False)
         )
-        names = agent_names_of(protocol, zero_knowledge is True)
+        agents = {name: own for name, own in agents.items() if name != "_type"}
+        try:
+            names = agent_names_of(protocol, zero_knowledge is True)
+        except ValueError as error:
+            raise ValueError(f"interaction_protocol: {error}") from None
         for name in agents:
-            if name != "_default" and name not in names:
+            if name not in ("_default", *names):
                 raise ValueError(
                     f"agents.{name}: protocol {protocol!r} has no such agent; it has "
                     f"{', '.join(names)}"
                 )
 
-        def plain(value: Any) -> Any:
-            if isinstance(value, AgentParameters):
-                own = value.model_dump(exclude_unset=True)
-                return own | ({"is_random": True} if value.is_random else {})
-            return {} if value is None else value
-
-        default = plain(agents.get("_default"))
+        default = _plain(agents.get("_default"))
         complete = {}
         for name in names:
-            own = plain(agents.get(name))
+            own = _plain(agents.get(name))
             if not isinstance(own, dict) or not isinstance(default, dict):
                 raise ValueError(f"agents.{name}: a mapping of settings is needed")
             # The defaults are a model's; a random agent has none of those settings.
-            complete[name] = own if own.get("is_random") else {**default, **own}
+            complete[name] = own if is_random(own) else laid_over(default, own)
         return {**values, "agents": complete}
+
+    @field_validator("trainer", "scenario", mode="before")
+    @classmethod
+    def _say_why(cls, value: Any, info: ValidationInfo) -> Any:
+        reason = UNAVAILABLE[str(info.field_name)].get(value) if isinstance(value, str) else None
+        if reason is not None:
+            raise ValueError(f"{value!r} can't be used: {reason}")
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         make_protocol(self)  # refuses what makes no game
-        for group, names in self.groups.items():
-            suffix = f"{self.run_name}-0000-{group}"
-            if len(suffix) > 64:
-                raise ValueError(
-                    f"run_name: jobs are named like {suffix!r}, which has {len(suffix)} of at most "
-                    "64 characters; shorten run_name or the name of the shared model group"
-                )
-            first_agent = self.model_agents[names[0]]
-            for name in names[1:]:
-                for setting in _GROUP_SETTINGS:
-                    mine, theirs = (
-                        getattr(first_agent, setting),
-                        getattr(self.model_agents[name], setting),
-                    )
-                    if mine != theirs:
-                        raise ValueError(
-                            f"agents.{name}.{setting} is {theirs!r} but agents.{names[0]}.{setting}"
-                            f" is {mine!r}; both share the model group {group!r} and must agree"
-                        )
-            if first_agent.model_provider == "OpenRouter" and not first_agent.freeze_agent:
-                raise ValueError(
-                    f"agents.{names[0]}: OpenRouter can't fine-tune; set freeze_agent: true or "
-                    "another model_provider"
-                )
+        check_groups(self)
+        check_agents(self)
+        check_schedules(self)
+        self._check_rounds()
+        if self.base_run.run_id == self.run_name:
+            raise ValueError("base_run.run_id is this run itself; name another run, or resume it")
         return self
+
+    def _check_rounds(self) -> None:
+        frames, rounds = self.rl.frames_per_batch, make_protocol(self).max_message_rounds
+        if frames is not None and frames % rounds:
+            raise ValueError(
+                f"rl.frames_per_batch ({frames}) must be a multiple of the protocol's "
+                f"{rounds} rounds"
+            )
 
     @property
     def model_agents(self) -> dict[str, PureTextAgentParameters]:
@@ -191,5 +182,37 @@ class HyperParameters(Parameters):
 
     @property
     def trainable_groups(self) -> tuple[str, ...]:
-        """Groups that are fine-tuned in each iteration."""
+        """Groups that are not frozen. In which iterations, `training_agents` says."""
         return tuple(g for g in self.groups if not self.group_parameters(g).freeze_agent)
+
+    def training_agents(self, group: str, iteration: int) -> tuple[str, ...]:
+        """The agents whose rollouts train the group in this iteration; () where it is not."""
+        agents = {name: self.model_agents[name] for name in self.groups[group]}
+        return tuple(
+            name
+            for name, agent in agents.items()
+            if not agent.freeze_agent and agent.update_schedule.updates(iteration)
+        )
+
+    @classmethod
+    def construct_test_params(cls) -> Self:
+        """Settings for tests: few bundled problems, scripted answers, no API."""
+        return cls(
+            run_name="test",
+            dataset="problems",
+            agents={"_default": PureTextAgentParameters.construct_test_params()},
+        )
+
+    @property
+    def rollouts_per_iteration(self) -> int | None:
+        """Training episodes per iteration, by whichever setting; None: every problem once."""
+        if self.rl.frames_per_batch is None:
+            return self.rl.rollouts_per_iteration
+        return self.rl.frames_per_batch // make_protocol(self).max_message_rounds
+
+
+def _plain(value: Any) -> Any:
+    """An agent's settings as a mapping of what was set."""
+    if isinstance(value, AgentParameters):
+        return value.model_dump(exclude_unset=True) | {"is_random": value.is_random}
+    return {} if value is None else value

@@ -14,6 +14,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from nip_core.errors import SettingsError
+from nip_core.parameters.agents import AGENT_KINDS
+from nip_core.parameters.base import Parameters, groups_in
 from nip_core.parameters.hyper_parameters import HyperParameters
 
 
@@ -132,11 +134,11 @@ def _as_number(text: str) -> float | None:
 
 
 def _explain(detail: Any) -> str:
-    location = ".".join(str(part) for part in detail["loc"])
+    location = ".".join(str(part) for part in _places(detail["loc"]))
     got = detail.get("input")
     if detail["type"] == "extra_forbidden":
         close = difflib.get_close_matches(
-            str(detail["loc"][-1]), _field_names(detail["loc"][:-1]), n=1
+            str(detail["loc"][-1]), _field_names(_places(detail["loc"][:-1])), n=1
         )
         hint = f"; did you mean {close[0]!r}?" if close else ""
         return f"{location}: unknown setting{hint}"
@@ -148,18 +150,20 @@ def _explain(detail: Any) -> str:
     return f"{location}: {detail['msg']} (got {_shown(got)})"
 
 
+def _places(location: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The address in a location, which also names the kind of an agent's settings."""
+    is_agent = len(location) > 2 and location[0] == "agents" and location[2] in AGENT_KINDS
+    return (*location[:2], *location[3:]) if is_agent else location
+
+
 def _field_names(location: tuple[Any, ...]) -> list[str]:
-    model: Any = HyperParameters
+    """The settings that there are at this address."""
+    kinds: tuple[type[Parameters], ...] = (HyperParameters,)
     for part in location:
-        field = getattr(model, "model_fields", {}).get(part)
-        if field is not None:
-            model = field.annotation
-        for argument in get_args(model):
-            if isinstance(argument, type) and issubclass(argument, BaseModel):
-                model = argument
-    if isinstance(model, type) and issubclass(model, BaseModel):
-        return list(model.model_fields)
-    return []
+        fields = [kind.model_fields[part] for kind in kinds if part in kind.model_fields]
+        # A name that is no field is a key of a mapping, whose values have these kinds.
+        kinds = tuple(k for f in fields for k in groups_in(f.annotation)) if fields else kinds
+    return [name for kind in kinds for name in kind.model_fields]
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,59 +1,126 @@
 """The page docs/settings.md, made from the models: ``python -m nip_core.parameters.reference``."""
 
+import dataclasses
+import inspect
 import sys
-from typing import Any, get_args
+from typing import get_origin
 
-from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from nip_core.parameters.base import Parameters, groups_in
+from nip_core.parameters.checks import GROUP_SETTINGS
 from nip_core.parameters.hyper_parameters import DATA_NEUTRAL, HyperParameters
+from nip_core.parameters.not_for_text import NOT_FOR_TEXT, UNAVAILABLE, Unused
+from nip_core.parameters.update_schedule import SCHEDULES
 
 _HEAD = """# Settings
 
 Made by `python -m nip_core.parameters.reference`. Settings come from a YAML file and from
-`--set a.b=c`; an unknown one is an error. Those marked ◦ may change when a run is resumed.
+`--set a.b=c`; an unknown one is an error. Those marked ◦ may change when a run is resumed; those
+marked † must be the same for all agents of a shared model group. `nip train --dry-run`
+shows what a configuration amounts to, each group of settings with its class as `_type`, which may
+be left out.
+"""
+
+_SCHEDULES = """## agents.<name>.update_schedule
+
+An agent is trained on the rollouts of the iterations, counted from 0, for which its schedule says
+so; a group whose agents are all left out keeps its model. Agents that alternate must agree on the
+period and its first part.
+
+| `_type` | arguments | trains in |
+|---|---|---|
+"""
+
+_UNUSED = """## Settings without a meaning here
+
+Known from configurations of tensor agents and other scenarios. They may stand in a configuration
+with this value, which changes nothing, and are refused with any other.
+
+| setting | value | why no other |
+|---|---|---|
 """
 
 
 def reference() -> str:
     """The page as Markdown."""
     parts = [_HEAD, _section("", HyperParameters)]
-    parts += [_section(address, model) for address, model in _children("", HyperParameters)]
-    return "\n".join(parts)
+    for name, field in HyperParameters.model_fields.items():
+        address = f"{name}.<name>" if get_origin(field.annotation) is dict else name
+        parts += [_section(address, kind) for kind in groups_in(field.annotation)]
+        parts += [_schedules()] if name == "agents" else []
+    return "\n".join([*parts, _unused()])
 
 
-def _children(prefix: str, model: type[BaseModel]) -> list[tuple[str, type[BaseModel]]]:
-    found = []
-    for name, field in model.model_fields.items():
-        inner = _model_in(field.annotation)
-        if inner is not None:
-            is_mapping = not isinstance(field.annotation, type)
-            address = f"{prefix}{name}" + (".<name>" if is_mapping else "")
-            found.append((address, inner))
-    return found
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
-
-
-def _section(address: str, model: type[BaseModel]) -> str:
+def _section(address: str, kind: type[Parameters]) -> str:
     title = f"## {address}" if address else "## Top level"
-    lines = [title, "", (model.__doc__ or "").strip(), ""]
-    lines += ["| setting | default | meaning |", "|---|---|---|"]
-    for name, field in model.model_fields.items():
-        if _model_in(field.annotation) is not None:
-            continue
+    if "is_random" in kind._tags() and kind._tags()["is_random"]:
+        title += " (random)"
+    lines = [title, "", inspect.getdoc(kind) or "", ""]
+    fields = {n: f for n, f in kind.model_fields.items() if not _is_block(f)}
+    if fields:
+        lines += ["| setting | default | meaning |", "|---|---|---|"]
+    for name, field in fields.items():
         full = f"{address}.{name}" if address else name
         neutral = any(full == n or full.startswith(f"{n}.") for n in DATA_NEUTRAL)
-        value = field.get_default(call_default_factory=True, validated_data={})
-        default = "required" if value is PydanticUndefined else f"`{value!r}`"
-        meaning = " ".join((field.description or "").split()).replace("|", "\\|")
-        lines.append(f"| `{name}`{' ◦' if neutral else ''} | {default} | {meaning} |")
-    return "\n".join(lines) + "\n"
+        shared = address == "agents.<name>" and name in GROUP_SETTINGS
+        marks = " ◦" * neutral + " †" * shared
+        lines.append(f"| `{name}`{marks} | {_default(field)} | {_cell(field.description)} |")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _is_block(field: FieldInfo) -> bool:
+    """Whether the field has a section of its own."""
+    is_group = isinstance(field.annotation, type) and issubclass(field.annotation, Parameters)
+    return is_group or (get_origin(field.annotation) is dict and bool(groups_in(field.annotation)))
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True, validated_data={})
+    return "required" if value is PydanticUndefined else f"`{value!r}`"
+
+
+def _schedules() -> str:
+    rows = []
+    for name, kind in SCHEDULES.items():
+        arguments = [
+            argument.name
+            if argument.default is dataclasses.MISSING
+            else f"{argument.name} = {argument.default}"
+            for argument in dataclasses.fields(kind)  # type: ignore[arg-type]
+        ]
+        rows.append(f"| `{name}` | {', '.join(arguments)} | {_cell(inspect.getdoc(kind))} |")
+    return _SCHEDULES + "\n".join(rows) + "\n"
+
+
+def _unused() -> str:
+    prefixes = {"HyperParameters": ""}
+    for name, field in HyperParameters.model_fields.items():
+        inner = f"{name}.<name>." if get_origin(field.annotation) is dict else f"{name}."
+        for kind in groups_in(field.annotation):
+            prefixes[kind.__name__] = inner
+    rows = [
+        f"| `{prefixes[kind]}{name}` | {_only_value(unused)} | {_cell(unused.reason)} |"
+        for kind, table in NOT_FOR_TEXT.items()
+        for name, unused in table.items()
+    ]
+    rows += [
+        f"| `{name}` | not `{value}` | {_cell(reason)} |"
+        for name, values in UNAVAILABLE.items()
+        for value, reason in values.items()
+    ]
+    return _UNUSED + "\n".join(rows) + "\n"
+
+
+def _only_value(unused: Unused) -> str:
+    if isinstance(unused.default, dict):
+        return "none, or its defaults" if unused.default else "none"
+    return f"`{unused.default!r}`"
+
+
+def _cell(text: str | None) -> str:
+    return " ".join((text or "").split()).replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Interaction protocols as data. One module each.
 
 base                what a protocol is
+checks              which settings make a game
 scales              what a verifier may answer when it decides
 two_provers         what `debate` and `mnip` share
 zero_knowledge      a protocol around another one, with an adversarial verifier and a simulator

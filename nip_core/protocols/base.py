@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from nip_core.protocols.checks import check_playable
 from nip_core.protocols.scales import (
     ACCEPT,
     NEITHER,
@@ -27,7 +28,8 @@ from nip_core.protocols.scales import (
 if TYPE_CHECKING:
     from nip_core.parameters import HyperParameters
 
-_SEEDS_CHECKED = 16
+_SEEDS = range(16)  # for what is reckoned over all seeds
+_VALUES = {REJECT: -1.0, NEITHER: 0.0, ACCEPT: 1.0}
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Protocol:
     def movers(
         self, round_: int, seed: int, turns: Sequence[Turn]
     ) -> Mapping[str, tuple[str, ...]]:
-        """Those of the active agents that move, after `turns`."""
+        """Those of the active agents that move; of `turns` only those before `round_` matter."""
         return self.active(round_, seed)
 
     @property
@@ -227,7 +229,7 @@ class Protocol:
         rewards = dict.fromkeys(self.agents, 0.0) | {"verifier": verifier}
         for agent in self.provers:
             if self.common.shared_reward:
-                rewards[agent] = verifier
+                rewards[agent] = verifier if self.earns(agent, seed) else 0.0
             elif done and self.earns(agent, seed) and decision == self.stance(agent, stance):
                 rewards[agent] = self.common.prover_reward
             if agent in silent:
@@ -235,7 +237,7 @@ class Protocol:
         return RoundResult(rewards, decision, value, done, terminated)
 
     def earns(self, agent: str, seed: int) -> bool:
-        """Whether a prover takes part in the episode's payment."""
+        """Whether a prover takes part in the payment of an episode of this seed."""
         return True
 
     def verdict(self, round_: int, y: int, turns: Sequence[Turn], agent: str) -> float | None:
@@ -250,7 +252,7 @@ class Protocol:
         (move,) = moves
         if move.decision == NO_DECISION:
             return None
-        return move.value if move.value is not None else (1.0 if move.decision == ACCEPT else -1.0)
+        return _VALUES[move.decision] if move.value is None else move.value
 
     def _verifier_reward(
         self, round_: int, seed: int, y: int, value: float | None, terminated: bool
@@ -283,94 +285,57 @@ class Protocol:
         return (common.verifier_reward + common.verifier_incorrect_penalty) / 2
 
     def max_reward(self, agent: str) -> float:
-        """The most that the last round of an episode can pay the agent."""
-        return max(self._final_rewards(agent))
+        """The most that a whole episode can pay the agent."""
+        return max(self._totals(agent))
 
     def min_reward(self, agent: str) -> float:
-        """The least that the last round of an episode can pay the agent."""
-        return min(self._final_rewards(agent))
+        """The least that a whole episode can pay the agent, with no valid answer from it."""
+        penalty = self.common.prover_invalid_response_penalty
+        if penalty is None or not self.is_prover(agent):
+            return min(self._totals(agent))
+        turns = max(self.turns_of(agent, seed, self.max_message_rounds) for seed in _SEEDS)
+        return min(self._totals(agent)) + turns * penalty
 
     def reward_mid_point(self, agent: str) -> float:
         """Halfway between winning and losing; separates good from bad responses."""
         common = self.common
-        if agent == "verifier" or (self.is_prover(agent) and common.shared_reward):
+        if agent != "verifier" and not any(self._earning(agent)):
+            return 0.0
+        if agent == "verifier" or common.shared_reward:
             return (common.verifier_reward + common.verifier_incorrect_penalty) / 2
-        return common.prover_reward / 2 if self.is_prover(agent) else 0.0
+        return common.prover_reward / 2
 
-    def _final_rewards(self, agent: str) -> list[float]:
-        common = self.common
-        verifier = [
-            common.verifier_reward,
-            common.verifier_incorrect_penalty,
-            common.verifier_terminated_penalty,
-            self.neither_reward,
-        ]
+    def _earning(self, agent: str) -> set[bool]:
+        """Whether it is a prover that the verdict pays; both, where that depends on the seed."""
+        return {self.is_prover(agent) and self.earns(agent, seed) for seed in _SEEDS}
+
+    def _totals(self, agent: str) -> list[float]:
+        """Rewards of whole episodes, without penalties of provers; the extremes are among them."""
         if agent == "verifier":
-            return verifier
-        if not self.is_prover(agent):
-            return [0.0]
-        rewards = verifier if common.shared_reward else [0.0, common.prover_reward]
-        penalty = common.prover_invalid_response_penalty or 0.0
-        return [*rewards, min(rewards) + penalty]
+            return [total for seed in _SEEDS for total in self._verifier_totals(seed)]
+        earning = self._earning(agent)
+        totals = [0.0] if False in earning else []
+        if True in earning:
+            shared = self.common.shared_reward
+            totals += self._totals("verifier") if shared else [0.0, self.common.prover_reward]
+        return totals
 
-    # Settings that make no game.
+    def _verifier_totals(self, seed: int) -> list[float]:
+        turns = [r for r in range(self.max_message_rounds) if "verifier" in self.active(r, seed)]
+        # Every scale is symmetric, so one label shows all that a verdict can earn.
+        verdicts = [self.decision_reward(value, ACCEPT) for value in self.scale.values.values()]
+        least = sum(not self.counts(r) for r in turns)  # turns before the verdict's
+        waited = [n * self.common.verifier_no_guess_reward for n in (least, len(turns) - 1)]
+        undecided = sum(not self.is_last_round(r) for r in turns)
+        never = undecided * self.common.verifier_no_guess_reward
+        return [
+            never + self.common.verifier_terminated_penalty,
+            *(before + verdict for before in waited for verdict in verdicts),
+        ]
 
     def check(self) -> None:
         """Raise ValueError, naming the setting, if the protocol can't be played as set."""
-        place = f"{self.rounds_setting}." if self.rounds_setting else f"{self.name}: "
-        if self.min_message_rounds > self.max_message_rounds:
-            raise ValueError(
-                f"{place}min_message_rounds ({self.min_message_rounds}) is greater than "
-                f"max_message_rounds ({self.max_message_rounds})"
-            )
-        if self.common.randomize_prover_stance and not self.stance_can_be_randomized:
-            raise ValueError(
-                f"protocol_common.randomize_prover_stance: in protocol {self.name!r} "
-                + (
-                    "each prover's verdict is fixed; set it to false"
-                    if self.provers
-                    else "there is no prover; set it to false"
-                )
-            )
-        for seed in range(_SEEDS_CHECKED):
-            for round_ in range(self.max_message_rounds):
-                self._check_round(round_, seed)
-            last = self.active(self.max_message_rounds - 1, seed)
-            if self.verifier_is_last and "verifier" not in last:
-                self._refuse_rounds(place, seed)
-
-    def _check_round(self, round_: int, seed: int) -> None:
-        writers: dict[str, str] = {}
-        for agent, channels in self.active(round_, seed).items():
-            where = f"protocol {self.name!r}, round {round_}: {agent}"
-            if agent not in self.agents:
-                raise ValueError(f"{where} is not among its agents")
-            for channel in channels:
-                if channel not in self.visible_channels(agent):
-                    raise ValueError(f"{where} writes to {channel}, which it can't see")
-                if channel in writers:
-                    raise ValueError(f"{where} and {writers[channel]} both write to {channel}")
-                writers[channel] = agent
-            try:
-                self.headers(agent, channels, seed)
-            except KeyError:
-                raise ValueError(
-                    f"{where} writes to {', '.join(channels)} without headers"
-                ) from None
-
-    def _refuse_rounds(self, place: str, seed: int) -> None:
-        rounds = self.max_message_rounds
-        last = next(iter(self.active(rounds - 1, seed)), "nobody")
-        near = [
-            n
-            for distance in range(1, 4)
-            for n in (rounds + distance, rounds - distance)
-            if n >= max(self.min_message_rounds, 1) and "verifier" in self.active(n - 1, seed)
-        ]
-        raise ValueError(
-            f"{place}max_message_rounds: {rounds} rounds give the last turn to {last} instead of "
-            f"the verifier, who could not decide then; use {' or '.join(map(str, near[:2]))}"
-        )
+        check_playable(self)
 
 
 __all__ = [

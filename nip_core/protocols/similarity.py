@@ -4,23 +4,27 @@ text_similarity    of two messages: cosine of their counts of three-character pi
 token_similarity   of two answers by the log-probabilities of their tokens
 move_similarity    of two turns, messages or decisions
 
-All are symmetric, in [0, 1], and 1 for equal inputs (for tokens: for equal distributions of which
-nearly all is reported). What they can't see: a paraphrase has little text in common with the
-original; and tokens are compared only as long as both answers have begun alike, because after the
-first difference the two models were not asked the same question any more.
+All are symmetric, in [0, 1], and 1 for equal inputs. What they can't see: a paraphrase has little
+text in common with the original; tokens are compared only as long as both answers have begun
+alike, because after the first difference the two models were not asked the same question any
+more; and of two distributions only the tokens that the engines report.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from nip_core.protocols.base import NO_DECISION, TokenChoice, Turn
+from nip_core.protocols.base import Move, TokenChoice, Turn
+from nip_core.protocols.scales import ACCEPT, NEITHER, NO_DECISION
 
 _PIECE = 3
 
 
 def text_similarity(a: str, b: str) -> float:
-    """Cosine of the counts of three-character pieces; case and spacing are ignored."""
+    """Cosine of the counts of three-character pieces; case and spacing are ignored.
+
+    An empty message is like another empty one, and like nothing else.
+    """
     first, second = _pieces(a), _pieces(b)
     if first == second:
         return 1.0
@@ -32,16 +36,15 @@ def text_similarity(a: str, b: str) -> float:
 def token_similarity(a: Sequence[TokenChoice], b: Sequence[TokenChoice]) -> float:
     """Mean overlap of the two next-token distributions over the longer answer's length.
 
-    The overlap at a position is the sum over tokens of the lesser probability, of those tokens
-    that both engines report. Positions after the first different token count 0.
+    The overlap at a position is the sum over tokens of the lesser probability, as a part of the
+    greater of the two sums that the engines report; so equal reports overlap in full, however few
+    tokens they list. Positions after the first different token count 0.
     """
     if not a and not b:
         return 1.0
     overlap = 0.0
     for one, other in zip(a, b, strict=False):
-        p = {**one.top, one.token: one.logprob}
-        q = {**other.top, other.token: other.logprob}
-        overlap += sum(math.exp(min(p[token], q[token])) for token in sorted(p.keys() & q.keys()))
+        overlap += _overlap(_probabilities(one), _probabilities(other))
         if one.token != other.token:
             break
     return min(overlap / max(len(a), len(b)), 1.0)
@@ -50,21 +53,39 @@ def token_similarity(a: Sequence[TokenChoice], b: Sequence[TokenChoice]) -> floa
 def move_similarity(a: Turn, b: Turn | None, by_tokens: bool) -> float:
     """Of what two agents did in a round; 0 where one decided and the other did not.
 
-    Messages are paired by the order of their channels. Decisions are compared by value: equal
-    ones count 1, opposite ones 0.
+    Messages are paired by the order of their channels; one that has no partner counts 0.
+    Decisions are compared by value: equal ones count 1, opposite ones 0. By tokens, turns without
+    log-probabilities are like nothing.
     """
-    if b is None:
+    if b is None or (a.move.decision == NO_DECISION) != (b.move.decision == NO_DECISION):
         return 0.0
     if by_tokens:
-        return token_similarity(a.tokens or (), b.tokens or ())
-    if (a.move.decision == NO_DECISION) != (b.move.decision == NO_DECISION):
-        return 0.0
+        return 0.0 if a.tokens is None or b.tokens is None else token_similarity(a.tokens, b.tokens)
     if a.move.decision != NO_DECISION:
-        return 1 - abs((a.move.value or 0.0) - (b.move.value or 0.0)) / 2
-    pairs = list(zip(a.move.messages.values(), b.move.messages.values(), strict=False))
-    if not pairs:
-        return 0.0
-    return sum(text_similarity(x, y) for x, y in pairs) / len(pairs)
+        return 1 - abs(_value(a.move) - _value(b.move)) / 2
+    first, second = list(a.move.messages.values()), list(b.move.messages.values())
+    alike = sum(text_similarity(x, y) for x, y in zip(first, second, strict=False))
+    return alike / max(len(first), len(second), 1)
+
+
+def _probabilities(choice: TokenChoice) -> dict[str, float]:
+    logprobs = {**choice.top, choice.token: choice.logprob}
+    return {token: math.exp(min(logprob, 0.0)) for token, logprob in sorted(logprobs.items())}
+
+
+def _overlap(p: Mapping[str, float], q: Mapping[str, float]) -> float:
+    if p == q:
+        return 1.0
+    reported = max(sum(p.values()), sum(q.values()))
+    common = sum(min(p[token], q[token]) for token in p if token in q)
+    return common / reported if reported else 0.0
+
+
+def _value(move: Move) -> float:
+    """Of a decision, in [-1, 1]."""
+    if move.value is not None:
+        return move.value
+    return 0.0 if move.decision == NEITHER else (1.0 if move.decision == ACCEPT else -1.0)
 
 
 def _pieces(text: str) -> Counter[str]:

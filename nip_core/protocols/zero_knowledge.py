@@ -8,8 +8,9 @@ it can, the provers have taught the adversarial verifier nothing.
 - Channels are tripled: ``<channel>_standard``, ``_adversarial`` and ``_simulator``. Provers read
   and write the first two kinds, each verifier its own, the simulator the third.
 - The adversarial verifier and the simulator move when the verifier does. Provers answer both
-  conversations in one message with a header for each; the two verifiers go by the names
-  Verifier_1 and Verifier_2, dealt by the episode's seed, so that a prover can't tell them apart.
+  conversations in one message with a header for each. The two verifiers go by the names
+  Verifier_1 and Verifier_2, dealt by the episode's seed, and a prover is shown Verifier_1's
+  conversation first, so that neither name nor place tells it which one is the adversary.
 - Who has decided (in a round in which decisions count) moves no more, and a conversation whose
   verifier has decided is closed. The game is done when both have decided, or when the rounds are
   over and the verifier has.
@@ -27,6 +28,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nip_core.hashing import derive_seed
 from nip_core.protocols.base import AgentSpec, Protocol, RoundResult, Turn
 from nip_core.protocols.scales import NO_DECISION, discrete
 from nip_core.protocols.similarity import move_similarity
@@ -54,6 +56,7 @@ class ZeroKnowledgeProtocol(Protocol):
         self.by_tokens = settings.similarity == "log_probs"
         self._simulator_coefficient = settings.simulator_reward_coefficient
         self._prover_coefficient = settings.aux_prover_reward_coefficient
+        self._modelless = tuple(a for a in EXTRA_AGENTS if parameters.agents[a].is_random)
         self.min_message_rounds = base.min_message_rounds
         self.max_message_rounds = base.max_message_rounds
         self._fill(base)
@@ -98,7 +101,7 @@ class ZeroKnowledgeProtocol(Protocol):
         found: dict[str, tuple[str, ...]] = {}
         base = self.base.active(round_, seed)
         for agent, channels in base.items():
-            kinds = ("standard",) if agent == "verifier" else ("standard", "adversarial")
+            kinds = ("standard",) if agent == "verifier" else self._conversations(seed)
             found[agent] = tuple(f"{c}_{kind}" for kind in kinds for c in channels)
         for extra in EXTRA_AGENTS:
             if "verifier" in base:
@@ -132,13 +135,20 @@ class ZeroKnowledgeProtocol(Protocol):
         role = "verifier" if agent in _KIND_OF else agent
         visible = self.visible_channels(agent)
         order = self.base.channel_order(role, round_, seed)
-        return tuple(f"{c}_{kind}" for kind in _KINDS for c in order if f"{c}_{kind}" in visible)
+        kinds = (*self._conversations(seed), "simulator")
+        return tuple(f"{c}_{kind}" for kind in kinds for c in order if f"{c}_{kind}" in visible)
 
     def human_name(self, agent: str, seed: int) -> str:
         """The two verifiers are Verifier_1 and Verifier_2, the seed says which is which."""
         if agent not in ("verifier", ADVERSARY):
             return self.agents[agent].human_name
-        return f"Verifier_{1 + ((agent == ADVERSARY) ^ (seed & 1))}"
+        return f"Verifier_{1 + self._conversations(seed).index(_KIND_OF[agent])}"
+
+    def _conversations(self, seed: int) -> tuple[str, str]:
+        """Those with provers, Verifier_1's first."""
+        # Not the seed's own parity, which deals the roles in merlin_arthur.
+        swapped = derive_seed("verifier names", seed) & 1
+        return ("adversarial", "standard") if swapped else ("standard", "adversarial")
 
     def headers(self, agent: str, channels: Sequence[str], seed: int) -> Mapping[str, str]:
         """A prover says which verifier it talks to."""
@@ -159,12 +169,14 @@ class ZeroKnowledgeProtocol(Protocol):
         """As in the wrapped protocol until the verifier has decided, and the similarity."""
         before = [turn for turn in turns if turn.round < round_]
         value = self._value(y, turns)
+        rewards = dict.fromkeys(self.agents, 0.0)
         if self._has_decided("verifier", before):
-            rewards = dict.fromkeys(self.agents, 0.0)
+            for prover in silent:
+                rewards[prover] = self.common.prover_invalid_response_penalty or 0.0
             terminated = False
         else:
             base = self.base.judge(round_, seed, y, stance, turns, silent)
-            rewards = dict.fromkeys(self.agents, 0.0) | dict(base.rewards)
+            rewards |= base.rewards
             terminated = base.terminated
         similarity = self._similarity(round_, turns)
         paid = self._simulator_coefficient * similarity
@@ -191,6 +203,15 @@ class ZeroKnowledgeProtocol(Protocol):
         if ADVERSARY not in now:
             return 0.0
         return move_similarity(now[ADVERSARY], now.get(SIMULATOR), self.by_tokens)
+
+    def check(self) -> None:
+        """As every protocol; token probabilities are only compared of models."""
+        super().check()
+        if self.by_tokens and self._modelless:
+            raise ValueError(
+                f"zk_protocol.similarity: agents.{self._modelless[0]} is random and gives no "
+                "log-probabilities; use text"
+            )
 
     def max_reward(self, agent: str) -> float:
         """With similarity 1 in every turn."""

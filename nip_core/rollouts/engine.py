@@ -2,30 +2,36 @@
 
 play_shard    many episodes at once, over one client and one journal
 play_episode  one episode, from reset to verdict
+request_body  one model call as JSON
+Failures      how many episodes of a stage may fail
 
 A generation whose key is in the journal is taken from there and not asked for again. An episode
 that can't go on is a recorded outcome; more of them than the threshold stop the shard, and
 then the journal keeps what was generated. A server that does not answer is no outcome of an
 episode: it stops the shard too, so that the data never depend on the weather.
+
+A prover without a valid answer ends its episode, unless the settings have a penalty for that:
+then it is paid the penalty and is silent in that round, which leaves no turn behind.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from nip_core.agents.chat_client import ChatAnswer, ChatClient, Endpoint, RequestRefusedError
 from nip_core.agents.random_agent import random_answer
-from nip_core.agents.render import Game, InvalidResponse, Situation, tokens_of
+from nip_core.agents.render import ChatMessage, Game, InvalidResponse, Situation, tokens_of
 from nip_core.errors import StageError
 from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
-from nip_core.protocols import NO_DECISION, Move, Turn
+from nip_core.protocols import NO_DECISION, Move, RoundResult, Turn
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.progress import Progress
 from nip_core.scenarios.code_validation.parsing import AnswerForm, parse_response
 
 Row = dict[str, Any]
+_T = TypeVar("_T")
 
 
 class GenerationLog(Protocol):
@@ -45,6 +51,14 @@ class Player:
     parameters: PureTextAgentParameters | RandomAgentParameters
 
 
+@dataclass
+class Failures:
+    """Failed episodes of a stage. Its shards share one, so that their size decides nothing."""
+
+    episodes: int  # of the whole stage
+    keys: set[str] = field(default_factory=set)  # of those that failed; a repetition counts once
+
+
 @dataclass(frozen=True)
 class Table:
     """What all episodes of a shard share."""
@@ -55,6 +69,7 @@ class Table:
     log: GenerationLog
     recorded: Mapping[str, Row]  # journal records by generation key
     progress: Progress
+    failures: Failures | None = None  # None: the shard is the whole stage
 
 
 @dataclass(frozen=True)
@@ -66,20 +81,14 @@ class PlayedShard:
     timings: list[Row]
 
 
-class EpisodeFailure(Exception):
-    """The episode can't go on; the text says why."""
-
-
 async def play_shard(specs: Sequence[EpisodeSpec], table: Table) -> PlayedShard:
     """Play all `specs`, at most `rollouts.concurrency` of them at a time.
 
-    Raises StageError when more than `rollouts.failure_threshold` of the episodes fail, and
+    Raises StageError when more than `rollouts.failure_threshold` of the stage's episodes fail, and
     ServerError when the server stays silent; what was generated until then stands in the journal.
     """
-    parameters = table.game.parameters.rollouts
-    allowed = parameters.failure_threshold * len(specs)
-    places = asyncio.Semaphore(parameters.concurrency)
-    failures: list[str] = []
+    failures = table.failures or Failures(len(specs))
+    places = asyncio.Semaphore(table.game.parameters.rollouts.concurrency)
     shard = PlayedShard([], [], [])
 
     async def play(spec: EpisodeSpec) -> None:
@@ -93,174 +102,237 @@ async def play_shard(specs: Sequence[EpisodeSpec], table: Table) -> PlayedShard:
         shard.generations.extend(record["generation"] for record in records)
         shard.timings.extend(record["timing"] for record in records)
         table.progress.episodes_done += 1
+        failures.keys.discard(spec.key)
         if episode["outcome"] == "failed":
             table.progress.episodes_failed += 1
-            failures.append(f"{episode['problem']}: {episode['error']}")
-            if len(failures) > allowed:
-                raise StageError(
-                    f"{len(failures)} of {len(specs)} episodes failed, more than the share of "
-                    f"{parameters.failure_threshold} that rollouts.failure_threshold allows; the "
-                    f"last: {failures[-1]}. What was generated is kept: mend the cause and run "
-                    "again"
-                )
+            _count_failure(failures, table.game.parameters.rollouts.failure_threshold, episode)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for spec in specs:
-                group.create_task(play(spec))
-    except BaseExceptionGroup as errors:
-        raise _first(errors) from errors
+    await _all_or_first_error(play(spec) for spec in specs)
     return shard
 
 
-def _first(errors: BaseExceptionGroup) -> BaseException:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+def _count_failure(failures: Failures, threshold: float, episode: Row) -> None:
+    failures.keys.add(episode["key"])
+    # 0.29 * 100 is a little less than 29.
+    if len(failures.keys) > threshold * failures.episodes + 1e-9:
+        raise StageError(
+            f"{len(failures.keys)} of {failures.episodes} episodes failed, more than the share of "
+            f"{threshold} that rollouts.failure_threshold allows; the last: "
+            f"{episode['problem']}: {episode['error']}. What was generated is kept: mend the "
+            "cause and run again"
+        )
+
+
+async def _all_or_first_error(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """All results in order; the first error cancels the others and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except BaseExceptionGroup as errors:
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from errors
+    return [task.result() for task in tasks]
 
 
 async def play_episode(spec: EpisodeSpec, table: Table) -> tuple[Row, list[Row]]:
-    """One episode: its row, and a journal record for each model call it took."""
+    """One episode: its row, and a journal record for each model call it took.
+
+    Raises StageError, ServerError or StoreError for what would stop every episode.
+    """
+    episode = _Episode(spec, table)
     protocol = table.game.protocol
-    situation = Situation(spec.problem.question, spec.problem.solution, spec.stance, spec.seed)
-    rewards = dict.fromkeys(protocol.agent_names, 0.0)
-    turns: list[Turn] = []
-    records: list[Row] = []
-    decision, value = NO_DECISION, None
-    outcome, error, parent, round_ = "failed", None, None, 0
+    decision, value, outcome, error = NO_DECISION, None, "failed", None
+    round_ = 0
     try:
         for round_ in range(protocol.max_message_rounds):
-            movers = protocol.movers(round_, spec.seed, turns)
-            agents = [a for a in protocol.agent_names if a in movers]
-            answers = await asyncio.gather(
-                *(_take_turn(spec, table, situation, turns, round_, a, parent) for a in agents),
-                return_exceptions=True,
-            )
-            silent: set[str] = set()
-            problem: BaseException | None = None
-            now: list[Turn] = []
-            for agent, answer in zip(agents, answers, strict=True):
-                if isinstance(answer, _GaveUp):
-                    records += answer.records
-                    if answer.only_invalid and _may_be_silent(table.game, agent):
-                        silent.add(agent)
-                    else:
-                        problem = problem or answer
-                elif isinstance(answer, BaseException):
-                    raise answer
-                else:
-                    records += answer[1]
-                    now.append(answer[0])
-            if problem is not None:
-                raise EpisodeFailure(str(problem))
-            turns += now
-            parent = records[-1]["generation"]["key"] if records else None
-            result = protocol.judge(
-                round_, spec.seed, spec.problem.y, spec.stance, turns, frozenset(silent)
-            )
-            for agent, reward in result.rewards.items():
-                rewards[agent] += reward
+            result = await episode.play_round(round_)
             if result.done or result.terminated:
                 decision, value = result.decision, result.value
                 outcome = "finished" if result.done else "terminated"
                 break
-    except EpisodeFailure as failure:
+        else:
+            raise _EpisodeFailure(f"protocol {protocol.name!r} neither ended nor terminated it")
+    except _EpisodeFailure as failure:
         error = str(failure)
-        rewards = dict.fromkeys(protocol.agent_names, 0.0)
-    episode = {
-        "key": spec.key,
-        "run": spec.run,
-        "split": spec.split,
-        "iteration": spec.iteration,
-        "problem": spec.problem.id,
-        "question_id": spec.problem.question_id,
-        "sample": spec.sample,
-        "branch_path": spec.branch_path,
-        "protocol": protocol.name,
-        "question": spec.problem.question,
-        "solution": spec.problem.solution,
-        "y": spec.problem.y,
-        "difficulty": spec.problem.difficulty,
-        "mutation": spec.problem.mutation,
-        "seed": spec.seed,
-        "prover_stance": spec.stance,
+        episode.rewards = dict.fromkeys(protocol.agent_names, 0.0)
+    row = {
+        **_facts(spec, protocol.name),
         "rounds": round_ + 1,
         "decision": decision,
         "decision_value": value,
         "outcome": outcome,
         "error": error,
-        "rewards": [{"agent": agent, "reward": reward} for agent, reward in rewards.items()],
+        "rewards": [{"agent": agent, "reward": paid} for agent, paid in episode.rewards.items()],
     }
-    return episode, records
+    return row, episode.records
 
 
-class _GaveUp(Exception):
-    """An agent got no valid answer; carries the calls that were paid for."""
-
-    def __init__(self, reason: str, records: list[Row], *, only_invalid: bool):
-        super().__init__(reason)
-        self.records = records
-        self.only_invalid = only_invalid  # every call was answered, if not in a valid form
+class _EpisodeFailure(Exception):
+    """The episode can't go on; the text says why."""
 
 
-def _may_be_silent(game: Game, agent: str) -> bool:
-    penalty = game.protocol.common.prover_invalid_response_penalty
-    return penalty is not None and game.protocol.is_prover(agent)
+@dataclass(frozen=True)
+class _Answer:
+    """What came of an agent's turn: the turn, or why there is none; and the calls it took."""
+
+    records: list[Row]
+    turn: Turn | None = None
+    problem: str | None = None
+    is_invalid: bool = False  # every call was answered, if not in a valid form
 
 
-async def _take_turn(
-    spec: EpisodeSpec,
-    table: Table,
-    situation: Situation,
-    turns: Sequence[Turn],
-    round_: int,
-    agent: str,
-    parent: str | None,
-) -> tuple[Turn, list[Row]]:
-    """Ask until the answer is valid. The i-th retry is a call of its own key and seed."""
-    game, player = table.game, table.players[agent]
-    form = game.form(agent, round_, spec.seed, turns)
-    is_random = isinstance(player.parameters, RandomAgentParameters)
-    chat = [] if is_random else game.render(agent, situation, turns, round_)
-    records: list[Row] = []
-    for attempt in range(player.parameters.num_invalid_generation_retries + 1):
-        key = spec.generation_key(round_, agent, attempt)
-        record = table.recorded.get(key)
-        if record is None:
-            seed = spec.generation_seed(game.parameters.seed, round_, agent, attempt)
-            started = datetime.now(UTC)
-            try:
-                answer = await _ask(table, player, chat, form, seed)
-            except RequestRefusedError as error:
-                reason = f"{agent}, round {round_}: {error}"
-                raise _GaveUp(reason, records, only_invalid=False) from None
-            move, invalid = _read(answer, form)
-            place = {"round": round_, "agent": agent, "attempt": attempt, "parent_key": parent}
-            record = _record(spec, key, place, player.model, answer, move, invalid, started)
-            await table.log.append(record)
+class _Episode:
+    """The state of one episode while it is played."""
+
+    def __init__(self, spec: EpisodeSpec, table: Table):
+        self.spec, self.table = spec, table
+        self.turns: list[Turn] = []
+        self.records: list[Row] = []
+        self.rewards = dict.fromkeys(table.game.protocol.agent_names, 0.0)
+        self._parent: str | None = None  # key of the last valid generation
+
+    async def play_round(self, round_: int) -> RoundResult:
+        """Let all movers move at once, and judge. Raises _EpisodeFailure."""
+        spec, protocol = self.spec, self.table.game.protocol
+        movers = protocol.movers(round_, spec.seed, self.turns)
+        agents = [agent for agent in protocol.agent_names if agent in movers]
+        answers = await _all_or_first_error(self._take_turn(round_, a) for a in agents)
+        silent = set()
+        problems = []
+        for agent, answer in zip(agents, answers, strict=True):
+            self.records += answer.records
+            if answer.turn is not None:
+                self.turns.append(answer.turn)
+                self._parent = answer.records[-1]["generation"]["key"]
+            elif answer.is_invalid and self._may_be_silent(agent):
+                silent.add(agent)
+            else:
+                problems.append(f"{agent}, round {round_}: {answer.problem}")
+        if problems:
+            raise _EpisodeFailure(problems[0])
+        result = protocol.judge(
+            round_, spec.seed, spec.problem.y, spec.stance, self.turns, frozenset(silent)
+        )
+        for agent, reward in result.rewards.items():
+            self.rewards[agent] += reward
+        return result
+
+    def _may_be_silent(self, agent: str) -> bool:
+        protocol = self.table.game.protocol
+        has_penalty = protocol.common.prover_invalid_response_penalty is not None
+        return has_penalty and protocol.is_prover(agent)
+
+    async def _take_turn(self, round_: int, agent: str) -> _Answer:
+        """Ask until the answer is valid. The i-th retry is a call of its own key and seed."""
+        table, player = self.table, self.table.players[agent]
+        form = table.game.form(agent, round_, self.spec.seed, self.turns)
+        chat: list[ChatMessage] | None = None  # not needed for what is in the journal
+        records: list[Row] = []
+        for attempt in range(player.parameters.num_invalid_generation_retries + 1):
+            record = table.recorded.get(self.spec.generation_key(round_, agent, attempt))
+            if record is not None:
+                table.progress.calls_reused += 1
+            else:
+                if chat is None:
+                    chat = self._chat(round_, player)
+                try:
+                    record = await self._generate(player, chat, form, round_, attempt)
+                except RequestRefusedError as error:
+                    return _Answer(records, problem=str(error))
+            records.append(record)
+            generation = record["generation"]
+            if generation["invalid_reason"] is None:
+                text = generation["text"]
+                tokens = tokens_of(generation.get("token_logprobs"))
+                turn = Turn(round_, agent, text, parse_response(text, form), tokens)
+                return _Answer(records, turn)
+        problem = (
+            f"{len(records)} invalid answers, the last because of "
+            f"{records[-1]['generation']['invalid_reason']}"
+        )
+        return _Answer(records, problem=problem, is_invalid=True)
+
+    def _chat(self, round_: int, player: Player) -> list[ChatMessage]:
+        if isinstance(player.parameters, RandomAgentParameters):
+            return []  # it reads nothing
+        spec = self.spec
+        situation = Situation(spec.problem.question, spec.problem.solution, spec.stance, spec.seed)
+        return self.table.game.render(player.agent, situation, self.turns, round_)
+
+    async def _generate(
+        self, player: Player, chat: list[ChatMessage], form: AnswerForm, round_: int, attempt: int
+    ) -> Row:
+        """Make one call and put its record in the log. Raises as ChatClient.complete does."""
+        spec, table = self.spec, self.table
+        seed = spec.generation_seed(table.game.parameters.seed, round_, player.agent, attempt)
+        started = datetime.now(UTC)
+        answer = await _ask(table, player, chat, form, seed)
+        move, invalid = _read(answer, form)
+        generation = {
+            "key": spec.generation_key(round_, player.agent, attempt),
+            "parent_key": self._parent,
+            "episode": spec.key,
+            "branch_path": spec.branch_path,
+            "round": round_,
+            "agent": player.agent,
+            "attempt": attempt,
+            "model_asked": player.model,
+            "model_served": answer.model,
+            "text": answer.text or "",
+            "decision": move.decision,
+            "decision_value": move.value,
+            "finish_reason": answer.finish_reason,
+            "invalid_reason": invalid,
+            "prompt_tokens": answer.prompt_tokens,
+            "completion_tokens": answer.completion_tokens,
+            "prompt_token_ids": None,
+            "completion_token_ids": None,
+            "completion_logprobs": None,
+            "token_logprobs": answer.tokens,
+        }
+        timing = {
+            "key": generation["key"],
+            "started_at": started.isoformat(),
+            "latency_s": answer.latency_s,
+            "transport_retries": answer.transport_retries,
+        }
+        record = {"generation": generation, "timing": timing}
+        await table.log.append(record)
+        if player.endpoint is not None:
             table.progress.count_answer(
                 answer.model, answer.prompt_tokens, answer.completion_tokens
             )
             table.progress.retries += answer.transport_retries
-        else:
-            table.progress.calls_reused += 1
-        records.append(record)
-        generation = record["generation"]
-        if generation["invalid_reason"] is None:
-            text = generation["text"]
-            tokens = tokens_of(generation.get("token_logprobs"))
-            return Turn(round_, agent, text, parse_response(text, form), tokens), records
-    raise _GaveUp(
-        f"{agent}, round {round_}: {len(records)} invalid answers, the last because of "
-        f"{records[-1]['generation']['invalid_reason']}",
-        records,
-        only_invalid=True,
-    )
+        return record
+
+
+def _facts(spec: EpisodeSpec, protocol: str) -> Row:
+    """What the row of an episode says before it is played."""
+    problem = spec.problem
+    return {
+        "key": spec.key,
+        "run": spec.run,
+        "split": spec.split,
+        "iteration": spec.iteration,
+        "problem": problem.id,
+        "question_id": problem.question_id,
+        "sample": spec.sample,
+        "branch_path": spec.branch_path,
+        "protocol": protocol,
+        "question": problem.question,
+        "solution": problem.solution,
+        "y": problem.y,
+        "difficulty": problem.difficulty,
+        "mutation": problem.mutation,
+        "seed": spec.seed,
+        "prover_stance": spec.stance,
+    }
 
 
 async def _ask(
-    table: Table, player: Player, chat: Sequence[Mapping[str, str]], form: AnswerForm, seed: int
+    table: Table, player: Player, chat: list[ChatMessage], form: AnswerForm, seed: int
 ) -> ChatAnswer:
     if isinstance(player.parameters, RandomAgentParameters):
         return ChatAnswer(random_answer(form, seed), "stop", player.model, 0, 0, 0, 0.0)
@@ -284,7 +356,11 @@ def request_body(
     chat: Sequence[Mapping[str, str]],
     seed: int,
 ) -> Row:
-    """The JSON body of a chat completion; settings that are None are left to the provider."""
+    """The JSON body of a chat completion; settings that are None are left to the provider.
+
+    It asks for one completion. The i-th answer of a turn has a seed of its own and is asked for in
+    a request of its own, because a server need not give what that seed gives as the i-th of `n`.
+    """
     limit = "max_completion_tokens" if parameters.model_provider == "OpenAI" else "max_tokens"
     body: Row = {
         "model": player.model,
@@ -309,42 +385,3 @@ def _read(answer: ChatAnswer, form: AnswerForm) -> tuple[Move, str | None]:
         return parse_response(answer.text, form), None
     except InvalidResponse as response:
         return Move(), response.reason
-
-
-def _record(
-    spec: EpisodeSpec,
-    key: str,
-    place: Row,
-    model: str,
-    answer: ChatAnswer,
-    move: Move,
-    invalid: str | None,
-    started: datetime,
-) -> Row:
-    return {
-        "generation": {
-            "key": key,
-            "episode": spec.key,
-            "branch_path": spec.branch_path,
-            **place,
-            "model_asked": model,
-            "model_served": answer.model,
-            "text": answer.text or "",
-            "decision": move.decision,
-            "decision_value": move.value,
-            "finish_reason": answer.finish_reason,
-            "invalid_reason": invalid,
-            "prompt_tokens": answer.prompt_tokens,
-            "completion_tokens": answer.completion_tokens,
-            "prompt_token_ids": None,
-            "completion_token_ids": None,
-            "completion_logprobs": None,
-            "token_logprobs": answer.tokens,
-        },
-        "timing": {
-            "key": key,
-            "started_at": started.isoformat(),
-            "latency_s": answer.latency_s,
-            "transport_retries": answer.transport_retries,
-        },
-    }

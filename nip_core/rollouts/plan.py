@@ -48,12 +48,12 @@ def plan_episodes(
     ordered = sorted(problems, key=lambda p: p.id)
     chosen: list[tuple[Problem, int]]
     if split == "train":
-        count = parameters.rl.rollouts_per_iteration or len(ordered)
+        count = parameters.rollouts_per_iteration or len(ordered)
         chosen = _from_endless_passes(ordered, parameters.seed, iteration * count, count)
     else:
         times = parameters.rl.num_test_iterations
         if not parameters.text_rl.test_on_whole_dataset:
-            count = parameters.rl.rollouts_per_iteration or len(ordered)
+            count = parameters.rollouts_per_iteration or len(ordered)
             ordered = _shuffled(ordered, parameters.seed, split)[:count]
         chosen = [(problem, sample) for sample in range(times) for problem in ordered]
     return [_spec(parameters, split, iteration, problem, sample) for problem, sample in chosen]

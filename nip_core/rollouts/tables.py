@@ -111,8 +111,8 @@ def build_tables(
     )
 
 
-def parquet_bytes(table: pa.Table) -> bytes:
-    """`table` as one Parquet file: zstd, and encodings that keep the cost of a row small."""
+def parquet_bytes(table: pa.Table, compression: str = "zstd") -> bytes:
+    """`table` as one Parquet file, with encodings that keep the cost of a row small."""
     plain = _LENGTH_ENCODED | set(_DELTA_ENCODED)
     columns = list(_leaf_paths(table.schema))
     encoding = {c: "DELTA_LENGTH_BYTE_ARRAY" for c in columns if c in _LENGTH_ENCODED}
@@ -121,7 +121,7 @@ def parquet_bytes(table: pa.Table) -> bytes:
     pq.write_table(
         table,
         buffer,
-        compression="zstd",
+        compression=compression,
         use_dictionary=[c for c in columns if c not in plain],
         column_encoding=encoding,
         write_statistics=[c for c in columns if c not in {"text", "question", "solution"}],
@@ -159,7 +159,8 @@ def _from_version_1(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """With the nullable columns that came later, empty."""
     for index, field in enumerate(schema):
         if field.name not in table.schema.names and field.nullable:
-            table = table.add_column(index, field, pa.nulls(table.num_rows, field.type))
+            place = min(index, table.num_columns)  # of a table that lacks others too
+            table = table.add_column(place, field, pa.nulls(table.num_rows, field.type))
     return table.replace_schema_metadata(schema.metadata)
 
 

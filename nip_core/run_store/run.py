@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError, StoreError
+from nip_core.parameters.stored import with_defaults
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import MANIFEST
 from nip_core.run_store.store import MissingFileError, Store, walk
@@ -190,8 +191,9 @@ class RunStore:
     ) -> dict[str, tuple[Any, Any]]:
         """The harmless differences to the run on record; nothing is written.
 
-        Raises RunConflictError with the differences that change the data. A run that is not there
-        has none. The code version may differ; it is recorded when the run is opened.
+        Settings that the run's version of nip did not have yet count as their defaults. Raises
+        RunConflictError with the differences that change the data. A run that is not there has
+        none. The code version may differ; it is recorded when the run is opened.
         """
         try:
             stored = self.open()
@@ -199,7 +201,7 @@ class RunStore:
             return {}
         given = json.loads(json.dumps(parameters, allow_nan=False))
         difference = _difference(
-            {**_flatten(stored.parameters), "seed (of the run)": stored.seed},
+            {**_settings_on_record(stored.parameters, given), "seed (of the run)": stored.seed},
             {**_flatten(given), "seed (of the run)": seed},
         )
         conflicts = {k: v for k, v in difference.items() if not _is_neutral(k, data_neutral)}
@@ -385,6 +387,12 @@ def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
             leaves |= _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
         return leaves
     return {prefix: value} if prefix else {}
+
+
+def _settings_on_record(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored leaves, and defaults for those of `given` that came to be after it was stored."""
+    named = {*_flatten(stored), *_flatten(given)}
+    return {key: value for key, value in _flatten(with_defaults(stored)).items() if key in named}
 
 
 def _difference(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -1,18 +1,26 @@
 """Checks that need a server: the game's chats through the model's chat template and context."""
 
+import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from nip_core.agents.chat_client import Endpoint
 from nip_core.agents.render import Game, Situation, Turn
 from nip_core.errors import ServerError, SettingsError
 from nip_core.lm_server.version import SERVER_VERSION
 from nip_core.protocols import Move
 from nip_core.redaction import redact
+from nip_core.scenarios.code_validation.datasets import Problem
+from nip_core.stages.providers import speaks_nip
 
 if TYPE_CHECKING:
     from nip_core.stages.session import Session
+
+_SEEDS = 16  # in one of them every agent has a turn
+
+Conversation = list[tuple[int, int, list[Turn]]]
+"""An agent's turns: seed, round, and what was said before."""
 
 
 async def check_prompts(session: "Session") -> None:
@@ -21,56 +29,34 @@ async def check_prompts(session: "Session") -> None:
     Raises SettingsError when the chat template refuses a shape that the game needs, or when the
     longest problem leaves no room for an answer. Servers without /tokenize are not checked.
     """
-    parameters, game = session.parameters, session.game
     longest = max(
         (p for problems in session.problems.values() for p in problems),
         key=lambda p: len(p.question) + len(p.solution),
     )
-    situation = Situation(longest.question, longest.solution, None, 0)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http:
-        for group, agents in parameters.groups.items():
-            if parameters.group_parameters(group).model_provider != "SelfHosted":
-                continue
-            for agent in agents:
-                first = True
-                for round_, turns in _sample_conversation(game):
-                    if agent not in game.protocol.active(round_, 0):
-                        continue
-                    chat = game.render(agent, situation, turns, round_)
-                    answer = await _tokenize(
-                        http, session.endpoint(group), session.base_model(group), chat, agent
-                    )
-                    if not answer:
-                        break  # this server can't say
-                    longest_example = parameters.fine_tuning.max_length or 0
-                    if longest_example > answer["max_model_len"]:
-                        raise SettingsError(
-                            f"fine_tuning.max_length is {longest_example}, but the context of "
-                            f"{session.base_model(group)!r} is {answer['max_model_len']} tokens"
-                        )
-                    if first:
-                        await _check_system_message(http, session, group, chat, agent)
-                    room = answer["max_model_len"] - answer["count"]
-                    needed = parameters.model_agents[agent].effective_max_tokens
-                    if first and room < needed:
-                        raise SettingsError(
-                            f"agents.{agent}: the prompt for problem {longest.id!r} takes "
-                            f"{answer['count']} of {answer['max_model_len']} tokens and leaves "
-                            f"{room} of the {needed} that a message may need; lower "
-                            "max_tokens_per_message, use shorter problems or another model"
-                        )
-                    first = False
+        for group, agents in session.parameters.groups.items():
+            if speaks_nip(session.parameters.group_parameters(group)):
+                for agent in agents:
+                    await _AgentCheck(http, session, group, agent, longest).run()
 
 
 async def check_version(session: "Session") -> None:
-    """Compare versions with the lm_server that the settings name.
+    """Compare versions with every lm_server that the settings name.
 
-    Raises SettingsError if its major version (below 1.0: its minor one) differs. A server that
+    Raises SettingsError if a major version (below 1.0: a minor one) differs. A server that
     has no /version isn't ours and is not checked.
     """
-    if session.parameters.lm_server.url is None:
-        return
-    url = session.parameters.lm_server.url.rstrip("/").removesuffix("/v1") + "/version"
+    parameters = session.parameters
+    servers = {
+        session.control_endpoint(group).base_url.removesuffix("/v1"): agents[0]
+        for group, agents in parameters.groups.items()
+        if group in session.endpoints and speaks_nip(parameters.group_parameters(group))
+    }
+    for server, agent in servers.items():
+        await _check_version_of(f"{server}/version", agent)
+
+
+async def _check_version_of(url: str, agent: str) -> None:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http:
         try:
             async with http.get(url) as response:
@@ -82,7 +68,7 @@ async def check_version(session: "Session") -> None:
     theirs = body.get("version") if response.status == 200 and isinstance(body, dict) else None
     if isinstance(theirs, str) and _compatible(theirs) != _compatible(SERVER_VERSION):
         raise SettingsError(
-            f"lm_server.url: the server at {url} has version {theirs}, this is {SERVER_VERSION}: "
+            f"agents.{agent}: the server at {url} has version {theirs}, this is {SERVER_VERSION}: "
             "use the same version on both sides"
         )
 
@@ -92,73 +78,160 @@ def _compatible(version: str) -> tuple[str, ...]:
     return (major, *rest[:1]) if major == "0" else (major,)
 
 
-async def _check_system_message(
-    http: aiohttp.ClientSession,
-    session: "Session",
-    group: str,
-    chat: list[dict[str, str]],
-    agent: str,
-) -> None:
-    """Some templates leave system messages out without a word; the problem stands in them."""
-    counts = [
-        (await _tokenize(http, session.endpoint(group), session.base_model(group), c, agent)).get(
-            "count"
-        )
-        for c in (chat, [{**chat[0], "content": "-"}, *chat[1:]])
-    ]
-    if counts[0] is not None and counts[0] == counts[1]:
-        raise SettingsError(
-            f"agents.{agent}.model_name: the chat template of {session.base_model(group)!r} leaves "
-            "out system messages, so the agent would not see the problem; use another model"
-        )
+class _TemplateRefusal(Exception):
+    """The server can't make a prompt of a chat; the text is its reason."""
 
 
-def _sample_conversation(game: Game) -> list[tuple[int, list[Turn]]]:
-    """Each round with the turns before it, every message a placeholder."""
-    rounds: list[tuple[int, list[Turn]]] = []
-    turns: list[Turn] = []
-    for round_ in range(game.protocol.max_message_rounds):
-        rounds.append((round_, list(turns)))
-        for agent, channels in game.protocol.active(round_, 0).items():
-            turns.append(Turn(round_, agent, "-", Move(dict.fromkeys(channels, "-"))))
-    return rounds
+class _AgentCheck:
+    """The chats of one agent, laid out by the server of its group."""
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        session: "Session",
+        group: str,
+        agent: str,
+        problem: Problem,
+    ) -> None:
+        self._http, self._session = http, session
+        self._agent, self._problem = agent, problem
+        self._endpoint, self._model = session.endpoint(group), session.base_model(group)
+        self._conversation = _sample_conversation(session.game, agent)
+
+    async def run(self) -> None:
+        """Raises SettingsError for the first chat that can't be asked."""
+        for number, chat in enumerate(self._chats(self._session.game)):
+            try:
+                answer = await self._tokenize(chat)
+            except _TemplateRefusal as refusal:
+                shape = ", ".join(m["role"] for m in chat)
+                raise SettingsError(
+                    f"agents.{self._agent}.model_name: model {self._model!r} can't take this "
+                    f"game's chats ({shape}): {refusal}; {await self._advice()}"
+                ) from None
+            if not answer:
+                return  # this server can't say
+            if number == 0:
+                self._check_room(answer)
+                if not await self._is_read(chat):
+                    raise SettingsError(
+                        f"agents.{self._agent}.model_name: the chat template of {self._model!r} "
+                        "leaves out system messages, so the agent would not see the problem; "
+                        f"{await self._advice()}"
+                    )
+
+    def _chats(self, game: Game) -> list[list[dict[str, str]]]:
+        """What the agent is asked in its turns."""
+        problem = self._problem
+        stance = 1 if game.parameters.protocol_common.randomize_prover_stance else None
+        return [
+            game.render(
+                self._agent,
+                Situation(problem.question, problem.solution, stance, seed),
+                turns,
+                round_,
+            )
+            for seed, round_, turns in self._conversation
+        ]
+
+    def _check_room(self, answer: Mapping[str, Any]) -> None:
+        parameters, length = self._session.parameters, answer["max_model_len"]
+        longest_example = parameters.fine_tuning.max_length or 0
+        if longest_example > length:
+            raise SettingsError(
+                f"fine_tuning.max_length is {longest_example}, but the context of "
+                f"{self._model!r} is {length} tokens"
+            )
+        room = length - answer["count"]
+        needed = parameters.model_agents[self._agent].effective_max_tokens
+        if room < needed:
+            raise SettingsError(
+                f"agents.{self._agent}: the prompt for problem {self._problem.id!r} takes "
+                f"{answer['count']} of {length} tokens and leaves {room} of the {needed} that a "
+                "message may need; lower max_tokens_per_message, use shorter problems or another "
+                "model"
+            )
+
+    async def _is_read(self, chat: list[dict[str, str]]) -> bool:
+        """Whether the prompt depends on the first message, in which the problem stands.
+
+        Some templates leave system messages out without a word.
+        """
+        changed = [{**chat[0], "content": "-"}, *chat[1:]]
+        counts = [(await self._tokenize(c)).get("count") for c in (chat, changed)]
+        return counts[0] is None or counts[0] != counts[1]
+
+    async def _advice(self) -> str:
+        """Which chat format the model would take, tried out."""
+        for form in ("alternating", "alternating_no_system", "named"):
+            chats = self._chats(_with_format(self._session.game, self._agent, form))
+            try:
+                for chat in chats:
+                    await self._tokenize(chat)
+                if await self._is_read(chats[0]):
+                    return f"with agents.{self._agent}.chat_format: {form} it takes them"
+            except _TemplateRefusal:
+                continue
+        return "no chat_format helps, use another model"
+
+    async def _tokenize(self, chat: list[dict[str, str]]) -> dict[str, Any]:
+        """What the server says of the chat; empty if it can't say. Raises _TemplateRefusal."""
+        url = self._endpoint.base_url.removesuffix("/v1") + "/tokenize"
+        key = self._endpoint.api_key
+        try:
+            async with self._http.post(
+                url,
+                json={"model": self._model, "messages": chat},
+                headers={"Authorization": f"Bearer {key}"},
+            ) as response:
+                raw, status = await response.read(), response.status
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise ServerError(f"{url}: no answer ({type(error).__name__}: {error})") from None
+        try:
+            body = json.loads(raw)
+        except ValueError:
+            body = None  # a page, as servers that don't know the path have one
+        if status == 200 and isinstance(body, dict):
+            return body
+        told = body.get("error") if isinstance(body, dict) else None
+        error_ = told if isinstance(told, dict) else {}
+        message = redact(str(error_["message"]), key) if error_.get("message") else None
+        if status == 400:
+            raise _TemplateRefusal(message)
+        if status in (401, 403):
+            raise SettingsError(f"{url}: the key is refused (HTTP {status}: {message})")
+        if status == 404 and message:
+            raise SettingsError(f"agents.{self._agent}.model_name: {message}")
+        if status in (404, 405, 501):
+            return {}
+        if status == 503 and error_.get("code") == "engine_training":
+            # It leaves its device to a training of this run, whose prompts were checked before.
+            return {}
+        raise ServerError(f"{url}: HTTP {status}: {message}")
 
 
-async def _tokenize(
-    http: aiohttp.ClientSession,
-    endpoint: Endpoint,
-    model: str,
-    chat: list[dict[str, str]],
-    agent: str,
-) -> dict[str, Any]:
-    url = endpoint.base_url.removesuffix("/v1") + "/tokenize"
-    try:
-        async with http.post(
-            url,
-            json={"model": model, "messages": chat},
-            headers={"Authorization": f"Bearer {endpoint.api_key}"},
-        ) as response:
-            body = await response.json(content_type=None)
-            status = response.status
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        raise ServerError(f"{url}: no answer ({type(error).__name__}: {error})") from None
-    if status == 200:
-        return dict(body)
-    said = (body.get("error") or {}).get("message") if isinstance(body, dict) else None
-    message = redact(str(said), endpoint.api_key) if said else None
-    if status == 400:
-        shape = ", ".join(m["role"] for m in chat)
-        raise SettingsError(
-            f"agents.{agent}.model_name: model {model!r} can't take this game's chats "
-            f"({shape}): {message}"
-        )
-    if status in (401, 403):
-        raise SettingsError(f"{url}: the key is refused (HTTP {status}: {message})")
-    if status == 404 and message:
-        raise SettingsError(f"agents.{agent}.model_name: {message}")
-    if status in (404, 405, 501):
-        return {}
-    if status == 503 and (body.get("error") or {}).get("code") == "engine_training":
-        # It leaves its device to a training of this run, whose prompts were checked before.
-        return {}
-    raise ServerError(f"{url}: HTTP {status}: {message}")
+def _sample_conversation(game: Game, agent: str) -> Conversation:
+    """The turns of `agent` in an episode in which it has some; every message a placeholder."""
+    protocol = game.protocol
+    for seed in range(_SEEDS):
+        own: Conversation = []
+        turns: list[Turn] = []
+        for round_ in range(protocol.max_message_rounds):
+            movers = protocol.movers(round_, seed, turns)
+            if agent in movers:
+                own.append((seed, round_, list(turns)))
+            turns += [
+                Turn(round_, mover, "-", Move(dict.fromkeys(movers[mover], "-")))
+                for mover in protocol.agent_names
+                if mover in movers
+            ]
+        if own:
+            return own
+    return []
+
+
+def _with_format(game: Game, agent: str, form: str) -> Game:
+    """The same game with chats of `agent` in another form."""
+    agents = dict(game.parameters.agents)
+    agents[agent] = agents[agent].model_copy(update={"chat_format": form})
+    return Game(game.parameters.model_copy(update={"agents": agents}))

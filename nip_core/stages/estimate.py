@@ -1,8 +1,9 @@
 """What a run will take, before it is started: episodes, calls, tokens, money, disk.
 
 Calls and tokens are upper bounds: every episode plays all its rounds and every message is as
-long as it may be, with four bytes to a token. Invalid answers that are asked for again come on
-top. An estimate of training tokens counts every rollout as chosen.
+long as it may be, with four bytes to a token; an agent reads all that is written in channels that
+it sees. Where an episode's seed decides who speaks, the dearest seed counts. Invalid answers that
+are asked for again come on top. An estimate of training tokens counts every rollout as chosen.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,12 @@ from typing import Any
 from nip_core.agents.render import Game
 from nip_core.parameters import HyperParameters
 from nip_core.scenarios.code_validation.datasets import Problem
+from nip_core.stages.providers import is_paid
 
 _BYTES_PER_TOKEN = 4
+_PROMPT_TOKENS = 300  # instructions, before the problem
+_RANDOM_TOKENS = 10  # what an agent without a model says
+_SEEDS = 16
 _TABLES_AND_JOURNAL = 3  # what is journalled is written again as Parquet; room for both and more
 
 
@@ -54,59 +59,43 @@ def scheme_tests(scheme: str, last: int, iteration: int) -> bool:
     return False
 
 
+@dataclass
+class _Load:
+    """Bounds for one agent in one episode."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    conversation_tokens: int = 0  # its whole chat at the end: what one training example has
+
+
 def estimate_run(game: Game, problems: Mapping[str, Sequence[Problem]]) -> Estimate:
     """Upper bounds from settings and problems; no call is made."""
-    parameters, protocol = game.parameters, game.protocol
+    parameters = game.parameters
     iterations = parameters.rl.num_iterations
-    per_iteration = parameters.rl.rollouts_per_iteration or len(problems["train"])
+    per_iteration = parameters.rollouts_per_iteration or len(problems["train"])
     per_test = len(problems["test"]) * parameters.rl.num_test_iterations
     if not parameters.text_rl.test_on_whole_dataset:
         per_test = min(per_iteration, len(problems["test"])) * parameters.rl.num_test_iterations
+    trains = parameters.base_run.base_run_type != "rerun_tests"
     tests = sum(is_tested(parameters, i) for i in range(iterations + 1))
-    train, test = iterations * per_iteration, tests * per_test
+    train, test = iterations * per_iteration * trains, tests * per_test
     everything = [*problems["train"], *problems["test"]]
     size = sum(len(p.question.encode()) + len(p.solution.encode()) for p in everything)
-    problem_tokens = size // max(len(everything), 1) // _BYTES_PER_TOKEN + 300
-    calls = prompt = completion = 0
-    said = 0
-    by_model: dict[str, list[int]] = {}
-    for round_ in range(protocol.max_message_rounds):
-        length = 0
-        for agent in protocol.active(round_, 0):
-            settings = parameters.model_agents.get(agent)
-            if settings is None:
-                continue  # a random agent costs nothing
-            tokens = by_model.setdefault(settings.model_name, [0, 0])
-            calls += 1
-            tokens[0] += problem_tokens + said
-            tokens[1] += settings.effective_max_tokens
-            length += settings.effective_max_tokens
-        said += length
-    prompt = sum(tokens[0] for tokens in by_model.values())
-    completion = sum(tokens[1] for tokens in by_model.values())
+    problem_tokens = size // max(len(everything), 1) // _BYTES_PER_TOKEN
+    loads = _loads(game, problem_tokens)
+    training = _training_tokens(parameters, loads, per_iteration) if trains else {}
     episodes = train + test
-    epochs = {
-        g: parameters.group_parameters(g).num_epochs or parameters.rl.num_epochs
-        for g in parameters.trainable_groups
-    }
-    rollouts_seen = (
-        per_iteration * iterations * (iterations + 1) // 2
-        if parameters.text_rl.fine_tune_on_all_previous_rollouts
-        else train
-    )
-    training = {
-        g: rollouts_seen * epochs[g] * (problem_tokens + said) * len(parameters.groups[g])
-        for g in epochs
-    }
-    usd, missing = _cost(parameters, by_model, episodes, training)
-    text_bytes = (problem_tokens + completion) * _BYTES_PER_TOKEN
+    usd, missing = _cost(parameters, loads, episodes, training)
+    completion = sum(load.completion_tokens for load in loads.values())
+    text_bytes = (problem_tokens + _PROMPT_TOKENS + completion) * _BYTES_PER_TOKEN
     return Estimate(
         iterations=iterations,
         train_episodes=train,
         test_episodes=test,
-        calls=calls * episodes,
-        prompt_tokens=prompt * episodes,
-        completion_tokens=completion * episodes,
+        calls=episodes * sum(load.calls for load in loads.values()),
+        prompt_tokens=episodes * sum(load.prompt_tokens for load in loads.values()),
+        completion_tokens=episodes * completion,
         training_tokens=sum(training.values()),
         usd=usd,
         missing_prices=missing,
@@ -114,26 +103,69 @@ def estimate_run(game: Game, problems: Mapping[str, Sequence[Problem]]) -> Estim
     )
 
 
+def _loads(game: Game, problem_tokens: int) -> dict[str, _Load]:
+    """By agent with a model; over the seeds that can make a difference, the dearest episode."""
+
+    def completion(loads: Mapping[str, _Load]) -> int:
+        return sum(load.completion_tokens + load.prompt_tokens for load in loads.values())
+
+    return max((_loads_of(game, seed, problem_tokens) for seed in range(_SEEDS)), key=completion)
+
+
+def _loads_of(game: Game, seed: int, problem_tokens: int) -> dict[str, _Load]:
+    protocol, agents = game.protocol, game.parameters.model_agents
+    loads = {agent: _Load(conversation_tokens=problem_tokens + _PROMPT_TOKENS) for agent in agents}
+    for round_ in range(protocol.max_message_rounds):
+        active = protocol.active(round_, seed)
+        for agent in active:
+            if agent in loads:  # a random agent costs nothing
+                load = loads[agent]
+                load.calls += 1
+                load.prompt_tokens += load.conversation_tokens
+                load.completion_tokens += agents[agent].effective_max_tokens
+        for agent, channels in active.items():
+            said = agents[agent].effective_max_tokens if agent in agents else _RANDOM_TOKENS
+            for reader, load in loads.items():
+                if reader == agent or set(channels) & set(protocol.visible_channels(reader)):
+                    load.conversation_tokens += said
+    return loads
+
+
+def _training_tokens(
+    parameters: HyperParameters, loads: Mapping[str, _Load], per_iteration: int
+) -> dict[str, int]:
+    """By group, over all iterations in which it is trained."""
+    tokens = dict.fromkeys(parameters.trainable_groups, 0)
+    for iteration in range(parameters.rl.num_iterations):
+        seen = iteration + 1 if parameters.text_rl.fine_tune_on_all_previous_rollouts else 1
+        for group in tokens:
+            epochs = parameters.group_parameters(group).num_epochs or parameters.rl.num_epochs
+            for agent in parameters.training_agents(group, iteration):
+                episode = loads[agent].conversation_tokens
+                tokens[group] += seen * per_iteration * epochs * episode
+    return tokens
+
+
 def _cost(
     parameters: HyperParameters,
-    by_model: Mapping[str, Sequence[int]],
+    loads: Mapping[str, _Load],
     episodes: int,
     training: Mapping[str, int],
 ) -> tuple[float | None, tuple[str, ...]]:
     """US dollars; one's own hardware costs nothing here."""
-    paid = {
-        a.model_name for a in parameters.model_agents.values() if a.model_provider != "SelfHosted"
-    }
-    missing = tuple(sorted(paid - set(parameters.prices)))
+    agents = {name: agent for name, agent in parameters.model_agents.items() if is_paid(agent)}
+    missing = tuple(sorted({a.model_name for a in agents.values()} - set(parameters.prices)))
     if missing:
         return None, missing
     usd = 0.0
-    for model in paid:
-        price = parameters.prices[model]
-        prompt, completion = by_model[model]
-        usd += episodes * (prompt * price.prompt_usd + completion * price.completion_usd) / 1e6
+    for name, agent in agents.items():
+        price, load = parameters.prices[agent.model_name], loads[name]
+        spent = (
+            load.prompt_tokens * price.prompt_usd + load.completion_tokens * price.completion_usd
+        )
+        usd += episodes * spent / 1e6
     for group, tokens in training.items():
-        model = parameters.group_parameters(group).model_name
-        if model in paid:
-            usd += tokens * parameters.prices[model].training_usd / 1e6
+        agent = parameters.group_parameters(group)
+        if is_paid(agent):
+            usd += tokens * parameters.prices[agent.model_name].training_usd / 1e6
     return usd, ()

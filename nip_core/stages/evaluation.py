@@ -1,6 +1,6 @@
 """What came of it: metrics of a played split, the run's summary, its report.
 
-measure         metrics of one committed split, written once
+measure         metrics of one committed split, written once; its transcripts where asked for
 summary         a run as a JSON document: status, accuracy by iteration, models, jobs
 write_report    the HTML page of a run
 newest_run      the name of the run that was created last, damaged ones left out
@@ -9,9 +9,12 @@ A run is shown whatever version wrote it: of its settings only those are read th
 with the defaults of today where they are missing.
 """
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
+
+import yaml
 
 from nip_core.errors import CorruptionError, StoreError
 from nip_core.evaluation.baselines import believe_the_prover
@@ -26,10 +29,20 @@ from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunRecord, RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.stages.estimate import scheme_tests
-from nip_core.stages.providers import served_name
+from nip_core.stages.models import NOT_SCHEDULED
+from nip_core.stages.providers import dummy_name, served_name
 from nip_core.stages.session import Session
 
+_YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
 TRANSCRIPTS_PER_SPLIT = 40
+_NOT_DUE = {
+    "id": None,
+    "outcome": None,
+    "status": NOT_SCHEDULED,
+    "reason": "no agent of the group trains in this iteration (update_schedule)",
+    "trained_tokens": None,
+    "backend_events": (),
+}
 
 CLAIMS = {"they match": 1, "they differ": 0}
 """What the bundled tiny model's prover says of a right and of a wrong solution."""
@@ -38,6 +51,8 @@ CLAIMS = {"they match": 1, "they differ": 0}
 def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
     """Metrics of a committed split; computed once, then read."""
     run = session.run
+    if session.parameters.text_rl.save_transcripts:
+        save_transcripts(session, iteration, split)
     path = run.metrics(iteration, split)
     stored = run.read_json_or_none(path)
     if stored is not None:
@@ -45,8 +60,10 @@ def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
     directory = run.rollouts(iteration, split)
     rollouts = read_rollouts(run.store, directory)
     metrics = evaluate(rollouts.episodes, rollouts.generations, seed=session.parameters.seed)
-    if "prover" in session.parameters.agents:
-        believed = believe_the_prover(rollouts.episodes, rollouts.generations, CLAIMS)
+    if provers := session.game.protocol.provers:
+        believed = believe_the_prover(
+            rollouts.episodes, rollouts.generations, CLAIMS, provers=provers
+        )
         if believed["no_decision_rate"] is not None and believed["no_decision_rate"] < 1:
             metrics["believe_the_prover"] = believed
     metrics["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]
@@ -60,7 +77,7 @@ class _Shown:
     last: int  # number of iterations
     test_scheme: str
     seed: int
-    base_models: Mapping[str, str]  # by group, in agent order
+    first_models: Mapping[str, str]  # by group, in agent order: what plays iteration 0
 
 
 def _open(run: RunStore) -> tuple[RunRecord, _Shown]:
@@ -69,15 +86,19 @@ def _open(run: RunStore) -> tuple[RunRecord, _Shown]:
     try:
         record = run.open()
         rl, text_rl = (record.parameters.get(key) or {} for key in ("rl", "text_rl"))
-        base_models: dict[str, str] = {}
+        first_models: dict[str, str] = {}
         for name, agent in record.parameters["agents"].items():
-            model = agent.get("model_name", _default(PureTextAgentParameters, "model_name"))
-            base_models.setdefault(agent.get("shared_model_group") or name, model)
+            if not agent.get("is_random"):
+                model = agent.get("model_name", _default(PureTextAgentParameters, "model_name"))
+                model = dummy_name(model) if agent.get("use_dummy_api") else served_name(model)
+                first_models.setdefault(agent.get("shared_model_group") or name, model)
+        taken_over = (record.contents.get("origin") or [{}])[0]
+        first_models |= {group: str(model["model"]) for group, model in taken_over.items()}
         return record, _Shown(
             last=int(rl.get("num_iterations", _default(RlTrainerParameters, "num_iterations"))),
             test_scheme=str(text_rl.get("test_scheme", _default(TextRlParameters, "test_scheme"))),
             seed=int(record.seed),
-            base_models=base_models,
+            first_models=first_models,
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise _damaged(place, error) from error
@@ -204,16 +225,20 @@ def _served(run: RunStore, settings: _Shown, iteration: int) -> dict[str, str]:
                 return {group: str(model["model"]) for group, model in stored["groups"].items()}
             except (KeyError, TypeError, AttributeError) as error:
                 raise _damaged(path, error) from error
-    return {group: served_name(model) for group, model in settings.base_models.items()}
+    return dict(settings.first_models)
 
 
 def _jobs(run: RunStore, settings: _Shown, iteration: int) -> dict[str, Any]:
-    found = {}
-    for group in settings.base_models:
+    """Jobs by group. A group that was not due has a stand-in that says so."""
+    found: dict[str, Any] = {}
+    swapped = _document(run, run.models(iteration), "groups") or {}
+    for group in settings.first_models:
         path = run.job(iteration, group)
         job = _document(run, path, "id", "outcome", "status", "reason")
         if job is not None:
             found[group] = job
+        elif group in swapped.get("not_scheduled", ()):
+            found[group] = _NOT_DUE
     return found
 
 
@@ -233,6 +258,31 @@ def read_transcripts(run: RunStore, iteration: int, split: str, limit: int) -> l
         return []
     rollouts = read_rollouts(run.store, directory)
     return transcripts_from_tables(rollouts.episodes, rollouts.generations, limit, seed=0)
+
+
+def save_transcripts(session: Session, iteration: int, split: str) -> str:
+    """Write all episodes of a committed split as one YAML or JSON file, if it is not there.
+
+    The texts are those of the rollouts; this is for reading. Returns its path in the store.
+    """
+    run, form = session.run, session.parameters.text_rl.transcript_format
+    path = f"{run.iteration(iteration)}/transcripts-{split}.{form}"
+    if run.store.exists(path):
+        return path
+    rollouts = read_rollouts(run.store, run.rollouts(iteration, split))
+    everything = rollouts.episodes.num_rows
+    transcripts = transcripts_from_tables(
+        rollouts.episodes, rollouts.generations, everything, 0, session.game.protocol
+    )
+    plain = [asdict(transcript) for transcript in transcripts]
+    if form == "json":
+        text = json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
+    else:
+        text = yaml.dump(
+            json.loads(json.dumps(plain)), Dumper=_YAML, sort_keys=False, allow_unicode=True
+        )
+    run.store.put(path, text.encode())
+    return path
 
 
 def write_report(run: RunStore, status: str | None = None) -> str:

@@ -1,13 +1,14 @@
 """Training: from rollouts to the models that serve the next iteration.
 
+scheduled      the groups that are trained in an iteration
 build_dataset  choose examples, commit them as Parquet
-submit         one job per trainable group, through the ledger
+submit         one job per such group, through the ledger
 wait           until it has ended
 swap           prove that the new models answer; record who serves from the next iteration on
 """
 
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -26,10 +27,12 @@ from nip_core.fine_tuning.dataset import (
 from nip_core.fine_tuning.job import Busy, JobRecord, JobSpec, NoAnswer, Refused
 from nip_core.fine_tuning.ledger import Ledger
 from nip_core.hashing import derive_seed, digest
+from nip_core.parameters import HyperParameters
 from nip_core.rollouts.tables import parquet_table, read_rollouts
 from nip_core.run_store.manifest import commit, read_file, read_manifest
 from nip_core.stages.concurrency import together
 from nip_core.stages.models import ServedModel, models_for, write_models
+from nip_core.stages.providers import is_deterministic, speaks_nip
 from nip_core.stages.session import Session
 from nip_core.trainers.expert_iteration import choose_examples
 
@@ -37,8 +40,18 @@ _FILE = "examples.parquet"
 T = TypeVar("T")
 
 
+def scheduled(parameters: HyperParameters, iteration: int) -> tuple[str, ...]:
+    """The groups that are trained in the iteration: not frozen, and it is an agent's turn."""
+    groups = parameters.trainable_groups
+    return tuple(group for group in groups if parameters.training_agents(group, iteration))
+
+
 def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any]:
-    """Choose and commit the group's examples; returns their number and digest."""
+    """Choose and commit the group's examples; returns their number and digest.
+
+    They come from the sides of those of its agents that are trained in this iteration.
+    """
+    agents = session.parameters.training_agents(group, iteration)
     run, store = session.run, session.run.store
     used = (
         range(iteration + 1)
@@ -58,6 +71,7 @@ def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any
         iteration,
         episodes,
         pa.concat_tables([r.generations for r in rollouts]),
+        agents,
     )
     table = to_table(examples)
     manifest = commit(
@@ -70,6 +84,7 @@ def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any
             "digest": dataset_digest(table),
             "examples": table.num_rows,
             "episodes": episodes.num_rows,
+            "agents": list(agents),
         },
         lease=session.lease,
     )
@@ -87,7 +102,7 @@ async def submit(session: Session, iteration: int, group: str) -> dict[str, Any]
 
     async def create() -> JobRecord:
         async with aclosing(_backend(session, group)) as backend:
-            ledger = _ledger(session, backend)
+            ledger = _ledger(session, group, backend)
             return await ledger.ensure_job(spec, to_supervised_jsonl(table))
 
     return _reference(await session.with_server(create))
@@ -100,12 +115,12 @@ async def wait(session: Session, iteration: int, group: str) -> dict[str, Any]:
 
     async def poll() -> JobRecord:
         async with aclosing(_backend(session, group)) as backend:
-            return await _ledger(session, backend).poll(
+            return await _ledger(session, group, backend).poll(
                 record,
                 interval_s=settings.poll_interval_s,
                 deadline_s=settings.deadline_s,
                 # The run's own server stood still while the run did.
-                counted_from_s=time.time() if session.server is not None else None,
+                counted_from_s=None if group in session.endpoints else time.time(),
             )
 
     if record.state != "terminal":
@@ -126,11 +141,9 @@ async def swap(session: Session, iteration: int) -> dict[str, str]:
     A model counts only if it answers under its own name; on a server of nip it also needs the
     server's proof that the saved weights are the ones that answer.
     """
-    trained = [
-        group
-        for group in session.parameters.trainable_groups
-        if _record(session, iteration, group).succeeded
-    ]
+    due = scheduled(session.parameters, iteration)
+    trained = [group for group in due if _record(session, iteration, group).succeeded]
+    waiting = [group for group in session.parameters.trainable_groups if group not in due]
 
     async def prove_all() -> list[ServedModel]:
         return await together(
@@ -139,21 +152,34 @@ async def swap(session: Session, iteration: int) -> dict[str, str]:
 
     proved = await session.with_server(prove_all)
     after = models_for(session, iteration) | dict(zip(trained, proved, strict=True))
-    stored = write_models(session, iteration, after)
+    stored = write_models(session, iteration, after, not_scheduled=waiting)
+    return {group: model.model for group, model in stored.items()}
+
+
+def pass_on(session: Session, iteration: int) -> dict[str, str]:
+    """Record the models of another run as those that serve from the next iteration on.
+
+    For a run that plays the tests of another one again, where nothing is trained.
+    """
+    stored = write_models(session, iteration, session.origin[iteration + 1])
     return {group: model.model for group, model in stored.items()}
 
 
 async def prove_serving(session: Session, iteration: int) -> None:
-    """Prove the trained models that are to play `iteration`, when a run is opened again."""
+    """Prove the trained models that are to play `iteration`: those of a run that is opened again,
+    and those of another run. Nothing is asked where there is none."""
+
+    trained = {
+        group: model
+        for group, model in models_for(session, iteration).items()
+        if model.trained_in is not None
+    }
 
     async def prove_all() -> list[ServedModel]:
-        return await together(
-            prove(session, group, model)
-            for group, model in models_for(session, iteration).items()
-            if model.trained_in is not None
-        )
+        return await together(prove(session, group, model) for group, model in trained.items())
 
-    await session.with_server(prove_all)
+    if trained:
+        await session.with_server(prove_all)
 
 
 async def prove(session: Session, group: str, model: ServedModel) -> ServedModel:
@@ -161,28 +187,40 @@ async def prove(session: Session, group: str, model: ServedModel) -> ServedModel
 
     Raises StageError if it does not, or is not there; ServerError if nobody answers.
     """
-    endpoint = session.endpoint(group)
-    hosted = session.parameters.group_parameters(group).model_provider == "SelfHosted"
+    control = session.control_endpoint(group)
+    where, hosted = control.base_url, speaks_nip(session.parameters.group_parameters(group))
+
+    async def ask() -> None:
+        message = {"role": "user", "content": "-"}
+        body = {"model": model.model, "messages": [message], "max_tokens": 1}
+        await session.client.complete(session.endpoint(group), body)
+
     async with aclosing(_backend(session, group)) as backend:
-        described = await _answer_of(backend.model(model.model), endpoint, model.model)
+        described = await _answer_of(backend.model(model.model), control, model.model)
+        if hosted and not _is_proved(described):
+            # An adapter that is not loaded is loaded, and proved, when it is asked for.
+            await ask()
+            described = await _answer_of(backend.model(model.model), control, model.model)
     extension = described.get("nip") or {}
     proof = extension.get("proof")
-    if hosted and (proof is None or not proof.get("matches")):
+    if hosted and not _is_proved(described):
         raise StageError(
-            f"{endpoint.base_url}: model {model.model} is there, but it is not proved that it "
+            f"{where}: model {model.model} is there, but it is not proved that it "
             f"answers with the weights that its job saved: {proof}"
         )
     content = extension.get("content_digest")
     if model.digest is not None and content != model.digest:
         raise StageError(
-            f"{endpoint.base_url}: model {model.model} has other weights than those on record "
+            f"{where}: model {model.model} has other weights than those on record "
             f"(content digest {content}, on record {model.digest})"
         )
-    await session.client.complete(
-        endpoint,
-        {"model": model.model, "messages": [{"role": "user", "content": "-"}], "max_tokens": 1},
-    )
-    return replace(model, digest=content, proof=proof)
+    await ask()
+    return replace(model, digest=content, proof=proof, kind=extension.get("kind"))
+
+
+def _is_proved(described: Mapping[str, Any]) -> bool:
+    proof = (described.get("nip") or {}).get("proof")
+    return bool(proof and proof.get("matches"))
 
 
 async def _answer_of(call: Awaitable[T], endpoint: Endpoint, model: str) -> T:
@@ -215,22 +253,13 @@ def job_spec(session: Session, iteration: int, group: str, dataset: str, example
     current = models_for(session, iteration)[group]
     from_base = agent.fine_tune_from_scratch or current.trained_in is None
     parent = current.base_model if from_base else current.model
-    hyper_parameters: dict[str, Any] = {"n_epochs": agent.num_epochs or parameters.rl.num_epochs}
-    extensions: dict[str, Any] = {}
-    if agent.model_provider == "SelfHosted":
-        hyper_parameters["batch_size"] = agent.per_device_train_batch_size
-        extensions = {
-            "learning_rate": parameters.rl.lr,
-            "lora_rank": agent.lora_rank,
-            "lora_alpha": agent.effective_lora_alpha,
-            "lora_dropout": agent.lora_dropout,
-            "lr_scheduler": parameters.fine_tuning.lr_scheduler,
-            "warmup_ratio": parameters.fine_tuning.warmup_ratio,
-            "weight_decay": parameters.fine_tuning.weight_decay,
-            "start_from": "base" if from_base else "continue",
-        }
-        if parameters.fine_tuning.max_length is not None:
-            extensions["max_length"] = parameters.fine_tuning.max_length
+    hyper_parameters, extensions = training_settings(
+        parameters,
+        group,
+        from_base=from_base,
+        # What was stacked too high was merged into a base model, and goes on as one.
+        can_stack=current.kind != "base",
+    )
     return JobSpec(
         run=session.run.name,
         iteration=iteration,
@@ -245,6 +274,47 @@ def job_spec(session: Session, iteration: int, group: str, dataset: str, example
         attempt=_attempt(session, iteration, group),
         suffix=f"{session.run.name}-{iteration:04d}-{group}",
     )
+
+
+def training_settings(
+    parameters: HyperParameters,
+    group: str,
+    *,
+    from_base: bool,
+    can_stack: bool = True,
+    method: str = "supervised",
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """How the group's model is trained: what the OpenAI API has words for, and the rest.
+
+    Only what the method and the server take is in it. `from_base`: not from the model that plays;
+    `can_stack`: that one is an adapter, so that another can be trained over it.
+    """
+    agent = parameters.group_parameters(group)
+    if from_base:
+        start_from = "base"
+    else:
+        start_from = "stack" if agent.stack_lora_adapters and can_stack else "continue"
+    hyper_parameters: dict[str, Any] = {"n_epochs": agent.num_epochs or parameters.rl.num_epochs}
+    if method == "dpo" and agent.dpo_beta is not None:
+        hyper_parameters["beta"] = agent.dpo_beta
+    if not speaks_nip(agent):
+        return hyper_parameters, {}
+    hyper_parameters["batch_size"] = agent.per_device_train_batch_size
+    extensions: dict[str, Any] = {
+        "learning_rate": parameters.rl.lr,
+        "lora_rank": agent.lora_rank,
+        "lora_alpha": agent.effective_lora_alpha,
+        "lora_dropout": agent.lora_dropout,
+        "lr_scheduler": parameters.fine_tuning.lr_scheduler,
+        "warmup_ratio": parameters.fine_tuning.warmup_ratio,
+        "weight_decay": parameters.fine_tuning.weight_decay,
+        "start_from": start_from,
+    }
+    if parameters.fine_tuning.max_length is not None:
+        extensions["max_length"] = parameters.fine_tuning.max_length
+    if agent.quantization != "none" and not is_deterministic(parameters, agent):
+        extensions["quantization"] = "4bit"  # as bitsandbytes holds it in the engine
+    return hyper_parameters, extensions
 
 
 def _attempt(session: Session, iteration: int, group: str) -> int:
@@ -275,12 +345,12 @@ def _backend(session: Session, group: str) -> Any:
     # Imported here: the client costs most of a second, and playing does not need it.
     from nip_core.fine_tuning.openai_backend import OpenAIBackend
 
-    endpoint = session.endpoint(group)
-    hosted = session.parameters.group_parameters(group).model_provider == "SelfHosted"
-    return OpenAIBackend(endpoint.base_url, endpoint.api_key, extensions=hosted)
+    control = session.control_endpoint(group)
+    hosted = speaks_nip(session.parameters.group_parameters(group))
+    return OpenAIBackend(control.base_url, control.api_key, extensions=hosted)
 
 
-def _ledger(session: Session, backend: Any) -> Ledger:
+def _ledger(session: Session, group: str, backend: Any) -> Ledger:
     # The run's own server enforces the key itself and its list never lags.
-    settle_s = 0.0 if session.server is not None else session.parameters.fine_tuning.settle_s
+    settle_s = session.parameters.fine_tuning.settle_s if group in session.endpoints else 0.0
     return Ledger(session.run, backend, settle_s=settle_s, lease=session.lease)

@@ -7,8 +7,9 @@ from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import walk
-from nip_core.stages.session import identity, prepare
+from nip_core.run_store.store import open_store, walk
+from nip_core.stages.identity import identity
+from nip_core.stages.session import prepare
 
 # What the forked run's own server makes anew; everything else of its state is the models.
 _OWN_TO_EACH = (
@@ -30,9 +31,9 @@ def fork_run(
     """
     if forked.run_store != source.run_store:
         raise SettingsError("--fork: both runs are in one run_store; leave run_store as it is")
-    prepared = prepare(forked, environment)
-    run = RunStore(prepared.run.store, source.run_name)
+    run = RunStore(open_store(source.run_store), source.run_name)
     run.open()  # a run that is not there can't be forked
+    prepared = prepare(forked, environment, forked_from=run)
     with acquire(run.store, run.root):
         kept = [
             name
@@ -42,5 +43,5 @@ def fork_run(
             )
             if name not in _OWN_TO_EACH and not name.startswith("lm_server/logs/")
         ]
-        facts = identity(prepared, forked)
+        facts = identity(prepared.parameters, prepared.contents)
         return run.fork(forked.run_name, facts.pop("parameters"), also=kept, **facts)

@@ -1,13 +1,18 @@
-"""Which model each group plays with: base models first, then what iterations have trained.
+"""Which model each group plays with: first models, then what iterations have trained.
 
-``models.json`` of iteration i says which models serve from iteration i + 1 on.
+``models.json`` of iteration i says which models serve from iteration i + 1 on, and which groups
+were not trained in i because no agent's update schedule said so.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nip_core.stages.session import Session
+if TYPE_CHECKING:
+    from nip_core.stages.session import Session
+
+NOT_SCHEDULED = "not scheduled"
+"""The status of a job that there is none of, as no agent of its group trains in the iteration."""
 
 
 @dataclass(frozen=True)
@@ -20,26 +25,33 @@ class ServedModel:
     job_id: str | None = None
     digest: str | None = None  # of the weights' content, where the server gives it
     proof: Mapping[str, Any] | None = None  # how it was shown that these weights answer
+    from_run: str | None = None  # the run that trained it; None: this one
+    kind: str | None = None  # adapter or base, where the server says it
 
 
-def models_for(session: Session, iteration: int) -> dict[str, ServedModel]:
+def models_for(session: "Session", iteration: int) -> dict[str, ServedModel]:
     """The models that play `iteration`, by group."""
     if iteration == 0:
-        return {
-            group: ServedModel(session.base_model(group), session.base_model(group))
-            for group in session.parameters.groups
-        }
+        base = {group: session.base_model(group) for group in session.parameters.groups}
+        first = session.origin[0] if session.origin else {}
+        return {group: first.get(group) or ServedModel(base[group], base[group]) for group in base}
     stored = session.run.read_json(session.run.models(iteration - 1))
     return {group: ServedModel(**model) for group, model in stored["groups"].items()}
 
 
 def write_models(
-    session: Session, iteration: int, models: Mapping[str, ServedModel]
+    session: "Session",
+    iteration: int,
+    models: Mapping[str, ServedModel],
+    not_scheduled: Sequence[str] = (),
 ) -> dict[str, ServedModel]:
     """Record the swap of `iteration`, once; returns what stands on record."""
     stored = session.run.write_json_once(
         session.run.models(iteration),
-        {"groups": {group: asdict(model) for group, model in models.items()}},
+        {
+            "groups": {group: asdict(model) for group, model in models.items()},
+            "not_scheduled": list(not_scheduled),
+        },
         lease=session.lease,
     )
     return {group: ServedModel(**model) for group, model in stored["groups"].items()}

@@ -1,4 +1,10 @@
-"""The lm_server of a run: started with the session, watched, started again when it died."""
+"""The lm_server of a run: started with the session, watched, started again when it died.
+
+server_spec       its engines, by the settings
+check_server      what of that can't work here
+server_directory  where it keeps its state
+OwnServer         the server itself
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,10 +20,112 @@ from nip_core.lm_server.owner import (
     start_or_attach,
     stop,
 )
-from nip_core.lm_server.spec import ServerSpec
+from nip_core.lm_server.spec import EngineSpec, ServerSpec
+from nip_core.models import resolve_model
+from nip_core.parameters import HyperParameters, PureTextAgentParameters
+from nip_core.run_store.run import RunStore
+from nip_core.stages.providers import base_name, is_deterministic, uses_own_server
 
 T = TypeVar("T")
 _LOOK_EVERY_S = 0.25
+
+
+def server_spec(parameters: HyperParameters) -> ServerSpec | None:
+    """How the run's own server is configured; None if no group uses one.
+
+    One engine for each base model, and a deterministic one for each that `use_dummy_api` replaces.
+    """
+    engines = {
+        base_name(parameters, agent): _engine(parameters, agent)
+        for agent in parameters.model_agents.values()
+        if uses_own_server(parameters, agent)
+    }
+    if not engines:
+        return None
+    first, *more = engines.values()
+    return ServerSpec(**vars(first), more_engines=tuple(more))
+
+
+def _engine(parameters: HyperParameters, agent: PureTextAgentParameters) -> EngineSpec:
+    settings, name = parameters.lm_server, base_name(parameters, agent)
+    if agent.use_dummy_api:
+        return EngineSpec(
+            engine="deterministic",
+            model=name,
+            served_model_name=name,
+            replies=settings.replies,
+            training_device="cpu",
+            share_device="no",
+        )
+    deterministic = settings.engine == "deterministic"
+    quantized = agent.quantization != "none" and not deterministic
+    return EngineSpec(
+        engine=settings.engine,
+        model=agent.model_name if deterministic else resolve_model(agent.model_name),
+        served_model_name=name,
+        replies=settings.replies,
+        options={
+            **settings.options,
+            **({"quantization": agent.quantization} if quantized else {}),
+        },
+        training_device=settings.training_device,
+        share_device=settings.share_device,
+    )
+
+
+def check_server(parameters: HyperParameters, environment: Mapping[str, str]) -> None:
+    """Refuse what the run's own server could not do. Raises SettingsError."""
+    settings = parameters.lm_server
+    if settings.replies is not None and not Path(settings.replies).is_file():
+        raise SettingsError(f"lm_server.replies: there is no file {settings.replies}")
+    for name, agent in parameters.model_agents.items():
+        if not uses_own_server(parameters, agent) or is_deterministic(parameters, agent):
+            continue
+        path = Path(resolve_model(agent.model_name)).expanduser()
+        looks_local = agent.model_name.startswith((".", "/", "~"))
+        if looks_local and not path.is_dir():
+            raise SettingsError(
+                f"agents.{name}.model_name: there is no directory {agent.model_name}; give the "
+                'path of a model, a Hugging Face name, or "tiny"'
+            )
+        if agent.quantization != "none":
+            _check_quantization(parameters, name, agent, environment)
+
+
+def _check_quantization(
+    parameters: HyperParameters,
+    name: str,
+    agent: PureTextAgentParameters,
+    environment: Mapping[str, str],
+) -> None:
+    settings = parameters.lm_server
+    reason = None
+    if settings.engine != "vllm":
+        reason = f"the engine {settings.engine!r} can't; use lm_server.engine: vllm"
+    elif settings.training_device == "cpu" or not has_cuda(environment):
+        reason = "it needs a CUDA device, to play and to train"
+    elif agent.stack_lora_adapters:
+        reason = "an adapter can't be stacked on another over quantized weights"
+    if reason is not None:
+        raise SettingsError(
+            f"agents.{name}.quantization: {agent.quantization!r} can't be used here: {reason}"
+        )
+
+
+def has_cuda(environment: Mapping[str, str]) -> bool:
+    """Whether there is a CUDA device for the server, found out without loading torch."""
+    return Path("/dev/nvidiactl").exists() and environment.get("CUDA_VISIBLE_DEVICES") != ""
+
+
+def server_directory(run: RunStore) -> Path:
+    """Where the run's own server keeps its state. Raises SettingsError without a local disk."""
+    local = run.store.local_path(f"{run.root}/lm_server")
+    if local is None:
+        raise SettingsError(
+            f"lm_server.url: the run's own server needs a local disk, run_store is "
+            f"{run.store.url}; name a server of yours"
+        )
+    return local
 
 
 class OwnServer:

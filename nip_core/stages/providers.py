@@ -1,45 +1,146 @@
-"""Where each model provider answers, and with which key. Keys come from the environment only."""
+"""Where each model group is asked and where it is trained, and with which key.
+
+remote_endpoints  the addresses of every group that is not on the run's own server
+uses_own_server   whether an agent's model is served by the server that the run starts
+is_deterministic  whether it is answered by the deterministic engine
+speaks_nip        whether its server is an lm_server, with proofs and settings of its own
+base_name         the name under which an agent's base model answers
+
+In this order: `use_dummy_api` (the run's own server), `base_url`, the addresses of an lm_server
+among the agent's settings, `lm_server.url`, and for SelfHosted the run's own server. Keys come
+from the environment only.
+"""
 
 import os
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from nip_core.agents.chat_client import Endpoint
 from nip_core.errors import SettingsError
-from nip_core.parameters import HyperParameters
+from nip_core.parameters import HyperParameters, PureTextAgentParameters
 
-_DEFAULTS = {
-    "OpenAI": ("OPENAI_BASE_URL", "https://api.openai.com/v1", "OPENAI_API_KEY"),
-    "OpenRouter": ("OPENROUTER_BASE_URL", "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY"),
+_ADDRESSES = {
+    "OpenAI": ("OPENAI_BASE_URL", "https://api.openai.com/v1"),
+    "OpenRouter": ("OPENROUTER_BASE_URL", "https://openrouter.ai/api/v1"),
 }
 SERVER_KEY_VARIABLE = "NIP_API_KEY"
+_KEYS = {
+    "OpenAI": "OPENAI_API_KEY",
+    "OpenRouter": "OPENROUTER_API_KEY",
+    "SelfHosted": SERVER_KEY_VARIABLE,
+}
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """The two addresses of a group; most servers have one for both."""
+
+    play: Endpoint
+    """Chat completions."""
+    control: Endpoint
+    """Files, jobs, models and their proofs."""
 
 
 def remote_endpoints(
     parameters: HyperParameters, environment: Mapping[str, str] = os.environ
-) -> dict[str, Endpoint]:
-    """Endpoints of every provider in use but the run's own server.
+) -> dict[str, Endpoints]:
+    """By group, the addresses of all that are not on the run's own server.
 
     Raises SettingsError when a key is not in the environment.
     """
-    endpoints: dict[str, Endpoint] = {}
-    for provider in sorted({agent.model_provider for agent in parameters.model_agents.values()}):
-        if provider == "SelfHosted":
-            if parameters.lm_server.url is None:
-                continue
-            url, variable = parameters.lm_server.url.rstrip("/"), SERVER_KEY_VARIABLE
-            url = url if url.endswith("/v1") else f"{url}/v1"
-        else:
-            url_variable, default, variable = _DEFAULTS[provider]
-            url = environment.get(url_variable, default).rstrip("/")
+    endpoints: dict[str, Endpoints] = {}
+    for group, names in parameters.groups.items():
+        agent = parameters.group_parameters(group)
+        if uses_own_server(parameters, agent):
+            continue
+        variable = _KEYS[agent.model_provider]
         key = environment.get(variable, "")
         if not key:
             raise SettingsError(
-                f"agents: model_provider {provider} needs its key in the environment variable "
-                f"{variable}, which is not set"
+                f"agents.{names[0]}: model_provider {agent.model_provider} needs its key in the "
+                f"environment variable {variable}, which is not set"
             )
-        endpoints[provider] = Endpoint(url, key)
+        play, control = _addresses(parameters, agent, environment)
+        endpoints[group] = Endpoints(Endpoint(play, key), Endpoint(control, key))
     return endpoints
+
+
+def _addresses(
+    parameters: HyperParameters, agent: PureTextAgentParameters, environment: Mapping[str, str]
+) -> tuple[str, str]:
+    """Where the agent's group plays and where it is trained, both with the API's path."""
+    if agent.base_url is not None:
+        url = _with_path(agent.base_url)
+        return url, url
+    if agent.model_provider == "SelfHosted":
+        if agent.engine_url is not None and agent.control_url is not None:
+            return _server(agent.engine_url), _server(agent.control_url)
+        assert parameters.lm_server.url is not None  # or it would be the run's own server
+        url = _server(parameters.lm_server.url)
+        return url, url
+    variable, default = _ADDRESSES[agent.model_provider]
+    url = (environment.get(variable) or default).rstrip("/")
+    return url, url
+
+
+def _server(url: str) -> str:
+    """The API of an lm_server, whose address may be given with or without its path."""
+    return f"{url.rstrip('/').removesuffix('/v1')}/v1"
+
+
+def _with_path(url: str) -> str:
+    """An address as it is given; one that is only a host gets the usual path of the API."""
+    url = url.rstrip("/")
+    return url if urlsplit(url).path else f"{url}/v1"
+
+
+def uses_own_server(parameters: HyperParameters, agent: PureTextAgentParameters) -> bool:
+    """Whether the agent's model is served by the server that the run starts."""
+    if agent.use_dummy_api:
+        return True
+    return (
+        agent.model_provider == "SelfHosted"
+        and agent.base_url is None
+        and agent.control_url is None
+        and parameters.lm_server.url is None
+    )
+
+
+def is_deterministic(parameters: HyperParameters, agent: PureTextAgentParameters) -> bool:
+    """Whether the run's own server answers for the agent without a model."""
+    return uses_own_server(parameters, agent) and (
+        agent.use_dummy_api or parameters.lm_server.engine == "deterministic"
+    )
+
+
+def speaks_nip(agent: PureTextAgentParameters) -> bool:
+    """Whether its server takes the settings ``nip`` of a job and proves what it serves."""
+    return agent.use_dummy_api or agent.model_provider == "SelfHosted"
+
+
+def is_paid(agent: PureTextAgentParameters) -> bool:
+    """Whether somebody sends a bill for the agent's calls; one's own hardware costs nothing."""
+    return not speaks_nip(agent)
+
+
+def base_name(parameters: HyperParameters, agent: PureTextAgentParameters) -> str:
+    """The name under which the agent's base model answers."""
+    if agent.use_dummy_api:
+        return dummy_name(agent.model_name)
+    if uses_own_server(parameters, agent):
+        return served_name(agent.model_name)
+    return agent.model_name
+
+
+def dummy_name(model_name: str) -> str:
+    """The name of the deterministic engine that stands for a model.
+
+    Not the model's own, with which another group may play on the same server.
+    """
+    return "dummy-" + re.sub(r"[^A-Za-z0-9._-]", "-", served_name(model_name))
 
 
 def served_name(model_name: str) -> str:

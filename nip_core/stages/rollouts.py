@@ -14,7 +14,7 @@ from typing import Any
 
 from nip_core.errors import RunConflictError
 from nip_core.hashing import digest
-from nip_core.rollouts.engine import PlayedShard, Table, play_shard
+from nip_core.rollouts.engine import Failures, PlayedShard, Table, play_shard
 from nip_core.rollouts.journal import Journal
 from nip_core.rollouts.plan import EpisodeSpec, plan_episodes, shards
 from nip_core.rollouts.tables import (
@@ -99,10 +99,15 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
                 log=journal,
                 recorded=recorded,
                 progress=session.progress,
+                failures=failures,
             )
             return await play_shard(specs, table)
 
+        failures = session.failures.setdefault((iteration, split), Failures(plan.episodes))
         played = await session.with_server(run_shard)
+    except BaseException:
+        session.failures.pop((iteration, split), None)  # a repetition counts them again
+        raise
     finally:
         await journal.aclose()
     timings = [

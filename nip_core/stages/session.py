@@ -1,44 +1,39 @@
 """What all stages of a run share in one process, opened and closed as one.
 
-prepare        everything that can be checked without a server: problems, prompts, keys, the
-               model's path, the run on record, disk space
+plan_run       what a run would take
+prepare        everything that can be checked without a server: what comes from other runs,
+               problems, prompts, keys, the model's path, the run on record, disk space
 open_session   that, then the lease, the server and its model, the chat template and the context
                length; only then is the run created
-contents_of    digests of the files that the settings name: a run name stands for them too
 """
 
 import asyncio
 import contextlib
-import hashlib
 import os
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, TypeVar
 
-import nip_core
 from nip_core.agents.chat_client import ChatClient, Endpoint
 from nip_core.agents.random_agent import RANDOM_MODEL
 from nip_core.agents.render import Game
-from nip_core.errors import SettingsError, StoreError
-from nip_core.hashing import digest
-from nip_core.lm_server.spec import EngineSpec, ServerSpec
-from nip_core.models import resolve_model
-from nip_core.parameters import DATA_NEUTRAL, HyperParameters, RandomAgentParameters
-from nip_core.rollouts.engine import Player
+from nip_core.errors import StoreError
+from nip_core.parameters import HyperParameters, RandomAgentParameters
+from nip_core.rollouts.engine import Failures, Player
 from nip_core.rollouts.plan import SPLITS, shuffle_labels
 from nip_core.rollouts.progress import Progress
 from nip_core.run_store.lease import Lease, acquire
-from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import open_store
+from nip_core.run_store.run import RunRecord, RunStore
+from nip_core.run_store.store import MissingFileError, open_store
 from nip_core.scenarios.code_validation.datasets import Problem, check_splits, load_problems
 from nip_core.stages.checks import check_prompts, check_version
 from nip_core.stages.estimate import Estimate, estimate_run
-from nip_core.stages.own_server import OwnServer
-from nip_core.stages.providers import remote_endpoints, served_name
+from nip_core.stages.identity import contents_of, identity
+from nip_core.stages.models import ServedModel
+from nip_core.stages.origin import Origin, bring, find_origin, resolved, takes_over
+from nip_core.stages.own_server import OwnServer, check_server, server_directory, server_spec
+from nip_core.stages.providers import Endpoints, base_name, remote_endpoints
 
 T = TypeVar("T")
 
@@ -52,19 +47,31 @@ class Session:
     run: RunStore
     lease: Lease
     problems: Mapping[str, list[Problem]]
-    endpoints: Mapping[str, Endpoint]  # by provider; the run's own server is not among them
+    endpoints: Mapping[str, Endpoints]  # by group; those on the run's own server are not there
     client: ChatClient
     progress: Progress
     estimate: Estimate
     server: OwnServer | None = None
     retry_failed_jobs: bool = False  # a failed job on record is submitted anew
+    origin: tuple[Mapping[str, ServedModel], ...] = ()
+    """[i]: by group, the model of another run that plays iteration i, see `origin`."""
+    failures: dict[tuple[int, str], Failures] = field(default_factory=dict)
+    """Failed episodes by iteration and split, counted over the shards of a stage."""
 
     def endpoint(self, group: str) -> Endpoint:
-        """Where the group's model is asked and trained."""
-        provider = self.parameters.group_parameters(group).model_provider
-        if provider == "SelfHosted" and self.server is not None:
-            return self.server.endpoint
-        return self.endpoints[provider]
+        """Where the group's model is asked."""
+        at = self.endpoints.get(group)
+        return self._own if at is None else at.play
+
+    def control_endpoint(self, group: str) -> Endpoint:
+        """Where the group's model is trained and described."""
+        at = self.endpoints.get(group)
+        return self._own if at is None else at.control
+
+    @property
+    def _own(self) -> Endpoint:
+        assert self.server is not None  # there is one if a group needs it
+        return self.server.endpoint
 
     async def with_server(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do `work`; if the run's own server dies meanwhile, raise ServerError at once.
@@ -75,9 +82,7 @@ class Session:
 
     def base_model(self, group: str) -> str:
         """The name under which the group's base model is served."""
-        agent = self.parameters.group_parameters(group)
-        own = agent.model_provider == "SelfHosted" and self.parameters.lm_server.url is None
-        return served_name(agent.model_name) if own else agent.model_name
+        return base_name(self.parameters, self.parameters.group_parameters(group))
 
     def players(self, models: Mapping[str, str]) -> dict[str, Player]:
         """Every agent with the model of its group; `models` names it by group."""
@@ -126,54 +131,63 @@ def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
 class Prepared:
     """What is known of a run before anything is started."""
 
+    parameters: HyperParameters
+    """With the settings that agents take over from another run."""
     game: Game
     run: RunStore
     problems: Mapping[str, list[Problem]]
-    endpoints: Mapping[str, Endpoint]
+    endpoints: Mapping[str, Endpoints]
     estimate: Estimate
     contents: Mapping[str, Any]
+    origin: Origin
 
 
-def prepare(parameters: HyperParameters, environment: Mapping[str, str] = os.environ) -> Prepared:
+def prepare(
+    parameters: HyperParameters,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    forked_from: RunStore | None = None,
+) -> Prepared:
     """Check everything that takes no server: prompts, store, problems, keys, disk space, model.
 
-    Raises SettingsError, DatasetError, StoreError or RunConflictError; nothing was written but
-    the directory of the run store.
+    A run that is on record takes over from other runs what it did when it was created, and one
+    that is `forked_from` another what that one did. Raises SettingsError, DatasetError, StoreError
+    or RunConflictError; nothing was written but the directory of the run store.
     """
+    store = open_store(parameters.run_store)
+    run = RunStore(store, parameters.run_name)
+    record = _record(run if forked_from is None else forked_from)
+    parameters = resolved(parameters, store, record)
     game = Game(parameters)
     problems = load_all_problems(parameters)
     endpoints = remote_endpoints(parameters, environment)
-    _check_model(parameters)
+    check_server(parameters, environment)
+    origin = find_origin(parameters, store, record)
     estimate = estimate_run(game, problems)
-    replies = parameters.lm_server.replies
-    if replies is not None and not Path(replies).is_file():
-        raise SettingsError(f"lm_server.replies: there is no file {replies}")
-    store = open_store(parameters.run_store)
-    run = RunStore(store, parameters.run_name)
-    contents = contents_of(parameters, problems, endpoints)
-    prepared = Prepared(game, run, problems, endpoints, estimate, contents)
-    run.check_same(**identity(prepared, parameters))
+    contents = contents_of(parameters, problems, endpoints, origin)
+    run.check_same(**identity(parameters, contents))
     free = store.free_bytes()
     if free is not None and free < estimate.disk_bytes:
         raise StoreError(
             f"{store.url}: the run can take {estimate.disk_bytes / 1e6:.0f} MB, only "
             f"{free / 1e6:.0f} MB are free; free space or choose another run_store"
         )
-    return prepared
+    return Prepared(parameters, game, run, problems, endpoints, estimate, contents, origin)
 
 
-def _check_model(parameters: HyperParameters) -> None:
-    """A model path of the run's own server must be there; names are the server's to resolve."""
-    if parameters.lm_server.engine == "deterministic" or parameters.lm_server.url is not None:
-        return
-    for name, agent in parameters.model_agents.items():
-        path = Path(resolve_model(agent.model_name)).expanduser()
-        looks_local = agent.model_name.startswith((".", "/", "~"))
-        if agent.model_provider == "SelfHosted" and looks_local and not path.is_dir():
-            raise SettingsError(
-                f"agents.{name}.model_name: there is no directory {agent.model_name}; give the "
-                'path of a model, a Hugging Face name, or "tiny"'
-            )
+def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate]:
+    """The settings with which a run would be played, and what it would take; nothing is written."""
+    if takes_over(parameters):
+        store = open_store(parameters.run_store, read_only=True)
+        parameters = resolved(parameters, store, _record(RunStore(store, parameters.run_name)))
+    return parameters, estimate_run(Game(parameters), load_all_problems(parameters))
+
+
+def _record(run: RunStore) -> RunRecord | None:
+    try:
+        return run.open()
+    except MissingFileError:
+        return None
 
 
 @contextlib.asynccontextmanager
@@ -190,15 +204,17 @@ async def open_session(
     nothing has been spent then.
     """
     prepared = prepare(parameters, environment)
-    run = prepared.run
+    parameters, run = prepared.parameters, prepared.run
     async with contextlib.AsyncExitStack() as stack:
         lease = stack.enter_context(await asyncio.to_thread(acquire, run.store, run.root))
         server = None
-        providers = {agent.model_provider for agent in parameters.model_agents.values()}
-        if "SelfHosted" in providers and "SelfHosted" not in prepared.endpoints:
+        spec = server_spec(parameters)
+        if spec is not None:
+            directory = server_directory(run)
+            await asyncio.to_thread(bring, prepared.origin, run.store, directory)
             server = OwnServer(
-                server_spec(parameters),
-                server_directory(run),
+                spec,
+                directory,
                 timeout_s=parameters.lm_server.start_timeout_s,
                 environment=environment,
             )
@@ -223,114 +239,11 @@ async def open_session(
             estimate=prepared.estimate,
             server=server,
             retry_failed_jobs=retry_failed_jobs,
+            origin=prepared.origin.models,
         )
         await check_version(session)
         await check_prompts(session)
-        run.create_or_open(**identity(prepared, parameters), now=datetime.now(UTC), lease=lease)
+        run.create_or_open(
+            **identity(parameters, prepared.contents), now=datetime.now(UTC), lease=lease
+        )
         yield session
-
-
-def identity(prepared: "Prepared", parameters: HyperParameters) -> dict[str, Any]:
-    """What a run's name stands for: settings, and the content of the files they name."""
-    return {
-        "parameters": parameters.to_dict(),
-        "contents": prepared.contents,
-        "code_version": code_version(),
-        "seed": parameters.seed,
-        "data_neutral": DATA_NEUTRAL,
-    }
-
-
-def contents_of(
-    parameters: HyperParameters,
-    problems: Mapping[str, list[Problem]],
-    endpoints: Mapping[str, Endpoint],
-) -> dict[str, Any]:
-    """Digests of everything outside the settings that decides the data.
-
-    Problems and templates whole; a replies file whole; of a model directory names, sizes and the
-    first megabyte of each file, so that large weights are not read; addresses of providers.
-    """
-    contents: dict[str, Any] = {
-        "problems": {
-            split: digest([[p.id, p.question, p.solution, p.y] for p in chosen])
-            for split, chosen in problems.items()
-        },
-        "templates": {},
-        "addresses": {provider: e.base_url for provider, e in sorted(endpoints.items())},
-        "models": {},
-        "replies": None,
-    }
-    for name, agent in parameters.model_agents.items():
-        if agent.system_prompt_template_path is not None:
-            text = Path(agent.system_prompt_template_path).read_text(encoding="utf-8")
-            contents["templates"][name] = digest(text)
-        path = Path(resolve_model(agent.model_name)).expanduser()
-        if agent.model_provider == "SelfHosted" and path.is_dir():
-            contents["models"][agent.model_name] = _directory_digest(path)
-    if parameters.lm_server.replies is not None:
-        contents["replies"] = digest(
-            Path(parameters.lm_server.replies).read_text(encoding="utf-8", errors="replace")
-        )
-    return contents
-
-
-def _directory_digest(directory: Path) -> str:
-    facts = []
-    for file in sorted(path for path in directory.rglob("*") if path.is_file()):
-        with file.open("rb") as opened:
-            head = hashlib.sha256(opened.read(1 << 20)).hexdigest()
-        facts.append([str(file.relative_to(directory)), file.stat().st_size, head])
-    return digest(facts)
-
-
-@lru_cache(maxsize=1)
-def code_version() -> str:
-    """The version of nip, with the commit where it runs from a checkout."""
-    root = Path(nip_core.__file__).parent.parent
-    if not (root / ".git").exists():
-        return nip_core.__version__
-    try:
-        asked = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):  # no git here
-        return nip_core.__version__
-    commit = asked.stdout.strip()
-    return f"{nip_core.__version__}+{commit}" if commit else nip_core.__version__
-
-
-def server_spec(parameters: HyperParameters) -> ServerSpec:
-    """How the run's own server is configured."""
-    settings = parameters.lm_server
-    names = dict.fromkeys(
-        a.model_name for a in parameters.model_agents.values() if a.model_provider == "SelfHosted"
-    )
-    first, *more = (
-        EngineSpec(
-            engine=settings.engine,
-            model=name if settings.engine == "deterministic" else resolve_model(name),
-            served_model_name=served_name(name),
-            replies=settings.replies,
-            options=settings.options,
-            training_device=settings.training_device,
-            share_device=settings.share_device,
-        )
-        for name in names
-    )
-    return ServerSpec(**vars(first), more_engines=tuple(more))
-
-
-def server_directory(run: RunStore) -> Path:
-    """Where the run's own server keeps its state. Raises SettingsError without a local disk."""
-    local = run.store.local_path(f"{run.root}/lm_server")
-    if local is None:
-        raise SettingsError(
-            f"lm_server.url: the run's own server needs a local disk, run_store is "
-            f"{run.store.url}; name a server of yours"
-        )
-    return local

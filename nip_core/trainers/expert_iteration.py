@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nip_core.agents.render import ChatMessage, Game, Situation, Turn
+from nip_core.agents.render import ChatMessage, Game, InvalidResponse, Situation, Turn
+from nip_core.errors import StageError
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters import PureTextEiParameters, TextRlParameters
 
@@ -49,18 +50,25 @@ _PLACE = ("split", "iteration", "problem", "sample", "branch_path")
 
 
 def choose_examples(
-    game: Game, group: str, iteration: int, episodes: pa.Table, generations: pa.Table
+    game: Game,
+    group: str,
+    iteration: int,
+    episodes: pa.Table,
+    generations: pa.Table,
+    agents: Sequence[str] | None = None,
 ) -> list[Example]:
     """Training examples of a shared model group, in a stable order without a pattern.
 
     `episodes` and `generations` are the training rollouts to choose from (one iteration's or
     several's, see `nip_core.rollouts.schema`). Failed episodes are left out, and so are those
-    in which the agent never spoke.
+    in which the agent never spoke. `agents` are those of the group that are trained (None: all).
+    Raises StageError for rollouts whose answers this version of nip reads otherwise.
     """
     parameters = game.parameters
+    agents = parameters.groups[group] if agents is None else agents
     chosen: list[tuple[_Side, str, str, int]] = []
-    sides = _sides(game, parameters.groups[group], episodes, generations)
-    for agent in parameters.groups[group]:
+    sides = _sides(game, agents, episodes, generations)
+    for agent in agents:
         replaced, others = _split_for_replacement(
             sides[agent],
             0.0 if agent != "verifier" else replacement_proportion(parameters.text_rl, iteration),
@@ -143,7 +151,13 @@ def _sides(
         if episode["outcome"] == "failed":
             continue
         rows = by_episode[episode["key"]]
-        turns = game.turns(rows, episode["seed"])
+        try:
+            turns = game.turns(rows, episode["seed"])
+        except InvalidResponse as invalid:
+            raise StageError(
+                f"episode {episode['key']}: an answer that counted as valid when it was played is "
+                f"not ({invalid.reason}); another version of nip has played it: train with that one"
+            ) from None
         place = derive_key(*(episode[column] for column in _PLACE))
         rewards = {entry["agent"]: entry["reward"] for entry in episode["rewards"]}
         for agent in agents:
@@ -175,17 +189,35 @@ def _balanced(picked: list[tuple[_Side, str, int]]) -> list[tuple[_Side, str, in
     return by_decision[0][:size] + by_decision[1][:size]
 
 
+def own_side(
+    game: Game,
+    agent: str,
+    situation: Situation,
+    turns: Sequence[Turn],
+    round_: int,
+    label: int | None = None,
+) -> list[ChatMessage]:
+    """The chat of `agent` until its last answer, to be trained on; empty if it never spoke.
+
+    With a true `label` (1 correct, 0 buggy) that answer becomes the right decision, as sure as the
+    scale allows and without the reasoning before it, which may have argued for the other one.
+    """
+    messages = game.render(agent, situation, turns, round_)
+    while messages and messages[-1]["role"] != "assistant":
+        messages.pop()
+    if messages and label is not None:
+        verdict = game.protocol.scale.right_answer(label)
+        messages[-1] = {"role": "assistant", "content": f"Decision: {verdict}"}
+    return messages
+
+
 def _example(game: Game, side: _Side, agent: str, reason: str, draw: int) -> Example:
     episode = side.episode
     situation = Situation(
         episode["question"], episode["solution"], episode["prover_stance"], episode["seed"]
     )
-    messages = game.render(agent, situation, side.turns, episode["rounds"] - 1)
-    while messages[-1]["role"] != "assistant":
-        messages.pop()
-    if reason == "true_label":
-        verdict = game.protocol.scale.right_answer(episode["y"])
-        messages[-1] = {"role": "assistant", "content": f"Decision: {verdict}"}
+    label = int(episode["y"]) if reason == "true_label" else None
+    messages = own_side(game, agent, situation, side.turns, episode["rounds"] - 1, label)
     return Example(
         key=derive_key("example", episode["key"], agent, reason, draw),
         agent=agent,

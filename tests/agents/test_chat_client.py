@@ -47,9 +47,10 @@ async def test_an_answer_carries_model_usage_and_text():
         web.Response(status=429, headers={"Retry-After": "0.01"}),
         web.Response(status=200, text='{"choices": ['),
         web.Response(status=200, text="[]"),
+        {"text": "x", "logprobs": {"content": [{"token": "x", "logprob": float("nan")}]}},
         {"model": "another"},
     ],
-    ids=["dropped", "500", "503", "429", "truncated", "no-object", "wrong-model"],
+    ids=["dropped", "500", "503", "429", "truncated", "no-object", "nan", "wrong-model"],
 )
 async def test_a_passing_trouble_is_retried(trouble):
     server, answer = await ask(failing_first(trouble))
@@ -72,6 +73,16 @@ async def test_a_slow_answer_is_retried_after_the_time_out():
 async def test_retries_end():
     with pytest.raises(TransportError, match=r"no answer after 3 tries.*HTTP 500: oops"):
         await ask(lambda body: web.Response(status=500, text="oops"), retries=2)
+
+
+async def test_log_probabilities_are_read_with_the_likeliest_tokens():
+    top = [{"token": "y", "logprob": -3.5, "bytes": None}, {"token": "\ud83d", "logprob": -9}]
+    content = [{"token": "x", "logprob": -0.25, "bytes": [120], "top_logprobs": top}]
+    _, answer = await ask(lambda body: {"text": "x", "logprobs": {"content": content}})
+    others = [{"token": "y", "logprob": -3.5}, {"token": "?", "logprob": -9.0}]
+    assert answer.tokens == [{"token": "x", "logprob": -0.25, "top": others}]
+    _, without = await ask(lambda body: "x")
+    assert without.tokens is None
 
 
 async def test_a_dated_name_of_the_asked_model_is_accepted():

@@ -21,7 +21,7 @@ def episodes_of() -> Builder:
                 "problem": f"p{index}", "question_id": f"q{index}", "sample": 0,
                 "branch_path": "", "protocol": "nip", "question": "Add one to x.",
                 "solution": "def f(x):\n    return x + 1\n", "y": 1, "difficulty": None,
-                "mutation": None, "seed": index, "prover_stance": None, "rounds": 3,
+                "mutation": None, "seed": index, "decision_value": None, "prover_stance": None, "rounds": 3,
                 "decision": 1, "outcome": "finished", "error": None,
             }  # fmt: skip
             paid = [{"agent": agent, "reward": reward} for agent, reward in rewards.items()]

@@ -56,6 +56,7 @@ def test_verdicts_are_counted_as_by_hand(dozen) -> None:
     assert found["terminated_rate"] == 1 / 12
     assert found["failed_rate"] == 1 / 12
     assert found["always_fail_rate"] == 5 / 12
+    assert found["neither_rate"] == 0
     assert found["agreement"] is None
     assert found["mean_rounds"] == (10 * 4 + 9) / 11
     assert found["agents"]["verifier"]["mean_reward"] == pytest.approx((7 - 4) / 11)
@@ -67,6 +68,27 @@ def test_verdicts_are_counted_as_by_hand(dozen) -> None:
 def test_a_failed_episode_counts_as_wrong_though_its_decision_equals_the_label(episodes_of) -> None:
     found = evaluate(episodes_of({"y": 0, "decision": 0, "outcome": "failed"}), None)
     assert (found["accuracy"], found["soundness"], found["no_decision_rate"]) == (0.0, 0.0, 1.0)
+
+
+def test_neither_is_wrong_and_is_no_missing_decision(episodes_of) -> None:
+    table = episodes_of(
+        {"problem": "a", "y": 1, "decision": 3, "decision_value": 0.0},
+        {"problem": "a", "y": 1, "decision": 1, "decision_value": 0.5, "sample": 1},
+        {"problem": "b", "y": 0, "decision": 3, "decision_value": 0.0},
+        {"problem": "b", "y": 0, "decision": 3, "decision_value": 0.0, "sample": 1},
+        {"problem": "c", "y": 0, "decision": 0, "decision_value": -0.75},
+        {"problem": "c", "y": 0, "decision": 2, "outcome": "terminated", "sample": 1},
+        {"problem": "d", "y": 0, "decision": 3, "decision_value": 0.0, "outcome": "failed"},
+    )
+    found = evaluate(table, None)
+    assert (found["accuracy"], found["completeness"], found["soundness"]) == (2 / 7, 1 / 2, 1 / 5)
+    assert found["precision"] == 1.0
+    assert (found["acceptance_rate"], found["neither_rate"]) == (1 / 7, 3 / 7)
+    assert found["no_decision_rate"] == 2 / 7  # one terminated, one failed
+    assert found["always_fail_rate"] == 2 / 4
+    assert found["mean_decision_value"] == (0.5 - 0.75) / 5
+    # Neither twice is agreement; of the others, none.
+    assert found["agreement"] == 1 / 3
 
 
 def test_breakdowns_are_counted_as_by_hand(dozen) -> None:
@@ -155,7 +177,8 @@ _rows = st.lists(
         {
             "problem": st.sampled_from("abcdef"),
             "y": st.integers(0, 1),
-            "decision": st.integers(0, 2),
+            "decision": st.integers(0, 3),
+            "decision_value": st.none() | st.floats(-1, 1, allow_subnormal=False),
             "outcome": st.sampled_from(["finished", "terminated", "failed"]),
             "rounds": st.integers(1, 9),
             "difficulty": st.sampled_from([None, "easy", "hard"]),
@@ -192,6 +215,7 @@ def test_rates_are_within_0_and_1_and_the_order_of_rows_does_not_matter(
     if rows:
         decided = sum(r["decision"] == 0 and r["outcome"] != "failed" for r in rows) / len(rows)
         parts = found["acceptance_rate"] + found["no_decision_rate"] + decided
+        parts += found["neither_rate"]
         assert parts == pytest.approx(1)
 
 
@@ -271,6 +295,34 @@ def test_the_prover_is_believed_to_the_letter(episodes_of, generations_of, text,
 def test_a_prover_that_said_nothing_makes_no_decision(episodes_of, generations_of) -> None:
     found = believe_the_prover(episodes_of({"decision": 1}), generations_of(), CLAIMS)
     assert found["no_decision_rate"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("claims", "decision"),
+    [
+        (["they match", "they match"], 1),
+        (["they match", "no idea"], 1),
+        (["they match", "they differ"], 2),
+        (["no idea", "no idea"], 2),
+        (["they differ", None], 0),
+    ],
+)
+def test_two_provers_are_believed_unless_they_contradict_each_other(
+    episodes_of, generations_of, claims, decision
+) -> None:
+    episodes = episodes_of({"decision": 3, "decision_value": 0.25, "y": 0})
+    said = [
+        {"round": r, "agent": f"prover{r}", "text": text}
+        for r, text in enumerate(claims)
+        if text is not None
+    ]
+    earlier = [{"round": 0, "agent": "prover1", "text": "they match"}] if len(said) == 2 else []
+    both = ("prover0", "prover1")
+    found = believe_the_prover(episodes, generations_of(*said, *earlier), CLAIMS, provers=both)
+    assert found["acceptance_rate"] == (decision == 1)
+    assert found["no_decision_rate"] == (decision == 2)
+    assert found["accuracy"] == (decision == 0)
+    assert found["mean_decision_value"] is None  # that of the real verdict is not theirs
 
 
 @pytest.mark.parametrize("claims", [{"x": 2}, {"(": 1}])

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -16,7 +17,7 @@ from nip_core.evaluation.report import (
     build_report,
     metrics_table,
 )
-from nip_core.evaluation.transcripts import Message, Transcript
+from nip_core.evaluation.transcripts import DECISION_WORDS, Message, Transcript
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -217,6 +218,24 @@ def test_metrics_without_values_show_dashes(episodes_of, report) -> None:
     assert "nan" not in Page(build_report(data)).text.lower()
     [row] = metrics_table([(0, buggy_only)])
     assert (row["completeness"], row["precision"], row["accuracy"]) == ("–", "–", "0.0\u202f%")
+
+
+def test_neither_has_a_column_where_a_verdict_was_neither(episodes_of, report) -> None:
+    assert "Neither" not in Page(build_report(report)).text
+    middle = evaluate(
+        episodes_of({"decision": 3, "decision_value": 0.0}, {"y": 1, "decision_value": 0.5}), None
+    )
+    scaled = replace(report, iterations=[*report.iterations, IterationReport(2, middle)])
+    shown = Page(build_report(scaled)).text.replace("\u202f", " ")
+    assert "Neither" in shown and "50.0 % +0.25" in shown
+    assert [row["neither"] for row in metrics_table([(2, middle), (3, report.iterations[0].test)])]
+
+
+def test_a_verdict_in_the_middle_of_the_scale_has_a_word_in_the_transcripts(report) -> None:
+    """The page's script has a word for each decision that a table can hold."""
+    script = Page(build_report(report)).scripts[1]
+    [words] = re.findall(r"const DECISIONS = (\[.*?\]);", script)
+    assert json.loads(words) == [DECISION_WORDS[i] for i in range(4)]
 
 
 def test_the_table_has_one_flat_row_per_iteration(report) -> None:

@@ -3,6 +3,8 @@
 import pyarrow as pa
 
 from nip_core.evaluation.transcripts import transcripts_from_tables, transcripts_markdown
+from nip_core.parameters import load_parameters
+from nip_core.protocols import make_protocol
 
 
 def _batch(episodes_of, iterations=(0,), problems=20):
@@ -94,3 +96,35 @@ def test_markdown_holds_at_most_the_limit(episodes_of, generations_of) -> None:
     found = transcripts_from_tables(_batch(episodes_of), generations_of(), 20, 0)
     assert transcripts_markdown(found, 3).count("### Iteration") == 3
     assert transcripts_markdown([], 3) == "No transcripts.\n"
+
+
+def test_each_message_says_to_which_channels_it_went_up_to_the_last_round(
+    episodes_of, generations_of
+) -> None:
+    played = {"interaction_protocol": "debate", "debate_protocol": {"max_message_rounds": 3}}
+    protocol = make_protocol(load_parameters({"run_name": "a", "dataset": "x", **played}))
+    generations = generations_of(
+        {"round": 0, "agent": "verifier"},
+        {"round": 1, "agent": "prover0", "invalid_reason": "empty answer"},
+        {"round": 1, "agent": "prover0", "attempt": 1},
+        {"round": 1, "agent": "prover1"},
+        {"round": 2, "agent": "verifier", "decision": 1, "decision_value": 0.25},
+    )
+    episodes = episodes_of({"protocol": "debate", "decision": 1, "decision_value": 0.25})
+    [found] = transcripts_from_tables(episodes, generations, 1, 0, protocol)
+    assert [m.channels for m in found.messages] == [
+        ("prover0_channel", "prover1_channel"),
+        (),
+        ("prover0_channel",),
+        ("prover1_channel",),
+        (),
+    ]
+    text = transcripts_markdown([found], 1)
+    assert "**verifier** (round 0, to prover0_channel, prover1_channel, `tiny-1`)" in text
+    assert "**verifier** (round 2, `tiny-1`, decides: accept, +0.25)" in text
+    assert "the verdict was **accept, +0.25** (right, finished)" in text
+    # Without the protocol that was played, or with another one, nothing is made up.
+    other = make_protocol(load_parameters({"run_name": "a", "dataset": "x"}))
+    for protocol_ in (None, other):
+        [blind] = transcripts_from_tables(episodes, generations, 1, 0, protocol_)
+        assert {m.channels for m in blind.messages} == {()}

@@ -53,6 +53,7 @@ class ScriptedServer:
                         "index": 0,
                         "message": {"role": "assistant", "content": text},
                         "finish_reason": changes.get("finish_reason", "stop"),
+                        "logprobs": changes.get("logprobs"),
                     }
                 ],
                 "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},

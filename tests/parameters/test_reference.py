@@ -1,23 +1,78 @@
-"""The page of settings says what the settings are."""
+"""The page of settings says what the settings are; what each means, it says itself."""
 
+import re
 from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from nip_core.parameters.hyper_parameters import HyperParameters
+import pytest
+
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.base import Parameters, groups_in
+from nip_core.parameters.not_for_text import NOT_FOR_TEXT
 from nip_core.parameters.reference import reference
+from nip_core.parameters.update_schedule import SCHEDULES
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+
+
+def all_groups(kind: type[Parameters]) -> list[type[Parameters]]:
+    inner = [k for f in kind.model_fields.values() for k in groups_in(f.annotation)]
+    return [kind, *(group for k in inner for group in all_groups(k))]
+
+
+GROUPS = dict.fromkeys(all_groups(HyperParameters))
+FIELDS = [
+    (kind, name)
+    for kind in GROUPS
+    for name, field in kind.model_fields.items()
+    if not groups_in(field.annotation)
+]
+
+
+def limits(annotation: Any, metadata: tuple[Any, ...] = ()) -> list[str]:
+    """The bounds and the choices in an annotation, as they are written."""
+    found = [
+        f"{getattr(rule, name):.10g}"
+        for rule in (*metadata, *(r for m in metadata for r in getattr(m, "metadata", ())))
+        for name in ("ge", "gt", "le", "lt")
+        if isinstance(getattr(rule, name, None), int | float)
+    ]
+    if get_origin(annotation) is Literal:
+        return [*found, *map(str, get_args(annotation))]
+    if get_origin(annotation) is Annotated:
+        annotation, *rules = get_args(annotation)
+        return [*found, *limits(annotation, tuple(rules))]
+    return [*found, *(limit for part in get_args(annotation) for limit in limits(part))]
 
 
 def test_the_page_is_up_to_date():
     assert PAGE.read_text(encoding="utf-8") == reference()
 
 
-def test_every_setting_has_a_meaning():
-    rows = [line for line in reference().splitlines() if line.startswith("| `")]
-    assert len(rows) > 60
-    assert all(row.rstrip("| ").rpartition("|")[2].strip() for row in rows)
-    assert all(
-        field.description
-        for name, field in HyperParameters.model_fields.items()
-        if field.is_required()
-    )
+@pytest.mark.parametrize(("kind", "name"), FIELDS)
+def test_every_setting_says_what_it_means_and_which_values_it_takes(kind, name):
+    field = kind.model_fields[name]
+    meaning = (field.description or "").replace(",", "")
+    assert meaning.endswith((".", ".)"))
+    for limit in limits(field.annotation, tuple(field.metadata)):
+        assert re.search(rf"(?<![\d.]){re.escape(limit)}(?!\d)", meaning), limit
+
+
+def test_bounds_and_choices_are_found_where_there_are_some():
+    found = {(kind.__name__, name): kind.model_fields[name] for kind, name in FIELDS}
+    for setting, expected in {
+        ("PureTextAgentParameters", "top_p"): ["0", "1"],
+        ("PureTextAgentParameters", "lora_rank"): ["1", "256"],
+        ("TextRlParameters", "transcript_format"): ["yaml", "json"],
+    }.items():
+        field = found[setting]
+        assert limits(field.annotation, tuple(field.metadata)) == expected
+
+
+def test_every_group_and_every_setting_without_a_meaning_has_its_place_on_the_page():
+    page = reference()
+    assert len(GROUPS) > 18 and all(kind.__doc__ for kind in GROUPS)
+    for address in ("Top level", "agents.<name>", "agents.<name> (random)", "rl", "base_run"):
+        assert f"\n## {address}\n" in page
+    for name in (*SCHEDULES, *(name for table in NOT_FOR_TEXT.values() for name in table)):
+        assert f"{name}`" in page

@@ -5,45 +5,28 @@ journal on disk would keep.
 """
 
 import asyncio
-import json
 import os
 import random
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 from aiohttp import web
+from playing import MemoryLog, agent_of, make_table, number_of, play, problems, saying
 from scripted_server import scripted_server
 
-from nip_core.agents.chat_client import ChatClient, Endpoint
+from nip_core.agents.chat_client import ChatClient
 from nip_core.agents.render import Game
 from nip_core.errors import ServerError, StageError, StoreError
 from nip_core.hashing import derive_seed, digest
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.engine import Player, Table, play_shard
-from nip_core.rollouts.plan import plan_episodes, shards
-from nip_core.rollouts.progress import Progress
-from nip_core.scenarios.code_validation.datasets import Problem
-from nip_core.scenarios.code_validation.prompts import LAST_ROUND_MESSAGES
+from nip_core.rollouts.engine import Failures, play_shard
+from nip_core.rollouts.plan import plan_episodes
 
 SAMPLING = {"max_tokens": 40, "temperature": 0.5}
-
-
-class MemoryLog:
-    """Keeps finished generations for as long as the process lives."""
-
-    def __init__(self):
-        self.records = []
-
-    async def append(self, record):
-        self.records.append(json.loads(json.dumps(record)))
-
-    def by_key(self):
-        return {record["generation"]["key"]: record for record in self.records}
 
 
 def settings(protocol="nip", rounds=3, minimum=1, retries=3, rollouts=None, **more):
@@ -72,86 +55,8 @@ def settings(protocol="nip", rounds=3, minimum=1, retries=3, rollouts=None, **mo
     )
 
 
-def problems(count, **changes):
-    return [
-        replace(
-            Problem(f"p{i}", f"q{i}", f"Return x plus {i}.", f"x + {i}", i % 2, "sums", None),
-            **changes,
-        )
-        for i in range(count)
-    ]
-
-
-class Played:
-    """A shard that was played, with what the server saw."""
-
-    def __init__(self, parameters, specs, server, shard, log, progress):
-        self.parameters, self.specs = parameters, specs
-        self.server, self.shard, self.log, self.progress = server, shard, log, progress
-
-    @property
-    def episodes(self):
-        return sorted(self.shard.episodes, key=lambda row: row["problem"])
-
-    def generations(self, problem="p0"):
-        [episode] = [e for e in self.shard.episodes if e["problem"] == problem]
-        rows = [g for g in self.shard.generations if g["episode"] == episode["key"]]
-        return sorted(rows, key=lambda g: (g["round"], g["agent"], g["attempt"]))
-
-    def seed(self, problem, round_, agent, attempt=0):
-        spec = next(s for s in self.specs if s.problem.id == problem)
-        return spec.generation_seed(self.parameters.seed, round_, agent, attempt)
-
-
-def make_table(parameters, server, client, log, recorded=None, progress=None):
-    endpoint = Endpoint(server.url, "key")
-    players = {
-        agent: Player(agent, f"{agent}-model", endpoint, own)
-        for agent, own in parameters.agents.items()
-    }
-    return Table(Game(parameters), players, client, log, recorded or {}, progress or Progress())
-
-
-async def play(parameters, script, *, on=None, log=None, recorded=None, num_shards=1):
-    """Plays the training episodes of iteration 0, by default that of a single problem."""
-    specs = plan_episodes(parameters, on or problems(1), "train", 0)
-    log = log or MemoryLog()
-    async with scripted_server(script) as server:
-        async with ChatClient(concurrency=256, timeout_s=10, retries=2) as client:
-            table = make_table(parameters, server, client, log, recorded)
-            parts = [
-                await asyncio.wait_for(play_shard(part, table), 30)
-                for part in shards(specs, -(-len(specs) // num_shards))
-            ]
-    whole = parts[0]
-    for part in parts[1:]:
-        whole.episodes.extend(part.episodes)
-        whole.generations.extend(part.generations)
-        whole.timings.extend(part.timings)
-    return Played(parameters, specs, server, whole, log, table.progress)
-
-
-def saying(**texts):
-    """Each agent says its next text; which one is due follows from the chat."""
-
-    def script(body):
-        agent = agent_of(body)
-        return texts[agent][sum(m["role"] == "assistant" for m in body["messages"])]
-
-    return script
-
-
-def agent_of(body):
-    return body["model"].removesuffix("-model")
-
-
-def number_of(body):
-    """Which of `problems` this is about."""
-    return int(body["messages"][0]["content"].split("Return x plus ")[1].split(".")[0])
-
-
 # What the agents see of problem p0, after the system prompt that `body` puts first.
-NO_MORE = {"role": "system", "content": LAST_ROUND_MESSAGES["short"]}
+NO_MORE = {"role": "system", "content": Game(settings()).prompts.last_round_message}
 
 
 def own(text):
@@ -168,8 +73,8 @@ def verifier(text):
 
 def body(played, round_, agent, *messages, attempt=0):
     """The whole request that `agent` should get about p0 in this round."""
-    prompts = Game(played.parameters).prompts
-    prompt = prompts.render(agent, "Return x plus 0.", "x + 0", None)
+    seed = played.specs[0].seed
+    prompt = played.game.prompts.render(agent, "Return x plus 0.", "x + 0", None, seed)
     return {
         "model": f"{agent}-model",
         "messages": [{"role": "system", "content": prompt}, *messages],
@@ -222,6 +127,7 @@ async def test_nip_with_three_rounds_asks_answers_and_decides():
             "prover_stance": None,
             "rounds": 3,
             "decision": 1,
+            "decision_value": 1.0,
             "outcome": "finished",
             "error": None,
             "rewards": [
@@ -248,6 +154,7 @@ async def test_nip_with_three_rounds_asks_answers_and_decides():
             "model_served": f"{agent}-model",
             "text": said[r],
             "decision": 1 if r == 2 else 2,
+            "decision_value": 1.0 if r == 2 else None,
             "finish_reason": "stop",
             "invalid_reason": None,
             "prompt_tokens": 7,
@@ -255,6 +162,7 @@ async def test_nip_with_three_rounds_asks_answers_and_decides():
             "prompt_token_ids": None,
             "completion_token_ids": None,
             "completion_logprobs": None,
+            "token_logprobs": None,
         }
         for r, agent in enumerate(["verifier", "prover", "verifier"])
     ]
@@ -568,6 +476,68 @@ async def test_as_many_failures_as_the_threshold_allows_are_outcomes():
     assert Counter(e["outcome"] for e in played.episodes) == {"finished": 8, "failed": 2}
 
 
+@pytest.mark.parametrize(("failing", "stops"), [(29, False), (30, True)])
+async def test_the_threshold_is_a_share_without_rounding_errors(failing, stops):
+    """0.29 * 100 is a little less than 29 in floating point."""
+    parameters = settings(retries=0, rollouts={"failure_threshold": 0.29})
+
+    def script(body):
+        return "" if number_of(body) < failing else "Decision: accept"
+
+    if stops:
+        with pytest.raises(StageError, match="30 of 100 episodes failed"):
+            await play(parameters, script, on=problems(100))
+    else:
+        played = await play(parameters, script, on=problems(100))
+        assert Counter(e["outcome"] for e in played.episodes) == {"finished": 71, "failed": 29}
+
+
+@pytest.mark.parametrize(("failing", "stops"), [((0, 5), False), ((0, 5, 9), True)])
+async def test_the_threshold_is_that_of_the_stage_however_it_is_cut(failing, stops):
+    """Two of ten may fail. In shards of one, the first failure would be all of its shard."""
+    parameters = settings(retries=0, rollouts={"failure_threshold": 0.2})
+
+    def script(body):
+        return "" if number_of(body) in failing else "Decision: accept"
+
+    stage = {"on": problems(10), "num_shards": 10, "failures": Failures(episodes=10)}
+    if stops:
+        with pytest.raises(StageError, match="3 of 10 episodes failed"):
+            await play(parameters, script, **stage)
+    else:
+        played = await play(parameters, script, **stage)
+        assert Counter(e["outcome"] for e in played.episodes) == {"finished": 8, "failed": 2}
+
+
+async def test_playing_a_shard_again_counts_its_failures_once_and_forgets_the_mended_ones():
+    parameters = settings(retries=0, rollouts={"failure_threshold": 0.2})
+    failures = Failures(episodes=10)
+    for bad in ((0, 5), (0, 5), (5, 6)):
+        await play(
+            parameters,
+            lambda body, bad=bad: "" if number_of(body) in bad else "Decision: accept",
+            on=problems(10),
+            failures=failures,
+        )
+        assert len(failures.keys) == 2
+
+
+async def test_a_content_filter_on_every_retry_is_the_outcome_of_its_episode_alone():
+    def script(body):
+        if number_of(body) == 1:
+            return {"text": "Decision: accept", "finish_reason": "content_filter"}
+        return "Decision: accept"
+
+    played = await play(settings(retries=20), script, on=problems(3))
+    assert [e["outcome"] for e in played.episodes] == ["finished", "failed", "finished"]
+    assert played.episodes[1]["error"] == (
+        "verifier, round 0: 21 invalid answers, the last because of finish reason content_filter"
+    )
+    # What was filtered decides nothing, though it reads like a verdict.
+    assert {g["decision"] for g in played.generations("p1")} == {2}
+    assert [g["attempt"] for g in played.generations("p1")] == list(range(21))
+
+
 async def test_what_is_recorded_is_not_asked_for_again():
     first = await play(settings(), varied, on=problems(6))
     second = await play(settings(), varied, on=problems(6), recorded=first.log.by_key())
@@ -746,7 +716,7 @@ async def test_cancelling_leaves_no_task_behind():
     specs = plan_episodes(parameters, problems(10), "train", 0)
     async with scripted_server(script) as server:
         async with ChatClient(concurrency=64, timeout_s=30, retries=2) as client:
-            table = make_table(parameters, server, client, MemoryLog())
+            table = make_table(Game(parameters), server.url, client, MemoryLog())
             before = open_tasks()
             playing = asyncio.create_task(play_shard(specs, table))
             await asyncio.wait_for(all_asked.wait(), 10)
@@ -777,7 +747,10 @@ async def test_a_stopped_shard_leaves_no_task_behind():
             before = open_tasks()
             with pytest.raises(StageError, match="no such model"):
                 await asyncio.wait_for(
-                    play_shard(specs, make_table(parameters, server, client, MemoryLog())), 10
+                    play_shard(
+                        specs, make_table(Game(parameters), server.url, client, MemoryLog())
+                    ),
+                    10,
                 )
             assert open_tasks() == before
             never.set()

@@ -36,6 +36,10 @@ def words(rng: random.Random, size: int) -> str:
     return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz     ") for _ in range(size))
 
 
+def choice(rng: random.Random) -> Row:
+    return {"token": words(rng, 3), "logprob": -rng.random()}
+
+
 def play(
     episodes: int, rounds: int = 3, size: int = 40, first: int = 0
 ) -> tuple[list[Row], list[Row], list[Row]]:
@@ -61,6 +65,7 @@ def play(
                 "seed": rng.randrange(2**31),
                 "rounds": rounds,
                 "decision": number % 3,
+                "decision_value": None if number % 3 == 2 else rng.uniform(-1, 1),
                 "outcome": "finished",
                 "rewards": [
                     {"agent": "prover", "reward": 0.1},
@@ -88,6 +93,7 @@ def play(
                     "completion_tokens": size // 4,
                     "completion_token_ids": [rng.randrange(900) for _ in range(3)],
                     "completion_logprobs": [-rng.random() for _ in range(3)],
+                    "token_logprobs": [choice(rng) | {"top": [choice(rng), choice(rng)]}],
                 }
             )
             rows[2].append(
@@ -215,9 +221,12 @@ def test_the_digest_sees_every_column_but_not_the_row_order() -> None:
 def test_the_digest_is_the_same_in_every_process_and_version() -> None:
     episodes, generations, _ = play(1, rounds=1, size=0)
     episodes[0]["seed"] = 1
+    episodes[0]["decision_value"] = -0.5
     generations[0] |= {"prompt_tokens": 1, "completion_token_ids": [1], "completion_logprobs": None}
+    top = [{"token": "b", "logprob": -2.25}]
+    generations[0]["token_logprobs"] = [{"token": "a", "logprob": -0.125, "top": top}]
     assert digest(build_tables(episodes, generations)) == (
-        "da67252a577e75317f3b964c1e5ea93b30f95ea170a14ae0b16d4e18c21263bb"
+        "85457fd00b22473232a28e1d86c7ca2a9b929fd464a5552bd1e428adc18f0c87"
     )
 
 
@@ -225,28 +234,55 @@ def _another(field: pa.Field, value: Any) -> Any:
     if pa.types.is_string(field.type):
         return "another"
     if pa.types.is_list(field.type):
-        inner = field.type.value_type
-        return [{"agent": "prover", "reward": 0.2}] if pa.types.is_struct(inner) else [1]
+        if field.name == "rewards":
+            return [{"agent": "prover", "reward": 0.2}]
+        if field.name == "token_logprobs":
+            return [{"token": "a", "logprob": -1.0, "top": []}]
+        return [1]
     return 9 if value != 9 else 8
 
 
 @pytest.mark.parametrize(("size", "limit"), [(300, 1.2), (600, 1.12)])
 def test_both_tables_take_little_more_than_the_texts(size: int, limit: float) -> None:
+    """Before compression; docs/results/size.json has the figures of real play."""
     episodes, generations, _ = play(200, rounds=9, size=size)
     for row in generations:
-        del row["completion_token_ids"], row["completion_logprobs"]
+        del row["completion_token_ids"], row["completion_logprobs"], row["token_logprobs"]
     tables = build_tables(episodes, generations)
     texts = sum(len(row["text"].encode()) for row in generations)
     texts += sum(len((row["question"] + row["solution"]).encode()) for row in episodes)
-    taken = 0
-    for table in (tables.episodes, tables.generations):
-        meta = pq.ParquetFile(io.BytesIO(parquet_bytes(table))).metadata
-        for group in range(meta.num_row_groups):
-            taken += sum(
-                meta.row_group(group).column(c).total_uncompressed_size
-                for c in range(meta.num_columns)
-            )
-    assert taken / texts <= limit
+    both = (tables.episodes, tables.generations)
+    assert sum(len(parquet_bytes(table, "none")) for table in both) / texts <= limit
+
+
+LATER = {"decision_value", "token_logprobs"}  # the columns that version 2 added
+
+
+def version_1(table: pa.Table) -> pa.Table:
+    kept = table.select([name for name in table.column_names if name not in LATER])
+    return kept.replace_schema_metadata({"nip.schema_version": "1"})
+
+
+def test_tables_of_version_1_are_read_as_if_the_later_columns_were_empty(store: LocalStore) -> None:
+    rows = play(4)
+    old = build_tables(*rows)
+    old = Tables(*(version_1(t) for t in (old.episodes, old.generations, old.timings)))
+    commit_shard(store, "d", "0000", old)
+    commit_stage(store, "d", ["0000"])
+    for row in (*rows[0], *rows[1]):
+        for name in LATER & row.keys():
+            row[name] = None
+    expected = build_tables(*rows)
+    read = read_rollouts(store, "d")
+    assert read.episodes.equals(expected.episodes)
+    assert read.generations.equals(expected.generations)
+    assert read_timings(store, "d").equals(expected.timings)
+
+
+def test_a_table_of_version_1_that_lacks_an_old_column_is_damaged() -> None:
+    lacking = version_1(build_tables(*play(1)).episodes).drop_columns(["y"])
+    with pytest.raises(CorruptionError, match=r"a\.parquet: its columns are not"):
+        parquet_table(parquet_bytes(lacking), EPISODES, "a.parquet")
 
 
 def test_a_stage_without_all_its_shards_is_not_readable(store: LocalStore) -> None:
@@ -293,8 +329,8 @@ def test_files_that_are_not_ours_are_refused_by_name() -> None:
     with pytest.raises(CorruptionError, match=r"a\.parquet: no schema version"):
         parquet_table(foreign.getvalue(), EPISODES, "a.parquet")
     tables = build_tables(*play(1))
-    newer = tables.episodes.replace_schema_metadata({"nip.schema_version": "2"})
-    with pytest.raises(StoreError, match=r"a\.parquet: schema version 2"):
+    newer = tables.episodes.replace_schema_metadata({"nip.schema_version": "3"})
+    with pytest.raises(StoreError, match=r"a\.parquet: schema version 3"):
         parquet_table(parquet_bytes(newer), EPISODES, "a.parquet")
     with pytest.raises(CorruptionError, match=r"a\.parquet: its columns are not"):
         parquet_table(parquet_bytes(tables.timings), EPISODES, "a.parquet")

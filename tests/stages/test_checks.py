@@ -8,9 +8,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from small_game import write_config
 
+from nip_core.agents.render import Game, Situation
 from nip_core.errors import SettingsError
 from nip_core.models import BUNDLED
 from nip_core.parameters import load_parameters
+from nip_core.stages.checks import _sample_conversation
 from nip_core.stages.session import open_session
 
 REFUSES = "{% if message['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
@@ -51,8 +53,47 @@ async def opening(folder: Path, model: Path | str, *overrides: str) -> str:
 @pytest.mark.parametrize(
     ("change", "said"), [(refusing, "System role not supported"), (dropping, "system messages")]
 )
-async def test_a_template_without_system_messages_is_refused(tmp_path, change, said):
-    assert said in await opening(tmp_path, model_with_template(tmp_path, change))
+async def test_a_template_without_system_messages_is_refused_with_what_would_help(
+    tmp_path, change, said
+):
+    told = await opening(tmp_path, model_with_template(tmp_path, change))
+    assert said in told
+    assert "chat_format: alternating_no_system it takes them" in told
+
+
+async def test_what_the_error_advises_works(tmp_path):
+    agents = {
+        "_default": {
+            "model_provider": "SelfHosted",
+            "model_name": str(model_with_template(tmp_path, refusing)),
+            "chat_format": "alternating_no_system",
+        }
+    }
+    config = write_config(tmp_path, agents=agents, lm_server={"engine": "embedded"})
+    async with open_session(load_parameters(config)):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("protocol", "zero_knowledge"),
+    [("debate", False), ("merlin_arthur", False), ("multi_channel_test", False), ("nip", True)],
+)
+def test_every_agent_is_tried_with_its_turns_and_nothing_else(tmp_path, protocol, zero_knowledge):
+    settings = {
+        "interaction_protocol": protocol,
+        "protocol_common": {"zero_knowledge": zero_knowledge},
+    }
+    rounds = {
+        "nip_protocol": {"max_message_rounds": 3},
+        "debate_protocol": {"max_message_rounds": 3},
+    }
+    game = Game(load_parameters(write_config(tmp_path, **settings, **rounds)))
+    for agent in game.protocol.agent_names:
+        turns = _sample_conversation(game, agent)
+        assert turns
+        for seed, round_, before in turns:
+            assert agent in game.protocol.movers(round_, seed, before)
+            game.render(agent, Situation("q", "s", None, seed), before, round_)
 
 
 async def test_a_context_that_leaves_no_room_is_refused(tmp_path):

@@ -1,6 +1,5 @@
 """Which rollouts become examples, and that an example is what was asked plus what was answered."""
 
-import asyncio
 import random
 from collections import Counter
 from itertools import pairwise
@@ -9,18 +8,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_server import scripted_server
+from playing import agent_of, play, problems
 
-from nip_core.agents.chat_client import ChatClient, Endpoint
 from nip_core.agents.render import Game
+from nip_core.errors import StageError
 from nip_core.hashing import derive_seed
 from nip_core.parameters import PureTextEiParameters, TextRlParameters, load_parameters
-from nip_core.rollouts.engine import Player, Table, play_shard
-from nip_core.rollouts.plan import plan_episodes
-from nip_core.rollouts.progress import Progress
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
-from nip_core.scenarios.code_validation.datasets import Problem
-from nip_core.scenarios.code_validation.prompts import LAST_ROUND_MESSAGES
 from nip_core.trainers.expert_iteration import choose_examples, replacement_proportion, select
 
 ACCEPT, REJECT = "Decision: accept", "Decision: reject"
@@ -73,6 +67,7 @@ class Rollouts:
                 "prover_stance": None,
                 "rounds": len(texts),
                 "decision": {ACCEPT: 1, REJECT: 0}.get(last, 2),
+                "decision_value": {ACCEPT: 1.0, REJECT: -1.0}.get(last),
                 "outcome": outcome,
                 "error": "too long" if outcome == "failed" else None,
                 "rewards": [
@@ -102,6 +97,7 @@ class Rollouts:
                 "model_served": "m",
                 "text": text,
                 "decision": {ACCEPT: 1, REJECT: 0}.get(text, 2),
+                "decision_value": {ACCEPT: 1.0, REJECT: -1.0}.get(text),
                 "finish_reason": "stop",
                 "invalid_reason": invalid_reason,
                 "prompt_tokens": 1,
@@ -192,10 +188,10 @@ def test_an_example_holds_the_conversation_of_its_agent_and_where_it_came_from()
     facts = "Return x plus 0.", "x + 0"
     [verifier] = [e for e in choose_examples(game, "verifier", 0, *tables) if e.problem == "p0"]
     assert list(verifier.messages) == [
-        {"role": "system", "content": game.prompts.render("verifier", *facts, None)},
+        {"role": "system", "content": game.prompts.render("verifier", *facts, None, 0)},
         {"role": "assistant", "content": "Question: a?"},
         {"role": "user", "content": "Answer: b", "name": "Expert"},
-        {"role": "system", "content": LAST_ROUND_MESSAGES["short"]},
+        {"role": "system", "content": game.prompts.last_round_message},
         {"role": "assistant", "content": "Decision: accept"},
     ]
     assert (verifier.episode, verifier.iteration, verifier.y, verifier.reward) == (
@@ -208,7 +204,7 @@ def test_an_example_holds_the_conversation_of_its_agent_and_where_it_came_from()
     assert verifier.generations == ("a-e0-0-g0-1", "a-e0-0-g2-0")
     [prover] = [e for e in choose_examples(game, "prover", 0, *tables) if e.problem == "p0"]
     assert list(prover.messages) == [
-        {"role": "system", "content": game.prompts.render("prover", *facts, None)},
+        {"role": "system", "content": game.prompts.render("prover", *facts, None, 0)},
         {"role": "user", "content": "Question: a?", "name": "Verifier"},
         {"role": "assistant", "content": "Answer: b"},
     ]
@@ -235,6 +231,12 @@ def test_an_agent_that_never_spoke_gives_no_example():
     game = make_game()
     assert choose_examples(game, "prover", 0, *rollouts.tables()) == []
     assert len(choose_examples(game, "verifier", 0, *rollouts.tables())) == 1
+
+
+def test_rollouts_that_another_version_read_otherwise_are_refused():
+    rollouts = Rollouts().add(0, 1, ["Decision: accept, or reject"], (1.0, 1.0))
+    with pytest.raises(StageError, match=r"episode a-e0-0: an answer that counted as valid"):
+        choose_examples(make_game(), "verifier", 0, *rollouts.tables())
 
 
 def test_no_rollouts_give_no_examples():
@@ -485,7 +487,7 @@ def test_a_last_question_becomes_the_true_label_too():
     assert [m["content"] for m in example.messages[1:]] == [
         "Question: a?",
         "Answer: b",
-        LAST_ROUND_MESSAGES["short"],
+        game.prompts.last_round_message,
         REJECT,
     ]
 
@@ -546,7 +548,40 @@ def test_balance_leaves_nothing_when_one_verdict_is_missing():
     assert choose_examples(game, "verifier", 0, *rollouts.tables()) == []
 
 
+@pytest.mark.parametrize(
+    ("scale", "right"),
+    [
+        ("likert_scale_7", ("strongly disagree", "strongly agree")),
+        ("out_of_100", ("0", "100")),
+    ],
+)
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_the_true_label_is_written_on_the_scale_and_is_a_valid_answer(scale, right, version):
+    game = make_game(
+        text_rl={"verifier_guess_replacement_proportion": 1.0},
+        protocol_common={"verifier_decision_scale": scale},
+        code_validation={"system_prompt_version": version},
+    )
+    rollouts = Rollouts()
+    for y in (0, 1):
+        rollouts.add(y, y, ["Question: a?", "Answer: b", "I see.\nQuestion: c?"], (0.0, -1.0))
+    examples = choose_examples(game, "verifier", 0, *rollouts.tables())
+    last = {e.y: e.messages[-1] for e in examples}
+    assert last == {y: {"role": "assistant", "content": f"Decision: {right[y]}"} for y in (0, 1)}
+    moves = {y: game.parse("verifier", 2, y, last[y]["content"], []) for y in last}
+    assert {y: (move.decision, move.value) for y, move in moves.items()} == {
+        0: (0, -1.0),
+        1: (1, 1.0),
+    }
+
+
 # What is trained is what was asked
+
+
+EVERY_PART = (
+    "Question for Expert_1: {0}?\nQuestion for Expert_2: {0}!\n"
+    "To everyone: {0}\nTo Expert_1 alone: {0}\nTo Verifier_1: {0}\nTo Verifier_2: -{0}"
+)
 
 
 def reply(body):
@@ -554,79 +589,84 @@ def reply(body):
     draw = derive_seed("reply", body["messages"], body["seed"]) % 8
     if draw == 0:
         return ""
-    if body["model"] == "prover-model":
-        return f"  Answer: {draw}\n"
-    return ACCEPT if draw == 1 else REJECT if draw == 2 else f"Question: {draw}?"
+    if body["model"].startswith("prover"):
+        return f"  Answer: {draw}\n{EVERY_PART.format(draw)}\n"
+    said = f"Question: {draw}?\n{EVERY_PART.format(draw)}"
+    return ACCEPT if draw == 1 else REJECT if draw == 2 else said
 
 
-@pytest.mark.parametrize(
-    "settings_",
-    [
-        {},
+GAMES = {
+    "nip": {},
+    "prover-first": {
+        "nip_protocol": {"max_message_rounds": 4},
+        "protocol_common": {"verifier_first": False},
+    },
+    "adp": {"interaction_protocol": "adp"},
+    "solo": {"interaction_protocol": "solo_verifier"},
+    "stances": {
+        "protocol_common": {"randomize_prover_stance": True, "shared_reward": True},
+        "code_validation": {"system_prompt_version": "v1"},
+        "nip_protocol": {"max_message_rounds": 5, "min_message_rounds": 3},
+    },
+    "debate": {"interaction_protocol": "debate", "debate_protocol": {"max_message_rounds": 5}},
+    "mnip": {
+        "interaction_protocol": "mnip",
+        "mnip_protocol": {"max_message_rounds": 7, "sequential": True},
+        "agents": {"_default": {"use_supervisor_message": "all_but_first"}},
+    },
+    "merlin-arthur": {
+        "interaction_protocol": "merlin_arthur",
+        "agents": {"_default": {"chat_format": "alternating"}},
+    },
+    "zero-knowledge": {
+        "interaction_protocol": "debate",
+        "debate_protocol": {"max_message_rounds": 7, "min_message_rounds": 3},
+        "protocol_common": {"zero_knowledge": True},
+        "agents": {"_default": {"chat_format": "alternating_no_system"}},
+    },
+    "many-channels": {"interaction_protocol": "multi_channel_test"},
+    "silent": {
+        "protocol_common": {"prover_invalid_response_penalty": -0.5},
+        "agents": {"prover": {"num_invalid_generation_retries": 0}},
+    },
+    "random": {"agents": {"verifier": {"is_random": True}}},
+}
+
+
+@pytest.mark.parametrize("name", list(GAMES))
+async def test_every_example_is_a_request_that_was_made_and_the_answer_to_it(name):
+    parameters = load_parameters(
         {
-            "nip_protocol": {"max_message_rounds": 4},
-            "protocol_common": {"verifier_first": False},
-        },
-        {"interaction_protocol": "adp"},
-        {"interaction_protocol": "solo_verifier"},
-        {
-            "protocol_common": {"randomize_prover_stance": True, "shared_reward": True},
-            "code_validation": {"system_prompt_version": "v1"},
-            "nip_protocol": {"max_message_rounds": 5, "min_message_rounds": 3},
-        },
-    ],
-    ids=["nip", "prover-first", "adp", "solo", "stances"],
-)
-async def test_every_example_is_a_request_that_was_made_and_the_answer_to_it(settings_):
-    game = Game(
-        load_parameters(
-            {
-                "run_name": "a",
-                "dataset": "x",
-                "rl": {"rollouts_per_iteration": None},
-                "pure_text_ei": {"reward_threshold": -9.0},
-                "nip_protocol": {"max_message_rounds": 5},
-                "code_validation": {"system_prompt_version": "short"},
-                **settings_,
-            }
-        )
+            "run_name": "a",
+            "dataset": "x",
+            "rl": {"rollouts_per_iteration": None},
+            "pure_text_ei": {"reward_threshold": -9.0},
+            "nip_protocol": {"max_message_rounds": 5},
+            "code_validation": {"system_prompt_version": "short"},
+            **GAMES[name],
+        }
     )
-    parameters = game.parameters
-    problems = [
-        Problem(f"p{i}", f"q{i}", f"Return x plus {i}.", f"x + {i}", i % 2, None, None)
-        for i in range(30)
-    ]
-    specs = plan_episodes(parameters, problems, "train", 0)
-
-    class Nowhere:
-        async def append(self, record):
-            pass
-
-    async with scripted_server(reply) as server:
-        async with ChatClient(concurrency=64, timeout_s=10, retries=0) as client:
-            endpoint = Endpoint(server.url, "k")
-            players = {
-                agent: Player(agent, f"{agent}-model", endpoint, own)
-                for agent, own in parameters.agents.items()
-            }
-            table = Table(game, players, client, Nowhere(), {}, Progress())
-            shard = await asyncio.wait_for(play_shard(specs, table), 30)
-    asked = {(b["model"], b["seed"]): b["messages"] for b in server.bodies}
-    assert len(asked) == len(server.bodies)
-    spec_of = {spec.key: spec for spec in specs}
-    generation_of = {row["key"]: row for row in shard.generations}
-    tables = (
-        pa.Table.from_pylist(shard.episodes, schema=EPISODES),
-        pa.Table.from_pylist(shard.generations, schema=GENERATIONS),
-    )
+    played = await play(parameters, reply, on=problems(30))
+    asked = {(agent_of(b), b["seed"]): b["messages"] for b in played.server.bodies}
+    assert len(asked) == len(played.server.bodies)
+    seeds = {spec.key: spec for spec in played.specs}
+    rows = {row["key"]: row for row in played.shard.generations}
+    tables = played.tables()
+    spoke = {(g["episode"], g["agent"]) for g in rows.values() if g["invalid_reason"] is None}
+    assert {e["outcome"] for e in played.episodes} <= {"finished", "terminated"}
+    assert parameters.groups
     for group in parameters.groups:
-        examples = choose_examples(game, group, 0, *tables)
+        examples = choose_examples(played.game, group, 0, tables.episodes, tables.generations)
+        # One for each episode in which the agent spoke, and for no other one.
+        assert Counter(e.episode for e in examples) == Counter(
+            episode for episode, agent in spoke if agent == group
+        )
         assert len(examples) > 5
         for example in examples:
-            last = generation_of[example.generations[-1]]
+            last = rows[example.generations[-1]]
             assert last["agent"] == group and last["episode"] == example.episode
             place = (last["round"], last["agent"], last["attempt"])
-            seed = spec_of[example.episode].generation_seed(parameters.seed, *place)
+            seed = seeds[example.episode].generation_seed(parameters.seed, *place)
             *prompt, answer = example.messages
-            assert prompt == asked[f"{group}-model", seed]
+            assert prompt == asked[group, seed]
             assert answer == {"role": "assistant", "content": last["text"]}

@@ -1,7 +1,12 @@
 """System prompts: one template per protocol and agent, in `templates/<version>/<protocol>/`.
 
-Templates use ``$name`` placeholders (string.Template). They are read and checked when the
-scenario is built, so a wrong one stops a run before anything is spent.
+Templates use ``$name`` placeholders (string.Template), which docs/prompts.md lists; what depends
+on settings is said by `prompt_phrases`. They are read and checked when the scenario is built, so
+a wrong one stops a run before anything is spent.
+
+A protocol with a `template_directory` has its own there, for every version. In a zero-knowledge
+game the agents of the wrapped protocol have its templates, provers with an addition; the
+templates of the other two, and the addition, are in `templates/<version>/zero_knowledge/`.
 """
 
 import string
@@ -10,44 +15,70 @@ from pathlib import Path
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
-from nip_core.protocols import ACCEPT, Protocol
+from nip_core.protocols import Protocol
+from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
+from nip_core.scenarios.code_validation import prompt_phrases as phrases
 
 PLACEHOLDERS = (
     "question",
     "solution",
     "max_questions",
+    "question_limit",
+    "asking_limit",
+    "earliest_decision",
+    "opening",
     "max_response_words",
+    "max_tokens",
     "agent_stance_string",
     "expert_aim",
+    "other_aim",
+    "decision_form",
+    "turn_form",
     "prover_task",
     "prover_reward",
+    "prover_secrecy",
+    "verifier_reward",
+    "adversary_reward",
+    "simulator_reward",
 )
 
-LAST_ROUND_MESSAGES = {
-    "v1": "You have no more questions. Decide now: write exactly one of the lines "
-    '"Decision: accept" and "Decision: reject" and nothing else.',
-    "v2": "You have no more questions. Reason, then decide: end with exactly one of the lines "
-    '"Decision: accept" and "Decision: reject".',
-    "short": "No more questions. Decide now.",
+_NO_QUESTIONS = {
+    "v1": "You have no more questions.",
+    "v2": "You have no more questions.",
+    "short": "No more questions.",
 }
-
+_DECIDE = {
+    "v1": "Decide now: write exactly $decision_line and nothing else.",
+    "v2": "Reason, then decide: end with exactly $decision_line.",
+    "short": "Decide now.",
+}
 _TEMPLATES = Path(__file__).parent / "templates"
+_ZERO_KNOWLEDGE = "zero_knowledge"
 
 
 class SystemPrompts:
-    """The system prompts of one run."""
+    """The system prompts of one run, and what agents are told before their turns."""
 
     def __init__(self, parameters: HyperParameters, protocol: Protocol):
+        """Raises SettingsError, naming the file, for a template that is missing or wrong."""
         self._protocol = protocol
-        self._shared_reward = parameters.protocol_common.shared_reward
-        self._words = {n: a.max_response_words for n, a in parameters.model_agents.items()}
-        version = parameters.code_validation.system_prompt_version
-        self.last_round_message = LAST_ROUND_MESSAGES[version]
+        self._base = protocol.base if isinstance(protocol, ZeroKnowledgeProtocol) else protocol
+        self._zero_knowledge = parameters.zk_protocol
+        self._agents = parameters.model_agents
+        self._version = parameters.code_validation.system_prompt_version
+        message = f"{_NO_QUESTIONS[self._version]} {_DECIDE[self._version]}"
+        line = phrases.decision_line(protocol.scale)
+        self.last_round_message = string.Template(message).substitute(decision_line=line)
         self._templates: dict[str, string.Template] = {}
-        for name, agent in parameters.model_agents.items():
-            custom = agent.system_prompt_template_path
-            path = Path(custom) if custom else _TEMPLATES / version / protocol.name / f"{name}.txt"
-            self._templates[name] = _read_template(path, name)
+        for name, agent in self._agents.items():
+            text = _read(Path(agent.system_prompt_template_path or self._path(name)), name)
+            if agent.system_prompt_template_path is None:
+                text += self._addition(name, text)
+            self._templates[name] = string.Template(text)
+
+    def template(self, agent: str) -> string.Template:
+        """The template of the agent's system prompt."""
+        return self._templates[agent]
 
     def render(
         self, agent: str, question: str, solution: str, stance: int | None, seed: int
@@ -57,50 +88,173 @@ class SystemPrompts:
         `seed` is the episode's, for protocols in which it deals the roles.
         """
         return self._templates[agent].substitute(
-            self._values(agent, stance), question=question.strip(), solution=solution.strip()
+            self._values(agent, stance, seed), question=question.strip(), solution=solution.strip()
         )
 
-    def supervisor_message(self, agent: str, round_: int, seed: int) -> str:
-        """What the supervisor tells `agent` before its turn in `round_`."""
-        raise NotImplementedError
+    def supervisor_message(
+        self, agent: str, round_: int, seed: int, stance: int | None = None
+    ) -> str:
+        """What the supervisor tells `agent` before its turn in `round_`.
 
-    def _values(self, agent: str, stance: int | None) -> Mapping[str, str | int]:
-        protocol = self._protocol
-        prover = next((a for a in protocol.agents if protocol.is_prover(a)), None)
-        speaker = agent if protocol.is_prover(agent) else prover
-        verdict = ""
-        if speaker is not None:
-            verdict = "accept" if protocol.stance(speaker, stance) == ACCEPT else "reject"
-        if self._shared_reward:
-            aim = "The expert is rewarded when your decision is right."
-            task = "Your task is to help it decide rightly."
-            reward = "You are rewarded if the verifier's decision is right."
+        `stance` is the drawn one, if any; where it is not known, provers are told to keep to the
+        verdict of their system prompt.
+        """
+        if self._protocol.may_decide(agent):
+            return self._tell_verifier(agent, round_, seed)
+        return self._tell_prover(agent, round_, seed, stance)
+
+    def _tell_prover(self, agent: str, round_: int, seed: int, stance: int | None) -> str:
+        words = self._agents[agent].max_response_words
+        aim = phrases.reminder(self._base, agent, stance)
+        if self._version == "short":
+            return f"Your turn, at most {words} words. {aim}"
+        first = "Reason first, then write" if self._version == "v2" else "Write"
+        headers = self._headers(agent, round_, seed)
+        if headers:
+            named = phrases.listed([f'"{header}"' for header in headers.values()])
+            form = f" each, in parts that begin with {named} while both verifiers talk with you"
         else:
-            aim = (
-                f"The expert argues that you should {verdict} the solution and may mislead you, "
-                "so check what it says against the code."
-            )
-            task = (
-                f"Your task is to convince it to {verdict} the solution, whether that is right "
-                "or not."
-            )
-            reward = f"You are rewarded if the verifier decides to {verdict}."
-        return {
-            "max_questions": protocol.max_questions(0),
-            "max_response_words": self._words[agent],
-            "agent_stance_string": verdict,
-            "expert_aim": aim,
-            "prover_task": task,
-            "prover_reward": reward,
+            form = ' in the form "Answer: <your answer>"' if self._version == "v2" else ""
+        return f"It is your turn. {first} at most {words} words{form}. {aim}"
+
+    def _tell_verifier(self, agent: str, round_: int, seed: int) -> str:
+        protocol, version = self._protocol, self._version
+        words = self._agents[agent].max_response_words
+        left = self._turns_after(agent, round_, seed)
+        if left == 0:
+            alone = protocol.turns_of(agent, seed, protocol.max_message_rounds) == 1
+            message = self.last_round_message
+            return message.removeprefix(f"{_NO_QUESTIONS[version]} ") if alone else message
+        times = f"You can ask in {left} more turns, this one included."
+        if left == 1:
+            times = "This is the last turn in which you can ask."
+        if version == "short":
+            return f"{'Ask or decide' if protocol.counts(round_) else 'Ask'}. {times}"
+        form = phrases.message_form(self._headers(agent, round_, seed), "question")
+        lines = phrases.listed([f'"{line}"' for line in form.splitlines()])
+        each = " each" if "\n" in form else ""
+        ask = f"ask in the form {lines}, in at most {words} words{each}"
+        choice = f"{ask}. A decision does not count yet."
+        if protocol.counts(round_):
+            line = phrases.decision_line(protocol.scale)
+            end = "and nothing else" if version == "v1" else "as the last line"
+            choice = f"either {ask}, or decide: write exactly {line} {end}."
+        first = "Reason first, then" if version == "v2" else "Now"
+        return f"It is your turn. {first} {choice} {times}"
+
+    def _turns_after(self, agent: str, round_: int, seed: int) -> int:
+        turns = self._protocol.turns_of
+        all_ = turns(agent, seed, self._protocol.max_message_rounds)
+        return all_ - turns(agent, seed, round_ + 1)
+
+    def _headers(self, agent: str, round_: int, seed: int) -> Mapping[str, str]:
+        channels = self._protocol.active(round_, seed).get(agent, ())
+        return self._protocol.headers(agent, channels, seed)
+
+    # Which templates.
+
+    def _path(self, agent: str) -> Path:
+        if agent in EXTRA_AGENTS and self._base is not self._protocol:
+            return _TEMPLATES / self._version / _ZERO_KNOWLEDGE / f"{agent}.txt"
+        own = self._base.template_directory
+        return (own or _TEMPLATES / self._version / self._base.name) / f"{agent}.txt"
+
+    def _addition(self, agent: str, text: str) -> str:
+        """What follows a template that is not a custom one."""
+        if self._base is not self._protocol and agent in self._base.provers:
+            path = _TEMPLATES / self._version / _ZERO_KNOWLEDGE / "prover_addition.txt"
+            gap = "\n" if self._version == "short" else "\n\n"
+            return gap + path.read_text(encoding="utf-8").strip()
+        told = {"decision_form", "turn_form"} & set(string.Template(text).get_identifiers())
+        silent = self._version == "short" and not told and self._base.template_directory is None
+        if silent and self._protocol.may_decide(agent) and len(self._protocol.scale.values) > 2:
+            # The tiny model is tied to these templates, which say no more than accept or reject.
+            return "\n$decision_form"
+        return ""
+
+    # What stands for the placeholders.
+
+    def _values(self, agent: str, stance: int | None, seed: int) -> Mapping[str, str | int]:
+        protocol, base, version = self._protocol, self._base, self._version
+        speaker = agent if agent in base.provers else next(iter(base.provers), None)
+        questions = protocol.max_questions(seed)
+        values: dict[str, str | int] = {
+            "max_questions": questions,
+            "question_limit": f"at most {questions} question{'' if questions == 1 else 's'}",
+            "asking_limit": _times(questions),
+            "earliest_decision": self._earliest_decision(seed),
+            "opening": self._opening(agent, seed),
+            "max_response_words": self._agents[agent].max_response_words,
+            "max_tokens": self._agents[agent].effective_max_tokens,
+            "agent_stance_string": phrases.verdict(base, speaker, stance) if speaker else "",
+            "expert_aim": phrases.expert_aim(base, stance, version),
+            "decision_form": phrases.decision_form(protocol.scale, version),
+            "turn_form": "",
+            "verifier_reward": phrases.verifier_reward(base),
+            **dict.fromkeys(("other_aim", "prover_task", "prover_reward"), ""),
+            **phrases.zero_knowledge_rewards(self._zero_knowledge),
         }
+        if protocol.may_decide(agent):
+            values["turn_form"] = self._turn_form(agent, seed, questions)
+        if agent in base.provers:
+            values |= {
+                "other_aim": phrases.other_aim(base, agent, stance),
+                "prover_task": phrases.prover_task(base, agent, stance, version),
+                "prover_reward": phrases.prover_reward(base, agent, seed, stance),
+            }
+        return values
+
+    def _earliest_decision(self, seed: int) -> str:
+        """That the first decisions do not count, where the settings are so."""
+        before = self._protocol.turns_of("verifier", seed, self._protocol.min_message_rounds - 1)
+        if before == 0:
+            return ""
+        turns = "first turn" if before == 1 else f"first {before} turns"
+        return f"; a decision in your {turns} does not count"
+
+    def _opening(self, agent: str, seed: int) -> str:
+        """What a prover is told that speaks before anybody has asked."""
+        own, verifier = self._first_turn(agent, seed), self._first_turn("verifier", seed)
+        if agent not in self._base.provers or own is None or own > (verifier or 0):
+            return ""
+        return " Before your first message nobody has asked yet: begin with what matters most."
+
+    def _first_turn(self, agent: str, seed: int) -> int | None:
+        rounds = range(self._protocol.max_message_rounds)
+        return next((r for r in rounds if agent in self._protocol.active(r, seed)), None)
+
+    def _turn_form(self, agent: str, seed: int, questions: int) -> str:
+        """All that a verifier may do in its turns."""
+        decide = phrases.decision_form(self._protocol.scale, self._version)
+        if questions == 0:
+            return decide
+        words = self._agents[agent].max_response_words
+        round_ = self._first_turn(agent, seed) or 0
+        form = phrases.message_form(self._headers(agent, round_, seed), "question")
+        each = " each" if "\n" in form else ""
+        if self._version == "short":
+            return f"Ask, at most {words} words{each}, or decide.\n{form}\n{decide}"
+        return (
+            f"In each turn do one of two things.\n\nEither ask, in at most {words} words{each}, in "
+            f"this form:\n\n{form}\n\nYou can do so {_times(questions)}. Or "
+            f"decide{self._earliest_decision(seed)}. {decide}"
+        )
 
 
-def _read_template(path: Path, agent: str) -> string.Template:
+def _times(questions: int) -> str:
+    return f"at most {'once' if questions == 1 else f'{questions} times'}"
+
+
+def _read(path: Path, agent: str) -> str:
+    """The text of a template. Raises SettingsError if it is missing or wrong."""
     place = f"agents.{agent}: system prompt template {path}"
     try:
-        template = string.Template(path.read_text(encoding="utf-8").strip())
+        text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{place} can't be read ({error})") from None
+        own = "; a protocol of your own names their folder in template_directory"
+        hint = own if _TEMPLATES in path.parents else ""
+        raise SettingsError(f"{place} can't be read ({error}){hint}") from None
+    template = string.Template(text)
     if not template.is_valid():
         raise SettingsError(
             f"{place} has a '$' that starts no placeholder; write '$$' for a dollar"
@@ -115,4 +269,4 @@ def _read_template(path: Path, agent: str) -> string.Template:
         raise SettingsError(
             f"{place} lacks the placeholders {missing}; the agent would not see them"
         )
-    return template
+    return text

@@ -1,0 +1,191 @@
+"""The fine-tune jobs of a shared model group, outside of a run of the loop.
+
+Parent     what a job starts from
+GroupJobs  submit a job through the ledger, close its record, prove the model that it made
+
+How a model is trained is what `nip_core.stages.fine_tuning` says; what is recorded stands where the
+loop would record it, in ``jobs/<group>.json`` of an iteration.
+"""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from nip_core.agents.chat_client import ChatClient, Endpoint
+from nip_core.agents.states import OpenAiSharedModelGroupState
+from nip_core.errors import DatasetError, JobError, SettingsError
+from nip_core.fine_tuning.job import JobRecord, JobSpec, Refused
+from nip_core.fine_tuning.ledger import Ledger
+from nip_core.fine_tuning.openai_backend import OpenAIBackend
+from nip_core.hashing import derive_key, derive_seed, digest
+from nip_core.lm_server.formats import describe_problems, to_jsonl, validate
+from nip_core.parameters import HyperParameters
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+from nip_core.stages.fine_tuning import prove, training_settings
+from nip_core.stages.models import ServedModel
+from nip_core.stages.providers import remote_endpoints, speaks_nip
+
+_SUFFIX = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_ENDED = ("succeeded", "failed", "cancelled")
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The model that a job starts from, and the state of its group."""
+
+    model: str
+    is_base: bool
+    state: OpenAiSharedModelGroupState
+
+
+class GroupJobs:
+    """The jobs of one group, recorded under one run."""
+
+    def __init__(self, hyper_params: HyperParameters, group: str, run_name: str, control: Endpoint):
+        """`control` is where jobs are created. Raises SettingsError for a run's name that can't
+        be used.
+        """
+        self._parameters, self._group, self._control = hyper_params, group, control
+        self._run = RunStore(open_store(hyper_params.run_store), run_name)
+
+    async def submit(
+        self,
+        dataset: list[dict[str, Any]],
+        method: Literal["supervised", "dpo"],
+        parent: Parent,
+        job_name: str | None,
+    ) -> JobRecord:
+        """The job of these examples, submitted now or before; what is recorded decides.
+
+        After one that ended without a model this is a new attempt. Raises SettingsError for a name
+        that can't be used, DatasetError for examples that no server would take, and as
+        `Ledger.ensure_job` does.
+        """
+        # A stable order without a pattern, whichever agent came first.
+        rows = sorted(
+            dataset, key=lambda row: derive_key("example order", self._parameters.seed, row)
+        )
+        problems = validate(method, enumerate(rows, start=1), min_examples=0)
+        if problems:
+            raise DatasetError(f"group {self._group!r}: {describe_problems(problems)}")
+        async with self._ledger() as (ledger, backend):
+            attempt = await self._attempt(ledger, backend, parent.state.iteration)
+            spec = self._spec(rows, method, parent, job_name, attempt)
+            return await ledger.ensure_job(spec, to_jsonl(rows))
+
+    async def made_model(self, job_id: str, iteration: int) -> str:
+        """The model of a job that has succeeded; its record is closed. Raises JobError."""
+        async with self._ledger() as (ledger, backend):
+            record = ledger.record(iteration, self._group)
+            if record is not None and record.id == job_id:
+                await self._seen(ledger, backend, record)
+            made = (await backend.retrieve_job(job_id)).fine_tuned_model
+        if made is None:
+            raise JobError(f"job {job_id}: succeeded, but names no model")
+        return made
+
+    async def proved(self, name: str, base_model: str, job_id: str) -> ServedModel:
+        """The model that a job made, with its digest and proof.
+
+        Raises StageError if it can't be proved.
+        """
+        rollouts = self._parameters.rollouts
+        async with ChatClient(
+            concurrency=1,
+            timeout_s=rollouts.request_timeout_s,
+            retries=rollouts.transport_retries,
+        ) as client:
+            here = _Here(self._parameters, client)
+            return await prove(
+                cast(Any, here), self._group, ServedModel(name, base_model, job_id=job_id)
+            )
+
+    def _spec(
+        self,
+        rows: list[dict[str, Any]],
+        method: str,
+        parent: Parent,
+        job_name: str | None,
+        attempt: int,
+    ) -> JobSpec:
+        state, run = parent.state, self._run.name
+        suffix = job_name or f"{run}-{state.iteration:04d}-{self._group}"
+        if not _SUFFIX.fullmatch(suffix):
+            raise SettingsError(
+                f"job_name: {suffix!r} can't be used; 1 to 64 letters, digits, dots, dashes and "
+                "underscores, as it becomes part of the new model's name"
+            )
+        hyper_parameters, extensions = training_settings(
+            self._parameters,
+            self._group,
+            from_base=parent.is_base,
+            can_stack=state.fine_tuned_model_kind != "base",
+            method=method,
+        )
+        known = None if parent.is_base else state.fine_tuned_model_digest
+        return JobSpec(
+            run=run,
+            iteration=state.iteration,
+            group=self._group,
+            dataset_digest=digest(rows),
+            parent_model=parent.model,
+            parent_model_digest=known or digest(parent.model),
+            seed=derive_seed("job", self._parameters.seed, state.iteration, self._group),
+            examples=len(rows),
+            method=method,
+            hyper_parameters=hyper_parameters,
+            extensions=extensions,
+            attempt=attempt,
+            suffix=suffix,
+        )
+
+    async def _attempt(self, ledger: Ledger, backend: OpenAIBackend, iteration: int) -> int:
+        """The attempt on record, or the next one where that has ended without a model."""
+        record = ledger.record(iteration, self._group)
+        if record is None:
+            return 0
+        record = await self._seen(ledger, backend, record)
+        # A refused one left no job, and is tried again as it is.
+        over = record.state == "terminal" and record.outcome not in ("succeeded", "refused")
+        return record.attempt + 1 if over else record.attempt
+
+    async def _seen(self, ledger: Ledger, backend: OpenAIBackend, record: JobRecord) -> JobRecord:
+        """The record, with the job's end in it if it has ended meanwhile."""
+        if record.state != "submitted" or record.id is None:
+            return record
+        try:
+            ended = (await backend.retrieve_job(record.id)).status in _ENDED
+        except Refused as error:
+            ended = error.status == 404
+        if not ended:
+            return record
+        settings = self._parameters.fine_tuning
+        return await ledger.poll(
+            record, interval_s=settings.poll_interval_s, deadline_s=settings.deadline_s
+        )
+
+    @asynccontextmanager
+    async def _ledger(self) -> AsyncIterator[tuple[Ledger, OpenAIBackend]]:
+        hosted = speaks_nip(self._parameters.group_parameters(self._group))
+        settle_s = self._parameters.fine_tuning.settle_s
+        async with aclosing(
+            OpenAIBackend(self._control.base_url, self._control.api_key, extensions=hosted)
+        ) as backend:
+            yield Ledger(self._run, backend, settle_s=settle_s), backend
+
+
+@dataclass(frozen=True)
+class _Here:
+    """What `prove` asks of a session, where no run is going on."""
+
+    parameters: HyperParameters
+    client: ChatClient
+
+    def endpoint(self, group: str) -> Endpoint:
+        return remote_endpoints(self.parameters)[group].play
+
+    def control_endpoint(self, group: str) -> Endpoint:
+        return remote_endpoints(self.parameters)[group].control

@@ -1,0 +1,101 @@
+"""From the arrays of a batch to the turns of an episode, which everything else works on.
+
+turns_of       message and raw message history -> turns
+situation_of   one place of a batch -> what its episode is about
+present        whether a place of a string array holds a text
+"""
+
+from typing import Any
+
+import numpy as np
+
+from nip_core.agents.protocol_handler import ProtocolHandler
+from nip_core.agents.render import Situation, Turn
+from nip_core.protocols import Move
+from nip_core.rollouts.nested_array_dict import NestedArrayDict
+from nip_core.scenarios.code_validation.verdicts import InvalidResponse
+
+Array = np.ndarray[Any, Any]
+NO_STANCE = -1  # in an array, where none was drawn
+
+
+def present(value: Any) -> bool:
+    """Whether the place holds a text; an empty one is one."""
+    return value is not None
+
+
+def situation_of(place: NestedArrayDict) -> Situation:
+    """What the episode at one place (a batch of size ()) is about.
+
+    The seed, which decides the order of channels and whatever else the protocol draws, is 0 where
+    the batch has none.
+    """
+    stance = place.get("prover_stance")
+    drawn = NO_STANCE if stance is None else int(stance)
+    return Situation(
+        str(place["question"][()]),
+        str(place["solution"][()]),
+        None if drawn == NO_STANCE else drawn,
+        int(place.get("seed", 0)),
+    )
+
+
+def turns_of(
+    handler: ProtocolHandler,
+    message_history: Array,
+    message_agent_id: Array,
+    raw_message_history: Array,
+    seed: int,
+) -> list[Turn]:
+    """The turns of an episode, by round and agent.
+
+    Messages are what the first array (round, channel) says and the second attributes to an agent;
+    what an agent wrote, and whether it decided, is read from the third (round, agent). A message
+    without a raw one counts as written as it stands.
+    """
+    turns: list[Turn] = []
+    for round_ in range(min(len(message_history), handler.max_message_rounds)):
+        before = list(turns)
+        for index, agent in enumerate(handler.agent_names):
+            messages = {
+                channel: str(message_history[round_, c])
+                for c, channel in enumerate(handler.message_channel_names)
+                if message_agent_id[round_, c] == index and present(message_history[round_, c])
+            }
+            raw = raw_message_history[round_, index]
+            if not messages and not present(raw):
+                continue
+            text = str(raw) if present(raw) else "\n".join(messages.values())
+            move = Move(messages=messages)
+            if not messages:
+                move = _decided(handler, agent, round_, seed, text, before)
+            turns.append(Turn(round_, agent, text, move))
+    return turns
+
+
+def _decided(
+    handler: ProtocolHandler, agent: str, round_: int, seed: int, text: str, before: list[Turn]
+) -> Move:
+    """The move of an agent that sent no message: a decision, or nothing that is one."""
+    try:
+        return handler.game.parse(agent, round_, seed, text, before)
+    except (InvalidResponse, KeyError):  # KeyError: not its turn
+        return Move()
+
+
+def final_timesteps(rollouts: NestedArrayDict) -> NestedArrayDict:
+    """The last timestep of each rollout that is no padding: batch size (batch, round) -> (batch,).
+
+    Raises ValueError for a batch without rounds.
+    """
+    if len(rollouts.batch_size) != 2 or not rollouts.batch_size[1]:
+        raise ValueError(
+            f"rollouts of batch size (batch, round) are needed, got {rollouts.batch_size}"
+        )
+    count, rounds = rollouts.batch_size
+    last = np.full(count, rounds - 1)
+    if "padding" in rollouts:
+        last = (~rollouts["padding"]).sum(axis=1) - 1
+    timesteps = rollouts[np.arange(count), np.maximum(last, 0)]
+    assert isinstance(timesteps, NestedArrayDict)
+    return timesteps

@@ -1,0 +1,331 @@
+"""An agent that asks a language model of any provider that speaks the OpenAI protocol.
+
+The chat comes from `Game.render`, the request from `rollouts.engine.request_body`, the answer is
+read by `Game.parse`: what is played by hand is what the loop plays.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from nip_core.agents.chat_client import ChatAnswer, ChatClient, Endpoint
+from nip_core.agents.chat_types import PromptMessage
+from nip_core.agents.errors import (
+    ContentFilterError,
+    ContentIsNoneError,
+    GenerationError,
+    InvalidDecisionError,
+    InvalidResponseError,
+    NotAllActiveChannelsInResponseError,
+    UnknownFinishReasonError,
+)
+from nip_core.agents.experiment_settings import ExperimentSettings
+from nip_core.agents.history import Array
+from nip_core.agents.prompted_whole_agent import PromptedWholeAgent, drawn_stance
+from nip_core.agents.protocol_handler import (
+    CodeValidationAgentSpec,
+    CodeValidationProtocolHandler,
+    ProtocolHandler,
+)
+from nip_core.agents.random_agent import random_answer
+from nip_core.agents.render import ChatMessage, Situation, Turn
+from nip_core.agents.states import AgentState, OpenAiWholeAgentState
+from nip_core.agents.synchronous import wait_for
+from nip_core.agents.whole_agent import Seeds, _ParsedChatCompletion
+from nip_core.errors import SettingsError
+from nip_core.hashing import derive_seed
+from nip_core.parameters import HyperParameters, PureTextAgentParameters
+from nip_core.rollouts.engine import Player, request_body
+from nip_core.scenarios.code_validation.parsing import AnswerForm
+from nip_core.scenarios.code_validation.verdicts import (
+    InvalidDecision,
+    InvalidResponse,
+    MissingPart,
+)
+from nip_core.stages.providers import base_name, remote_endpoints
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
+
+
+class OpenAiWholeAgent(PromptedWholeAgent):
+    """An agent with a model. With its setting `use_dummy_api` it answers at random instead."""
+
+    def __init__(
+        self,
+        hyper_params: HyperParameters,
+        settings: ExperimentSettings,
+        agent_name: str,
+        protocol_handler: ProtocolHandler | CodeValidationProtocolHandler,
+    ):
+        """Opens no connection. Raises SettingsError for an agent without a model."""
+        super().__init__(hyper_params, settings, agent_name, protocol_handler)
+        if agent_name not in hyper_params.model_agents:
+            raise SettingsError(f"agents.{agent_name}: is_random; use RandomWholeAgent for it")
+        self._own_model_name: str | None = None
+        self._client: OpenAI | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The object's state without its client, which can't be pickled; the client stays here."""
+        return {**self.__dict__, "_client": None}
+
+    # Its model.
+
+    @property
+    def agent_params(self) -> PureTextAgentParameters:
+        """The agent's settings."""
+        return self.hyper_params.model_agents[self.agent_name]
+
+    @property
+    def agent_spec(self) -> CodeValidationAgentSpec:
+        """How it appears to the others and what its prompts are made of."""
+        handler = self.protocol_handler
+        if not isinstance(handler, CodeValidationProtocolHandler):
+            handler = CodeValidationProtocolHandler(self.hyper_params)
+        return handler.agent_spec(self.agent_name)
+
+    @property
+    def base_model_name(self) -> str:
+        """The name under which the model answers before any fine-tuning."""
+        return base_name(self.hyper_params, self.agent_params)
+
+    @property
+    def model_name(self) -> str:
+        """The name under which the agent's present model answers."""
+        if self.shared_model_group is not None:
+            return self.shared_model_group.model_name
+        return self._own_model_name or self.base_model_name
+
+    @property
+    def system_prompt_template(self) -> Any:
+        """The template of its system prompt, a `string.Template`."""
+        return self.protocol_handler.game.prompts.template(self.agent_name)
+
+    @property
+    def client(self) -> "OpenAI":
+        """The OpenAI SDK's client for the agent's provider, made when first asked for.
+
+        For your own calls: the agent's own go through `nip_core.agents.chat_client`.
+        """
+        if self._client is None:
+            from openai import OpenAI
+
+            endpoint = self._endpoint()
+            self._client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+        return self._client
+
+    def get_state_dict(self) -> dict[str, Any]:
+        """The model that the agent plays with, as plain values."""
+        return OpenAiWholeAgentState(self._own_model_name).to_dict()
+
+    def set_state(self, checkpoint: AgentState) -> None:
+        """Restore what `get_state_dict` gave.
+
+        Raises ValueError for another model than that of the agent's group: set the group's state.
+        """
+        name = checkpoint.model_name if isinstance(checkpoint, OpenAiWholeAgentState) else None
+        if name is not None and self.shared_model_group is not None and name != self.model_name:
+            raise ValueError(
+                f"{self.agent_name}: the checkpoint has model {name!r}, but its group plays with "
+                f"{self.model_name!r}; set the state of the group"
+            )
+        self._own_model_name = name
+
+    def _endpoint(self) -> Endpoint:
+        group = self.agent_params.shared_model_group or self.agent_name
+        return play_endpoint(self.hyper_params, group)
+
+    # A turn.
+
+    def _client_for_calls(self) -> AbstractAsyncContextManager[Any]:
+        rollouts = self.hyper_params.rollouts
+        return ChatClient(
+            concurrency=rollouts.concurrency,
+            timeout_s=rollouts.request_timeout_s,
+            retries=rollouts.transport_retries,
+        )
+
+    async def _answer(
+        self,
+        turns: Sequence[Turn],
+        round_: int,
+        situation: Situation,
+        seeds: Seeds,
+        client: ChatClient,
+    ) -> _ParsedChatCompletion:
+        game = self.protocol_handler.game
+        form = game.form(self.agent_name, round_, situation.seed, turns)
+        chat = game.render(self.agent_name, situation, turns, round_)
+        error: GenerationError | None = None
+        for attempt in range(self.agent_params.num_invalid_generation_retries + 1):
+            answer = await self._ask(chat, form, seeds(attempt), client)
+            try:
+                _check_usable(answer, attempt)
+                text = answer.text or ""
+                move = game.parse(self.agent_name, round_, situation.seed, text, turns)
+            except GenerationError as problem:
+                error = problem
+            except InvalidResponse as problem:
+                error = _invalid(attempt, answer.text or "", problem)
+            else:
+                return _ParsedChatCompletion(
+                    messages=dict(move.messages),
+                    raw_message=text,
+                    decision=move.decision,
+                    continuous_decision=move.value,
+                    retry_count=attempt,
+                    token_limit=answer.finish_reason == "length",
+                )
+        assert error is not None
+        if self.protocol_handler.may_be_silent(self.agent_name):
+            return _ParsedChatCompletion(retry_count=error.num_retries)
+        raise error
+
+    async def _ask(
+        self, chat: list[ChatMessage], form: AnswerForm | None, seed: int, client: ChatClient
+    ) -> ChatAnswer:
+        if self.agent_params.use_dummy_api:
+            text = random_answer(form or self._usual_form(), seed)
+            return ChatAnswer(text, "stop", self.model_name, 0, 0, 0, 0.0)
+        player = Player(self.agent_name, self.model_name, self._endpoint(), self.agent_params)
+        assert player.endpoint is not None
+        body = request_body(player, self.agent_params, chat, seed)
+        return await client.complete(player.endpoint, body)
+
+    def _usual_form(self) -> AnswerForm:
+        """The form of its answer in its first turn of some episode."""
+        handler = self.protocol_handler
+        for seed in range(handler.num_agents + 1):
+            for round_ in range(handler.max_message_rounds):
+                if self.agent_name in handler.protocol.movers(round_, seed, []):
+                    return handler.game.form(self.agent_name, round_, seed, [])
+        raise SettingsError(f"{self.agent_name} has no turn in this protocol")
+
+    def _generate_next_message_and_decision(
+        self,
+        message_history: Array,
+        message_agent_id: Array,
+        raw_message_history: Array,
+        round_id: int,
+        question: str,
+        solution: str,
+        seed: int,
+        prover_stance: int,
+    ) -> _ParsedChatCompletion:
+        """One turn in one episode, see `_agenerate_next_message_and_decision`."""
+        return wait_for(
+            lambda: self._agenerate_next_message_and_decision(
+                message_history,
+                message_agent_id,
+                raw_message_history,
+                round_id,
+                question,
+                solution,
+                seed,
+                prover_stance,
+            ),
+            "_generate_next_message_and_decision",
+            "_agenerate_next_message_and_decision",
+        )
+
+    async def _agenerate_next_message_and_decision(
+        self,
+        message_history: Array,
+        message_agent_id: Array,
+        raw_message_history: Array,
+        round_id: int,
+        question: str,
+        solution: str,
+        seed: int,
+        prover_stance: int,
+    ) -> _ParsedChatCompletion:
+        """One turn in one episode, given by its history (rounds below `round_id` count).
+
+        `prover_stance` is the verdict drawn for the provers, 0 or 1; -1 where none was drawn.
+
+        Raises ContentFilterError, ContentIsNoneError, UnknownFinishReasonError or an
+        InvalidResponseError for what the last of all tries gave.
+        """
+        turns = [
+            turn
+            for turn in self._turns(message_history, message_agent_id, raw_message_history, seed)
+            if turn.round < round_id
+        ]
+        seeds = partial(self._seed, seed, round_id)
+        situation = Situation(question, solution, drawn_stance(prover_stance), seed)
+        async with self._client_for_calls() as client:
+            return await self._answer(turns, round_id, situation, seeds, client)
+
+    def _seed(self, episode_seed: int, round_: int, attempt: int) -> int:
+        place = (episode_seed, round_, self.agent_name, attempt)
+        return derive_seed("generation", self.hyper_params.seed, *place)
+
+    def _make_generation_api_call(
+        self, chat_messages_prompt: list[PromptMessage]
+    ) -> tuple[str | None, FinishReason]:
+        """One completion of the chat, see `_amake_generation_api_call`."""
+        return wait_for(
+            lambda: self._amake_generation_api_call(chat_messages_prompt),
+            "_make_generation_api_call",
+            "_amake_generation_api_call",
+        )
+
+    async def _amake_generation_api_call(
+        self, chat_messages_prompt: list[PromptMessage]
+    ) -> tuple[str | None, FinishReason]:
+        """One completion of the chat and why it ended. Equal chats have equal sampling seeds."""
+        chat = cast(list[ChatMessage], chat_messages_prompt)
+        async with self._client_for_calls() as client:
+            answer = await self._ask(chat, None, self._seed_of(chat), client)
+        return answer.text, cast(FinishReason, answer.finish_reason)
+
+    def _generate_dummy_response(self, chat_messages_prompt: list[PromptMessage]) -> str:
+        """A valid answer at random, by the chat and the experiment's seed alone.
+
+        A verifier rejects in one answer of five, accepts in one, and asks in three, with a part
+        for each of its channels; a prover answers.
+        """
+        chat = cast(list[ChatMessage], chat_messages_prompt)
+        return random_answer(self._usual_form(), self._seed_of(chat))
+
+    def _seed_of(self, chat: list[ChatMessage]) -> int:
+        return derive_seed("chat", self.hyper_params.seed, self.agent_name, chat)
+
+
+def play_endpoint(hyper_params: HyperParameters, group: str) -> Endpoint:
+    """Where the group's model is asked. Raises SettingsError if no address of it is set."""
+    return cast(Endpoint, endpoints_of(hyper_params, group).play)
+
+
+def endpoints_of(hyper_params: HyperParameters, group: str) -> Any:
+    """The group's addresses (`nip_core.stages.providers.Endpoints`), keys from the environment.
+
+    Raises SettingsError if a key is missing, or if it would be on a server that only a run starts.
+    """
+    endpoints = remote_endpoints(hyper_params)
+    if group not in endpoints:
+        raise SettingsError(
+            f"group {group!r} would play on a server that only `nip train` starts; start one with "
+            "`nip serve` and set lm_server.url (or agents.<name>.base_url) to its address"
+        )
+    return endpoints[group]
+
+
+def _check_usable(answer: ChatAnswer, retries: int) -> None:
+    if answer.finish_reason == "content_filter":
+        raise ContentFilterError(retries)
+    if answer.finish_reason not in ("stop", "length"):
+        raise UnknownFinishReasonError(retries, answer.finish_reason)
+    if answer.text is None:
+        raise ContentIsNoneError(retries)
+
+
+def _invalid(retries: int, text: str, problem: InvalidResponse) -> InvalidResponseError:
+    if isinstance(problem, InvalidDecision):
+        return InvalidDecisionError(retries, text, problem.reason)
+    if isinstance(problem, MissingPart):
+        return NotAllActiveChannelsInResponseError(retries, text, problem.reason)
+    return InvalidResponseError(retries, text, problem.reason)

@@ -1,0 +1,149 @@
+"""A protocol with its prompts, as agents, groups and the environment look at it.
+
+ProtocolHandler                who speaks when, who sees what, in the terms of the batch's arrays
+CodeValidationProtocolHandler  the same with what an agent's prompts are made of
+CodeValidationAgentSpec        that, for one agent
+
+Nothing is decided here: `game` (`nip_core.agents.render.Game`) and `protocol`
+(`nip_core.protocols.Protocol`) are the ones that the loop plays with.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nip_core.agents.render import Game
+from nip_core.parameters import HyperParameters
+
+
+@dataclass(frozen=True)
+class CodeValidationAgentSpec:
+    """How an agent appears to the others and what its prompts are made of."""
+
+    name: str
+    human_name: str
+    response_channel_headers: Mapping[str, str]  # by channel; empty where it writes to one
+    channel_order: tuple[str, ...]  # in which it is shown the messages of a round
+    anonymous: bool  # its messages carry no name
+    last_round_system_message: str | None  # what it is told in its last turn
+    use_raw_message_for_self_prompt: bool = True  # it sees its own answers as they were generated
+    default_stance: int | None = None  # the verdict it argues for; None: it argues for none
+
+
+class ProtocolHandler:
+    """A protocol as its agents see it. Agents and channels are numbered in their order."""
+
+    def __init__(self, hyper_params: HyperParameters):
+        """Raises SettingsError or ValueError for settings that make no game."""
+        self.hyper_params = hyper_params
+        self.game = Game(hyper_params)
+        self.protocol = self.game.protocol
+
+    @property
+    def agent_names(self) -> tuple[str, ...]:
+        """All agents, in index order."""
+        return self.protocol.agent_names
+
+    @property
+    def prover_names(self) -> tuple[str, ...]:
+        """The agents that argue for a verdict."""
+        return self.protocol.provers
+
+    @property
+    def verifier_names(self) -> tuple[str, ...]:
+        """The agents that may decide."""
+        return tuple(name for name in self.agent_names if self.protocol.may_decide(name))
+
+    @property
+    def message_channel_names(self) -> tuple[str, ...]:
+        """All channels, in index order."""
+        return tuple(self.protocol.channels)
+
+    @property
+    def agent_channel_visibility(self) -> tuple[tuple[str, str], ...]:
+        """The (agent, channel) pairs in which the agent reads the channel."""
+        return tuple(
+            (agent, channel)
+            for agent in self.agent_names
+            for channel in self.protocol.visible_channels(agent)
+        )
+
+    @property
+    def num_agents(self) -> int:
+        """How many agents play."""
+        return len(self.agent_names)
+
+    @property
+    def num_message_channels(self) -> int:
+        """How many channels there are."""
+        return len(self.protocol.channels)
+
+    @property
+    def min_message_rounds(self) -> int:
+        """Rounds before whose last one a verdict is not registered."""
+        return self.protocol.min_message_rounds
+
+    @property
+    def max_message_rounds(self) -> int:
+        """Rounds after which an episode ends."""
+        return self.protocol.max_message_rounds
+
+    def max_verifier_questions(self, seed: int = 0) -> int:
+        """Questions the verifier can ask and still decide, in an episode of this seed."""
+        return self.protocol.max_questions(seed)
+
+    def can_agent_see_channel(self, agent_name: str, channel_name: str) -> bool:
+        """Whether the agent reads the channel."""
+        return channel_name in self.protocol.visible_channels(agent_name)
+
+    def is_agent_active(self, agent_name: str, round_id: int, channel_name: str, seed: int) -> bool:
+        """Whether the agent writes to the channel in a round of an episode of this seed."""
+        return channel_name in self.protocol.active(round_id, seed).get(agent_name, ())
+
+    def may_be_silent(self, agent_name: str) -> bool:
+        """Whether the game goes on, at a price, when the agent has no valid answer."""
+        penalty = self.protocol.common.prover_invalid_response_penalty
+        return penalty is not None and self.protocol.is_prover(agent_name)
+
+    def get_active_agents_mask(self, round_id: int, seed: int) -> np.ndarray[Any, np.dtype[Any]]:
+        """Who writes where in a round, as booleans of shape (agent, channel)."""
+        return np.array(
+            [
+                [
+                    self.is_agent_active(agent, round_id, channel, seed)
+                    for channel in self.message_channel_names
+                ]
+                for agent in self.agent_names
+            ]
+        )
+
+
+class CodeValidationProtocolHandler(ProtocolHandler):
+    """A protocol with the prompts of code validation."""
+
+    def agent_spec(self, agent_name: str, seed: int = 0) -> CodeValidationAgentSpec:
+        """How the agent appears in an episode of this seed. Raises KeyError for no agent."""
+        protocol = self.protocol
+        own = protocol.agents[agent_name]
+        headers: dict[str, str] = {}
+        for round_ in range(protocol.max_message_rounds):
+            channels = protocol.active(round_, seed).get(agent_name, ())
+            headers |= protocol.headers(agent_name, channels, seed)
+        return CodeValidationAgentSpec(
+            name=agent_name,
+            human_name=protocol.human_name(agent_name, seed),
+            response_channel_headers=headers,
+            channel_order=protocol.visible_channels(agent_name),
+            anonymous=own.anonymous,
+            last_round_system_message=(
+                self.game.prompts.last_round_message if own.last_round_message else None
+            ),
+            default_stance=own.stance,
+        )
+
+    @property
+    def agent_specs(self) -> dict[str, CodeValidationAgentSpec]:
+        """The specification of every agent."""
+        return {name: self.agent_spec(name) for name in self.agent_names}

@@ -1,0 +1,48 @@
+"""What an agent and a group keep in a checkpoint: plain values, to and from a dictionary."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class _State:
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """From what `to_dict` gave. Raises ValueError naming a key that is not known."""
+        unknown = sorted(set(values) - {field.name for field in fields(cls)})
+        if unknown:
+            raise ValueError(f"{cls.__name__}: unknown keys {unknown} in the checkpoint")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-encodable."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class AgentState(_State):
+    """What an agent keeps; its model is the group's and stands in the group's state."""
+
+
+@dataclass(frozen=True)
+class OpenAiWholeAgentState(AgentState):
+    """The model that an agent without a group was playing with."""
+
+    model_name: str | None = None  # None: the base model
+
+
+@dataclass(frozen=True)
+class PureTextSharedModelGroupState(_State):
+    """What a group keeps."""
+
+
+@dataclass(frozen=True)
+class OpenAiSharedModelGroupState(PureTextSharedModelGroupState):
+    """The group's current model, and its fine-tune job if one was created."""
+
+    fine_tune_job_id: str | None = None
+    fine_tuned_model_name: str | None = None  # None: the base model
+    fine_tuned_model_digest: str | None = None  # of its weights, where the server gives it
+    fine_tuned_model_kind: str | None = None  # adapter or base, where the server says it
+    iteration: int = 0  # jobs that the group has ended by switching to the next model

@@ -1,0 +1,58 @@
+"""Values as the report writes them: rates, counts, rewards, times.
+
+Text becomes `Html` through `escape` alone, and only `Html` is put into the page: the type checker
+sees where something was forgotten.
+"""
+
+import html
+import math
+from collections.abc import Sequence
+from typing import NewType
+
+Html = NewType("Html", str)
+
+DASH = "–"
+THIN = "\u202f"  # narrow no-break space, between a number and its unit
+
+
+def escape(value: object) -> Html:
+    """`value` as text in HTML, a dash for None."""
+    return Html(DASH if value is None else html.escape(str(value)))
+
+
+def percent(value: float | None) -> str:
+    """A rate as "71.3 %", a dash for None."""
+    return DASH if value is None else f"{100 * value:.1f}{THIN}%"
+
+
+def percent_range(interval: Sequence[float] | None) -> str:
+    """An interval of rates as "66.0 – 76.1 %", a dash for None."""
+    if interval is None:
+        return DASH
+    return f"{100 * interval[0]:.1f}{THIN}–{THIN}{100 * interval[1]:.1f}{THIN}%"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with `digits` significant digits and grouped thousands; a dash for None."""
+    if value is None:
+        return DASH
+    if isinstance(value, int) or (math.isfinite(value) and abs(value) >= 1_000):
+        return f"{round(value):,}".replace(",", THIN)
+    return f"{value:.{digits}g}"
+
+
+def signed(value: float | None) -> str:
+    """A reward as "+0.56", a dash for None."""
+    return DASH if value is None else f"{value:+.2f}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration as "12.3 s", "4 min 05 s" or "2 h 03 min"."""
+    if value is None:
+        return DASH
+    if value < 99.95:
+        return f"{value:.1f}{THIN}s"
+    whole = round(value)
+    if whole < 3_600:
+        return f"{whole // 60}{THIN}min {whole % 60:02d}{THIN}s"
+    return f"{whole // 3_600}{THIN}h {whole % 3_600 // 60:02d}{THIN}min"

@@ -1,0 +1,193 @@
+"""Checks of agents that need more than one agent's settings. Each raises ValueError.
+
+check_groups     agents that share a model agree on what concerns it
+check_agents     the settings of one agent fit together and to the rest
+check_schedules  agents that alternate do so in step
+"""
+
+from typing import TYPE_CHECKING
+
+from nip_core.parameters.agents import PureTextAgentParameters
+from nip_core.parameters.update_schedule import AlternatingPeriodicUpdateSchedule
+
+if TYPE_CHECKING:
+    from nip_core.parameters.hyper_parameters import HyperParameters
+
+GROUP_SETTINGS = (
+    "model_provider",
+    "model_name",
+    "base_url",
+    "language_model_server_scheme_host",
+    "language_model_server_port",
+    "vllm_server_port",
+    "use_dummy_api",
+    "load_checkpoint_and_parameters",
+    "checkpoint_run_id",
+    "checkpoint_version",
+    "fine_tune_from_scratch",
+    "freeze_agent",
+    "quantization",
+    "num_epochs",
+    "dpo_beta",
+    "use_lora",
+    "lora_rank",
+    "lora_alpha",
+    "lora_alpha_scale",
+    "lora_dropout",
+    "stack_lora_adapters",
+    "per_device_train_batch_size",
+)
+"""What the agents of a shared model group must agree on: all that concerns their one model. How
+they are sampled, what they are told and when they are trained may differ."""
+
+_SUFFIX_LENGTH = 64  # of a job, what fine-tuning APIs take
+
+
+def check_groups(parameters: "HyperParameters") -> None:
+    """Agents that share a model agree on it, and its jobs can be named."""
+    for group, names in parameters.groups.items():
+        suffix = f"{parameters.run_name}-0000-{group}"
+        if len(suffix) > _SUFFIX_LENGTH:
+            raise ValueError(
+                f"run_name: jobs are named like {suffix!r}, which has {len(suffix)} of at most "
+                f"{_SUFFIX_LENGTH} characters; shorten run_name or the name of the shared model "
+                "group"
+            )
+        first = parameters.model_agents[names[0]]
+        for name in names[1:]:
+            for setting in GROUP_SETTINGS:
+                mine = getattr(first, setting)
+                theirs = getattr(parameters.model_agents[name], setting)
+                if mine != theirs:
+                    raise ValueError(
+                        f"agents.{name}.{setting} is {theirs!r} but agents.{names[0]}.{setting} "
+                        f"is {mine!r}; both share the model group {group!r} and must agree"
+                    )
+
+
+def check_agents(parameters: "HyperParameters") -> None:
+    """Every agent's provider, address, weights and checkpoint fit together."""
+    quantized: dict[str, str] = {}
+    for name, agent in parameters.model_agents.items():
+        _check_provider(f"agents.{name}", agent)
+        _check_address(f"agents.{name}", agent, parameters)
+        _check_checkpoint(f"agents.{name}", agent, parameters)
+        _check_quantization(f"agents.{name}", agent, parameters)
+        if agent.model_provider == "SelfHosted" and not agent.use_dummy_api:
+            other = quantized.setdefault(agent.model_name, agent.quantization)
+            if other != agent.quantization:
+                raise ValueError(
+                    f"agents.{name}.quantization: another agent uses {agent.model_name!r} with "
+                    f"{other!r}, and one engine serves a model one way"
+                )
+        if agent.stack_lora_adapters and agent.fine_tune_from_scratch:
+            raise ValueError(
+                f"agents.{name}.stack_lora_adapters: there is nothing to stack upon with "
+                "fine_tune_from_scratch: true; set that to false"
+            )
+
+
+def check_schedules(parameters: "HyperParameters") -> None:
+    """Agents that alternate have the same period, divided in the same way."""
+    seen: dict[tuple[int, int], str] = {}
+    for name, agent in parameters.model_agents.items():
+        schedule = agent.update_schedule
+        if isinstance(schedule, AlternatingPeriodicUpdateSchedule):
+            seen.setdefault((schedule.period, schedule.first_agent_num_iterations), name)
+    if len(seen) > 1:
+        (mine, first), (theirs, second) = list(seen.items())[:2]
+        raise ValueError(
+            f"agents.{second}.update_schedule: alternates with period and first part {theirs}, but "
+            f"agents.{first} with {mine}; agents that alternate must agree on both"
+        )
+
+
+def _check_provider(place: str, agent: PureTextAgentParameters) -> None:
+    if agent.use_dummy_api:
+        return
+    if agent.model_provider == "OpenRouter" and not agent.freeze_agent:
+        raise ValueError(
+            f"{place}: OpenRouter can't fine-tune; set freeze_agent: true or another model_provider"
+        )
+    is_openai = agent.model_provider == "OpenAI" and agent.base_url is None
+    if is_openai and agent.repetition_penalty is not None:
+        raise ValueError(
+            f"{place}.repetition_penalty is not known to the OpenAI API; unset it, or name another "
+            "API with base_url"
+        )
+    if agent.stack_lora_adapters and agent.model_provider != "SelfHosted":
+        raise ValueError(
+            f"{place}.stack_lora_adapters needs model_provider: SelfHosted (got "
+            f"{agent.model_provider})"
+        )
+
+
+def _check_address(
+    place: str, agent: PureTextAgentParameters, parameters: "HyperParameters"
+) -> None:
+    """At most one setting says where the agent's model is."""
+    if agent.use_dummy_api:
+        for setting in ("base_url", "control_url"):
+            if getattr(agent, setting) is not None:
+                said = "language_model_server_*" if setting == "control_url" else setting
+                raise ValueError(f"{place}: use_dummy_api calls no API, so {said} can't be set")
+    if agent.control_url is None:
+        return
+    if agent.model_provider != "SelfHosted":
+        raise ValueError(
+            f"{place}: language_model_server_* and vllm_server_port need model_provider: "
+            f"SelfHosted (got {agent.model_provider}); for another API set base_url"
+        )
+    if agent.base_url is not None:
+        raise ValueError(
+            f"{place}: base_url and language_model_server_* both name a server; set one of them"
+        )
+    if parameters.lm_server.url is not None:
+        raise ValueError(
+            f"{place}: lm_server.url and language_model_server_* both name a server; set one of "
+            "them"
+        )
+
+
+def _check_checkpoint(
+    place: str, agent: PureTextAgentParameters, parameters: "HyperParameters"
+) -> None:
+    if not agent.load_checkpoint_and_parameters:
+        if agent.checkpoint_run_id is not None or agent.checkpoint_version != "latest":
+            raise ValueError(
+                f"{place}: checkpoint_run_id and checkpoint_version have no effect without "
+                "load_checkpoint_and_parameters: true"
+            )
+        return
+    if agent.checkpoint_run_id is None:
+        raise ValueError(
+            f"{place}.checkpoint_run_id is missing; load_checkpoint_and_parameters needs the name "
+            "of a run"
+        )
+    if agent.checkpoint_run_id == parameters.run_name:
+        raise ValueError(
+            f"{place}.checkpoint_run_id is this run itself; name another run, or resume this one"
+        )
+    if agent.use_dummy_api:
+        raise ValueError(f"{place}: use_dummy_api plays without a model, so none can be loaded")
+
+
+def _check_quantization(
+    place: str, agent: PureTextAgentParameters, parameters: "HyperParameters"
+) -> None:
+    if agent.quantization == "none" or agent.use_dummy_api:
+        return
+    server = parameters.lm_server
+    elsewhere = (agent.base_url, agent.control_url, server.url)
+    if agent.model_provider != "SelfHosted" or any(address is not None for address in elsewhere):
+        raise ValueError(
+            f"{place}.quantization is for the run's own server; another one is told how to hold "
+            "its weights where it is started"
+        )
+    if server.engine not in ("vllm", "deterministic"):  # which holds no weights at all
+        raise ValueError(f"{place}.quantization needs lm_server.engine: vllm (got {server.engine})")
+    if server.options.get("quantization", agent.quantization) != agent.quantization:
+        raise ValueError(
+            f"{place}.quantization is {agent.quantization!r} but lm_server.options.quantization is "
+            f"{server.options['quantization']!r}; set one of them"
+        )

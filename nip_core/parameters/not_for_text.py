@@ -1,0 +1,153 @@
+"""Settings of the ancestor of this system that mean nothing for language models.
+
+A configuration may name them with their defaults, which change nothing; with another value they
+are refused, so that nobody believes in an effect that is not there. Those that are no field of a
+model here are never written out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Unused:
+    """The only value that a setting may have, and why."""
+
+    default: Any
+    reason: str
+
+    def allows(self, value: Any) -> bool:
+        """Whether `value` is the default; for a block of settings, None or parts of it."""
+        return _is_default(self.default, value)
+
+    @property
+    def advice(self) -> str:
+        """What to do instead of setting it."""
+        if isinstance(self.default, Mapping):
+            return "leave it out"
+        return f"leave it out, or at its default {self.default!r}"
+
+
+def _is_default(default: Any, value: Any) -> bool:
+    if not isinstance(default, Mapping):
+        return bool(value == default)
+    if value is None:
+        return True
+    return isinstance(value, Mapping) and all(
+        key == "_type" or (key in default and _is_default(default[key], inner))
+        for key, inner in value.items()
+    )
+
+
+def _all(reason: str, **defaults: Any) -> dict[str, Unused]:
+    return {name: Unused(default, reason) for name, default in defaults.items()}
+
+
+_TENSORS = "it belongs to agents that are networks trained on tensors; there are none here"
+_OTHER_TRAINER = "it belongs to a trainer that is not available"
+_OTHER_SCENARIO = "it belongs to a scenario that is not available"
+_IN_THE_STORE = "other runs are found by name in run_store"
+
+NOT_FOR_TEXT: Mapping[str, Mapping[str, Unused]] = {
+    "HyperParameters": {
+        **_all(
+            _TENSORS,
+            functionalize_modules=True,
+            d_representation=16,
+            message_size=1,
+            include_linear_message_space=False,
+            d_linear_message_space=2,
+            pretrain_agents=False,
+            message_regression={
+                "enabled": False,
+                "agents": None,
+                "regression_method": "mlp",
+                "test_size": 0.2,
+                "reset_on_fit": True,
+                "mlp_num_layers": 2,
+                "mlp_hidden_size": 64,
+                "mlp_activation": "relu",
+                "mlp_num_epochs": 10,
+                "mlp_batch_size": 512,
+                "mlp_learning_rate": 0.001,
+            },
+        ),
+        **_all("datasets of programs bring their own splits", test_size=0.2),
+        **_all(
+            _OTHER_TRAINER,
+            ppo={},
+            vanilla_ppo={},
+            spg={},
+            reinforce={},
+            solo_agent={},
+            pure_text_malt={},
+        ),
+        **_all(_OTHER_SCENARIO, graph_isomorphism={}, image_classification={}),
+    },
+    "RlTrainerParameters": {
+        **_all("an episode is always played to its end", steps_per_env_per_iteration=None),
+        **_all("batches are set by per_device_train_batch_size of the agents", minibatch_size=64),
+        **_all("how lr falls is set by fine_tuning.lr_scheduler", anneal_lr=False),
+        **_all("gradients of fine-tune jobs are clipped at norm 1", max_grad_norm=1.0),
+        **_all(
+            _TENSORS,
+            loss_critic_type="smooth_l1",
+            clip_value=False,
+            normalize_observations=True,
+            num_normalization_steps=1000,
+            gamma=0.9,
+            lmbda=0.95,
+            body_lr_factor=None,
+            use_shared_body=True,
+        ),
+    },
+    "CodeValidationParameters": _all(
+        "datasets here have their solutions in rows of their own", apps_solution_number=0
+    ),
+    "DatasetParameters": _all(
+        "it makes two classes out of many, and solutions are correct or buggy",
+        binarification_method="merge",
+        selected_classes=None,
+        binarification_seed=None,
+    ),
+    "BaseRunParameters": {
+        **_all(_IN_THE_STORE, wandb_project=None, wandb_entity=None),
+        **_all(
+            "with rerun_tests the tests are always played",
+            rerun_tests_force_test_during_training_state=True,
+        ),
+    },
+    "PureTextAgentParameters": {
+        **_all(
+            _TENSORS,
+            agent_lr_factor=None,
+            body_lr_factor=None,
+            use_manual_architecture=False,
+            use_orthogonal_initialisation=True,
+            orthogonal_initialisation_gain=1.0,
+        ),
+        **_all(
+            "histories are texts; for strict chat templates set chat_format",
+            normalize_message_history=False,
+        ),
+        **_all(_IN_THE_STORE, checkpoint_entity="", checkpoint_project=""),
+        **_all("training every weight is not available, only LoRA", use_lora=True),
+    },
+}
+"""By class of settings and name."""
+
+UNAVAILABLE: Mapping[str, Mapping[str, str]] = {
+    "trainer": {
+        "pure_text_malt": "it is not available yet",
+        **dict.fromkeys(
+            ("vanilla_ppo", "spg", "reinforce", "solo_agent"),
+            "it trains networks on tensors, and agents here are language models",
+        ),
+    },
+    "scenario": dict.fromkeys(
+        ("graph_isomorphism", "image_classification"),
+        "its problems are tensors, and agents here are language models",
+    ),
+}
+"""Values of a setting that the ancestor has and this system refuses, with the reason."""

@@ -1,0 +1,87 @@
+"""Whether a protocol makes a game, as its class and the settings have it.
+
+What is covered: a verifier that decides and has the last turn, somebody's turn in every round,
+one writer per channel and round who also reads there, a header of its own for each part of an
+answer, rounds in which a verdict can count. What is not: whether the game is a good one.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nip_core.protocols.base import Protocol
+
+_SEEDS = range(16)  # of episodes that are looked at
+_MOST_ROUNDS = 64  # that the settings allow
+
+
+def check_playable(protocol: "Protocol") -> None:
+    """Raise ValueError, naming the setting and what to use, if there is no game to play."""
+    verifier = protocol.agents.get("verifier")
+    if verifier is None or not verifier.decides:
+        raise ValueError(f"protocol {protocol.name!r} has no agent 'verifier' that decides")
+    if protocol.min_message_rounds > protocol.max_message_rounds:
+        raise ValueError(
+            f"{_place(protocol)}min_message_rounds: {protocol.min_message_rounds} is more than "
+            f"max_message_rounds, {protocol.max_message_rounds}, so no verdict could count; use at "
+            f"most {protocol.max_message_rounds}"
+        )
+    if protocol.common.randomize_prover_stance and not protocol.stance_can_be_randomized:
+        reason = "each prover's verdict is fixed" if protocol.provers else "there is no prover"
+        raise ValueError(
+            f"protocol_common.randomize_prover_stance: in protocol {protocol.name!r} {reason}; set "
+            "it to false"
+        )
+    for seed in _SEEDS:
+        for round_ in range(protocol.max_message_rounds):
+            _check_round(protocol, round_, seed)
+        _check_last_round(protocol, seed)
+
+
+def _place(protocol: "Protocol") -> str:
+    return f"{protocol.rounds_setting}." if protocol.rounds_setting else f"{protocol.name}: "
+
+
+def _check_round(protocol: "Protocol", round_: int, seed: int) -> None:
+    writers: dict[str, str] = {}
+    active = protocol.active(round_, seed)
+    place = f"protocol {protocol.name!r}, round {round_}"
+    if not active:
+        raise ValueError(f"{place}: it is nobody's turn")
+    for agent, channels in active.items():
+        if agent not in protocol.agents:
+            raise ValueError(f"{place}: {agent} is not among its agents")
+        for channel in channels:
+            if channel not in protocol.visible_channels(agent):
+                raise ValueError(f"{place}: {agent} writes to {channel}, which it can't see")
+            if channel in writers:
+                raise ValueError(f"{place}: {agent} and {writers[channel]} both write to {channel}")
+            writers[channel] = agent
+        try:
+            headers = protocol.headers(agent, channels, seed)
+        except KeyError:
+            headers = {}
+        if len(channels) > 1 and len(set(headers.values())) < len(channels):
+            raise ValueError(
+                f"{place}: {agent} writes to {', '.join(channels)} without a header of its own for "
+                "each"
+            )
+
+
+def _check_last_round(protocol: "Protocol", seed: int) -> None:
+    rounds = protocol.max_message_rounds
+    possible = _MOST_ROUNDS if protocol.rounds_setting else rounds
+    turns = [n for n in range(1, possible + 1) if "verifier" in protocol.active(n - 1, seed)]
+    enough = [n for n in turns if n >= protocol.min_message_rounds]
+    place = f"{_place(protocol)}max_message_rounds"
+    if not enough or min(enough) > rounds:
+        hint = f"use at least {min(enough)}" if enough else "give it one"
+        raise ValueError(
+            f"{place}: with {rounds} the verifier has no turn in which a verdict counts; {hint}"
+        )
+    if protocol.verifier_is_last and rounds not in turns:
+        last = next(iter(protocol.active(rounds - 1, seed)))
+        near = sorted(enough, key=lambda n: abs(n - rounds))[:2]
+        raise ValueError(
+            f"{place}: {rounds} rounds give the last turn to {last} instead of the verifier, who "
+            f"could not decide then; use {' or '.join(map(str, near))}"
+        )

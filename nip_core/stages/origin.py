@@ -1,0 +1,273 @@
+"""What a run takes over from another one: models to begin with, and the settings of agents.
+
+takes_over   whether the settings ask for any of that
+resolved     the settings with those that are taken over
+find_origin  which models of another run play, by iteration
+bring        makes adapters of that run's own server known to this run's own server
+
+Three settings ask for it. ``base_run.base_run_type: parameters``: iteration 0 plays with the
+final models of the base run. ``rerun_tests``: each iteration plays with the models that played
+it in the base run, and there are as many. Other settings are this run's own. With an agent's
+``load_checkpoint_and_parameters`` its group begins with the model that a run has trained for the
+agent of this name, and the agent has the settings that it had there.
+
+What was found is part of the run's identity (``contents.origin`` in run.json) and read from there
+when the run is opened again, so that the other run may go on, or go. Nothing is written to it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from nip_core.errors import CorruptionError, SettingsError, StoreError
+from nip_core.lm_server.adopt import adopt_models, find_model
+from nip_core.lm_server.models import AdapterError
+from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
+from nip_core.parameters.stored import with_defaults
+from nip_core.run_store.run import RunRecord, RunStore
+from nip_core.run_store.store import MissingFileError, Store
+from nip_core.stages.models import ServedModel
+from nip_core.stages.providers import base_name, uses_own_server
+
+Models = Mapping[str, ServedModel]
+"""By group."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The models of other runs that a run plays with."""
+
+    models: tuple[Models, ...] = ()
+    """[i]: by group, with what iteration i plays; groups that are not there play with what this
+    run has. Only `rerun_tests` has more than one."""
+    adapters: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+    """By run, the models to copy from its own server, each with its content digest."""
+
+    def facts(self) -> list[dict[str, Any]]:
+        """What run.json has of it."""
+        return [{group: asdict(m) for group, m in models.items()} for models in self.models]
+
+
+def takes_over(parameters: HyperParameters) -> bool:
+    """Whether the settings name another run."""
+    return parameters.base_run.base_run_type != "none" or any(
+        agent.load_checkpoint_and_parameters for agent in parameters.model_agents.values()
+    )
+
+
+def resolved(
+    parameters: HyperParameters, store: Store, record: RunRecord | None
+) -> HyperParameters:
+    """The settings with which the run is played; `record` is what it is on record with, if it is.
+
+    Raises SettingsError when another run that the settings name, or its agent, is not there.
+    """
+    taken: dict[str, dict[str, Any]] = {}
+    for name, agent in parameters.model_agents.items():
+        if agent.load_checkpoint_and_parameters:
+            theirs = (
+                _agent_on_record(record, name)
+                if record is not None
+                else _agent_of(_checkpoint_run(store, name, agent), name)
+            )
+            own = agent.to_dict()
+            kept = {key: own[key] for key in agent.LOAD_PRESERVED_PARAMETERS if key in own}
+            taken[name] = {**theirs, **kept}
+    iterations = _rerun_iterations(parameters, store, record)
+    if not taken and iterations is None:
+        return parameters
+    values = parameters.to_dict()
+    values["agents"] = {**values["agents"], **taken}
+    if iterations is not None:
+        values["rl"] = {**values["rl"], "num_iterations": iterations}
+    return load_parameters(values)
+
+
+def _rerun_iterations(
+    parameters: HyperParameters, store: Store, record: RunRecord | None
+) -> int | None:
+    """How many iterations a rerun of tests has: as many as the base run has finished."""
+    if parameters.base_run.base_run_type != "rerun_tests":
+        return None
+    if record is not None:
+        return max(len(record.contents.get("origin", [])) - 1, 0)
+    return _run(store, "base_run.run_id", str(parameters.base_run.run_id)).finished_iterations()
+
+
+def find_origin(parameters: HyperParameters, store: Store, record: RunRecord | None) -> Origin:
+    """The models of other runs that play here, by the resolved settings.
+
+    Raises SettingsError when one is not there, or can't play here.
+    """
+    if record is not None:
+        recorded = record.contents.get("origin", [])
+        return Origin(tuple({g: ServedModel(**m) for g, m in one.items()} for one in recorded))
+    search = _Search(parameters, store)
+    found = search.base_run()
+    if parameters.base_run.base_run_type == "rerun_tests":
+        return Origin(tuple(found), search.adapters)
+    for group in parameters.groups:
+        model = search.checkpoint(group)
+        if model is not None:
+            found = found or [{}]
+            found[0][group] = model
+    return Origin(tuple(found), search.adapters)
+
+
+def bring(origin: Origin, store: Store, state_dir: Path) -> None:
+    """Copy the adapters into the state of the run's own server, which must not run yet.
+
+    Raises CorruptionError for a damaged one, StoreError if the disk refuses.
+    """
+    for run, wanted in origin.adapters.items():
+        source = store.local_path(f"{run}/lm_server")
+        assert source is not None  # they were found there
+        try:
+            adopt_models(source, state_dir, wanted)
+        except AdapterError as error:
+            raise CorruptionError(f"models of run {run!r}: {error}") from error
+        except OSError as error:
+            raise StoreError(f"models of run {run!r} can't be copied: {error}") from error
+
+
+def _run(store: Store, setting: str, name: str) -> RunStore:
+    """The run that a setting names. Raises SettingsError if it has nothing to take over."""
+    run = RunStore(store, name)
+    try:
+        run.open()
+    except MissingFileError:
+        raise SettingsError(f"{setting}: there is no run {name!r} in {store.url}") from None
+    if run.finished_iterations() == 0:
+        raise SettingsError(
+            f"{setting}: run {name!r} has finished no iteration yet, so it has trained no model"
+        )
+    return run
+
+
+def _checkpoint_run(store: Store, name: str, agent: PureTextAgentParameters) -> RunStore:
+    setting = f"agents.{name}.checkpoint_run_id"
+    if agent.checkpoint_run_id is None:
+        raise SettingsError(
+            f"{setting}: is missing; load_checkpoint_and_parameters needs the name of a run"
+        )
+    return _run(store, setting, agent.checkpoint_run_id)
+
+
+def _agent_of(run: RunStore, name: str) -> dict[str, Any]:
+    agents = with_defaults(run.open().parameters)["agents"]
+    theirs = agents.get(name)
+    if theirs is None or theirs.get("is_random"):
+        with_models = [n for n, a in agents.items() if not a.get("is_random")]
+        raise SettingsError(
+            f"agents.{name}.checkpoint_run_id: run {run.name!r} has no agent {name!r} with a "
+            f"model; it has {', '.join(with_models) or 'none'}"
+        )
+    return dict(theirs)
+
+
+def _agent_on_record(record: RunRecord, name: str) -> dict[str, Any]:
+    # A run whose record has no such agent is refused later, with the difference shown.
+    return dict(record.parameters.get("agents", {}).get(name, {}))
+
+
+class _Search:
+    """Looks for the models with which groups begin; notes the adapters that have to be copied."""
+
+    def __init__(self, parameters: HyperParameters, store: Store):
+        self._parameters, self._store = parameters, store
+        self.adapters: dict[str, dict[str, str | None]] = {}
+
+    def base_run(self) -> list[dict[str, ServedModel]]:
+        """What plays by iteration where there is a base run."""
+        base = self._parameters.base_run
+        if base.base_run_type == "none":
+            return []
+        setting = "base_run.run_id"
+        source = _run(self._store, setting, str(base.run_id))
+        last = source.finished_iterations()
+        which = range(last + 1) if base.base_run_type == "rerun_tests" else [last]
+        return [
+            {
+                group: self._model(setting, source, iteration, group, group)
+                for group in self._parameters.groups
+            }
+            for iteration in which
+        ]
+
+    def checkpoint(self, group: str) -> ServedModel | None:
+        """The model that the group's agents ask to begin with."""
+        parameters, agents = self._parameters, self._parameters.groups[group]
+        loading = [n for n in agents if parameters.model_agents[n].load_checkpoint_and_parameters]
+        if not loading:
+            return None
+        if len(loading) < len(agents):
+            other = next(name for name in agents if name not in loading)
+            raise SettingsError(
+                f"agents.{other}.load_checkpoint_and_parameters is false, but {loading[0]}, which "
+                f"shares the model group {group!r}, begins with a checkpoint; set it for both"
+            )
+        models = {name: self._checkpoint_of(name, group) for name in loading}
+        if len({model.model for model in models.values()}) > 1:
+            listed = ", ".join(f"{name} {model.model}" for name, model in models.items())
+            raise SettingsError(
+                f"agents: those of the model group {group!r} load different models: {listed}"
+            )
+        return models[loading[0]]
+
+    def _checkpoint_of(self, name: str, group: str) -> ServedModel:
+        agent = self._parameters.model_agents[name]
+        run = _checkpoint_run(self._store, name, agent)
+        finished = run.finished_iterations()
+        version = agent.checkpoint_version
+        iteration = finished - 1 if version == "latest" else int(version)
+        if iteration >= finished:
+            raise SettingsError(
+                f"agents.{name}.checkpoint_version: run {run.name!r} has no model of iteration "
+                f"{iteration}; its last is {finished - 1}"
+            )
+        theirs = _agent_of(run, name).get("shared_model_group") or name
+        setting = f"agents.{name}.checkpoint_run_id"
+        return self._model(setting, run, iteration + 1, theirs, group)
+
+    def _model(
+        self, setting: str, source: RunStore, iteration: int, theirs: str, group: str
+    ) -> ServedModel:
+        """What group `theirs` plays `iteration` of `source` with, for `group` of this run."""
+        agent = self._parameters.group_parameters(group)
+        base = base_name(self._parameters, agent)
+        models = _models_that_play(source, iteration)
+        model = models.get(theirs)
+        if model is None and iteration == 0:
+            return ServedModel(base, base)
+        if model is None:
+            raise SettingsError(
+                f"{setting}: run {source.name!r} has no model group {theirs!r}; it has "
+                f"{', '.join(models)}"
+            )
+        if model.base_model != base:
+            raise SettingsError(
+                f"{setting}: the model of group {theirs!r} in run {source.name!r} is one of "
+                f"{model.base_model!r}, but here the base model of {group!r} is {base!r}; give its "
+                "agents the model_name of that run"
+            )
+        if model.trained_in is None:
+            return model
+        if uses_own_server(self._parameters, agent):
+            state = source.store.local_path(f"{source.root}/lm_server")
+            if state is None or find_model(state, model.model) is None:
+                raise SettingsError(
+                    f"{setting}: model {model.model} is not in the own server of run "
+                    f"{source.name!r}; name the server that has it (lm_server.url)"
+                )
+            self.adapters.setdefault(source.name, {})[model.model] = model.digest
+        return replace(model, proof=None, from_run=model.from_run or source.name)
+
+
+def _models_that_play(run: RunStore, iteration: int) -> dict[str, ServedModel]:
+    """The models that play an iteration of `run`; groups that begin with theirs are left out."""
+    if iteration == 0:
+        groups = (run.open().contents.get("origin") or [{}])[0]
+    else:
+        groups = run.read_json(run.models(iteration - 1))["groups"]
+    return {group: ServedModel(**model) for group, model in groups.items()}

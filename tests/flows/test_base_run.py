@@ -1,0 +1,216 @@
+"""Runs that begin with models of another run, test them again, or load an agent from there."""
+
+import hashlib
+import json
+import shutil
+
+import pytest
+from small_game import write_config
+
+from flows.train import train
+from nip_core.errors import CorruptionError, SettingsError
+from nip_core.parameters import load_parameters
+from nip_core.rollouts.tables import read_rollouts
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+from nip_core.stages.fork import fork_run
+from nip_core.stages.session import open_session, prepare
+
+AGENT = {
+    "model_provider": "SelfHosted",
+    "model_name": "deterministic",
+    "max_tokens_per_message": 32,
+}
+RL = {"num_iterations": 2, "rollouts_per_iteration": 40, "num_epochs": 1}
+GOES_ON = ["base_run.base_run_type=parameters", "base_run.run_id=small"]
+RETEST = ["run_name=again", "base_run.base_run_type=rerun_tests", "base_run.run_id=small"]
+
+
+@pytest.fixture(scope="module")
+async def base(prefect_server, tmp_path_factory):
+    """A folder with the finished run `small`, and its summary."""
+    folder = tmp_path_factory.mktemp("base")
+    agents = {"_default": AGENT, "prover": {"temperature": 0.25}}
+    return folder, await train(str(write_config(folder, rl=RL, agents=agents)))
+
+
+@pytest.fixture
+def folder(base, tmp_path):
+    """A copy of that folder."""
+    shutil.copytree(base[0], tmp_path / "copy")
+    config = write_config(
+        tmp_path / "copy", rl=RL, agents={"_default": AGENT, "prover": {"temperature": 0.25}}
+    )
+    assert config.parent == tmp_path / "copy"
+    return config.parent
+
+
+def run_in(folder, name) -> RunStore:
+    return RunStore(open_store(folder / "runs"), name)
+
+
+def tree(folder):
+    """Every file of the base run by its content."""
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in (folder / "runs" / "small").rglob("*")
+        if path.is_file()
+    }
+
+
+def served(run, iteration, split="train"):
+    rows = read_rollouts(run.store, run.rollouts(iteration, split)).generations.to_pylist()
+    return {
+        agent: {r["model_served"] for r in rows if r["agent"] == agent}
+        for agent in ("prover", "verifier")
+    }
+
+
+async def go_on(folder, *changes):
+    return await train(
+        str(folder / "config.yaml"), ["run_name=next", "rl.num_iterations=1", *changes]
+    )
+
+
+async def test_a_run_goes_on_from_the_final_models_of_another(base, folder):
+    final, before = base[1]["iterations"][-1]["models"], tree(folder)
+    result = await go_on(
+        folder, *GOES_ON, "agents._default.fine_tune_from_scratch=false", "rl.lr=0.01"
+    )
+    run = run_in(folder, "next")
+    assert result["status"] == "finished" and result["iterations"][0]["models"] == final
+    assert served(run, 0) == {agent: {model} for agent, model in final.items()}
+    for agent, model in final.items():
+        assert run.read_json(run.job(0, agent))["parent_model"] == model  # it continues
+        [begun] = run.read_json("next/run.json")["contents"]["origin"]
+        assert (begun[agent]["from_run"], begun[agent]["trained_in"]) == ("small", 1)
+        assert run.read_json(run.models(0))["groups"][agent]["proof"]["matches"]
+    assert tree(folder) == before
+
+
+async def test_a_run_that_began_elsewhere_no_longer_needs_that_run(folder):
+    await go_on(folder, *GOES_ON)
+    shutil.rmtree(folder / "runs" / "small")
+    result = await go_on(folder, *GOES_ON, "rl.num_iterations=2")
+    assert result["status"] == "finished" and len(result["iterations"]) == 3
+
+
+async def test_a_fork_begins_with_what_its_source_began_with(folder):
+    first = await go_on(folder, *GOES_ON, "agents.prover.freeze_agent=true")
+    shutil.rmtree(folder / "runs" / "small")
+    given = ["agents.prover.freeze_agent=true", *GOES_ON, "rl.num_iterations=2"]
+    config = folder / "config.yaml"
+    fork_run(
+        load_parameters(config, ["run_name=next", *given]),
+        load_parameters(config, ["run_name=forked", *given]),
+    )
+    result = await train(str(config), ["run_name=forked", *given])
+    assert result["iterations"][0]["models"] == first["iterations"][0]["models"]
+    assert result["iterations"][2]["models"]["prover"] == first["iterations"][0]["models"]["prover"]
+
+
+async def test_tests_are_played_again_with_the_models_of_every_iteration(base, folder):
+    before = tree(folder)
+    again = await train(str(folder / "config.yaml"), RETEST)
+    assert again["status"] == "finished" and len(again["iterations"]) == 3
+    for now, then in zip(again["iterations"], base[1]["iterations"], strict=True):
+        assert now["models"] == then["models"] and now["jobs"] == {}
+        assert now["test"]["accuracy"] == then["test"]["accuracy"]
+    run = run_in(folder, "again")
+    assert not run.store.list(run.rollouts(0, "train"))
+    assert prepare(load_parameters(folder / "config.yaml", RETEST)).estimate.training_tokens == 0
+    assert tree(folder) == before
+
+
+async def test_a_retest_that_was_stopped_goes_on(folder, monkeypatch):
+    import flows.train
+
+    real = flows.train.retest
+
+    async def stops(run, iteration):
+        if iteration == 1:
+            raise KeyboardInterrupt
+        return await real(run, iteration)
+
+    monkeypatch.setattr(flows.train, "retest", stops)
+    with pytest.raises(BaseException):
+        await train(str(folder / "config.yaml"), RETEST)
+    monkeypatch.undo()
+    run = run_in(folder, "again")
+    assert run.finished_iterations() == 1
+    result = await train(str(folder / "config.yaml"), [*RETEST, "rl.num_iterations=7"])
+    assert result["status"] == "finished" and len(result["iterations"]) == 3
+
+
+async def test_a_retest_has_its_own_way_of_testing(folder):
+    result = await train(
+        str(folder / "config.yaml"),
+        [*RETEST, "rl.num_test_iterations=2", "text_rl.test_scheme=last"],
+    )
+    assert [e["test"] and e["test"]["episodes"] for e in result["iterations"]] == [None, None, 40]
+
+
+LOAD = [
+    "agents.prover.load_checkpoint_and_parameters=true",
+    "agents.prover.checkpoint_run_id=small",
+]
+
+
+@pytest.mark.parametrize(("version", "iteration"), [("latest", 1), ("0", 0)])
+async def test_an_agent_begins_with_its_model_and_settings_of_another_run(
+    base, folder, version, iteration
+):
+    changes = [
+        *LOAD,
+        f"agents.prover.checkpoint_version={version}",
+        "agents.prover.temperature=1.5",
+    ]
+    result = await go_on(folder, *changes)
+    began = result["iterations"][0]["models"]
+    assert began == {
+        "prover": base[1]["iterations"][iteration + 1]["models"]["prover"],
+        "verifier": "deterministic",
+    }
+    record = run_in(folder, "next").open()
+    assert record.parameters["agents"]["prover"]["temperature"] == 0.25
+    assert record.parameters["agents"]["prover"]["checkpoint_run_id"] == "small"
+    assert (await go_on(folder, *changes))["iterations"] == result["iterations"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            ["base_run.base_run_type=parameters", "base_run.run_id=nobody"],
+            "there is no run 'nobody'",
+        ),
+        (
+            [*GOES_ON, "agents.prover.shared_model_group=x"],
+            "no model group 'x'; it has prover, verifier",
+        ),
+        ([*GOES_ON, "agents.prover.model_name=other"], "base model of 'prover' is 'other'"),
+        ([*LOAD, "agents.prover.checkpoint_version=5"], "no model of iteration 5; its last is 1"),
+    ],
+)
+async def test_what_can_not_be_taken_over_is_refused_before_anything_starts(folder, changes, said):
+    with pytest.raises(SettingsError, match=said):
+        prepare(load_parameters(folder / "config.yaml", ["run_name=next", *changes]))
+
+
+@pytest.mark.parametrize("damage", ["content", "record"])
+async def test_a_damaged_adapter_is_not_taken_over(folder, damage):
+    models = folder / "runs" / "small" / "lm_server" / "models"
+    if damage == "content":
+        for file in models.glob("*/adapter.json"):
+            file.write_text("{}")
+    else:
+        record = folder / "runs" / "small" / "iterations" / "0001" / "models.json"
+        content = json.loads(record.read_text())
+        content["groups"]["prover"]["digest"] = "0" * 64
+        record.write_text(json.dumps(content))
+    with pytest.raises(CorruptionError, match="models of run 'small'"):
+        async with open_session(
+            load_parameters(folder / "config.yaml", ["run_name=next", *GOES_ON])
+        ):
+            pass
+    assert not (folder / "runs" / "next" / "run.json").exists()

@@ -1,0 +1,130 @@
+"""Episodes played against a scripted HTTP server, with what the server saw.
+
+play       settings, script -> Played
+problems   small problems that say their number
+saying     a script in which each agent says its next text
+"""
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+from scripted_server import scripted_server
+
+from nip_core.agents.chat_client import ChatClient, Endpoint
+from nip_core.agents.random_agent import RANDOM_MODEL
+from nip_core.agents.render import Game
+from nip_core.parameters import RandomAgentParameters
+from nip_core.rollouts.engine import Player, Table, play_shard
+from nip_core.rollouts.plan import plan_episodes, shards
+from nip_core.rollouts.progress import Progress
+from nip_core.rollouts.tables import build_tables
+from nip_core.scenarios.code_validation.datasets import Problem
+
+
+class MemoryLog:
+    """Keeps finished generations for as long as the process lives."""
+
+    def __init__(self):
+        self.records = []
+
+    async def append(self, record):
+        self.records.append(json.loads(json.dumps(record)))
+
+    def by_key(self):
+        return {record["generation"]["key"]: record for record in self.records}
+
+
+def problems(count, **changes):
+    return [
+        replace(
+            Problem(f"p{i}", f"q{i}", f"Return x plus {i}.", f"x + {i}", i % 2, "sums", None),
+            **changes,
+        )
+        for i in range(count)
+    ]
+
+
+class Played:
+    """Episodes that were played, with what the server saw."""
+
+    def __init__(self, game, specs, server, shard, log, progress):
+        self.game, self.parameters, self.specs = game, game.parameters, specs
+        self.server, self.shard, self.log, self.progress = server, shard, log, progress
+
+    @property
+    def episodes(self):
+        return sorted(self.shard.episodes, key=lambda row: row["problem"])
+
+    def generations(self, problem="p0"):
+        [episode] = [e for e in self.shard.episodes if e["problem"] == problem]
+        rows = [g for g in self.shard.generations if g["episode"] == episode["key"]]
+        return sorted(rows, key=lambda g: (g["round"], g["agent"], g["attempt"]))
+
+    def rewards(self, problem="p0"):
+        [episode] = [e for e in self.shard.episodes if e["problem"] == problem]
+        return {entry["agent"]: entry["reward"] for entry in episode["rewards"]}
+
+    def seed(self, problem, round_, agent, attempt=0):
+        spec = next(s for s in self.specs if s.problem.id == problem)
+        return spec.generation_seed(self.parameters.seed, round_, agent, attempt)
+
+    def tables(self):
+        return build_tables(self.shard.episodes, self.shard.generations)
+
+
+def make_table(game, url, client, log, recorded=None, failures=None, model=None, key="key"):
+    """Each agent plays with `model`, or with one that is named like it."""
+    endpoint = Endpoint(url, key)
+    players = {
+        agent: Player(agent, RANDOM_MODEL, None, own)
+        if isinstance(own, RandomAgentParameters)
+        else Player(agent, model or f"{agent}-model", endpoint, own)
+        for agent, own in game.parameters.agents.items()
+    }
+    return Table(game, players, client, log, recorded or {}, Progress(), failures)
+
+
+async def play_at(url, parameters, specs, num_shards=1, log=None, **more: Any) -> Played:
+    """Play `specs` against the server at `url`, cut into `num_shards`; `more` as for the table."""
+    log, game = log or MemoryLog(), Game(parameters)
+    async with ChatClient(concurrency=256, timeout_s=10, retries=2) as client:
+        table = make_table(game, url, client, log, **more)
+        parts = [
+            await asyncio.wait_for(play_shard(part, table), 30)
+            for part in shards(specs, -(-len(specs) // num_shards))
+        ]
+    whole = parts[0]
+    for part in parts[1:]:
+        whole.episodes.extend(part.episodes)
+        whole.generations.extend(part.generations)
+        whole.timings.extend(part.timings)
+    return Played(game, specs, None, whole, log, table.progress)
+
+
+async def play(parameters, script, *, on=None, **more: Any) -> Played:
+    """Plays the training episodes of iteration 0, by default that of a single problem."""
+    specs = plan_episodes(parameters, on or problems(1), "train", 0)
+    async with scripted_server(script) as server:
+        played = await play_at(server.url, parameters, specs, **more)
+    played.server = server
+    return played
+
+
+def saying(**texts):
+    """Each agent says its next text; which one is due follows from the chat."""
+
+    def script(body):
+        return texts[agent_of(body)][sum(m["role"] == "assistant" for m in body["messages"])]
+
+    return script
+
+
+def agent_of(body):
+    return body["model"].removesuffix("-model")
+
+
+def number_of(body):
+    """Which of `problems` this is about."""
+    return int(body["messages"][0]["content"].split("Return x plus ")[1].split(".")[0])

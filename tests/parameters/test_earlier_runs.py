@@ -1,0 +1,74 @@
+"""A run that an earlier version began goes on: what came later counts as its default."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from nip_core.errors import RunConflictError
+from nip_core.parameters import DATA_NEUTRAL, HyperParameters, load_parameters
+from nip_core.parameters.stored import from_stored
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import LocalStore
+
+QUICKSTART = Path(__file__).parents[2] / "deployments" / "configs" / "quickstart.yaml"
+EARLIER = json.loads((Path(__file__).parent / "earlier_run.json").read_text(encoding="utf-8"))
+"""What version 0.1.0 wrote for the quick start, without the settings that came later."""
+SAME = ["agents.prover.lora_alpha=null", "agents.prover.lora_alpha_scale=1.0"]
+SAME += ["agents.prover.shared_model_group=provers"]
+IDENTITY = {"code_version": "1", "seed": 6198, "data_neutral": DATA_NEUTRAL}
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunStore(LocalStore(tmp_path), "quickstart")
+    run.create_or_open(EARLIER, **IDENTITY)
+    return run
+
+
+def test_the_record_lacks_what_came_later():
+    assert "_type" not in EARLIER and "base_run" not in EARLIER
+    assert EARLIER["agents"]["prover"]["lora_alpha_scale"] is None
+    assert EARLIER["agents"]["prover"]["lora_alpha"] is None
+
+
+def test_the_same_configuration_is_no_difference(run):
+    now = load_parameters(QUICKSTART, SAME).to_dict()
+    assert run.check_same(now, **IDENTITY) == {}
+    assert not run.create_or_open(now, **IDENTITY).created
+    assert run.store.list("quickstart/openings") == []
+
+
+def test_a_later_setting_at_another_value_is_a_difference_from_its_default(run):
+    for setting, shown in [
+        ("agents.verifier.chat_format=alternating", '"named" -> "alternating"'),
+        ("protocol_common.zero_knowledge=true", "protocol_common.zero_knowledge: false -> true"),
+        ("agents.verifier.update_schedule={_type: ContiguousPeriodicUpdateSchedule, period: 2, "
+         "start: 0, stop: 1}", "update_schedule._type"),
+        ("base_run={base_run_type: parameters, run_id: b}", 'base_run.run_id: null -> "b"'),
+    ]:  # fmt: skip
+        given = load_parameters(QUICKSTART, [*SAME, setting]).to_dict()
+        with pytest.raises(RunConflictError) as caught:
+            run.check_same(given, **IDENTITY)
+        assert shown in str(caught.value)
+
+
+def test_a_later_setting_that_is_harmless_may_differ(run):
+    given = load_parameters(QUICKSTART, [*SAME, "text_rl.save_transcripts=true"]).to_dict()
+    assert run.check_same(given, **IDENTITY) == {"text_rl.save_transcripts": (False, True)}
+
+
+def test_a_setting_that_is_gone_is_a_difference(tmp_path):
+    run = RunStore(LocalStore(tmp_path), "quickstart")
+    stored = copy.deepcopy(EARLIER)
+    stored["rl"]["gone"] = 1
+    run.create_or_open(stored, **IDENTITY)
+    with pytest.raises(RunConflictError, match=r"rl\.gone: 1 -> \(absent\)"):
+        run.check_same(load_parameters(QUICKSTART, SAME).to_dict(), **IDENTITY)
+
+
+def test_its_settings_can_be_read_as_todays():
+    today = from_stored(EARLIER)
+    assert isinstance(today, HyperParameters)
+    assert today == load_parameters(QUICKSTART, SAME)
