@@ -54,7 +54,8 @@ class Game:
         chat: list[ChatMessage] = [{"role": "system", "content": system}]
         own_turns = 0
         for r in range(round_ + 1):
-            if agent in protocol.movers(r, seed, turns):
+            before = [turn for turn in turns if turn.round < r]
+            if agent in protocol.movers(r, seed, before):
                 chat += self._told_before_turn(agent, situation, r, own_turns)
                 own_turns += 1
             now = [turn for turn in turns if turn.round == r]

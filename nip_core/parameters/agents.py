@@ -208,6 +208,11 @@ class PureTextAgentParameters(AgentParameters):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        self.__post_init__()
+        return self
+
+    def __post_init__(self) -> None:
+        """Check the settings against each other. Raises ValueError, naming them."""
         if self.temperature is not None and self.top_p is not None:
             raise ValueError("set temperature or top_p, not both")
         if (self.lora_alpha is None) == (self.lora_alpha_scale is None):
@@ -220,7 +225,6 @@ class PureTextAgentParameters(AgentParameters):
                 f"lora_rank * lora_alpha_scale must be at most {LORA_ALPHA_MAX} (got "
                 f"{self.effective_lora_alpha})"
             )
-        return self
 
     @classmethod
     def construct_test_params(cls) -> Self:
@@ -282,7 +286,7 @@ class PureTextAgentParameters(AgentParameters):
         """The LoRA scaling factor that training gets."""
         if self.lora_alpha is not None:
             return self.lora_alpha
-        assert self.lora_alpha_scale is not None  # `_check`
+        assert self.lora_alpha_scale is not None  # `__post_init__`
         return max(1, round(self.lora_rank * self.lora_alpha_scale))
 
     @property

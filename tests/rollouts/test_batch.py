@@ -1,7 +1,5 @@
 """A batch says what was played, and gives back the tables that it was made from."""
 
-import math
-import time
 from collections import defaultdict
 from functools import cache
 from typing import Any
@@ -298,15 +296,9 @@ def test_a_batch_without_rounds_or_of_other_agents_gives_no_tables():
             nested_to_rollouts(known, part)
 
 
-def test_two_hundred_episodes_of_nine_rounds_take_well_below_a_second():
+def test_prompts_can_be_left_out_of_a_large_batch():
     nine = game(nip_protocol={"max_message_rounds": 9, "min_message_rounds": 9})
-    played = play(nine, 1, 200, lambda *_: "Because of the bounds of the loop, " * 9)
-    tables = played.tables
-    best = math.inf
-    for _ in range(3):  # another process may have the core for a while
-        start = time.perf_counter()
-        batch = rollouts_to_nested(nine, tables.episodes, tables.generations, prompts=False)
-        back = nested_to_rollouts(nine, batch)
-        best = min(best, time.perf_counter() - start)
-    assert back[1].num_rows == 1800 and ("agents", "prompt") not in batch
-    assert best < 1.0
+    tables = play(nine, 1, 20, lambda *_: "Because of the bounds of the loop, " * 9).tables
+    batch = rollouts_to_nested(nine, tables.episodes, tables.generations, prompts=False)
+    assert ("agents", "prompt") not in batch
+    assert nested_to_rollouts(nine, batch)[1].equals(tables.generations)

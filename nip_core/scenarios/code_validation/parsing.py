@@ -62,6 +62,7 @@ _LABEL = re.compile(
 _SUPPOSITION = re.compile(
     r"[ *_#-]{0,9}(?:if|unless|suppose|assuming)\b.*(?:[,:;]|\bthen)$", re.IGNORECASE
 )
+_MOST = 100  # decision lines
 _LOOKED_AT = 400  # characters of the line before a decision
 
 
@@ -174,6 +175,8 @@ def _decision_lines(lines: AnswerLines, reader: VerdictReader, own: int) -> Sequ
         if is_apart and not reader.is_exactly(rest):
             continue
         found.append(_DecisionLine(i, last, rest, is_apart))
+        if len(found) > _MOST:
+            raise InvalidDecision(f"more than {_MOST} decision lines")
     return found
 
 
