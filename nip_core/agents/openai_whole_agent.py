@@ -36,7 +36,7 @@ from nip_core.agents.whole_agent import Seeds, _ParsedChatCompletion
 from nip_core.errors import SettingsError
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
-from nip_core.rollouts.engine import Player, request_body
+from nip_core.rollouts.engine import request_body
 from nip_core.scenarios.code_validation.parsing import AnswerForm
 from nip_core.scenarios.code_validation.verdicts import (
     InvalidDecision,
@@ -190,10 +190,9 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         if self.agent_params.use_dummy_api:
             text = random_answer(form or self._usual_form(), seed)
             return ChatAnswer(text, "stop", self.model_name, 0, 0, 0, 0.0)
-        player = Player(self.agent_name, self.model_name, self._endpoint(), self.agent_params)
-        assert player.endpoint is not None
-        body = request_body(player, self.agent_params, chat, seed)
-        return await client.complete(player.endpoint, body)
+        limit = self.hyper_params.max_tokens(self.agent_name)
+        body = request_body(self.model_name, self.agent_params, chat, seed, limit)
+        return await client.complete(self._endpoint(), body)
 
     def _usual_form(self) -> AnswerForm:
         """The form of its answer in its first turn of some episode."""

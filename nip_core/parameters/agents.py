@@ -130,7 +130,8 @@ class PureTextAgentParameters(AgentParameters):
     language_model_server_port: Port = DEFAULT_CONTROL_PORT
     """Port of that server's control address, for models and jobs, 1 to 65535."""
     vllm_server_port: Port = DEFAULT_ENGINE_PORT
-    """Port of that server's engine, for chat completions, 1 to 65535."""
+    """Port of that server's engine, 1 to 65535. Chat completions go there if it is not the default;
+    otherwise to the control address, from where `nip serve` passes them on."""
     use_dummy_api: bool = False
     """Play with scripted answers of the deterministic engine: no model, no key, no cost."""
     shared_model_group: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")] | None = None
@@ -186,7 +187,8 @@ class PureTextAgentParameters(AgentParameters):
     max_response_words: Annotated[int, Field(ge=1)] = 150
     """Told to the agent as the limit of a message, in words, at least 1."""
     max_tokens_per_message: Annotated[int, Field(ge=1)] | None = None
-    """Most tokens generated per message, at least 1. None: 1.5 * max_response_words."""
+    """Most tokens generated per message, at least 1. None: 1.5 * max_response_words, and where
+    agents reason first (code_validation.system_prompt_version: v2) 1000 more."""
     num_invalid_generation_retries: Annotated[int, Field(ge=0, le=100)] = 20
     """How often an answer in an invalid form is asked for again before the episode fails, 0 to
     100."""
@@ -268,7 +270,9 @@ class PureTextAgentParameters(AgentParameters):
 
     @property
     def engine_url(self) -> str | None:
-        """Address of that server's engine, for chat completions; None where there is none."""
+        """Address for chat completions: of that server's engine, if it has a port of its own."""
+        if self.vllm_server_port == DEFAULT_ENGINE_PORT:
+            return self.control_url
         return self._server(self.vllm_server_port)
 
     def _server(self, port: int) -> str | None:
@@ -288,13 +292,6 @@ class PureTextAgentParameters(AgentParameters):
             return self.lora_alpha
         assert self.lora_alpha_scale is not None  # `__post_init__`
         return max(1, round(self.lora_rank * self.lora_alpha_scale))
-
-    @property
-    def effective_max_tokens(self) -> int:
-        """Most tokens generated per message."""
-        if self.max_tokens_per_message is not None:
-            return self.max_tokens_per_message
-        return int(1.5 * self.max_response_words)
 
 
 def is_random(values: Mapping[str, Any]) -> bool:

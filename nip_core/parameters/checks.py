@@ -3,12 +3,14 @@
 check_groups     agents that share a model agree on what concerns it
 check_agents     the settings of one agent fit together and to the rest
 check_schedules  agents that alternate do so in step
+check_log_probs  who is compared by log-probabilities has some
 """
 
 from typing import TYPE_CHECKING
 
 from nip_core.parameters.agents import PureTextAgentParameters
 from nip_core.parameters.update_schedule import AlternatingPeriodicUpdateSchedule
+from nip_core.protocols.zero_knowledge import EXTRA_AGENTS
 
 if TYPE_CHECKING:
     from nip_core.parameters.hyper_parameters import HyperParameters
@@ -84,6 +86,23 @@ def check_agents(parameters: "HyperParameters") -> None:
             raise ValueError(
                 f"agents.{name}.stack_lora_adapters: there is nothing to stack upon with "
                 "fine_tune_from_scratch: true; set that to false"
+            )
+
+
+def check_log_probs(parameters: "HyperParameters") -> None:
+    """Agents whose tokens are compared have an engine that gives log-probabilities."""
+    settings = parameters.zk_protocol
+    if not parameters.protocol_common.zero_knowledge or settings.similarity != "log_probs":
+        return
+    for name in EXTRA_AGENTS:
+        agent = parameters.model_agents.get(name)
+        if agent is None:
+            continue  # a random one is refused by the protocol
+        own = agent.model_provider == "SelfHosted" and parameters.lm_server.url is None
+        if agent.use_dummy_api or (own and parameters.lm_server.engine == "deterministic"):
+            raise ValueError(
+                f"zk_protocol.similarity: agents.{name} plays with the deterministic engine, which "
+                "gives no log-probabilities; use text, or a model"
             )
 
 

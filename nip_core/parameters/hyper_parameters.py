@@ -13,7 +13,12 @@ from nip_core.parameters.agents import (
 )
 from nip_core.parameters.base import Parameters
 from nip_core.parameters.base_run import BaseRunParameters, RunName
-from nip_core.parameters.checks import check_agents, check_groups, check_schedules
+from nip_core.parameters.checks import (
+    check_agents,
+    check_groups,
+    check_log_probs,
+    check_schedules,
+)
 from nip_core.parameters.game import (
     CodeValidationParameters,
     CommonProtocolParameters,
@@ -52,6 +57,9 @@ DATA_NEUTRAL = frozenset(
     }
 )
 """Settings that a resumed run may change: they decide how much is done, not what."""
+
+
+_REASONING_TOKENS = 1000
 
 
 class HyperParameters(Parameters):
@@ -149,6 +157,7 @@ class HyperParameters(Parameters):
         check_groups(self)
         check_agents(self)
         check_schedules(self)
+        check_log_probs(self)
         self._check_rounds()
         if self.base_run.run_id == self.run_name:
             raise ValueError("base_run.run_id is this run itself; name another run, or resume it")
@@ -202,6 +211,14 @@ class HyperParameters(Parameters):
             dataset="problems",
             agents={"_default": PureTextAgentParameters.construct_test_params()},
         )
+
+    def max_tokens(self, agent: str) -> int:
+        """Most tokens that a model may generate for one message of the agent."""
+        settings = self.model_agents[agent]
+        if settings.max_tokens_per_message is not None:
+            return settings.max_tokens_per_message
+        reasons = self.code_validation.system_prompt_version == "v2"
+        return int(1.5 * settings.max_response_words) + (_REASONING_TOKENS if reasons else 0)
 
     @property
     def rollouts_per_iteration(self) -> int | None:

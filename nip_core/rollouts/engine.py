@@ -337,7 +337,8 @@ async def _ask(
     if isinstance(player.parameters, RandomAgentParameters):
         return ChatAnswer(random_answer(form, seed), "stop", player.model, 0, 0, 0, 0.0)
     assert player.endpoint is not None  # only random agents play without a model
-    body = request_body(player, player.parameters, chat, seed)
+    limit = table.game.parameters.max_tokens(player.agent)
+    body = request_body(player.model, player.parameters, chat, seed, limit)
     wanted = table.game.top_logprobs(player.agent)
     if wanted:
         body |= {"logprobs": True, "top_logprobs": wanted}
@@ -351,10 +352,11 @@ async def _ask(
 
 
 def request_body(
-    player: Player,
+    model: str,
     parameters: PureTextAgentParameters,
     chat: Sequence[Mapping[str, str]],
     seed: int,
+    max_tokens: int,
 ) -> Row:
     """The JSON body of a chat completion; settings that are None are left to the provider.
 
@@ -363,9 +365,9 @@ def request_body(
     """
     limit = "max_completion_tokens" if parameters.model_provider == "OpenAI" else "max_tokens"
     body: Row = {
-        "model": player.model,
+        "model": model,
         "messages": chat,
-        limit: parameters.effective_max_tokens,
+        limit: max_tokens,
         "seed": seed,
     }
     for setting in ("temperature", "top_p", "repetition_penalty"):

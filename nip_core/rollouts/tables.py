@@ -194,13 +194,13 @@ def commit_shard(
             "canonical_digest": canonical_digest(tables.episodes, tables.generations),
         },
         lease=lease,
-        name=_shard_manifest(shard),
+        name=shard_manifest(shard),
     )
 
 
 def shard_is_committed(store: Store, directory: str, shard: str) -> bool:
     """Whether the shard has its manifest."""
-    return is_committed(store, directory, _shard_manifest(shard))
+    return is_committed(store, directory, shard_manifest(shard))
 
 
 def commit_stage(
@@ -219,7 +219,7 @@ def commit_stage(
         missing = [shard for shard in shards if not shard_is_committed(store, directory, shard)]
         if missing:
             raise StageError(f"{directory}: shards {missing} are not committed; play them first")
-    manifests = {shard: read_manifest(store, directory, _shard_manifest(shard)) for shard in shards}
+    manifests = {shard: read_manifest(store, directory, shard_manifest(shard)) for shard in shards}
     names = sorted({name for manifest in manifests.values() for name in manifest.rows})
     hashes = _RowHashes()
     if not is_committed(store, directory):
@@ -244,7 +244,7 @@ def iter_rollouts(store: Store, directory: str) -> Iterator[Rollouts]:
     """
     stage = read_manifest(store, directory)
     for name, digest in stage.inputs.items():
-        manifest = read_manifest(store, directory, _shard_manifest(name.removeprefix(_SHARD_INPUT)))
+        manifest = read_manifest(store, directory, shard_manifest(name.removeprefix(_SHARD_INPUT)))
         if manifest.digest != digest:
             raise CorruptionError(
                 f"{directory}/{manifest.name}: not the shard that {directory}/{stage.name} names"
@@ -265,7 +265,7 @@ def read_timings(store: Store, directory: str) -> pa.Table:
     """The timings of a committed split, for reports."""
     tables = [TIMINGS.empty_table()]
     for name in read_manifest(store, directory).inputs:
-        manifest = read_manifest(store, directory, _shard_manifest(name.removeprefix(_SHARD_INPUT)))
+        manifest = read_manifest(store, directory, shard_manifest(name.removeprefix(_SHARD_INPUT)))
         tables.append(_read_table(store, manifest, "timings"))
     return pa.concat_tables(tables)
 
@@ -310,7 +310,8 @@ def _canonical_row(row: Row) -> bytes:
     return json.dumps(row, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _shard_manifest(shard: str) -> str:
+def shard_manifest(shard: str) -> str:
+    """The name of a shard's own manifest."""
     return f"manifest-{shard}.json"
 
 

@@ -143,7 +143,7 @@ class _AgentCheck:
                 f"{self._model!r} is {length} tokens"
             )
         room = length - answer["count"]
-        needed = parameters.model_agents[self._agent].effective_max_tokens
+        needed = parameters.max_tokens(self._agent)
         if room < needed:
             raise SettingsError(
                 f"agents.{self._agent}: the prompt for problem {self._problem.id!r} takes "

@@ -122,9 +122,9 @@ def _loads_of(game: Game, seed: int, problem_tokens: int) -> dict[str, _Load]:
                 load = loads[agent]
                 load.calls += 1
                 load.prompt_tokens += load.conversation_tokens
-                load.completion_tokens += agents[agent].effective_max_tokens
+                load.completion_tokens += game.parameters.max_tokens(agent)
         for agent, channels in active.items():
-            said = agents[agent].effective_max_tokens if agent in agents else _RANDOM_TOKENS
+            said = game.parameters.max_tokens(agent) if agent in agents else _RANDOM_TOKENS
             for reader, load in loads.items():
                 if reader == agent or set(channels) & set(protocol.visible_channels(reader)):
                     load.conversation_tokens += said

@@ -22,7 +22,9 @@ from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.evaluation.report import GroupReport, IterationReport, ReportData, build_report
 from nip_core.evaluation.transcripts import Transcript, transcripts_from_tables
 from nip_core.parameters.agents import PureTextAgentParameters
+from nip_core.parameters.stored import from_stored
 from nip_core.parameters.training import RlTrainerParameters, TextRlParameters
+from nip_core.protocols import make_protocol
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.lease import Owner, ThisMachine
 from nip_core.run_store.manifest import is_committed, read_manifest
@@ -257,7 +259,11 @@ def read_transcripts(run: RunStore, iteration: int, split: str, limit: int) -> l
     if not is_committed(run.store, directory):
         return []
     rollouts = read_rollouts(run.store, directory)
-    return transcripts_from_tables(rollouts.episodes, rollouts.generations, limit, seed=0)
+    try:
+        protocol = make_protocol(from_stored(run.open().parameters))
+    except ValueError:
+        protocol = None  # of a class that is not here; then the channels are not shown
+    return transcripts_from_tables(rollouts.episodes, rollouts.generations, limit, 0, protocol)
 
 
 def save_transcripts(session: Session, iteration: int, split: str) -> str:

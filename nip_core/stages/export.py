@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from nip_core.errors import SettingsError
-from nip_core.rollouts.tables import iter_rollouts
+from nip_core.rollouts.tables import iter_rollouts, shard_manifest
 from nip_core.run_store.manifest import Manifest, read_file, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.stages.concurrency import together
@@ -38,7 +38,7 @@ def export_rollouts(run: RunStore, iteration: int, split: str, target: Path) -> 
     written = []
     for name in stage.inputs:
         shard = name.removeprefix("shard/")
-        manifest = read_manifest(run.store, directory, f"manifest-{shard}.json")
+        manifest = read_manifest(run.store, directory, shard_manifest(shard))
         path = target / manifest.name
         path.write_bytes(run.store.get(f"{directory}/{manifest.name}"))
         written.append(path)

@@ -71,9 +71,7 @@ def resolved(
                 if record is not None
                 else _agent_of(_checkpoint_run(store, name, agent), name)
             )
-            own = agent.to_dict()
-            kept = {key: own[key] for key in agent.LOAD_PRESERVED_PARAMETERS if key in own}
-            taken[name] = {**theirs, **kept}
+            taken[name] = agent.loaded_from(theirs).to_dict()
     iterations = _rerun_iterations(parameters, store, record)
     if not taken and iterations is None:
         return parameters

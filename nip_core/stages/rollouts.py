@@ -22,8 +22,9 @@ from nip_core.rollouts.tables import (
     commit_shard,
     commit_stage,
     shard_is_committed,
+    shard_manifest,
 )
-from nip_core.run_store.manifest import Manifest
+from nip_core.run_store.manifest import Manifest, read_manifest
 from nip_core.stages.models import ServedModel, models_for
 from nip_core.stages.session import Session
 
@@ -80,8 +81,11 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
     plan = plan_stage(session, iteration, split)
     models = models_for(session, iteration)
     journal_path = run.journal(iteration, split, shard)
+    failures = session.failures.setdefault((iteration, split), Failures(plan.episodes))
     if shard_is_committed(store, directory, shard):
         journal_path.unlink(missing_ok=True)
+        manifest = read_manifest(store, directory, shard_manifest(shard))
+        failures.keys.update(manifest.extra.get("failed", ()))
         return {"shard": shard, "reused": True}
     specs = shards(_specs(session, iteration, split), plan.episodes_per_shard)[int(shard)]
     started = time.monotonic()
@@ -103,11 +107,7 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
             )
             return await play_shard(specs, table)
 
-        failures = session.failures.setdefault((iteration, split), Failures(plan.episodes))
         played = await session.with_server(run_shard)
-    except BaseException:
-        session.failures.pop((iteration, split), None)  # a repetition counts them again
-        raise
     finally:
         await journal.aclose()
     timings = [
@@ -124,6 +124,7 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
             "plan": plan.plan_digest,
             "models": digest({group: m.model for group, m in models.items()}),
         },
+        extra={"failed": [row["key"] for row in played.episodes if row["outcome"] == "failed"]},
         lease=session.lease,
     )
     journal.remove()  # what it held is committed

@@ -100,7 +100,7 @@ def test_doctor_tells_what_is_there():
         ({"rl": {"nonsense": 1}}, "rl.nonsense: unknown setting"),
         ({"interaction_protocol": "chess"}, "interaction_protocol"),
         ({"agents": {"judge": {}}}, "no such agent"),
-        ({"nip_protocol": {"max_message_rounds": 4}}, "without the last turn"),
+        ({"nip_protocol": {"max_message_rounds": 4}}, "the last turn to prover"),
         ({"run_name": "My Run!"}, "run_name"),
         ({"dataset": "nowhere.parquet"}, "nowhere.parquet"),
         ({"agents": {"_default": {"model_provider": "OpenAI"}}}, "OPENAI_API_KEY"),

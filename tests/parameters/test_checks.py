@@ -152,7 +152,7 @@ def test_ports_at_their_defaults_name_no_server():
     agent = PureTextAgentParameters()
     assert (agent.control_url, agent.engine_url) == (None, None)
     agent = PureTextAgentParameters(language_model_server_scheme_host="https://host/")
-    assert (agent.control_url, agent.engine_url) == ("https://host:5000", "https://host:8000")
+    assert (agent.control_url, agent.engine_url) == ("https://host:5000", "https://host:5000")
     agent = PureTextAgentParameters(vllm_server_port=8001)
     assert agent.control_url == "http://localhost:5000"
     assert agent.engine_url == "http://localhost:8001"

@@ -1,97 +1,255 @@
-"""What counts as a decision and what is only talk about one."""
+"""What counts as a decision and what is only talk about one; which part is for whom."""
+
+import itertools
+import re
+import time
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+import yaml
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nip_core.protocols import ACCEPT, NO_DECISION, REJECT
-from nip_core.scenarios.code_validation.parsing import InvalidResponse, parse_response
-
-CHANNELS = ("main",)
-
-
-@pytest.mark.parametrize(
-    ("text", "decision"),
-    [
-        ("Decision: accept", ACCEPT),
-        ("decision:reject", REJECT),
-        ("**Decision:** Accept", ACCEPT),
-        ("**Decision: reject.**", REJECT),
-        ("  Decision :  ACCEPT \n", ACCEPT),
-        ("```\nDecision: reject\n```", REJECT),
-        ("The loop is off by one.\n\nDecision: reject", REJECT),
-        ("Decision: accept, because the tests pass", ACCEPT),
-        ("My final decision is: reject", REJECT),
-        ("So my decision: accepted", ACCEPT),
-        ("Decision: reject\nDecision: reject", REJECT),
-        ("> Decision: accept\nWhy do you say that?", NO_DECISION),
-        ('You wrote "Decision: accept". Why?', NO_DECISION),
-        ("Question: what is your decision: accept or reject?", NO_DECISION),
-        ("I will accept it later.", NO_DECISION),
-        ("Decision: reject. The loop does not end at n.", REJECT),
-        ("Decision: accept - every case, the empty one included, is handled", ACCEPT),
-        ("Decision: reject, the result is not acceptable", REJECT),
-        ("Decision: rejecting.", REJECT),
-        ("My final decision is to accept.", ACCEPT),
-        ("The decision is:\n\n**reject**", REJECT),
-        ("The decision is hard. Does the loop end at n?", NO_DECISION),
-        ("My decision is not made yet. Is f(0) right?", NO_DECISION),
-        ("The decision is\nDecision: reject", REJECT),
-        ("The decision isolates nothing. Why n?", NO_DECISION),
-        ("Question: does it handle []?", NO_DECISION),
-    ],
+from nip_core.protocols import NO_DECISION
+from nip_core.protocols.scales import SCALES, discrete
+from nip_core.scenarios.code_validation.parsing import (
+    AnswerForm,
+    InvalidResponse,
+    parse_decision,
+    parse_response,
 )
-def test_real_answers_mean_what_a_reader_would_say(text, decision):
-    move = parse_response(text, CHANNELS, may_decide=True)
-    assert move.decision == decision
-    assert move.messages == ({} if decision != NO_DECISION else {"main": text.strip()})
+from nip_core.scenarios.code_validation.verdicts import InvalidDecision, MissingPart
+
+HEADERS = {"first": "Question for Expert_1:", "second": "Question for Expert_2:"}
+TABLE = yaml.safe_load((Path(__file__).parent / "answers.yaml").read_text(encoding="utf-8"))
+DOCS = Path(__file__).parents[2] / "docs" / "answers.md"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        " \n ",
-        "Decision: maybe",
-        "Decision:",
-        "Decision: not accept",
-        "Decision: accept\nDecision: reject",
-        "Decision: reject but maybe Decision: accept",
-        "Decision: accept or reject?",
-        "Decision: accept/reject",
-        "Decision: accept? No - reject.",
-        "Decision: accept?",
-        "Decision: ACCEPT, I see no reason for rejection",
-        "Decision: accepting this would be wrong, so reject",
-        "Decision: accepting this would be wrong",
-        "Decision: accept only if n > 0; otherwise reject.",
-        "Decision: do not accept",
-        "Decision: not reject",
-        "Decision: accept? I would not accept this",
-        "Decision: reject\nDecision: accept or reject",
-        "My decision is not to accept",
-        "The decision is: accept or reject",
-    ],
-)
-def test_unclear_answers_are_invalid(text):
-    with pytest.raises(InvalidResponse):
-        parse_response(text, CHANNELS, may_decide=True)
+def form(scale="accept_reject", *, reasoning=False, headers=None):
+    return AnswerForm(
+        tuple(headers or ("main",)), headers or {}, SCALES.get(scale), has_reasoning=reasoning
+    )
 
 
-def test_a_prover_never_decides():
-    move = parse_response("Decision: accept", CHANNELS, may_decide=False)
-    assert move.decision == NO_DECISION and move.messages == {"main": "Decision: accept"}
-
-
-@given(st.text(min_size=1).filter(str.strip))
-def test_any_prover_text_is_a_message(text):
-    assert parse_response(text, CHANNELS, may_decide=False).messages == {"main": text.strip()}
-
-
-@given(st.text())
-def test_any_verifier_text_is_a_message_a_decision_or_invalid(text):
+def meaning(text, form_):
+    """As the tables give it."""
     try:
-        move = parse_response(text, CHANNELS, may_decide=True)
+        move = parse_response(text, form_)
     except InvalidResponse:
+        return "invalid"
+    if move.decision == NO_DECISION:
+        assert move.value is None
+        return dict(move.messages)
+    assert move.messages == {} and move.decision == discrete(move.value)
+    (answer,) = (a for a, value in form_.scale.values.items() if value == move.value)
+    return answer
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=lambda entry: entry["text"][:40])
+def test_real_answers_mean_what_a_reader_would_say(entry):
+    headers = HEADERS if entry.get("headers") else None
+    form_ = form(
+        entry.get("scale", "accept_reject"),
+        reasoning=entry.get("reasoning", False),
+        headers=headers,
+    )
+    means = entry["means"]
+    if means == "message":
+        means = {"message": entry["text"].strip()}
+    if means != "invalid":
+        ((kind, value),) = means.items()
+        means = {
+            "decision": lambda: value,
+            "message": lambda: {"main": value},
+            "messages": lambda: dict(zip(HEADERS, value, strict=True)),
+        }[kind]()
+    assert meaning(entry["text"], form_) == means, entry["why"]
+
+
+def test_the_table_covers_every_scale_and_form():
+    assert {e.get("scale", "accept_reject") for e in TABLE} == {*SCALES, "none"}
+    keys = ("text", "scale", "reasoning", "headers")
+    assert len({tuple(e.get(key) for key in keys) for e in TABLE}) == len(TABLE) >= 80
+
+
+def test_the_examples_in_the_docs_are_true():
+    rows = re.findall(r"^\| `(.+)` \| (\w+) \| (.+) \|$", DOCS.read_text(encoding="utf-8"), re.M)
+    assert len(rows) > 20
+    for text, scale, means in rows:
+        text = text.replace("⏎", "\n")
+        found = meaning(text, form(scale))
+        assert found == ({"main": text} if means == "a message" else means), text
+
+
+# Laws.
+
+ANSWERS = [(name, answer) for name, scale in SCALES.items() for answer in scale.values]
+
+
+@st.composite
+def decorated(draw, answer):
+    """A line that decides for the answer, written in some usual way."""
+    spell = draw(st.sampled_from([str, str.upper, str.title, lambda a: a.replace(" ", "_")]))
+    around = draw(
+        st.sampled_from(["{}", "**{}**", "_{}_", "`{}`", '"{}"', r"\boxed{{{}}}", "[{}]"])
+    )
+    label = draw(
+        st.sampled_from(["Decision", "decision", "DECISION", "My final decision", "So my decision"])
+    )
+    mark = draw(st.sampled_from([":", " :", ":**", "：", ":\n\n", ":  ", " is:", "**:"]))
+    lead = draw(st.sampled_from(["", "  ", "**", "### ", "- ", "1. ", "__"]))
+    end = draw(
+        st.sampled_from(
+            ["", ".", "!", " ", "**", ".\n", ". The code says so.", ", because it is so"]
+        )
+    )
+    before = draw(st.sampled_from(["", "The loop ends.\n\n", "I weighed it all.\n", "\n\n"]))
+    after = draw(st.sampled_from(["", "\n\nThe loop says so.", "\n", "\n> What did you say?"]))
+    return f"{before}{lead}{label}{mark} {around.format(spell(answer))}{end}{after}"
+
+
+@pytest.mark.parametrize("reasoning", [False, True])
+@settings(max_examples=300)
+@given(data=st.data())
+def test_every_answer_of_every_scale_is_understood_in_many_ways(reasoning, data):
+    name, answer = data.draw(st.sampled_from(ANSWERS))
+    text = data.draw(decorated(answer))
+    assert meaning(text, form(name, reasoning=reasoning)) == answer
+
+
+QUOTED = [
+    "> Decision: {}",
+    'You wrote "Decision: {}" before.',
+    'You wrote:\n"Decision: {}"',
+    "“Decision: {}” is your claim.",
+    "Expert_2: Decision: {}",
+    "The expert wrote:\nDecision: {}",
+    "The expert says\n```\nDecision: {}\n```\nwhich I doubt.",
+    "~~Decision: {}~~",
+    "This is not my decision: {}",
+    "I never said\nDecision: {}\nto anybody.",
+    "Is it decided? Decision: {}",
+]
+NEGATED = [
+    "Decision: not {}",
+    "Decision: I do not {}",
+    "Decision: never {}",
+    "Decision: can't {}",
+    "My decision is not to {}",
+    "Decision: {}? No.",
+    "Decision: {} - not!",
+    "Decision: {}, no, wait",
+    "Decision: {} is not what I say",
+    "Decision: ~~{}~~",
+    "Decision: anything but {}",
+    "Decision: {}\nWait, that is wrong.",
+]
+
+
+@pytest.mark.parametrize("reasoning", [False, True])
+@settings(max_examples=300)
+@given(data=st.data())
+def test_no_quotation_or_negation_is_a_decision(reasoning, data):
+    name, answer = data.draw(st.sampled_from(ANSWERS))
+    talk = st.sampled_from(["Why n?", "The loop ends.", "", 'I have looked at "f".'])
+    text = data.draw(talk) + "\n" + data.draw(st.sampled_from(QUOTED + NEGATED)).format(answer)
+    if not text.endswith("Wait, that is wrong."):
+        text += "\n" + data.draw(talk)
+    found = meaning(text, form(name, reasoning=reasoning))
+    assert found == "invalid" or found == {"main": text.strip()}
+
+
+FRAGMENTS = st.sampled_from(
+    [
+        *(word for text in QUOTED + NEGATED for word in re.split(r"(\W)", text) if word),
+        *HEADERS.values(),
+        *("accept", "reject", "7", "10", "agree", "strongly", "\n", "Question:", "Answer:"),
+        *("<think>", "</think>", "\0", "\ud800", "\u200b", "\r", "\x85", "\u2028", "\\boxed{"),
+    ]
+)
+
+
+@settings(max_examples=400)
+@given(
+    st.one_of(
+        st.text(st.characters(exclude_categories=())), st.lists(FRAGMENTS, max_size=25).map("".join)
+    ),
+    st.sampled_from([None, *SCALES]),
+    st.booleans(),
+    st.sampled_from([None, HEADERS]),
+)
+def test_any_text_is_messages_a_decision_or_invalid(text, scale, reasoning, headers):
+    form_ = form(scale, reasoning=reasoning, headers=headers)
+    try:
+        move = parse_response(text, form_)
+    except InvalidResponse as response:
+        assert response.reason.isprintable()
         return
-    assert (move.decision == NO_DECISION) == bool(move.messages)
+    if move.decision == NO_DECISION:
+        assert tuple(move.messages) == form_.channels
+        assert all(message and message in text for message in move.messages.values())
+    else:
+        assert move.messages == {} and move.value in form_.scale.values.values()
+
+
+@given(st.text().filter(lambda text: any(c.isalnum() for c in text)))
+def test_any_prover_text_is_a_message(text):
+    assert parse_response(text, form(None)).messages == {"main": text.strip()}
+
+
+@given(st.data())
+def test_the_order_of_parts_does_not_matter(data):
+    count = data.draw(st.integers(2, 5))
+    headers = {f"c{i}": f"To Expert_{i}:" for i in range(count)}
+    bodies = data.draw(
+        st.lists(
+            st.text("ab \n.?", min_size=1).filter(lambda b: b.strip(" \n")),
+            min_size=count,
+            max_size=count,
+        )
+    )
+    written = [f"{h}{b}" for h, b in zip(headers.values(), bodies, strict=True)]
+    expected = {c: part.strip() for c, part in zip(headers, written, strict=True)}
+    for order in itertools.permutations(written):
+        assert (
+            parse_response("\n".join(("Well.", *order)), form(headers=headers)).messages == expected
+        )
+
+
+def test_headers_without_a_colon_or_letters_work_as_well():
+    headers = {"a": "@judge", "b": "->"}
+    assert parse_response("@Judge, why?\n-> what?", form(headers=headers)).messages == {
+        "a": "@Judge, why?",
+        "b": "-> what?",
+    }
+
+
+def test_the_kinds_of_invalid_answers_can_be_told_apart():
+    with pytest.raises(InvalidDecision, match="decision"):
+        parse_response("Decision: maybe", form())
+    with pytest.raises(MissingPart, match="no part that begins with 'Question for Expert_2:'"):
+        parse_response("Question for Expert_1: a", form(headers=HEADERS))
+    with pytest.raises(InvalidResponse, match="half a surrogate pair at character 1"):
+        parse_response("a\udfff", form(None))
+
+
+def test_a_decision_is_read_without_a_form_too():
+    assert parse_decision("**Decision:** 7/10", SCALES["out_of_10"]) == "7"
+    assert parse_decision("Why?", SCALES["out_of_10"]) is None
+
+
+LONG = [
+    "\n", "*", " ", "a", "7", '"', "`", ">", "<", "<|a", "\\text{", "not ", "and ", "only and ", "1. ", "if ",
+    "decision\n", "decision is\n", "Decision:\n", "Decision: accept\n", "Decision: accept ", "```\n",
+    "'\"\n", "I do not ", "Question:\n", "Question for Expert_1:\n", "</think>\n", "\u200b", "wrote ",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", LONG, ids=repr)
+def test_a_megabyte_of_anything_is_read_in_a_second(piece):
+    forms = {"": form(reasoning=True, headers=HEADERS), "Decision: accept, ": form()}
+    for before, form_ in forms.items():
+        text = before + piece * (1_000_000 // len(piece)) + "\nDecision: accept"
+        start = time.thread_time()
+        meaning(text, form_)
+        assert time.thread_time() - start < 1

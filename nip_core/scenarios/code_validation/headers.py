@@ -10,7 +10,7 @@ Knows no decisions; see `parsing`.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nip_core.scenarios.code_validation.verdicts import (
@@ -83,19 +83,17 @@ class AnswerLines:
             elif fence == opened:  # without a language, which only an opening fence has
                 opened = None
 
-    def free_with(self, word: str) -> list[tuple[int, str]]:
+    def free_with(self, word: str) -> Iterator[tuple[int, str]]:
         """Index and plain text of the free lines that contain a lower-case word."""
-        found: list[tuple[int, str]] = []
         line = counted = 0
         at = self._lower.find(word)
         while at >= 0:
             line += self._lower.count("\n", counted, at)
             counted = at
             if self.free[line]:
-                found.append((line, plain(self.read[line])))
+                yield line, plain(self.read[line])
             end = self._lower.find("\n", at)
             at = self._lower.find(word, end) if end >= 0 else -1
-        return found
 
     def next_filled(self, at: int, step: int) -> int | None:
         """The first line from `at` on, in steps of 1 or -1, with more than markup; None: none."""
@@ -154,9 +152,10 @@ def _header_pattern(header: str) -> tuple[re.Pattern[str], str]:
     words = re.findall(r"[^\W\d_]+|[0-9]+", said)
     if not words:
         return re.compile(_LEAD + re.escape(said)), said
+    sign = re.escape(said[: said.index(words[0])])
     spelled = r"(?:[^\w:]|_){0,6}".join(map(re.escape, words))
     end = r"[ *_`)\]]*(?::|$)" if said.endswith(":") else r"(?![^\W_])"
-    return re.compile(_LEAD + spelled + end, re.IGNORECASE), words[0].lower()
+    return re.compile(rf"{_LEAD}(?:{sign})?{spelled}{end}", re.IGNORECASE), words[0].lower()
 
 
 def parts(

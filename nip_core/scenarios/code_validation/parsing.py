@@ -62,7 +62,7 @@ _LABEL = re.compile(
 _SUPPOSITION = re.compile(
     r"[ *_#-]{0,9}(?:if|unless|suppose|assuming)\b.*(?:[,:;]|\bthen)$", re.IGNORECASE
 )
-_MOST = 100  # decision lines
+_MOST = 100  # lines that begin like a decision
 _LOOKED_AT = 400  # characters of the line before a decision
 
 
@@ -158,10 +158,14 @@ def _decision(
 
 def _decision_lines(lines: AnswerLines, reader: VerdictReader, own: int) -> Sequence[_DecisionLine]:
     found: list[_DecisionLine] = []
+    seen = 0
     for i, line in lines.free_with("decision"):
         start = _DECISION.match(line) if i >= own else None
         if start is None:
             continue
+        seen += 1
+        if seen > _MOST:
+            raise InvalidDecision(f"more than {_MOST} lines that begin like a decision")
         last, rest = i, line[start.end() :].strip()
         if is_blank(rest):
             below = lines.next_filled(i + 1, 1)
@@ -175,8 +179,6 @@ def _decision_lines(lines: AnswerLines, reader: VerdictReader, own: int) -> Sequ
         if is_apart and not reader.is_exactly(rest):
             continue
         found.append(_DecisionLine(i, last, rest, is_apart))
-        if len(found) > _MOST:
-            raise InvalidDecision(f"more than {_MOST} decision lines")
     return found
 
 

@@ -64,6 +64,7 @@ class SystemPrompts:
         self._protocol = protocol
         self._base = protocol.base if isinstance(protocol, ZeroKnowledgeProtocol) else protocol
         self._zero_knowledge = parameters.zk_protocol
+        self._parameters = parameters
         self._agents = parameters.model_agents
         self._version = parameters.code_validation.system_prompt_version
         message = f"{_NO_QUESTIONS[self._version]} {_DECIDE[self._version]}"
@@ -185,7 +186,7 @@ class SystemPrompts:
             "earliest_decision": self._earliest_decision(seed),
             "opening": self._opening(agent, seed),
             "max_response_words": self._agents[agent].max_response_words,
-            "max_tokens": self._agents[agent].effective_max_tokens,
+            "max_tokens": self._parameters.max_tokens(agent),
             "agent_stance_string": phrases.verdict(base, speaker, stance) if speaker else "",
             "expert_aim": phrases.expert_aim(base, stance, version),
             "decision_form": phrases.decision_form(protocol.scale, version),
