@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 
 from nip_core.agents.chat_client import ChatClient, Endpoint
 from nip_core.agents.states import OpenAiSharedModelGroupState
-from nip_core.errors import DatasetError, JobError, SettingsError
+from nip_core.errors import DatasetError, JobError, RunConflictError, SettingsError
 from nip_core.fine_tuning.job import JobRecord, JobSpec, Refused
 from nip_core.fine_tuning.ledger import Ledger
 from nip_core.fine_tuning.openai_backend import OpenAIBackend
@@ -61,8 +61,8 @@ class GroupJobs:
         """The job of these examples, submitted now or before; what is recorded decides.
 
         After one that ended without a model this is a new attempt. Raises SettingsError for a name
-        that can't be used, DatasetError for examples that no server would take, and as
-        `Ledger.ensure_job` does.
+        that can't be used, DatasetError for examples that no server would take, RunConflictError
+        where another job is recorded in its place, and as `Ledger.ensure_job` does.
         """
         # A stable order without a pattern, whichever agent came first.
         rows = sorted(
@@ -74,7 +74,14 @@ class GroupJobs:
         async with self._ledger() as (ledger, backend):
             attempt = await self._attempt(ledger, backend, parent.state.iteration)
             spec = self._spec(rows, method, parent, job_name, attempt)
-            return await ledger.ensure_job(spec, to_jsonl(rows))
+            try:
+                return await ledger.ensure_job(spec, to_jsonl(rows))
+            except RunConflictError as error:
+                raise RunConflictError(
+                    f"group {self._group!r} already has another job for this place in run "
+                    f"{self._run.name!r}: switch to its model first, or give the run another name "
+                    f"(ExperimentSettings.run_id); {error}"
+                ) from None
 
     async def made_model(self, job_id: str, iteration: int) -> str:
         """The model of a job that has succeeded; its record is closed. Raises JobError."""

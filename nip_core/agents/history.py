@@ -20,8 +20,12 @@ NO_STANCE = -1  # in an array, where none was drawn
 
 
 def present(value: Any) -> bool:
-    """Whether the place holds a text; an empty one is one."""
-    return value is not None
+    """Whether the place holds a text.
+
+    An empty one is none: no answer that counts is empty, and arrays of strings that can't hold None
+    have nothing else for a missing one.
+    """
+    return isinstance(value, str) and value != ""
 
 
 def situation_of(place: NestedArrayDict) -> Situation:
@@ -52,7 +56,16 @@ def turns_of(
     Messages are what the first array (round, channel) says and the second attributes to an agent;
     what an agent wrote, and whether it decided, is read from the third (round, agent). A message
     without a raw one counts as written as it stands.
+
+    Raises ValueError for arrays of another protocol's channels or agents.
     """
+    channels, agents = message_history.shape[1:], raw_message_history.shape[1:]
+    if channels != (handler.num_message_channels,) or agents != (handler.num_agents,):
+        raise ValueError(
+            f"histories of {handler.num_message_channels} channels and {handler.num_agents} agents "
+            f"are needed, got {message_history.shape} (round, channel) and "
+            f"{raw_message_history.shape} (round, agent)"
+        )
     turns: list[Turn] = []
     for round_ in range(min(len(message_history), handler.max_message_rounds)):
         before = list(turns)

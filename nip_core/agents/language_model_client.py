@@ -20,6 +20,7 @@ from nip_core.redaction import redact
 
 EngineAction = Literal["start", "stop", "sleep", "wake"]
 _LOOK_EVERY_S = 0.5
+_LONGEST_LOOK_S = 5.0
 
 
 class LanguageModelClient:
@@ -35,8 +36,13 @@ class LanguageModelClient:
         self._timeout_s = timeout_s
 
     async def get_version(self) -> str | None:
-        """The server's version; None for a server that isn't ours. Raises ServerError."""
+        """The server's version; None for a server that isn't ours.
+
+        Raises ServerError where nobody answers, or somebody for a server that isn't there.
+        """
         status, body = await self._call("GET", "/version")
+        if status >= 500:
+            raise ServerError(f"{self._root}/version: HTTP {status}")
         version = body.get("version") if status == 200 and isinstance(body, dict) else None
         return version if isinstance(version, str) else None
 
@@ -45,27 +51,35 @@ class LanguageModelClient:
     ) -> None:
         """Return once the server answers; `on_waiting` is called if it does not at once.
 
-        Raises TimeoutError after `timeout_s`, SettingsError if its version does not fit ours.
+        Raises TimeoutError after `timeout_s`, SettingsError if its version does not fit ours or it
+        has none.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
         told = False
         while True:
+            look_s = min(max(end - loop.time(), 0.05), _LONGEST_LOOK_S)
             try:
-                async with asyncio.timeout_at(max(end, loop.time() + 0.05)):
+                async with asyncio.timeout(look_s):
                     version = await self.get_version()
                 break
             except (ServerError, TimeoutError) as error:
-                if loop.time() >= end:
-                    raise TimeoutError(
-                        f"{self._root}: no lm_server answered within {timeout_s:g} s ({error}); "
-                        "start it with `nip serve`"
-                    ) from None
+                trouble = str(error) or f"no answer in {look_s:.2g} s"
             if not told:
                 on_waiting()
                 told = True
+            if loop.time() >= end:
+                raise TimeoutError(
+                    f"{self._root}: no lm_server answered within {timeout_s:g} s ({trouble}); "
+                    "start it with `nip serve`"
+                )
             await asyncio.sleep(min(_LOOK_EVERY_S, max(0.0, end - loop.time())))
-        if version is not None and _compatible(version) != _compatible(SERVER_VERSION):
+        if version is None:
+            raise SettingsError(
+                f"the server at {self._root} does not say its version, so it is no lm_server; for "
+                "another API set model_provider: OpenAI and base_url"
+            )
+        if _compatible(version) != _compatible(SERVER_VERSION):
             raise SettingsError(
                 f"the server at {self._root} has version {version}, this is {SERVER_VERSION}: use "
                 "the same version on both sides"

@@ -4,7 +4,7 @@ The chat comes from `Game.render`, the request from `rollouts.engine.request_bod
 read by `Game.parse`: what is played by hand is what the loop plays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -121,11 +121,14 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         """The model that the agent plays with, as plain values."""
         return OpenAiWholeAgentState(self._own_model_name).to_dict()
 
-    def set_state(self, checkpoint: AgentState) -> None:
+    def set_state(self, checkpoint: AgentState | Mapping[str, Any]) -> None:
         """Restore what `get_state_dict` gave.
 
-        Raises ValueError for another model than that of the agent's group: set the group's state.
+        Raises ValueError for other keys, and for another model than that of the agent's group: set
+        the group's state.
         """
+        if not isinstance(checkpoint, AgentState):
+            checkpoint = OpenAiWholeAgentState.from_dict(checkpoint)
         name = checkpoint.model_name if isinstance(checkpoint, OpenAiWholeAgentState) else None
         if name is not None and self.shared_model_group is not None and name != self.model_name:
             raise ValueError(
@@ -245,14 +248,16 @@ class OpenAiWholeAgent(PromptedWholeAgent):
 
         `prover_stance` is the verdict drawn for the provers, 0 or 1; -1 where none was drawn.
 
-        Raises ContentFilterError, ContentIsNoneError, UnknownFinishReasonError or an
-        InvalidResponseError for what the last of all tries gave.
+        Raises ValueError where the agent has no turn in that round, and ContentFilterError, ContentIsNoneError,
+        UnknownFinishReasonError or an InvalidResponseError for what the last of all tries gave.
         """
         turns = [
             turn
             for turn in self._turns(message_history, message_agent_id, raw_message_history, seed)
             if turn.round < round_id
         ]
+        if self.agent_name not in self.protocol_handler.protocol.movers(round_id, seed, turns):
+            raise ValueError(f"{self.agent_name} has no turn in round {round_id}")
         seeds = partial(self._seed, seed, round_id)
         situation = Situation(question, solution, drawn_stance(prover_stance), seed)
         async with self._client_for_calls() as client:

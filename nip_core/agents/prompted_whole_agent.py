@@ -54,8 +54,10 @@ class PromptedWholeAgent(PureTextWholeAgent):
         game = self.protocol_handler.game
         if not ensure_last_message_is_assistant:
             return _messages(game.render(self.agent_name, situation, turns, round_id))
-        if replace_last_message_with_true_label and y is None:
-            raise ValueError("the true label y is needed to replace the last message by it")
+        if replace_last_message_with_true_label and y not in (0, 1):
+            raise ValueError(
+                f"the true label y, 0 or 1, is needed to replace the last message by it (got {y})"
+            )
         label = y if replace_last_message_with_true_label else None
         chat = own_side(game, self.agent_name, situation, turns, round_id, label)
         if not chat:
@@ -75,7 +77,10 @@ class PromptedWholeAgent(PureTextWholeAgent):
         "message_history", "message_agent_id" and "raw_message_history"; with
         `replace_verifier_guess_with_true_label` also "y", by which a verifier's last answer is
         replaced. Episodes in which the agent never spoke are left out.
+
+        Raises ValueError for timesteps of another batch size, KeyError for a key that lacks.
         """
+        _check_timesteps(timesteps)
         replaces = replace_verifier_guess_with_true_label and self.is_verifier
         items: list[dict[Literal["messages"], list[PromptMessage]]] = []
         for place in timesteps:
@@ -103,6 +108,7 @@ class PromptedWholeAgent(PureTextWholeAgent):
 
         Raises ValueError if the two of a pair answer different chats, or the agent did not answer.
         """
+        _check_timesteps(positive_examples)
         if positive_examples.batch_size != negative_examples.batch_size:
             raise ValueError(
                 f"{positive_examples.batch_size} positive and {negative_examples.batch_size} "
@@ -150,6 +156,11 @@ class PromptedWholeAgent(PureTextWholeAgent):
                 f"{self.agent_name}, pair {number}: it said nothing in round {int(place['round'])}"
             )
         return str(raw)
+
+
+def _check_timesteps(timesteps: NestedArrayDict) -> None:
+    if len(timesteps.batch_size) != 1:
+        raise ValueError(f"timesteps of batch size (n,) are needed, got {timesteps.batch_size}")
 
 
 def _after(place: NestedArrayDict) -> NestedArrayDict:

@@ -6,7 +6,7 @@ _ParsedChatCompletion  what came of one turn
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -174,7 +174,7 @@ class PureTextWholeAgent(ABC):
         """What `set_state` takes, as plain values."""
         return AgentState().to_dict()
 
-    def set_state(self, checkpoint: AgentState) -> None:  # noqa: B027 - not every agent has one
+    def set_state(self, checkpoint: AgentState | Mapping[str, Any]) -> None:  # noqa: B027 - not every agent has one
         """Restore what `get_state_dict` gave: nothing, unless a subclass keeps something."""
 
     # Its turns.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic.fields import FieldInfo
 
 from nip_core.parameters.not_for_text import NOT_FOR_TEXT
 from nip_core.parameters.update_schedule import SCHEDULES, AgentUpdateSchedule
@@ -35,7 +36,7 @@ class Parameters(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, values: Any) -> Any:
-        """Take what is no field: `_type`, other names, and what means nothing for text."""
+        """Take what is no field, `_type`, other names, what means nothing for text; None as {}."""
         if not isinstance(values, dict):
             return values
         values = dict(values)
@@ -48,6 +49,10 @@ class Parameters(BaseModel):
                 value = values.pop(old)
                 if values.setdefault(new, value) != value:
                     raise ValueError(f"{old} is another name of {new}; set one")
+        for name, field in cls.model_fields.items():
+            # A block in YAML of which every line is commented out.
+            if name in values and values[name] is None and _is_block(field):
+                del values[name]
         for name, unused in NOT_FOR_TEXT.get(cls.__name__, {}).items():
             if name in values and not unused.allows(values[name]):
                 raise ValueError(f"{name} can't be set: {unused.reason}; {unused.advice}")
@@ -117,6 +122,11 @@ class Parameters(BaseModel):
     def _tags(cls) -> dict[str, Any]:
         """What `to_dict` adds to the fields."""
         return {"_type": cls.__name__}
+
+
+def _is_block(field: FieldInfo) -> bool:
+    """Whether the field holds settings of its own, by default or by name."""
+    return isinstance(field.default, Parameters) or field.default_factory is dict
 
 
 def _subclasses(kind: type[Parameters]) -> list[type[Parameters]]:

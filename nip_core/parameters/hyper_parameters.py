@@ -112,7 +112,8 @@ class HyperParameters(Parameters):
         if not isinstance(values, dict):
             return values
         protocol = values.get("interaction_protocol", "nip")
-        agents = values.get("agents", {})
+        agents = values.get("agents")
+        agents = {} if agents is None else agents
         if not isinstance(protocol, str) or not isinstance(agents, dict):
             return values  # the field's own error is clearer
         common = values.get("protocol_common")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, InstanceOf, PlainSerializer
+from pydantic import BeforeValidator, InstanceOf, PlainSerializer, WithJsonSchema
 
 
 class AgentUpdateSchedule(ABC):
@@ -41,9 +41,12 @@ class AgentUpdateSchedule(ABC):
         arguments = {key: value for key, value in values.items() if key != "_type"}
         if set(arguments) == {name}:
             arguments = arguments[str(name)] or {}
+        if not isinstance(arguments, Mapping):
+            raise ValueError(f"{name}: a mapping of arguments is needed (got {arguments!r})")
+        arguments = {_OTHER_NAMES.get(key, key): value for key, value in arguments.items()}
         try:
             return kind(**arguments)
-        except TypeError as error:  # a missing or unknown argument, or no mapping
+        except TypeError as error:  # a missing or unknown argument
             raise ValueError(str(error).replace(".__init__()", ":")) from None
 
 
@@ -104,6 +107,9 @@ class AlternatingPeriodicUpdateSchedule(AgentUpdateSchedule):
         return is_first is self.first_agent
 
 
+_OTHER_NAMES = {"first_agent_num_rounds": "first_agent_num_iterations"}
+"""Names that an argument may also have."""
+
 SCHEDULES: dict[str, type[AgentUpdateSchedule]] = {
     kind.__name__: kind
     for kind in (
@@ -131,5 +137,6 @@ UpdateSchedule = Annotated[
     InstanceOf[AgentUpdateSchedule],
     BeforeValidator(_read),
     PlainSerializer(AgentUpdateSchedule.to_dict),
+    WithJsonSchema({"type": ["string", "object"]}, mode="validation"),
 ]
 """A schedule as a field of settings."""

@@ -31,7 +31,8 @@ from nip_core.agents import (
     TrainingJobNotFoundClientError,
 )
 from nip_core.agents.chat_client import Endpoint
-from nip_core.errors import DatasetError, JobError, SettingsError, StageError
+from nip_core.errors import DatasetError, JobError, RunConflictError, SettingsError, StageError
+from nip_core.lm_server.version import SERVER_VERSION
 from nip_core.parameters import load_parameters
 from nip_core.scenarios.code_validation.datasets import Problem
 
@@ -229,6 +230,10 @@ async def test_pairs_that_are_none_are_refused_or_left_out(tmp_path):
             prover.build_dpo_dataset(positive["prover"], negative["prover"][:3])
         with pytest.raises(ValueError, match="of the same agents"):
             await group.create_dpo_fine_tune_job(positive, {})
+        with pytest.raises(ValueError, match=r"batch size \(n,\) are needed, got \(12, 3\)"):
+            prover.build_dpo_dataset(
+                *(NestedArrayDict.stack([p["prover"]] * 3, dim=1) for p in (positive, negative))
+            )
         with pytest.raises(ValueError, match="judge"):
             await group.create_supervised_fine_tune_job({"judge": positive["prover"]})
 
@@ -349,6 +354,14 @@ async def test_what_no_server_would_take_is_refused_before_anything_is_sent(tmp_
             group.language_model_client
 
 
+async def test_another_job_in_the_place_of_one_is_refused_with_what_to_do(tmp_path):
+    async with wire_group(tmp_path) as (wire, group):
+        await group._make_fine_tune_api_call(examples(), "supervised")
+        with pytest.raises(RunConflictError, match="switch to its model first, or give the run"):
+            await group._make_fine_tune_api_call(examples(11), "supervised")
+        assert len(wire.jobs) == 1 and group.get_state().fine_tune_job_id == "ftjob-0"
+
+
 async def test_a_job_that_is_not_there_is_not_found(tmp_path):
     async with serve(tmp_path / "server") as here:
         group = make_group(parameters_for(tmp_path / "runs", here.url))
@@ -395,22 +408,62 @@ async def test_a_group_waits_for_its_server_and_gives_up_in_time(tmp_path, caplo
     with pytest.raises(TimeoutError, match="nip serve"):
         await group.wait_for_ready(timeout=0.2)
     assert "waiting for the lm_server" in caplog.text
+    caplog.clear()
+    with pytest.raises(TimeoutError):
+        await group.wait_for_ready(timeout=0)
+    assert "waiting for the lm_server" in caplog.text
     async with serve(tmp_path / "server") as here:
         await make_group(parameters_for(tmp_path / "runs", here.url)).wait_for_ready(timeout=5)
 
 
-async def test_a_server_of_another_version_is_refused():
-    async def version(request):
-        return web.json_response({"version": "9.0.0"})
-
+@asynccontextmanager
+async def version_server(answer):
     app = web.Application()
-    app.router.add_get("/version", version)
+    app.router.add_get("/version", answer)
     server = TestServer(app)
     await server.start_server()
-    client = LanguageModelClient(Endpoint(str(server.make_url("/v1")), "k"))
-    with pytest.raises(SettingsError, match=r"version 9\.0\.0"):
-        await client.wait_for_ready(5)
-    await server.close()
+    try:
+        yield LanguageModelClient(Endpoint(str(server.make_url("/v1")), "k"))
+    finally:
+        await server.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [({"version": "9.0.0"}, r"version 9\.0\.0"), ({}, "no lm_server"), ("hello", "no lm_server")],
+)
+async def test_a_server_of_another_version_or_of_none_is_refused(body, problem):
+    async def version(request):
+        return web.json_response(body)
+
+    async with version_server(version) as client:
+        with pytest.raises(SettingsError, match=problem):
+            await client.wait_for_ready(5)
+
+
+async def test_a_server_that_is_not_there_behind_its_proxy_is_waited_for():
+    answers = iter([web.Response(status=502), web.json_response({"version": SERVER_VERSION})])
+    told = []
+
+    async def version(request):
+        return next(answers)
+
+    async with version_server(version) as client:
+        await client.wait_for_ready(5, lambda: told.append(1))
+    assert told == [1]
+
+
+async def test_a_server_that_takes_the_call_and_says_nothing_is_told_of_and_given_up(monkeypatch):
+    monkeypatch.setattr("nip_core.agents.language_model_client._LONGEST_LOOK_S", 0.05)
+    told = []
+
+    async def version(request):
+        await asyncio.sleep(5)
+
+    async with version_server(version) as client:
+        with pytest.raises(TimeoutError, match=r"no answer in 0\.0\d+ s"):
+            await client.wait_for_ready(0.2, lambda: told.append(1))
+    assert told == [1]
 
 
 def test_members_that_disagree_are_refused_with_the_setting_named(tmp_path):

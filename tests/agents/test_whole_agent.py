@@ -133,12 +133,14 @@ def test_a_chat_can_end_with_the_agents_last_answer_or_with_the_right_one():
         replace_last_message_with_true_label=True,
     )
     assert right[-1]["content"] == "Decision: accept" and len(right) == 4
-    with pytest.raises(ValueError, match="true label y"):
-        agent._build_chat_messages_prompt(
-            *place,
-            ensure_last_message_is_assistant=True,
-            replace_last_message_with_true_label=True,
-        )
+    for no_label in (None, 2):
+        with pytest.raises(ValueError, match="true label y"):
+            agent._build_chat_messages_prompt(
+                *place,
+                y=no_label,
+                ensure_last_message_is_assistant=True,
+                replace_last_message_with_true_label=True,
+            )
 
 
 def test_an_agent_that_never_spoke_has_no_last_answer():
@@ -190,6 +192,28 @@ def test_examples_are_the_agents_sides_and_only_a_verifiers_guess_is_replaced():
         timesteps(prover, [three_turns(prover)[:1]]), ensure_last_message_is_assistant=False
     )
     assert [m["role"] for m in whole["messages"]] == ["system", "user"]
+
+
+def test_arrays_that_cannot_hold_none_say_the_same_with_empty_texts():
+    for name in ("verifier", "prover"):
+        agent = make_agent(name)
+        steps = timesteps(agent, [three_turns(agent)])
+        expected = agent.build_fine_tune_dataset(steps)
+        for kind in (object, np.dtypes.StringDType(), "U40"):
+            for key in ("message_history", "raw_message_history"):
+                texts = steps["next", key]
+                empty = np.array(["" if text is None else text for text in texts.flat], dtype=kind)
+                steps["next", key] = empty.reshape(texts.shape)
+            assert agent.build_fine_tune_dataset(steps) == expected
+
+
+def test_timesteps_of_another_shape_are_refused():
+    agent = make_agent()
+    steps = timesteps(agent, [three_turns(agent)])
+    with pytest.raises(ValueError, match=r"batch size \(n,\) are needed, got \(1, 2\)"):
+        agent.build_fine_tune_dataset(NestedArrayDict.stack([steps, steps], dim=1))
+    with pytest.raises(ValueError, match="histories of 2 channels and 3 agents are needed"):
+        make_agent(protocol="debate").build_fine_tune_dataset(steps)
 
 
 # Its answers.
@@ -245,6 +269,12 @@ async def test_a_prover_may_be_silent_only_where_the_game_has_a_price_for_it():
                 else:
                     with pytest.raises(InvalidResponseError):
                         await ask(agent, round_, turns)
+
+
+async def test_who_has_no_turn_is_not_asked():
+    for name, round_ in (("prover", 0), ("verifier", 1), ("verifier", 99)):
+        with pytest.raises(ValueError, match=f"{name} has no turn in round {round_}"):
+            await ask(make_agent(name), round_)
 
 
 async def test_a_raw_call_gives_text_and_reason():
@@ -330,11 +360,13 @@ def test_the_state_is_the_model():
     agent = make_agent()
     agent.set_state(OpenAiWholeAgentState("ft:m:1"))
     assert agent.model_name == "ft:m:1" and agent.base_model_name == "m"
-    other = make_agent()
-    other.set_state(OpenAiWholeAgentState.from_dict(agent.get_state_dict()))
-    assert other.model_name == "ft:m:1"
+    for checkpoint in (agent.get_state_dict(), OpenAiWholeAgentState("ft:m:1")):
+        other = make_agent()
+        other.set_state(checkpoint)
+        assert other.model_name == "ft:m:1"
     with pytest.raises(ValueError, match="unknown keys"):
-        OpenAiWholeAgentState.from_dict({"model": "x"})
+        agent.set_state({"model": "x"})
+    assert agent.model_name == "ft:m:1"
 
 
 def test_a_name_that_is_no_agent_is_refused():

@@ -35,6 +35,22 @@ def test_overrides_are_read_as_yaml_and_reach_nested_settings():
     assert loaded.run_name == "b"
 
 
+def test_a_block_without_contents_has_its_defaults():
+    blocks = [
+        name
+        for name, value in HyperParameters.model_validate(MINIMAL)
+        if not isinstance(value, str | int)
+    ]
+    assert {"agents", "rl", "prices", "zk_protocol"} <= set(blocks)
+    assert load_parameters(with_(**dict.fromkeys(blocks))) == load_parameters(MINIMAL)
+    assert load_parameters(with_(lm_server={"options": None})) == load_parameters(MINIMAL)
+
+
+def test_the_settings_have_a_json_schema():
+    for mode in ("validation", "serialization"):
+        assert "agents" in HyperParameters.model_json_schema(mode=mode)["properties"]
+
+
 def test_what_is_written_out_reads_back_equal():
     loaded = load_parameters(with_(agents={"prover": {"shared_model_group": "g"}}))
     assert HyperParameters.from_dict(loaded.to_dict()) == loaded

@@ -61,6 +61,12 @@ def test_the_written_form_is_that_of_the_page_and_arguments_may_lie_beside_the_n
     name = "ContiguousPeriodicUpdateSchedule"
     assert schedule.to_dict() == {"_type": name, name: arguments}
     assert AgentUpdateSchedule.from_dict({"_type": name, **arguments}) == schedule
+    earlier = {
+        "_type": "AlternatingPeriodicUpdateSchedule",
+        "period": 4,
+        "first_agent_num_rounds": 1,
+    }
+    assert AgentUpdateSchedule.from_dict(earlier) == AlternatingPeriodicUpdateSchedule(4, 1)
     by_name = load_parameters(MINIMAL, ["agents.prover.update_schedule=ConstantUpdateSchedule"])
     assert by_name.agents["prover"].update_schedule == ConstantUpdateSchedule()
 
@@ -87,6 +93,10 @@ def test_the_written_form_is_that_of_the_page_and_arguments_may_lie_beside_the_n
                 "first_agent_num_iterations": 4,
             },
             "0 < first_agent_num_iterations < period",
+        ),
+        (
+            {"_type": "ConstantUpdateSchedule", "ConstantUpdateSchedule": 3},
+            "a mapping of arguments is needed (got 3)",
         ),
         (3, "AgentUpdateSchedule"),
     ],

@@ -163,7 +163,7 @@ FRAGMENTS = st.sampled_from(
     [
         *(word for text in QUOTED + NEGATED for word in re.split(r"(\W)", text) if word),
         *HEADERS.values(),
-        *("accept", "reject", "7", "10", "agree", "strongly", "\n", "Question:", "Answer:"),
+        *("accept", "reject", "7", "10", "agree", "dıſagree", "\n", "Question:", "Answer:"),
         *("<think>", "</think>", "\0", "\ud800", "\u200b", "\r", "\x85", "\u2028", "\\boxed{"),
     ]
 )

@@ -45,6 +45,8 @@ _PLAIN: dict[int, str | None] = {
     **dict.fromkeys(map(ord, "‐‑−﹣"), "-"),
     **dict.fromkeys(map(ord, "–—―"), " - "),
     **dict.fromkeys(map(ord, "﹕꞉∶"), ":"),
+    # Letters that a pattern without case takes for others.
+    **{ord("ſ"): "s", ord("ı"): "i", ord("İ"): "I", 0x212A: "K"},
 }
 _LATEX = re.compile(
     r"\\(?:boxed|text(?:bf|it|rm|sf|tt)?|math(?:bf|rm|tt)|emph)\s*\{|\\[\[\]()]|\$+"
@@ -186,7 +188,7 @@ class VerdictReader:
         """Whether the simplified lines after a decision begin by taking it back, or deny it."""
         if _RETRACTING_LINE.search(later):
             return True
-        if self._mention is None or self._object is None or "accept" not in self._scale.values:
+        if self._mention is None or "accept" not in self._scale.values:
             return False
         for found in self._mention.finditer(later):
             words = _WORD.findall(later[max(0, found.start() - 60) : found.end()].lower())[-7:]
