@@ -101,6 +101,8 @@ def main() -> None:
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    # Prefect's own server takes longer than its default of 20 s on a busy or slow machine.
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "300")
     signal.signal(signal.SIGTERM, _on_sigterm)
     try:
         app(prog_name="nip")
@@ -370,6 +372,7 @@ def _show_plan(parameters: HyperParameters, as_json: bool) -> None:
 
     parameters, estimate = plan_run(parameters)
     _warn_of_few_examples(parameters, estimate.train_episodes)
+    _warn_of_unreachable_threshold(parameters)
     if as_json:
         _print_json({"parameters": parameters.to_dict(), "estimate": estimate.to_dict()})
         return
@@ -399,6 +402,20 @@ def _warn_of_few_examples(parameters: HyperParameters, train_episodes: int) -> N
             f"nip: warning: {rollouts} rollouts per iteration give few training examples; a "
             f"fine-tune job with fewer than {MIN_EXAMPLES} is skipped; raise "
             "rl.rollouts_per_iteration",
+            file=sys.stderr,
+        )
+
+
+def _warn_of_unreachable_threshold(parameters: HyperParameters) -> None:
+    from nip_core.trainers.expert_iteration import never_chosen
+
+    threshold = parameters.pure_text_ei.reward_threshold
+    is_rerun = parameters.base_run.base_run_type == "rerun_tests"
+    for agent, most in () if is_rerun else never_chosen(parameters).items():
+        print(
+            f"nip: warning: agents.{agent} can earn at most {most:g} in an episode, less than "
+            f"pure_text_ei.reward_threshold, {threshold:g}, so it is never trained; use "
+            "rollout_selection_method: weighted_sampling, or freeze_agent: true",
             file=sys.stderr,
         )
 

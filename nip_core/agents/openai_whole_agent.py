@@ -248,8 +248,9 @@ class OpenAiWholeAgent(PromptedWholeAgent):
 
         `prover_stance` is the verdict drawn for the provers, 0 or 1; -1 where none was drawn.
 
-        Raises ValueError where the agent has no turn in that round, and ContentFilterError, ContentIsNoneError,
-        UnknownFinishReasonError or an InvalidResponseError for what the last of all tries gave.
+        Raises ValueError where the agent has no turn in that round, and for what the last of all
+        tries gave ContentFilterError, ContentIsNoneError, UnknownFinishReasonError or an
+        InvalidResponseError.
         """
         turns = [
             turn

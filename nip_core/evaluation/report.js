@@ -76,8 +76,11 @@
     if (transcript.outcome !== "failed") chip(transcript.outcome);
     if (transcript.difficulty) chip(transcript.difficulty);
     if (transcript.mutation) chip(`mutation: ${transcript.mutation}`);
+    if (transcript.prover_stance !== null) {
+      chip(`argued for ${transcript.prover_stance === 1 ? "accept" : "reject"}`);
+    }
     for (const agent of Object.keys(transcript.rewards).sort()) {
-      chip(`${agent} reward ${transcript.rewards[agent]}`);
+      chip(`${agent} reward ${Number(transcript.rewards[agent].toFixed(3))}`);
     }
     return box;
   }

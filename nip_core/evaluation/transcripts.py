@@ -42,6 +42,7 @@ _EPISODE_COLUMNS = (
     "outcome",
     "error",
     "rewards",
+    "prover_stance",
     "seed",
     "protocol",
 )
@@ -96,6 +97,7 @@ class Transcript:
     mutation: str | None = None
     error: str | None = None  # why it failed
     decision_value: float | None = None
+    prover_stance: int | None = None  # the verdict that was drawn for the provers to argue
 
     @property
     def right(self) -> bool:
@@ -227,6 +229,8 @@ def _markdown(transcript: Transcript) -> str:
         f"Rewards: {rewards or 'none'}.",
         "",
     ]
+    if transcript.prover_stance is not None:
+        lines += [f"Argued for: **{DECISION_WORDS[transcript.prover_stance]}**.", ""]
     if transcript.error:
         lines += ["Error:", "", _fence(transcript.error), ""]
     lines += ["Question:", "", _fence(transcript.question), ""]

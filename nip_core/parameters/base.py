@@ -8,7 +8,7 @@ walk                  a dictionary of settings, changed group by group, before i
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from nip_core.parameters.not_for_text import NOT_FOR_TEXT
@@ -59,6 +59,16 @@ class Parameters(BaseModel):
             if name not in cls.model_fields:
                 values.pop(name, None)
         return values
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse a yes or no for a number, which would count as 1 or 0."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        is_number = _may_hold(annotation, int, float) and not _may_hold(annotation, bool)
+        if isinstance(value, bool) and is_number:
+            raise ValueError(f"a number is needed (got {value})")
+        return value
 
     def get(self, address: str) -> Any:
         """The value at a dot-separated address such as ``"rl.lr"``.
@@ -127,6 +137,10 @@ class Parameters(BaseModel):
 def _is_block(field: FieldInfo) -> bool:
     """Whether the field holds settings of its own, by default or by name."""
     return isinstance(field.default, Parameters) or field.default_factory is dict
+
+
+def _may_hold(annotation: Any, *kinds: type) -> bool:
+    return annotation in kinds or any(_may_hold(part, *kinds) for part in get_args(annotation))
 
 
 def _subclasses(kind: type[Parameters]) -> list[type[Parameters]]:

@@ -11,6 +11,7 @@ more; and of two distributions only the tokens that the engines report.
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -18,6 +19,7 @@ from nip_core.protocols.base import Move, TokenChoice, Turn
 from nip_core.protocols.scales import ACCEPT, NEITHER, NO_DECISION
 
 _PIECE = 3
+_LABEL = re.compile(r"[^\n:]{1,60}:")
 
 
 def text_similarity(a: str, b: str) -> float:
@@ -53,7 +55,8 @@ def token_similarity(a: Sequence[TokenChoice], b: Sequence[TokenChoice]) -> floa
 def move_similarity(a: Turn, b: Turn | None, by_tokens: bool) -> float:
     """Of what two agents did in a round; 0 where one decided and the other did not.
 
-    Messages are paired by the order of their channels; one that has no partner counts 0.
+    Messages are paired by the order of their channels; one that has no partner counts 0. A label
+    that both begin with ("Question:", a header) is the game's form and not compared.
     Decisions are compared by value: equal ones count 1, opposite ones 0. By tokens, turns without
     log-probabilities are like nothing.
     """
@@ -64,7 +67,8 @@ def move_similarity(a: Turn, b: Turn | None, by_tokens: bool) -> float:
     if a.move.decision != NO_DECISION:
         return 1 - abs(_value(a.move) - _value(b.move)) / 2
     first, second = list(a.move.messages.values()), list(b.move.messages.values())
-    alike = sum(text_similarity(x, y) for x, y in zip(first, second, strict=False))
+    pairs = zip(first, second, strict=False)
+    alike = sum(text_similarity(*_without_label(x, y)) for x, y in pairs)
     return alike / max(len(first), len(second), 1)
 
 
@@ -86,6 +90,18 @@ def _value(move: Move) -> float:
     if move.value is not None:
         return move.value
     return 0.0 if move.decision == NEITHER else (1.0 if move.decision == ACCEPT else -1.0)
+
+
+def _without_label(a: str, b: str) -> tuple[str, str]:
+    """Both without what they begin with up to a colon, if that is the same but for its markup."""
+    mine, theirs = _LABEL.match(a), _LABEL.match(b)
+    if mine is None or theirs is None or _plain(mine[0]) != _plain(theirs[0]):
+        return a, b
+    return a[mine.end() :], b[theirs.end() :]
+
+
+def _plain(label: str) -> str:
+    return "".join(c for c in label.casefold() if c.isalnum())
 
 
 def _pieces(text: str) -> Counter[str]:

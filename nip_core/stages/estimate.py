@@ -83,10 +83,14 @@ def estimate_run(game: Game, problems: Mapping[str, Sequence[Problem]]) -> Estim
     everything = [*problems["train"], *problems["test"]]
     size = sum(len(p.question.encode()) + len(p.solution.encode()) for p in everything)
     problem_tokens = size // max(len(everything), 1) // _BYTES_PER_TOKEN
-    loads = _loads(game, problem_tokens)
+    by_seed = [_loads_of(game, seed, problem_tokens) for seed in range(_SEEDS)]
+    loads = max(by_seed, key=_tokens)
     training = _training_tokens(parameters, loads, per_iteration) if trains else {}
     episodes = train + test
-    usd, missing = _cost(parameters, loads, episodes, training)
+    missing = _missing_prices(parameters)
+    usd = None
+    if not missing:  # the seed with the most tokens need not be the dearest
+        usd = max(_cost(parameters, one, episodes, training) for one in by_seed)
     completion = sum(load.completion_tokens for load in loads.values())
     text_bytes = (problem_tokens + _PROMPT_TOKENS + completion) * _BYTES_PER_TOKEN
     return Estimate(
@@ -103,16 +107,12 @@ def estimate_run(game: Game, problems: Mapping[str, Sequence[Problem]]) -> Estim
     )
 
 
-def _loads(game: Game, problem_tokens: int) -> dict[str, _Load]:
-    """By agent with a model; over the seeds that can make a difference, the dearest episode."""
-
-    def completion(loads: Mapping[str, _Load]) -> int:
-        return sum(load.completion_tokens + load.prompt_tokens for load in loads.values())
-
-    return max((_loads_of(game, seed, problem_tokens) for seed in range(_SEEDS)), key=completion)
+def _tokens(loads: Mapping[str, _Load]) -> int:
+    return sum(load.completion_tokens + load.prompt_tokens for load in loads.values())
 
 
 def _loads_of(game: Game, seed: int, problem_tokens: int) -> dict[str, _Load]:
+    """By agent with a model, in an episode of this seed."""
     protocol, agents = game.protocol, game.parameters.model_agents
     loads = {agent: _Load(conversation_tokens=problem_tokens + _PROMPT_TOKENS) for agent in agents}
     for round_ in range(protocol.max_message_rounds):
@@ -151,14 +151,12 @@ def _cost(
     loads: Mapping[str, _Load],
     episodes: int,
     training: Mapping[str, int],
-) -> tuple[float | None, tuple[str, ...]]:
+) -> float:
     """US dollars; one's own hardware costs nothing here."""
-    agents = {name: agent for name, agent in parameters.model_agents.items() if is_paid(agent)}
-    missing = tuple(sorted({a.model_name for a in agents.values()} - set(parameters.prices)))
-    if missing:
-        return None, missing
     usd = 0.0
-    for name, agent in agents.items():
+    for name, agent in parameters.model_agents.items():
+        if not is_paid(agent):
+            continue
         price, load = parameters.prices[agent.model_name], loads[name]
         spent = (
             load.prompt_tokens * price.prompt_usd + load.completion_tokens * price.completion_usd
@@ -168,4 +166,9 @@ def _cost(
         agent = parameters.group_parameters(group)
         if is_paid(agent):
             usd += tokens * parameters.prices[agent.model_name].training_usd / 1e6
-    return usd, ()
+    return usd
+
+
+def _missing_prices(parameters: HyperParameters) -> tuple[str, ...]:
+    paid = {a.model_name for a in parameters.model_agents.values() if is_paid(a)}
+    return tuple(sorted(paid - set(parameters.prices)))

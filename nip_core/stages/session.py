@@ -179,7 +179,9 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate]:
     """The settings with which a run would be played, and what it would take; nothing is written."""
     if takes_over(parameters):
         store = open_store(parameters.run_store, read_only=True)
-        parameters = resolved(parameters, store, _record(RunStore(store, parameters.run_name)))
+        record = _record(RunStore(store, parameters.run_name))
+        parameters = resolved(parameters, store, record)
+        find_origin(parameters, store, record)  # refuses models that are not there
     return parameters, estimate_run(Game(parameters), load_all_problems(parameters))
 
 

@@ -16,7 +16,8 @@ import pyarrow as pa
 from nip_core.agents.render import ChatMessage, Game, InvalidResponse, Situation, Turn
 from nip_core.errors import StageError
 from nip_core.hashing import derive_key, derive_seed
-from nip_core.parameters import PureTextEiParameters, TextRlParameters
+from nip_core.parameters import HyperParameters, PureTextEiParameters, TextRlParameters
+from nip_core.protocols import make_protocol
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,19 @@ def replacement_proportion(parameters: TextRlParameters, iteration: int) -> floa
         case "exponential":
             return float(start * (1 - rate) ** iteration)
     return start
+
+
+def never_chosen(parameters: HyperParameters) -> dict[str, float]:
+    """The agents that are to be trained but can't earn the threshold, with the most they can."""
+    settings = parameters.pure_text_ei
+    if settings.rollout_selection_method != "threshold":
+        return {}
+    protocol = make_protocol(parameters)
+    trained = [a for group in parameters.trainable_groups for a in parameters.groups[group]]
+    most = {agent: protocol.max_reward(agent) for agent in trained}
+    if parameters.text_rl.verifier_guess_replacement_proportion > 0:
+        most.pop("verifier", None)  # its right answers are written for it
+    return {agent: reward for agent, reward in most.items() if reward < settings.reward_threshold}
 
 
 def select(

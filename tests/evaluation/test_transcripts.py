@@ -128,3 +128,14 @@ def test_each_message_says_to_which_channels_it_went_up_to_the_last_round(
     for protocol_ in (None, other):
         [blind] = transcripts_from_tables(episodes, generations, 1, 0, protocol_)
         assert {m.channels for m in blind.messages} == {()}
+
+
+def test_a_transcript_tells_which_verdict_was_drawn_for_the_provers(
+    episodes_of, generations_of
+) -> None:
+    episodes = episodes_of({"prover_stance": 0}, {"prover_stance": None})
+    found = transcripts_from_tables(episodes, generations_of(), 9, 0)
+    drawn = {t.key: t for t in found}
+    assert drawn["e0"].prover_stance == 0 and drawn["e1"].prover_stance is None
+    assert "Argued for: **reject**." in transcripts_markdown([drawn["e0"]], 1)
+    assert "Argued for" not in transcripts_markdown([drawn["e1"]], 1)

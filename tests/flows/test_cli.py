@@ -15,7 +15,7 @@ import pytest
 import yaml
 from small_game import write_config
 
-from flows.cli import exit_code
+from flows.cli import exit_code, main
 from nip_core.errors import CorruptionError, JobError, LeaseError, StageError, StoreError
 from nip_core.lm_server.engines.reply_rules import DEFAULT_FILE
 from nip_core.lm_server.state import read_card
@@ -278,6 +278,34 @@ def test_few_rollouts_are_warned_of_in_the_plan(tmp_path):
     done = nip("train", str(config), "--dry-run", "--json")
     assert "5 rollouts per iteration" in done.stderr and "fewer than 10" in done.stderr
     assert json.loads(done.stdout)["estimate"]["train_episodes"] == 5
+
+
+def test_an_agent_that_can_never_be_trained_is_warned_of_in_the_plan(tmp_path):
+    arguments = ["train", str(write_config(tmp_path)), "--dry-run"]
+    arguments += ["--set", "protocol_common.zero_knowledge=true"]
+    (line,) = nip(*arguments).stderr.splitlines()
+    assert "agents.adversarial_verifier can earn at most 0" in line
+    assert "weighted_sampling" in line
+    weighted = "pure_text_ei.rollout_selection_method=weighted_sampling"
+    for way_out in (weighted, "agents.adversarial_verifier.freeze_agent=true"):
+        assert nip(*arguments, "--set", way_out).stderr == ""
+
+
+def test_the_plan_refuses_models_of_another_run_that_are_not_there(tmp_path):
+    config = str(write_config(tmp_path))
+    (tmp_path / "runs").mkdir()
+    base = ["--set", "base_run.base_run_type=parameters", "--set", "base_run.run_id=nowhere"]
+    assert "there is no run 'nowhere'" in refused("train", config, "--dry-run", *base)
+
+
+def test_prefect_has_time_to_start_on_a_busy_machine(monkeypatch):
+    name = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "argv", ["nip", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert float(os.environ[name]) >= 120
 
 
 def test_a_fork_with_a_wrong_setting_writes_nothing(tmp_path):

@@ -99,6 +99,8 @@ def test_what_is_written_out_reads_back_equal():
         (MINIMAL, ["rl.lr"], "write it as a.b=c"),
         (MINIMAL, ["run_name.x=1"], "holds a plain value"),
         (with_(rl={"lr": float("nan")}), [], "rl.lr"),
+        (MINIMAL, ["rl.lr=yes"], "rl.lr: a number is needed (got True)"),
+        (MINIMAL, ["agents.prover.top_p=on"], "agents.prover.top_p: a number is needed"),
         (
             with_(interaction_protocol=["nip"]),
             [],

@@ -112,3 +112,16 @@ def test_a_message_without_a_partner_is_not_alike():
     assert move_similarity(both, one, by_tokens=False) == pytest.approx(0.5)
     silent = turn(Move(decision=NO_DECISION))
     assert move_similarity(silent, silent, by_tokens=False) == 0  # nothing said earns nothing
+
+
+def test_the_form_that_the_game_asks_for_is_no_similarity():
+    def asked(*texts):
+        return turn(Move({str(i): text for i, text in enumerate(texts)}))
+
+    one = asked("Question for Expert_1: Does it loop?", "Question for Expert_2: Is x 2?")
+    other = asked("**question for Expert 1:** Why minus nine?", "Question for Expert_2: Is x 2?")
+    assert move_similarity(one, other, by_tokens=False) == pytest.approx(0.5, abs=0.05)
+    nothing, something = asked("Question: Does it loop?"), asked("Question: Why minus nine?")
+    assert move_similarity(nothing, something, by_tokens=False) == 0
+    # What only one of them begins with is part of what it says.
+    assert move_similarity(asked("Why: x"), asked("How: x"), by_tokens=False) < 1

@@ -46,7 +46,7 @@ async def test_zk_nip_round_by_round_until_the_adversary_has_decided_too(first):
     script = {
         0: {V: "Question: a?", A: "Question: b?", S: "Question: b?"},
         1: {P: "\n".join(to[who] for who in order)},
-        2: {V: ACCEPTS, A: "Question: c?", S: "Question: d!"},
+        2: {V: ACCEPTS, A: "Question: why c?", S: "Question: why d?"},
         3: {P: "Answer: z"},
         4: {A: REJECTS, S: REJECTS},
     }
@@ -60,23 +60,27 @@ async def test_zk_nip_round_by_round_until_the_adversary_has_decided_too(first):
     assert played.saw(2, A) == [own("Question: b?"), *said("Expert", to[A])]
     assert played.saw(2, S) == [own("Question: b?")]
     # The verifier has decided: only the other conversation goes on, in which all is one message.
-    assert played.saw(3, P) == [*both, own(script[1][P]), *said(names[A], "Question: c?")]
+    assert played.saw(3, P) == [*both, own(script[1][P]), *said(names[A], "Question: why c?")]
     assert played.saw(4, A) == [
         own("Question: b?"),
         *said("Expert", to[A]),
-        own("Question: c?"),
+        own("Question: why c?"),
         *said("Expert", "Answer: z"),
         played.last_round_message,
     ]
-    assert played.saw(4, S) == [own("Question: b?"), own("Question: d!"), played.last_round_message]
+    assert played.saw(4, S) == [
+        own("Question: b?"),
+        own("Question: why d?"),
+        played.last_round_message,
+    ]
     assert {(r, a): t for r, a, _, t, _, _ in played.recorded} == {
         (r, a): t for r, turns in script.items() for a, t in turns.items()
     }
     assert played.verdict == ("finished", 5, ACCEPT, 1.0)
     assert played.episode["protocol"] == "zk_nip"
-    # "Question: c?" and "Question: d!" are somewhat alike, the other turns quite.
+    # "why c?" and "why d?" are somewhat alike, the other turns quite.
     alike = played.rewards[S] - 2
-    assert 0.5 < alike < 0.9
+    assert 0.4 < alike < 0.6
     assert played.rewards == {P: 1.0 + 2 + alike, V: -1.0, A: -2 - alike, S: 2 + alike}
 
 
@@ -213,7 +217,7 @@ async def test_with_two_provers_both_conversations_keep_the_rules_of_the_protoco
         ]
     assert played.saw(2, S) == [own(script[0][S]), played.last_round_message]
     sim = played.rewards[S]
-    assert 1.5 < sim < 2.0  # of the first turn one of two messages is the same
+    assert sim == pytest.approx(1.5)  # of the first turn one of two messages is the same
     first = 0.0 if name == "debate" else 1.0
     assert played.rewards == {P0: first + sim, P1: 1.0 + sim, V: 1.0, A: -sim, S: sim}
 

@@ -21,7 +21,7 @@ from nip_core.scenarios.code_validation.verdicts import (
     simplified,
 )
 
-NUMBERING = r"(?:[0-9]{1,2}[.)][ *_]*)?"
+NUMBERING = r"(?:(?:step )?[0-9]{1,2}[.):][ *_]*)?"
 _LEAD = rf"[ *_#`•✅⚖→➡👉-]*{NUMBERING}"
 _FENCE = re.compile(r"[ \t]*(?P<mark>`|~)(?P=mark){2,}(?P<info>[^`]*)$")
 _MESSAGE_START = re.compile(

@@ -29,6 +29,8 @@ from nip_core.scenarios.code_validation.headers import (
     without_thinking,
 )
 from nip_core.scenarios.code_validation.verdicts import (
+    CROSSES,
+    TICKS,
     InvalidDecision,
     InvalidResponse,
     VerdictReader,
@@ -39,12 +41,15 @@ from nip_core.scenarios.code_validation.verdicts import (
 
 _GAP = r"[ *_]{1,6}"
 _DECISION = re.compile(
-    rf"(?P<lead>[ *_#`•✅⚖→➡👉\"'(\[{{-]*{NUMBERING})"
+    rf"(?P<lead>[ *_#`•⚖→➡👉🔍🎯📌{TICKS}{CROSSES}\"'(\[{{-]*{NUMBERING})"
+    rf"(?:(?:final answer|verifier)[ *_]{{0,6}}:[ *_]{{0,6}})?"
     rf"(?:(?:so|thus|hence|therefore|finally|overall|in conclusion)\b,?{_GAP})?"
-    rf"(?:(?:here is|here's|this is){_GAP})?(?:(?:my|the|our){_GAP})?(?:(?:final|overall){_GAP})?"
-    r"decision[ *_`\"')\]]*(?:(?P<colon>:)|(?<=[ *_])is\b ?:?|[-=]|$)",
+    rf"(?:(?:here is|here's|this is){_GAP})?(?:(?:my|the|our){_GAP})?"
+    rf"(?:(?:final|overall|new|revised|updated|corrected|correct){_GAP})?"
+    r"decision[ *_`\"')\]]*(?:(?P<colon>:)|(?<=[ *_])is\b ?:?|[-=]>?|→|$)",
     re.IGNORECASE,
 )
+_CROSS = set(CROSSES)
 _APART = set("`\"'([{")  # before a decision they set it apart, like somebody's words
 _INTRODUCTION = re.compile(
     r"(?P<speaker>(?:[a-z'_0-9]+ ){0,3})(?:(?:wrote|writes?|written|said|says?|claims?|claimed"
@@ -52,7 +57,15 @@ _INTRODUCTION = re.compile(
     r"\b[^.!?]{0,60}:|(?:wrote|writes?|said|says?|claimed|stated))$",
     re.IGNORECASE,
 )
-_SPEAKS_ITSELF = re.compile(r"(?:i|we|i'll|we'll)(?! not\b| never\b)(?: [a-z]+)? $", re.IGNORECASE)
+_OWN_ANSWER = re.compile(
+    r"[ *_#-]{0,9}(?:so |thus,? |therefore,? )?(?:my |the )?(?:final )?answer(?: is)?[ *_]*:?$"
+    r"|[ *_#-]{0,9}(?:after|based on|considering|given|having)\b.*[, ](?:here is |here's )?"
+    r"(?:my (?:final )?(?:decision|answer|conclusion)(?: is)?|i (?:conclude|decide)) ?:$",
+    re.IGNORECASE,
+)
+_SPEAKS_ITSELF = re.compile(
+    r"(?:i|we|i'll|we'll)(?! (?:not|never|would|could|should|might)\b)(?: [a-z]+)? $", re.IGNORECASE
+)
 _LABEL = re.compile(
     r"[ *_#>-]*(?:the )?(?:expert|prover|opponent|simulator|user|human|you|he|she|they|quote)"
     r"[ _]?[0-9]{0,2}[ *_]*:$"
@@ -60,7 +73,9 @@ _LABEL = re.compile(
     re.IGNORECASE,
 )
 _SUPPOSITION = re.compile(
-    r"[ *_#-]{0,9}(?:if|unless|suppose|assuming)\b.*(?:[,:;]|\bthen)$", re.IGNORECASE
+    r"[ *_#-]{0,9}(?:if|unless|suppose|assuming)\b.*(?:[,:;]|\bthen)$"
+    r"|.*\b(?:examples?|options?|forms?|format)(?: (?:is|are|(?:w|c)ould be))? ?:$",
+    re.IGNORECASE,
 )
 _MOST = 100  # lines that begin like a decision
 _LOOKED_AT = 400  # characters of the line before a decision
@@ -102,6 +117,8 @@ def parse_response(text: str, form: AnswerForm) -> Move:
         if answer is not None:
             value = form.scale.values[answer]
             return Move(decision=discrete(value), value=value)
+        if form.has_reasoning and not starts and _ends_with_quoted(lines, form.scale):
+            raise InvalidDecision("a decision in a quotation at the end")
     if len(form.channels) == 1 and not starts:
         return Move(messages={form.channels[0]: text.strip()})
     return Move(messages=parts(lines, starts, form.channels, form.headers))
@@ -175,6 +192,8 @@ def _decision_lines(lines: AnswerLines, reader: VerdictReader, own: int) -> Sequ
                     continue  # a heading of the decision
         if start["colon"] is None and not reader.begins(rest):
             continue  # "the decision is hard": talk
+        if not _CROSS.isdisjoint(start["lead"]):
+            rest = f"❌ {rest}"
         is_apart = not _APART.isdisjoint(start["lead"])
         if is_apart and not reader.is_exactly(rest):
             continue
@@ -188,6 +207,14 @@ def _is_all(lines: AnswerLines, found: Sequence[_DecisionLine], own: int) -> boo
     return all(i in covered or is_blank(line) for i, line in enumerate(lines.read) if i >= own)
 
 
+def _ends_with_quoted(lines: AnswerLines, scale: DecisionScale) -> bool:
+    """Whether the last line, which does not decide, is a decision in a fence or set apart."""
+    last = lines.next_filled(len(lines.read) - 1, -1)
+    line = "" if last is None else plain(lines.read[last])
+    start = _DECISION.match(line)
+    return start is not None and VerdictReader(scale).is_exactly(line[start.end() :])
+
+
 def _final_run(lines: AnswerLines, found: Sequence[_DecisionLine]) -> Sequence[_DecisionLine]:
     """The last decision lines, as many as have nothing between them."""
     first = len(found) - 1
@@ -198,10 +225,12 @@ def _final_run(lines: AnswerLines, found: Sequence[_DecisionLine]) -> Sequence[_
 
 def _is_introduced(lines: AnswerLines, line: _DecisionLine) -> bool:
     """Whether the line before says that somebody else decides so, or that nobody does."""
-    before = lines.next_filled(line.first - 1, -1)
-    if before is None:
-        return False
-    said = plain(lines.read[before])[-_LOOKED_AT:].rstrip("*_` ")
+    before, said = lines.next_filled(line.first - 1, -1), ""
+    while before is not None:
+        said = plain(lines.read[before])[-_LOOKED_AT:].rstrip("*_` ")
+        if not _OWN_ANSWER.match(said):
+            break
+        before, said = lines.next_filled(before - 1, -1), ""
     if _SUPPOSITION.match(said) or _LABEL.match(said):
         return True
     said_by = _INTRODUCTION.search(said)

@@ -81,19 +81,23 @@ def is_blank(text: str) -> bool:
 
 # Verdicts.
 
-_OPENING = "*_`\"'([{# "  # may stand before a verdict, and
+TICKS, CROSSES = "✅✔☑👍🟢", "❌✗✘✖🚫👎⛔🔴"
+_OPENING = f"*_`\"'([{{# {TICKS}{CROSSES}"  # may stand before a verdict, and
 _CLOSING = "*_`\"')]}# "  # behind it
 _MARKS = r"[*_`\"' ]{0,6}"
 _NEGATIONS = {"not", "never", "cannot", "cant", "wont", "dont", "no", "refuse", "decline", "unable"}
 _NEGATION_REACH = 3  # words between a negation and what it negates
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _LETTER = r"[^\W_]"
-_CONFIDENT = r"with (?:[a-z]+ )?(?:confidence|certainty)\b"
+_CONFIDENT = r"with (?:[a-z]+ |[0-9]{1,3} ?% )?(?:confidence|certainty)\b"
 _OF_THE_SOLUTION = (
     r"(?:(?:the|this|your) (?:(?:proposed|given|submitted) )?"
     r"(?:solution|code|program|implementation|submission|answer|function)|it)\b"
 )
-_IS_CORRECT = r"that (?:the|this) (?:solution|code|program|implementation|function) is correct\b"
+_IS_CORRECT = (
+    r"that (?:the|this) (?:solution|code|program|implementation|function) is correct\b"
+    r"(?: for (?:every|all) inputs?(?: that the problem allows)?\b)?"
+)
 _BECAUSE = r"(?:because|since|due to|based on|given)\b"
 # Words that, right behind a verdict, take it back or make it a condition or a guess.
 _TAKEN_BACK = (
@@ -101,7 +105,10 @@ _TAKEN_BACK = (
     r"|on second thoughts?|scratch that|just kidding|i mean|i take (?:that|it) back"
     r"|i(?: have|'ve)? changed my mind|never ?mind|disregard|ignore (?:that|this))\b"
 )
-_UNDONE = re.compile(_TAKEN_BACK + r"|(?:or|rather|maybe|perhaps|possibly)\b", re.IGNORECASE)
+_UNDONE = re.compile(
+    _TAKEN_BACK + r"|(?:or|rather|maybe|perhaps|possibly|tentative(?:ly)?|not final|for now)\b",
+    re.IGNORECASE,
+)
 _CONDITION = re.compile(
     r"(?:but |and |only )*(?:if|unless|provided|assuming|pending|when|once|until"
     r"|as long as|subject to|conditional(?:ly)?)\b",
@@ -113,7 +120,8 @@ _OTHER_NUMBER = re.compile(
     r"\b(?:or|maybe|perhaps|possibly|rather|actually)(?: even)? [*_`]*[0-9]", re.IGNORECASE
 )
 _DEGREES = re.compile(r"\b(?:strongly|somewhat|slightly|partly|partially|neither)\b", re.IGNORECASE)
-_CROSSED = re.compile("[❌✗✘🚫👎⛔✖]")
+_CROSSED = re.compile(f"[{CROSSES}]")
+_DOUBTED = re.compile("[❓❔⁉🤔🤷]")
 
 
 class VerdictReader:
@@ -134,8 +142,8 @@ class VerdictReader:
         else:
             words = "|".join(_spelled(answer) for answer in answers)
             self._start = re.compile(
-                rf"(?:- )?(?:to |i (?:hereby )?)?{_MARKS}(?P<answer>{words})"
-                rf"(?:e?d|s|(?P<ing>ing))?(?!{_LETTER})",
+                rf"(?:- )?(?:to |(?:i|we)(?: hereby| will|'ll)? )?{_MARKS}(?P<answer>{words})"
+                rf"(?:e?d|s|(?P<noun>ing|ance|ion))?(?!{_LETTER})",
                 re.IGNORECASE,
             )
             self._mention = re.compile(
@@ -171,6 +179,7 @@ class VerdictReader:
         Raises InvalidDecision if there is none, or if the rest of the text names another one,
         negates it, asks it, makes it a condition or takes it back.
         """
+        is_crossed = _CROSSED.search(text) is not None
         text = text.lstrip(_OPENING)
         found = self._start.match(text)
         answer = None if found is None else self._answer(found)
@@ -178,7 +187,9 @@ class VerdictReader:
             raise InvalidDecision(f"invalid decision {text[:_SHOWN]!r}")
         rest = text[found.end() :]
         problem = self._problem(answer, rest)
-        if problem is None and found.groupdict().get("ing") and not self.is_exactly(text):
+        if is_crossed and self._scale.values[answer] >= 0:
+            problem = "a cross"
+        if problem is None and found.groupdict().get("noun") and not self.is_exactly(text):
             problem = "a clause"
         if problem is not None:
             raise InvalidDecision(f"decision with {problem} {text[:_SHOWN]!r}")
@@ -219,8 +230,8 @@ class VerdictReader:
             return "a second answer"
         if _negated(_WORD.findall(rest.lower()), (_stem(answer),)):
             return "a negation"
-        if self._scale.values[answer] >= 0 and _CROSSED.search(rest):
-            return "a cross"
+        if _DOUBTED.search(rest):
+            return "a doubt"
         if re.match(rf"[-']{_LETTER}", rest):
             return "a compound"
         tail = rest.lstrip(_CLOSING)
