@@ -115,7 +115,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
 
     @property
     def _control(self) -> Endpoint:
-        return cast(Endpoint, endpoints_of(self.hyper_params, self.group_name).control)
+        return endpoints_of(self.hyper_params, self.group_name).control
 
     @property
     def _is_dummy(self) -> bool:
@@ -198,7 +198,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
             ):
                 if rollouts is not None:
                     if replaces and not agent.is_verifier:
-                        raise ValueError(f"guess_replaced_rollouts: {name} makes no guess")
+                        raise ValueError(f"guess_replaced_rollouts: {name} is not the verifier")
                     examples = agent.build_fine_tune_dataset(
                         final_timesteps(rollouts), replace_verifier_guess_with_true_label=replaces
                     )
@@ -242,6 +242,10 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         job_name: str | None = None,
     ) -> None:
         """Create the job at whoever trains this group's model, or none where there can't be one."""
+        if self._state.has_switched:
+            self._change(
+                fine_tune_job_id=None, has_switched=False, iteration=self._state.iteration + 1
+            )
         if not self.is_trainable or self._is_dummy:
             no_job = FROZEN_JOB if not self.is_trainable else DUMMY_JOB
             self.settings.log.info("group %s: no job (%s)", self.group_name, no_job)
@@ -329,7 +333,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         return self._state.fine_tune_job_id
 
     async def _status_and_error(self) -> tuple[JobStatus, str | None]:
-        if self._state.fine_tune_job_id in _NO_JOBS:
+        if not self.is_trainable or self._state.fine_tune_job_id in _NO_JOBS:
             return "succeeded", None
         try:
             if self.training_client_type == "lm_server":
@@ -345,8 +349,8 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
     async def get_fine_tune_job_status(self) -> JobStatus:
         """How far the group's job is.
 
-        "not_found" if there is none, or none any more since the switch to its model; "succeeded"
-        for what needed no job (a frozen group, too few examples).
+        "not_found" if there is none yet, or the server does not know it; "succeeded" for what
+        needed no job (a frozen group, too few examples).
         """
         return (await self._status_and_error())[0]
 
@@ -359,17 +363,18 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         """Play with the model that the job made, once it is proved that it answers.
 
         Without a job of its own (frozen, too few examples) the group keeps its model, and the log
-        says so. Raises JobError for a job that has not succeeded, StageError for a model that
-        does not answer with the weights that were trained.
+        says so; done again it changes nothing. Raises JobError for a job that has not succeeded,
+        StageError for a model that does not answer with the weights that were trained.
         """
         job_id, state = self._job_id, self._state
+        if state.has_switched:
+            return
         if job_id in _NO_JOBS:
             self.settings.log.warning(
                 "group %s: keeps %s (%s)", self.group_name, self.model_name, job_id
             )
             name = DUMMY_MODEL if job_id == DUMMY_JOB else state.fine_tuned_model_name
-            iteration = state.iteration + (job_id != FROZEN_JOB)
-            self._change(fine_tune_job_id=None, fine_tuned_model_name=name, iteration=iteration)
+            self._change(fine_tuned_model_name=name, has_switched=job_id != FROZEN_JOB)
             return
         status, error = await self._status_and_error()
         if status != "succeeded":
@@ -381,11 +386,10 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         proved = await self._jobs.proved(made, self.base_model_name, job_id)
         self.settings.log.info("group %s: plays with %s", self.group_name, made)
         self._change(
-            fine_tune_job_id=None,
             fine_tuned_model_name=made,
             fine_tuned_model_digest=proved.digest,
             fine_tuned_model_kind=proved.kind,
-            iteration=state.iteration + 1,
+            has_switched=True,
         )
 
     # State.

@@ -43,7 +43,7 @@ from nip_core.scenarios.code_validation.verdicts import (
     InvalidResponse,
     MissingPart,
 )
-from nip_core.stages.providers import base_name, remote_endpoints
+from nip_core.stages.providers import Endpoints, base_name, remote_endpoints
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -302,11 +302,11 @@ class OpenAiWholeAgent(PromptedWholeAgent):
 
 def play_endpoint(hyper_params: HyperParameters, group: str) -> Endpoint:
     """Where the group's model is asked. Raises SettingsError if no address of it is set."""
-    return cast(Endpoint, endpoints_of(hyper_params, group).play)
+    return endpoints_of(hyper_params, group).play
 
 
-def endpoints_of(hyper_params: HyperParameters, group: str) -> Any:
-    """The group's addresses (`nip_core.stages.providers.Endpoints`), keys from the environment.
+def endpoints_of(hyper_params: HyperParameters, group: str) -> Endpoints:
+    """The group's addresses, keys from the environment.
 
     Raises SettingsError if a key is missing, or if it would be on a server that only a run starts.
     """

@@ -39,10 +39,11 @@ class PureTextSharedModelGroupState(_State):
 
 @dataclass(frozen=True)
 class OpenAiSharedModelGroupState(PureTextSharedModelGroupState):
-    """The group's current model, and its fine-tune job if one was created."""
+    """The group's current model, and its last fine-tune job if one was created."""
 
     fine_tune_job_id: str | None = None
     fine_tuned_model_name: str | None = None  # None: the base model
     fine_tuned_model_digest: str | None = None  # of its weights, where the server gives it
     fine_tuned_model_kind: str | None = None  # adapter or base, where the server says it
-    iteration: int = 0  # jobs that the group has ended by switching to the next model
+    has_switched: bool = False  # to the model of that job
+    iteration: int = 0  # of that job: how many the group had before

@@ -134,8 +134,8 @@ class PureTextWholeAgent(ABC):
 
     @property
     def is_verifier(self) -> bool:
-        """Whether it may decide."""
-        return self.protocol_handler.protocol.may_decide(self.agent_name)
+        """Whether the verdict of the game is its own."""
+        return self.agent_name == "verifier"
 
     @property
     def max_message_rounds(self) -> int:

@@ -128,7 +128,10 @@ async def test_a_group_is_trained_on_what_all_its_agents_said_and_plays_with_wha
         ), "the new model answers"
         record = json.loads((tmp_path / "runs/a/iterations/0000/jobs/both.json").read_text())
         assert (record["outcome"], record["examples"]) == ("succeeded", 24)
-        assert await group.get_fine_tune_job_status() == "not_found", "its job is done with"
+        assert await group.get_fine_tune_job_status() == "succeeded"
+        state = group.get_state()
+        await group.switch_to_next_model()
+        assert group.get_state() == state, "switching again changes nothing"
 
 
 async def test_however_often_a_job_is_created_there_is_one(tmp_path):
@@ -173,7 +176,7 @@ async def test_a_verifiers_guess_is_replaced_in_the_rollouts_given_for_that(tmp_
     async with serve(tmp_path / "server") as here:
         group = make_group(parameters_for(tmp_path / "runs", here.url))
         rollouts = await play(group)
-        with pytest.raises(ValueError, match="prover makes no guess"):
+        with pytest.raises(ValueError, match="prover is not the verifier"):
             await group.create_supervised_fine_tune_job({}, {"prover": rollouts})
         await group.create_supervised_fine_tune_job({}, {"verifier": rollouts})
         [job] = await jobs_of(here)

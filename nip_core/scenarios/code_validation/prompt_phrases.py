@@ -239,7 +239,7 @@ def verifier_reward(protocol: Protocol) -> str:
         text = (
             f"A decision that is as strong as can be earns you {right:g} when it is right and "
             f"{wrong:g} when it is wrong. The weaker it is, the closer it comes to {middle:g}"
-            f"{weakest}. No decision earns you {none:g}."
+            f"{weakest}. Not to decide at all earns you {none:g}."
         )
     elif right > 0 > wrong and none < 0:
         text = "You are rewarded for a right decision and penalised for a wrong one or for none."
