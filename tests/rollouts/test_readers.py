@@ -37,7 +37,9 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tables:
     monkeypatch.chdir(tmp_path)
     played = game(**SETTINGS)
     config = played.parameters.model_dump(mode="json", exclude_unset=True)
-    Path("config.yaml").write_text(yaml.safe_dump(config))
+    file = Path("deployments/configs/quickstart.yaml")
+    file.parent.mkdir(parents=True)
+    file.write_text(yaml.safe_dump(config))
     store = LocalStore(tmp_path / "runs")
     tables = play(played, 7, 12).tables
     for shard, rows in (("0000", slice(0, 5)), ("0001", slice(5, 12))):

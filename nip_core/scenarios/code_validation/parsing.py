@@ -59,7 +59,7 @@ _INTRODUCTION = re.compile(
 )
 _OWN_ANSWER = re.compile(
     r"[ *_#-]{0,9}(?:so |thus,? |therefore,? )?(?:my |the )?(?:final )?answer(?: is)?[ *_]*:?$"
-    r"|[ *_#-]{0,9}(?:after|based on|considering|given|having)\b.*[, ](?:here is |here's )?"
+    r"|[ *_#-]{0,9}(?:after|based on|considering|given|having)\b.*, (?:here is |here's )?"
     r"(?:my (?:final )?(?:decision|answer|conclusion)(?: is)?|i (?:conclude|decide)) ?:$",
     re.IGNORECASE,
 )
@@ -74,7 +74,7 @@ _LABEL = re.compile(
 )
 _SUPPOSITION = re.compile(
     r"[ *_#-]{0,9}(?:if|unless|suppose|assuming)\b.*(?:[,:;]|\bthen)$"
-    r"|.*\b(?:examples?|options?|forms?|format)(?: (?:is|are|(?:w|c)ould be))? ?:$",
+    r"|.*\b(?:examples?|options?)(?: (?:is|are))? ?:$",
     re.IGNORECASE,
 )
 _MOST = 100  # lines that begin like a decision
