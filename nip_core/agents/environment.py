@@ -21,10 +21,9 @@ from nip_core.errors import SettingsError
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import NO_DECISION
-from nip_core.rollouts.batch import _number as datapoint_number
+from nip_core.rollouts.batch import datapoint_number
 from nip_core.rollouts.nested_array_dict import STRING, NestedArrayDict
-from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.plan import _spec as episode_spec
+from nip_core.rollouts.plan import EpisodeSpec, episode_spec
 from nip_core.scenarios.code_validation.datasets import Problem
 
 _HISTORIES = ("message_history", "message_agent_id", "raw_message_history")
@@ -157,11 +156,8 @@ class PureTextEnvironment:
         return bool(np.all(data["done"] | data["terminated"]))
 
     def _stance(self, spec: EpisodeSpec) -> int:
-        if spec.stance is not None:
-            return spec.stance
-        protocol = self.protocol_handler.protocol
-        shared = {protocol.stance(agent, None) for agent in protocol.provers}
-        return shared.pop() if len(shared) == 1 else NO_STANCE
+        shared = self.protocol_handler.protocol.shared_stance(spec.stance)
+        return NO_STANCE if shared is None else shared
 
     def _put_actions(self, step: NestedArrayDict, actions: Mapping[str, NestedArrayDict]) -> None:
         handler = self.protocol_handler

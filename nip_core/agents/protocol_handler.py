@@ -104,8 +104,7 @@ class ProtocolHandler:
 
     def may_be_silent(self, agent_name: str) -> bool:
         """Whether the game goes on, at a price, when the agent has no valid answer."""
-        penalty = self.protocol.common.prover_invalid_response_penalty
-        return penalty is not None and self.protocol.is_prover(agent_name)
+        return self.protocol.may_be_silent(agent_name)
 
     def get_active_agents_mask(self, round_id: int, seed: int) -> np.ndarray[Any, np.dtype[Any]]:
         """Who writes where in a round, as booleans of shape (agent, channel)."""

@@ -137,10 +137,11 @@ def _explain(detail: Any) -> str:
     location = ".".join(str(part) for part in _places(detail["loc"]))
     got = detail.get("input")
     if detail["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(
-            str(detail["loc"][-1]), _field_names(_places(detail["loc"][:-1])), n=1
-        )
+        name = str(detail["loc"][-1])
+        close = difflib.get_close_matches(name, _field_names(_places(detail["loc"][:-1])), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
+        if close == [name]:  # known of a model's agent
+            hint = "; a random agent has no model and so none of a model's settings"
         return f"{location}: unknown setting{hint}"
     if detail["type"] == "value_error":
         message = str(detail["ctx"]["error"])

@@ -149,6 +149,10 @@ class Protocol:
         """Whether the agent may decide instead of sending a message."""
         return self.agents[agent].decides
 
+    def may_be_silent(self, agent: str) -> bool:
+        """Whether the game goes on, at a price, when the agent has no valid answer."""
+        return self.is_prover(agent) and self.common.prover_invalid_response_penalty is not None
+
     def visible_channels(self, agent: str) -> tuple[str, ...]:
         """Channels the agent reads, in order."""
         return tuple(c for c in self.channels if (agent, c) not in self.hidden)
@@ -190,6 +194,11 @@ class Protocol:
         own = self.agents[agent].stance
         assert own is not None, f"{agent} is not a prover"
         return own if drawn is None or not self.stance_can_be_randomized else drawn
+
+    def shared_stance(self, drawn: int | None) -> int | None:
+        """The verdict that all provers argue for; None where they differ or there are none."""
+        stances = {self.stance(agent, drawn) for agent in self.provers}
+        return stances.pop() if len(stances) == 1 else None
 
     def max_questions(self, seed: int) -> int:
         """Questions the verifier can ask and still decide: its turns but the last."""

@@ -276,8 +276,9 @@ def _put_problems(batch: NestedArrayDict, played: _Played, episodes: pa.Table) -
         batch["episode", field.name] = np.broadcast_to(column.reshape(-1, 1), shape)
     for key in ("seed", "y"):
         put(key, [row[key] for row in played.episodes])
-    put("datapoint_id", [_number(row["problem"]) for row in played.episodes])
-    put("prover_stance", [_stance(played.game, row) for row in played.episodes])
+    put("datapoint_id", [datapoint_number(row["problem"]) for row in played.episodes])
+    stances = [played.game.protocol.shared_stance(row["prover_stance"]) for row in played.episodes]
+    put("prover_stance", [_NO_STANCE if stance is None else stance for stance in stances])
     for key in ("question", "solution"):
         batch[key] = batch["next", key] = batch["episode", key]
     lengths = np.array([row["rounds"] for row in played.episodes], dtype=int).reshape(-1, 1)
@@ -363,15 +364,9 @@ def _present(keys: Array) -> Array:
     return np.array(there, dtype=bool).reshape(keys.shape)
 
 
-def _number(problem: str) -> int:
+def datapoint_number(problem: str) -> int:
+    """The number that stands for a problem, made from its id."""
     return int(digest(problem)[:_DATAPOINT_DIGITS], 16)
-
-
-def _stance(game: Game, episode: Row) -> int:
-    if episode["prover_stance"] is not None:
-        return int(episode["prover_stance"])
-    shared = {game.protocol.stance(agent, None) for agent in game.protocol.provers}
-    return shared.pop() if len(shared) == 1 else _NO_STANCE
 
 
 def _table(columns: Mapping[str, list[Any]], schema: pa.Schema) -> pa.Table:

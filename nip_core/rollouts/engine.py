@@ -206,7 +206,7 @@ class _Episode:
             if answer.turn is not None:
                 self.turns.append(answer.turn)
                 self._parent = answer.records[-1]["generation"]["key"]
-            elif answer.is_invalid and self._may_be_silent(agent):
+            elif answer.is_invalid and self.table.game.protocol.may_be_silent(agent):
                 silent.add(agent)
             else:
                 problems.append(f"{agent}, round {round_}: {answer.problem}")
@@ -218,11 +218,6 @@ class _Episode:
         for agent, reward in result.rewards.items():
             self.rewards[agent] += reward
         return result
-
-    def _may_be_silent(self, agent: str) -> bool:
-        protocol = self.table.game.protocol
-        has_penalty = protocol.common.prover_invalid_response_penalty is not None
-        return has_penalty and protocol.is_prover(agent)
 
     async def _take_turn(self, round_: int, agent: str) -> _Answer:
         """Ask until the answer is valid. The i-th retry is a call of its own key and seed."""

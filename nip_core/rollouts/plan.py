@@ -56,7 +56,9 @@ def plan_episodes(
             count = parameters.rollouts_per_iteration or len(ordered)
             ordered = _shuffled(ordered, parameters.seed, split)[:count]
         chosen = [(problem, sample) for sample in range(times) for problem in ordered]
-    return [_spec(parameters, split, iteration, problem, sample) for problem, sample in chosen]
+    return [
+        episode_spec(parameters, split, iteration, problem, sample) for problem, sample in chosen
+    ]
 
 
 def _from_endless_passes(
@@ -76,9 +78,10 @@ def _shuffled(problems: list[Problem], seed: int, what: str | int) -> list[Probl
     return sorted(problems, key=lambda p: derive_key("order", seed, what, p.id))
 
 
-def _spec(
+def episode_spec(
     parameters: HyperParameters, split: str, iteration: int, problem: Problem, sample: int
 ) -> EpisodeSpec:
+    """One episode of a stage, with its key, seed and stance."""
     stance = None
     if parameters.protocol_common.randomize_prover_stance:
         stance = derive_seed("stance", problem.solution) & 1

@@ -5,6 +5,7 @@ code_version  the version of nip that runs
 """
 
 import hashlib
+import inspect
 import subprocess
 from collections.abc import Mapping
 from functools import lru_cache
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import nip_core
+from nip_core.agents.render import Game
 from nip_core.hashing import digest
 from nip_core.models import resolve_model
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters
+from nip_core.protocols import find_protocol
 from nip_core.scenarios.code_validation.datasets import Problem
 from nip_core.stages.origin import Origin
 from nip_core.stages.providers import Endpoints
@@ -32,17 +35,19 @@ def identity(parameters: HyperParameters, contents: Mapping[str, Any]) -> dict[s
 
 
 def contents_of(
-    parameters: HyperParameters,
+    game: Game,
     problems: Mapping[str, list[Problem]],
     endpoints: Mapping[str, Endpoints],
     origin: Origin,
 ) -> dict[str, Any]:
     """Digests of everything outside the settings that decides the data.
 
-    Problems and templates whole; a replies file whole; of a model directory names, sizes and the
-    first megabyte of each file, so that large weights are not read; by group the addresses of
-    servers, play and control; and the models that come from other runs.
+    Problems, and templates and protocols that are not nip's own, whole; a replies file whole; of a
+    model directory names, sizes and the first megabyte of each file, so that large weights are not
+    read; by group the addresses of servers, play and control; and the models that come from other
+    runs.
     """
+    parameters = game.parameters
     contents: dict[str, Any] = {
         "problems": {
             split: digest([[p.id, p.question, p.solution, p.y] for p in chosen])
@@ -58,10 +63,15 @@ def contents_of(
     }
     if origin.models:
         contents["origin"] = origin.facts()
+    protocol = find_protocol(parameters.interaction_protocol)
+    if ":" in parameters.interaction_protocol:
+        contents["protocol"] = digest(Path(inspect.getfile(protocol)).read_text(encoding="utf-8"))
     for name, agent in parameters.model_agents.items():
         if agent.system_prompt_template_path is not None:
             text = Path(agent.system_prompt_template_path).read_text(encoding="utf-8")
             contents["templates"][name] = digest(text)
+        elif protocol.template_directory is not None:
+            contents["templates"][name] = digest(game.prompts.template(name).template)
         path = Path(resolve_model(agent.model_name)).expanduser()
         is_hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
         if is_hosted and path.is_dir():

@@ -164,7 +164,7 @@ def prepare(
     check_server(parameters, environment)
     origin = find_origin(parameters, store, record)
     estimate = estimate_run(game, problems)
-    contents = contents_of(parameters, problems, endpoints, origin)
+    contents = contents_of(game, problems, endpoints, origin)
     run.check_same(**identity(parameters, contents))
     free = store.free_bytes()
     if free is not None and free < estimate.disk_bytes:
@@ -182,6 +182,7 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate]:
         record = _record(RunStore(store, parameters.run_name))
         parameters = resolved(parameters, store, record)
         find_origin(parameters, store, record)  # refuses models that are not there
+    check_server(parameters, os.environ)
     return parameters, estimate_run(Game(parameters), load_all_problems(parameters))
 
 
