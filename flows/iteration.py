@@ -17,7 +17,7 @@ from tasks.evaluate import measure
 from tasks.fine_tune import await_job, build_dataset, prove_serving, submit_job, swap_models
 from tasks.play import commit_rollouts, plan, play_shard
 from tasks.publish import publish
-from tasks.runtime import session_of
+from tasks.runtime import limited, session_of
 
 
 @flow(
@@ -45,8 +45,9 @@ async def iteration(run: str, iteration: int) -> dict[str, Any]:
     with timed(times, "dataset"):
         await together(build_dataset(run, iteration, group) for group in groups)
     with timed(times, "train"):
+        submit = await limited(submit_job, "nip-fine-tune")
         for group in groups:
-            await submit_job(run, iteration, group)
+            await submit(run, iteration, group)
         await together(await_job(run, iteration, group) for group in groups)
     with timed(times, "swap"):
         models = await swap_models(run, iteration)
@@ -92,7 +93,8 @@ async def play_split(run: str, iteration: int, split: str) -> dict[str, Any]:
     session.progress.start_stage(
         f"iteration {iteration}: playing {split} problems", stage["episodes"]
     )
-    await together(play_shard(run, iteration, split, s) for s in stage["shards"])
+    play = await limited(play_shard, "nip-rollouts")
+    await together(play(run, iteration, split, s) for s in stage["shards"])
     await commit_rollouts(run, iteration, split)
     metrics: dict[str, Any] = await measure(run, iteration, split)
     return metrics

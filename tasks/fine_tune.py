@@ -12,7 +12,7 @@ async def build_dataset(run: str, iteration: int, group: str) -> dict[str, Any]:
     return fine_tuning.build_dataset(session_of(run), iteration, group)
 
 
-@stage("submit-job", "submit-{group}-{iteration}", "nip-fine-tune")
+@stage("submit-job", "submit-{group}-{iteration}")
 async def submit_job(run: str, iteration: int, group: str) -> dict[str, Any]:
     """Create the group's fine-tune job, once and only once, or find the one that exists."""
     return await fine_tuning.submit(session_of(run), iteration, group)

@@ -13,7 +13,7 @@ async def plan(run: str, iteration: int, split: str) -> dict[str, Any]:
     return {"episodes": stage.episodes, "shards": list(stage.shards)}
 
 
-@stage("play-shard", "play-{split}-{iteration}-{shard}", "nip-rollouts")
+@stage("play-shard", "play-{split}-{iteration}-{shard}")
 async def play_shard(run: str, iteration: int, split: str, shard: str) -> dict[str, Any]:
     """Play and commit one shard."""
     return dict(await rollouts.play(session_of(run), iteration, split, shard))

@@ -5,9 +5,10 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from aiohttp import ClientError
-from prefect import Task, task
+from prefect import Task, get_client, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.exceptions import ObjectNotFound
 
 from nip_core.errors import ServerError
 from nip_core.stages.session import Session
@@ -60,7 +61,21 @@ async def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any
     return False
 
 
-def stage(name: str, run_name: str, *tags: str) -> Callable[[Callable[P, R]], Task[P, R]]:
+async def limited(task: Task[P, R], tag: str) -> Task[P, R]:
+    """`task` under `tag` if somebody has limited that tag in Prefect, otherwise as it is.
+
+    Prefect takes a slot for each tag of each task run, limited or not. On SQLite that often meets
+    a locked database and costs two seconds.
+    """
+    async with get_client() as client:
+        try:
+            await client.read_concurrency_limit_by_tag(tag)
+        except ObjectNotFound:
+            return task
+    return task.with_options(tags=[tag])
+
+
+def stage(name: str, run_name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
     """The task decorator of every stage.
 
     A stage is tried again when the network or a server was the trouble; what is finished is
@@ -70,7 +85,6 @@ def stage(name: str, run_name: str, *tags: str) -> Callable[[Callable[P, R]], Ta
     return task(
         name=name,
         task_run_name=run_name,
-        tags=list(tags),
         cache_policy=NO_CACHE,
         persist_result=False,
         result_serializer="json",

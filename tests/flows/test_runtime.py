@@ -1,11 +1,12 @@
 """Which stages Prefect tries again by itself."""
 
 import pytest
-from prefect import flow
+from prefect import flow, get_client
 
 from nip_core.agents.chat_client import TransportError
 from nip_core.errors import SettingsError, StageError
-from tasks.runtime import session_of, stage
+from tasks.play import play_shard
+from tasks.runtime import limited, session_of, stage
 
 
 @pytest.mark.parametrize(
@@ -34,3 +35,12 @@ async def test_only_what_may_pass_is_tried_again(error, tries, prefect_server):
 def test_a_run_that_is_not_open_is_named():
     with pytest.raises(RuntimeError, match="'nowhere' is not open"):
         session_of("nowhere")
+
+
+async def test_a_tag_is_put_on_a_task_only_where_somebody_has_limited_it(prefect_server):
+    assert (await limited(play_shard, "nobody-limits-this")) is play_shard
+    async with get_client() as client:
+        await client.create_concurrency_limit("somebody-limits-this", 1)
+    tagged = await limited(play_shard, "somebody-limits-this")
+    assert tagged.tags == {"somebody-limits-this"}
+    assert (tagged.retries, tagged.fn) == (play_shard.retries, play_shard.fn)
