@@ -9,11 +9,12 @@ TEST_JOBS ?= 2
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install quickstart test check format bench test-engines test-learning test-cluster kill-matrix test-gpu clean
+.PHONY: help install quickstart test coverage check format bench test-engines test-learning test-cluster kill-matrix test-gpu clean
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
 	@echo "make test           install, run the tests (under 10 minutes on 2 cores)"
+	@echo "make coverage       the tests again, measuring what of nip_core they run (at least 85 %)"
 	@echo "make check          formatting, lint, types, import contracts"
 	@echo "make test-engines   build an environment with vLLM (CPU) and run the tests on it"
 	@echo "make test-gpu       what needs CUDA; NIP_VLLM names the vllm command"
@@ -34,6 +35,9 @@ quickstart: install
 	$(BIN)/nip train deployments/configs/quickstart.yaml
 
 test: install
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
+
+coverage: install
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --cov --cov-report=term:skip-covered
 
 check: install
