@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
-	@echo "make test           install, run the tests (under 10 minutes on 2 cores)"
+	@echo "make test           install, run the tests"
 	@echo "make coverage       the tests again, measuring what of nip_core they run (at least 85 %)"
 	@echo "make check          formatting, lint, types, import contracts"
 	@echo "make test-engines   build an environment with vLLM (CPU) and run the tests on it"
