@@ -10,7 +10,7 @@ from typing import Any
 
 from prefect import flow
 
-from nip_core.stages.concurrency import together
+from nip_core.concurrency import together
 from nip_core.stages.estimate import is_tested
 from nip_core.stages.fine_tuning import pass_on, scheduled
 from tasks.evaluate import measure

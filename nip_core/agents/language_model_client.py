@@ -15,7 +15,7 @@ from nip_core.agents.job_info import LmTrainingJobInfo, job_status
 from nip_core.errors import ServerError, SettingsError
 from nip_core.fine_tuning.job import Busy, NoAnswer, Refused
 from nip_core.fine_tuning.openai_backend import OpenAIBackend
-from nip_core.lm_server.version import SERVER_VERSION
+from nip_core.lm_server.version import SERVER_VERSION, compatible
 from nip_core.redaction import redact
 
 EngineAction = Literal["start", "stop", "sleep", "wake"]
@@ -79,7 +79,7 @@ class LanguageModelClient:
                 f"the server at {self._root} does not say its version, so it is no lm_server; for "
                 "another API set model_provider: OpenAI and base_url"
             )
-        if _compatible(version) != _compatible(SERVER_VERSION):
+        if not compatible(version):
             raise SettingsError(
                 f"the server at {self._root} has version {version}, this is {SERVER_VERSION}: use "
                 "the same version on both sides"
@@ -148,12 +148,6 @@ class LanguageModelClient:
             raise ServerError(
                 f"{self._root}{path}: no answer ({type(error).__name__}: {error})"
             ) from None
-
-
-def _compatible(version: str) -> tuple[str, ...]:
-    """What has to be equal: the major version, below 1.0 the minor one as well."""
-    major, *rest = version.split(".")
-    return (major, *rest[:1]) if major == "0" else (major,)
 
 
 def _code(body: Any) -> str | None:

@@ -139,7 +139,7 @@ class OpenAiWholeAgent(PromptedWholeAgent):
 
     def _endpoint(self) -> Endpoint:
         group = self.agent_params.shared_model_group or self.agent_name
-        return play_endpoint(self.hyper_params, group)
+        return endpoints_of(self.hyper_params, group).play
 
     # A turn.
 
@@ -298,11 +298,6 @@ class OpenAiWholeAgent(PromptedWholeAgent):
 
     def _seed_of(self, chat: list[ChatMessage]) -> int:
         return derive_seed("chat", self.hyper_params.seed, self.agent_name, chat)
-
-
-def play_endpoint(hyper_params: HyperParameters, group: str) -> Endpoint:
-    """Where the group's model is asked. Raises SettingsError if no address of it is set."""
-    return endpoints_of(hyper_params, group).play
 
 
 def endpoints_of(hyper_params: HyperParameters, group: str) -> Endpoints:

@@ -21,11 +21,11 @@ from nip_core.agents.random_agent import random_answer
 from nip_core.agents.render import Situation, Turn
 from nip_core.agents.states import AgentState
 from nip_core.agents.synchronous import wait_for
+from nip_core.concurrency import together
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, RandomAgentParameters
 from nip_core.protocols import NO_DECISION
 from nip_core.rollouts.nested_array_dict import STRING, NestedArrayDict
-from nip_core.stages.concurrency import together
 
 if TYPE_CHECKING:
     from nip_core.agents.environment import PureTextEnvironment

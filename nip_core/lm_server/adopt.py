@@ -20,9 +20,8 @@ from nip_core.lm_server.database import Database, dump
 from nip_core.lm_server.disk import sync
 from nip_core.lm_server.engines.base import Proof
 from nip_core.lm_server.models import MANIFEST, AdapterError, ModelStore
+from nip_core.lm_server.state import DATABASE, MODELS
 
-DATABASE = "jobs.sqlite3"
-MODELS = "models"
 _ASIDE = "adopted.part"
 
 

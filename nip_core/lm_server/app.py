@@ -45,6 +45,7 @@ from nip_core.lm_server.proxy import Proxy
 from nip_core.lm_server.responses import ResponseTable
 from nip_core.lm_server.slots import make_slots
 from nip_core.lm_server.spec import ServerSpec
+from nip_core.lm_server.state import DATABASE, MODELS
 from nip_core.lm_server.supervisor import JobSupervisor
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
@@ -63,8 +64,8 @@ async def open_server(
     database.StateError if the state directory has another format.
     """
     slots = make_slots(spec, environment, state_dir)
-    database = Database(state_dir / "jobs.sqlite3")
-    models = ModelStore(state_dir / "models", database)
+    database = Database(state_dir / DATABASE)
+    models = ModelStore(state_dir / MODELS, database)
     pool = EnginePool(slots, database, models)
     try:
         await pool.start()

@@ -23,6 +23,8 @@ OWNER_LOCK = "owner.lock"
 CARD = "server.json"
 KEY_FILE = "api_key"
 LOG = "logs/server.log"
+DATABASE = "jobs.sqlite3"
+MODELS = "models"
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,20 @@
-"""The server's version. A client attaches only to a server that reports this same one."""
+"""The server's version, and which versions of it fit a client.
+
+Who attaches to a run's own server asks for this same version, see `owner`.
+"""
 
 SERVER_VERSION = "0.1.0"
+
+
+def compatible(theirs: str) -> bool:
+    """Whether a server of that version fits: the major version, below 1.0 the minor one too."""
+    return _release(theirs) == _release(SERVER_VERSION)
+
+
+def _release(version: str) -> tuple[str, ...]:
+    major, *rest = version.split(".")
+    return (major, *rest[:1]) if major == "0" else (major,)
+
+
 STATE_FORMAT = 2
 """Layout of the state directory and of its database. Older ones are migrated, newer refused."""

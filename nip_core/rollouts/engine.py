@@ -15,14 +15,15 @@ then it is paid the penalty and is silent in that round, which leaves no turn be
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from nip_core.agents.chat_client import ChatAnswer, ChatClient, Endpoint, RequestRefusedError
 from nip_core.agents.random_agent import random_answer
 from nip_core.agents.render import ChatMessage, Game, InvalidResponse, Situation, tokens_of
+from nip_core.concurrency import together
 from nip_core.errors import StageError
 from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
 from nip_core.protocols import NO_DECISION, Move, RoundResult, Turn
@@ -31,7 +32,6 @@ from nip_core.rollouts.progress import Progress
 from nip_core.scenarios.code_validation.parsing import AnswerForm, parse_response
 
 Row = dict[str, Any]
-_T = TypeVar("_T")
 
 
 class GenerationLog(Protocol):
@@ -107,7 +107,7 @@ async def play_shard(specs: Sequence[EpisodeSpec], table: Table) -> PlayedShard:
             table.progress.episodes_failed += 1
             _count_failure(failures, table.game.parameters.rollouts.failure_threshold, episode)
 
-    await _all_or_first_error(play(spec) for spec in specs)
+    await together(play(spec) for spec in specs)
     return shard
 
 
@@ -121,19 +121,6 @@ def _count_failure(failures: Failures, threshold: float, episode: Row) -> None:
             f"{episode['problem']}: {episode['error']}. What was generated is kept: mend the "
             "cause and run again"
         )
-
-
-async def _all_or_first_error(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """All results in order; the first error cancels the others and is raised as it is."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
-    except BaseExceptionGroup as errors:
-        first: BaseException = errors
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        raise first from errors
-    return [task.result() for task in tasks]
 
 
 async def play_episode(spec: EpisodeSpec, table: Table) -> tuple[Row, list[Row]]:
@@ -198,7 +185,7 @@ class _Episode:
         spec, protocol = self.spec, self.table.game.protocol
         movers = protocol.movers(round_, spec.seed, self.turns)
         agents = [agent for agent in protocol.agent_names if agent in movers]
-        answers = await _all_or_first_error(self._take_turn(round_, a) for a in agents)
+        answers = await together(self._take_turn(round_, a) for a in agents)
         silent = set()
         problems = []
         for agent, answer in zip(agents, answers, strict=True):
@@ -227,13 +214,14 @@ class _Episode:
         records: list[Row] = []
         for attempt in range(player.parameters.num_invalid_generation_retries + 1):
             record = table.recorded.get(self.spec.generation_key(round_, agent, attempt))
+            move: Move | None = None
             if record is not None:
                 table.progress.calls_reused += 1
             else:
                 if chat is None:
                     chat = self._chat(round_, player)
                 try:
-                    record = await self._generate(player, chat, form, round_, attempt)
+                    record, move = await self._generate(player, chat, form, round_, attempt)
                 except RequestRefusedError as error:
                     return _Answer(records, problem=str(error))
             records.append(record)
@@ -241,8 +229,8 @@ class _Episode:
             if generation["invalid_reason"] is None:
                 text = generation["text"]
                 tokens = tokens_of(generation.get("token_logprobs"))
-                turn = Turn(round_, agent, text, parse_response(text, form), tokens)
-                return _Answer(records, turn)
+                move = move or parse_response(text, form)
+                return _Answer(records, Turn(round_, agent, text, move, tokens))
         problem = (
             f"{len(records)} invalid answers, the last because of "
             f"{records[-1]['generation']['invalid_reason']}"
@@ -258,8 +246,11 @@ class _Episode:
 
     async def _generate(
         self, player: Player, chat: list[ChatMessage], form: AnswerForm, round_: int, attempt: int
-    ) -> Row:
-        """Make one call and put its record in the log. Raises as ChatClient.complete does."""
+    ) -> tuple[Row, Move]:
+        """Make one call and put its record in the log; the record, and the move if it is valid.
+
+        Raises as ChatClient.complete does.
+        """
         spec, table = self.spec, self.table
         seed = spec.generation_seed(table.game.parameters.seed, round_, player.agent, attempt)
         started = datetime.now(UTC)
@@ -300,7 +291,7 @@ class _Episode:
                 answer.model, answer.prompt_tokens, answer.completion_tokens
             )
             table.progress.retries += answer.transport_retries
-        return record
+        return record, move
 
 
 def _facts(spec: EpisodeSpec, protocol: str) -> Row:

@@ -8,7 +8,7 @@ import aiohttp
 
 from nip_core.agents.render import Game, Situation, Turn
 from nip_core.errors import ServerError, SettingsError
-from nip_core.lm_server.version import SERVER_VERSION
+from nip_core.lm_server.version import SERVER_VERSION, compatible
 from nip_core.protocols import Move
 from nip_core.redaction import redact
 from nip_core.scenarios.code_validation.datasets import Problem
@@ -66,16 +66,11 @@ async def _check_version_of(url: str, agent: str) -> None:
         except ValueError:
             return
     theirs = body.get("version") if response.status == 200 and isinstance(body, dict) else None
-    if isinstance(theirs, str) and _compatible(theirs) != _compatible(SERVER_VERSION):
+    if isinstance(theirs, str) and not compatible(theirs):
         raise SettingsError(
             f"agents.{agent}: the server at {url} has version {theirs}, this is {SERVER_VERSION}: "
             "use the same version on both sides"
         )
-
-
-def _compatible(version: str) -> tuple[str, ...]:
-    major, *rest = version.split(".")
-    return (major, *rest[:1]) if major == "0" else (major,)
 
 
 class _TemplateRefusal(Exception):

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from nip_core.concurrency import together
 from nip_core.errors import SettingsError
 from nip_core.rollouts.tables import iter_rollouts, shard_manifest
 from nip_core.run_store.manifest import Manifest, read_file, read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.stages.concurrency import together
 from nip_core.stages.rollouts import commit_played, plan_stage, play
 from nip_core.stages.session import Session
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from nip_core.agents.chat_client import Endpoint
+from nip_core.concurrency import together
 from nip_core.errors import JobError, ServerError, StageError
 from nip_core.fine_tuning.dataset import (
     EXAMPLES,
@@ -30,7 +31,6 @@ from nip_core.hashing import derive_seed, digest
 from nip_core.parameters import HyperParameters
 from nip_core.rollouts.tables import parquet_table, read_rollouts
 from nip_core.run_store.manifest import commit, read_file, read_manifest
-from nip_core.stages.concurrency import together
 from nip_core.stages.models import ServedModel, models_for, write_models
 from nip_core.stages.providers import is_deterministic, speaks_nip
 from nip_core.stages.session import Session
