@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from nip_core.parameters.agents import (
     AgentParameters,
@@ -116,15 +116,13 @@ class HyperParameters(Parameters):
         agents = {} if agents is None else agents
         if not isinstance(protocol, str) or not isinstance(agents, dict):
             return values  # the field's own error is clearer
-        common = values.get("protocol_common")
-        zero_knowledge = (
-            common.get("zero_knowledge")
-            if isinstance(common, dict)
-            else getattr(common, "zero_knowledge", False)
-        )
+        try:
+            common = CommonProtocolParameters.model_validate(values.get("protocol_common") or {})
+        except ValidationError:
+            return values  # the field's own error is clearer
         agents = {name: own for name, own in agents.items() if name != "_type"}
         try:
-            names = agent_names_of(protocol, zero_knowledge is True)
+            names = agent_names_of(protocol, common.zero_knowledge)
         except ValueError as error:
             raise ValueError(f"interaction_protocol: {error}") from None
         for name in agents:

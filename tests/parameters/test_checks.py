@@ -202,3 +202,9 @@ def test_ranges_hold_at_their_ends(setting, least, most):
     for value in (least - 1, most + 1):
         with pytest.raises(ValueError, match=re.escape(setting)):
             PureTextAgentParameters(**{setting: value})
+
+
+@pytest.mark.parametrize("yes", [True, "true", "yes", 1])
+def test_a_zero_knowledge_game_has_its_agents_however_yes_is_written(yes):
+    parameters = load_parameters({**MINIMAL, "protocol_common": {"zero_knowledge": yes}})
+    assert list(parameters.agents)[-2:] == ["adversarial_verifier", "simulator"]
