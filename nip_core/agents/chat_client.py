@@ -65,6 +65,10 @@ class ChatAnswer:
     latency_s: float
     tokens: list[dict[str, Any]] | None = None
     """Per token ``{"token", "logprob", "top": [{"token", "logprob"}, ...]}``, where asked for."""
+    prompt_token_ids: list[int] | None = None
+    """The prompt as the model read it, where ``return_token_ids`` asked for it."""
+    token_ids: list[int] | None = None
+    """The answer as it was generated, stop token included, where asked for."""
 
 
 class ChatClient:
@@ -102,7 +106,14 @@ class ChatClient:
             await self._session.close()
 
     async def complete(self, endpoint: Endpoint, body: Mapping[str, Any]) -> ChatAnswer:
-        """Post `body` to /chat/completions and return its first choice.
+        """The first choice of `complete_all`."""
+        return (await self.complete_all(endpoint, body))[0]
+
+    async def complete_all(self, endpoint: Endpoint, body: Mapping[str, Any]) -> list[ChatAnswer]:
+        """Post `body` to /chat/completions and return its choices by index; there is at least one.
+
+        A server that doesn't know ``n`` gives fewer than were asked for. Each answer has the
+        whole prompt's tokens; those of the completions sum up to what the server counted.
 
         Raises RequestRefusedError or ContextLengthError when this request is at fault,
         StageError when no request can succeed (wrong key, unknown model), and TransportError
@@ -127,7 +138,9 @@ class ChatClient:
                         status = response.status
                         retry_after = response.headers.get("Retry-After")
                     if status == 200:
-                        return _read_answer(raw, str(body["model"]), attempt, loop.time() - started)
+                        return _read_answers(
+                            raw, str(body["model"]), attempt, loop.time() - started
+                        )
                     reason = f"HTTP {status}: {_error_message(raw, endpoint.api_key)}"
                     if status not in _RETRIED and status < 500:
                         _refuse(status, raw, endpoint.base_url, reason)
@@ -153,32 +166,50 @@ class _MalformedAnswer(Exception):
     pass
 
 
-def _read_answer(raw: bytes, asked: str, attempt: int, latency_s: float) -> ChatAnswer:
+def _read_answers(raw: bytes, asked: str, attempt: int, latency_s: float) -> list[ChatAnswer]:
     try:
         answer = json.loads(raw)
-        choice = answer["choices"][0]
+        choices = sorted(answer["choices"], key=lambda choice: int(choice.get("index") or 0))
         usage = answer.get("usage") or {}
         served = str(answer["model"])
         # A provider may answer an alias with its dated name (gpt-4o: gpt-4o-2024-08-06, but not
         # gpt-4o-mini), never with another model.
         if served != asked and not re.fullmatch(re.escape(asked) + r"-\d[\d-]*", served):
             raise _MalformedAnswer(f"asked for model {asked!r} but {served!r} answered")
-        text = choice["message"].get("content")
-        if text is not None:
-            # JSON may carry half a surrogate pair, which neither UTF-8 nor Parquet can.
-            text = text.encode("utf-8", "replace").decode()
-        return ChatAnswer(
-            text=text,
-            finish_reason=str(choice.get("finish_reason") or "unknown"),
-            model=served,
-            prompt_tokens=int(usage.get("prompt_tokens") or 0),
-            completion_tokens=int(usage.get("completion_tokens") or 0),
-            transport_retries=attempt,
-            latency_s=latency_s,
-            tokens=_tokens(choice.get("logprobs")),
-        )
+        if not choices:
+            raise _MalformedAnswer("malformed answer (no choices)")
+        completion_tokens = int(usage.get("completion_tokens") or 0)
+        # Only their sum is counted, so what can't be split evenly is the first one's.
+        each = completion_tokens // len(choices)
+        first = completion_tokens - each * (len(choices) - 1)
+        return [
+            ChatAnswer(
+                text=_text_of(choice),
+                finish_reason=str(choice.get("finish_reason") or "unknown"),
+                model=served,
+                prompt_tokens=int(usage.get("prompt_tokens") or 0),
+                completion_tokens=each if number else first,
+                transport_retries=attempt,
+                latency_s=latency_s,
+                tokens=_tokens(choice.get("logprobs")),
+                # OpenAI has no words for these; the names are vLLM's.
+                prompt_token_ids=_ids(answer.get("prompt_token_ids")),
+                token_ids=_ids(choice.get("token_ids")),
+            )
+            for number, choice in enumerate(choices)
+        ]
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise _MalformedAnswer(f"malformed answer ({type(error).__name__}: {error})") from None
+
+
+def _text_of(choice: Mapping[str, Any]) -> str | None:
+    text = choice["message"].get("content")
+    # JSON may carry half a surrogate pair, which neither UTF-8 nor Parquet can.
+    return None if text is None else str(text).encode("utf-8", "replace").decode()
+
+
+def _ids(given: Any) -> list[int] | None:
+    return None if given is None else [int(token) for token in given]
 
 
 def _tokens(logprobs: Any) -> list[dict[str, Any]] | None:

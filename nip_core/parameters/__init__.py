@@ -25,13 +25,17 @@ from nip_core.parameters.game import (
     NipProtocolParameters,
     ZkProtocolParameters,
 )
-from nip_core.parameters.hyper_parameters import DATA_NEUTRAL, HyperParameters
+from nip_core.parameters.hyper_parameters import DATA_NEUTRAL, HyperParameters, Method
 from nip_core.parameters.load import difference, load_parameters
 from nip_core.parameters.training import (
+    CurriculumParameters,
     FineTuningParameters,
     LmServerParameters,
     Price,
+    PromotionParameters,
     PureTextEiParameters,
+    PureTextGrpoParameters,
+    PureTextMaltParameters,
     RlTrainerParameters,
     RolloutParameters,
     TextRlParameters,
@@ -54,6 +58,7 @@ __all__ = [
     "CommonProtocolParameters",
     "ConstantUpdateSchedule",
     "ContiguousPeriodicUpdateSchedule",
+    "CurriculumParameters",
     "DatasetParameters",
     "DebateProtocolParameters",
     "FineTuningParameters",
@@ -61,11 +66,15 @@ __all__ = [
     "LmServerParameters",
     "LrFactors",
     "MerlinArthurProtocolParameters",
+    "Method",
     "MnipProtocolParameters",
     "NipProtocolParameters",
     "Price",
+    "PromotionParameters",
     "PureTextAgentParameters",
     "PureTextEiParameters",
+    "PureTextGrpoParameters",
+    "PureTextMaltParameters",
     "RandomAgentParameters",
     "RlTrainerParameters",
     "RolloutParameters",

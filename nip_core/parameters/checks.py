@@ -4,6 +4,7 @@ check_groups     agents that share a model agree on what concerns it
 check_agents     the settings of one agent fit together and to the rest
 check_schedules  agents that alternate do so in step
 check_log_probs  who is compared by log-probabilities has some
+check_training   the trainer can train who is to be trained, as it is set up
 """
 
 from typing import TYPE_CHECKING
@@ -104,6 +105,70 @@ def check_log_probs(parameters: "HyperParameters") -> None:
                 f"zk_protocol.similarity: agents.{name} plays with the deterministic engine, which "
                 "gives no log-probabilities; use text, or a model"
             )
+
+
+def check_training(parameters: "HyperParameters") -> None:
+    """The trainer's settings fit together and to the agents that it trains."""
+    text_rl, malt = parameters.text_rl, parameters.pure_text_malt
+    imitates = parameters.trainer == "pure_text_ei" or (
+        parameters.trainer == "pure_text_malt" and malt.num_initial_ei_iterations > 0
+    )
+    if text_rl.verifier_guess_replacement_proportion > 0 and not imitates:
+        raise ValueError(
+            "text_rl.verifier_guess_replacement_proportion is for expert iteration, which trainer "
+            f"{parameters.trainer!r} does not do; set it to 0"
+        )
+    if parameters.trainer == "pure_text_grpo":
+        _check_grpo(parameters)
+    if parameters.promotion.enabled and parameters.test_dataset_split == "validation":
+        raise ValueError(
+            "promotion.enabled: models would be chosen by the problems that they are tested on; "
+            "set test_dataset_split: test"
+        )
+    agents = parameters.model_agents.values()
+    if parameters.fine_tuning.wandb_project is not None and not any(
+        agent.model_provider == "OpenAI" and not agent.use_dummy_api for agent in agents
+    ):
+        raise ValueError(
+            "fine_tuning.wandb_project: OpenAI reports its jobs there, and no agent has "
+            "model_provider: OpenAI; leave it out"
+        )
+
+
+def _check_grpo(parameters: "HyperParameters") -> None:
+    """Policy gradient needs the sampler's tokens, at temperature 1, and groups that are whole."""
+    if parameters.text_rl.fine_tune_on_all_previous_rollouts:
+        raise ValueError(
+            "text_rl.fine_tune_on_all_previous_rollouts: trainer 'pure_text_grpo' trains on what "
+            "the models of the iteration have played; set it to false"
+        )
+    settings = parameters.pure_text_grpo
+    if settings.group_size == 1 and settings.baseline != "role":
+        raise ValueError(
+            "pure_text_grpo.group_size is 1, so an episode has none to be compared with; set it to "
+            "2 or more, or baseline: role"
+        )
+    count = parameters.rollouts_per_iteration
+    if count is not None and count % settings.group_size:
+        raise ValueError(
+            f"pure_text_grpo.group_size ({settings.group_size}) must divide the number of episodes "
+            f"in an iteration ({count}, see rl.rollouts_per_iteration)"
+        )
+    for group in parameters.trainable_groups:
+        for name in parameters.groups[group]:
+            agent = parameters.model_agents[name]
+            if agent.model_provider != "SelfHosted" and not agent.use_dummy_api:
+                raise ValueError(
+                    f"agents.{name}.model_provider: only an lm_server trains by policy gradient "
+                    f"(got {agent.model_provider}); set SelfHosted, or freeze_agent: true"
+                )
+            for setting in ("temperature", "top_p", "repetition_penalty"):
+                if getattr(agent, setting) not in (None, 1.0):
+                    raise ValueError(
+                        f"agents.{name}.{setting}: trainer 'pure_text_grpo' needs answers that are "
+                        f"sampled as the model is, without it (got {getattr(agent, setting)}); "
+                        "leave it out"
+                    )
 
 
 def check_schedules(parameters: "HyperParameters") -> None:

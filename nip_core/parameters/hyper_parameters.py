@@ -18,6 +18,7 @@ from nip_core.parameters.checks import (
     check_groups,
     check_log_probs,
     check_schedules,
+    check_training,
 )
 from nip_core.parameters.game import (
     CodeValidationParameters,
@@ -31,10 +32,14 @@ from nip_core.parameters.game import (
 )
 from nip_core.parameters.not_for_text import UNAVAILABLE
 from nip_core.parameters.training import (
+    CurriculumParameters,
     FineTuningParameters,
     LmServerParameters,
     Price,
+    PromotionParameters,
     PureTextEiParameters,
+    PureTextGrpoParameters,
+    PureTextMaltParameters,
     RlTrainerParameters,
     RolloutParameters,
     TextRlParameters,
@@ -52,12 +57,15 @@ DATA_NEUTRAL = frozenset(
         "lm_server.start_timeout_s",
         "prices",
         "text_rl.save_transcripts",
+        "text_rl.test_interval",
         "text_rl.test_scheme",
         "text_rl.transcript_format",
     }
 )
 """Settings that a resumed run may change: they decide how much is done, not what."""
 
+Method = Literal["supervised", "dpo", "trajectories"]
+"""Methods of fine-tune jobs."""
 
 _REASONING_TOKENS = 1000
 
@@ -72,8 +80,10 @@ class HyperParameters(Parameters):
     """Directory or URL under which runs are kept."""
     scenario: Literal["code_validation"] = "code_validation"
     """The domain of the problems: "code_validation"."""
-    trainer: Literal["pure_text_ei"] = "pure_text_ei"
-    """How rollouts become training examples: "pure_text_ei", expert iteration."""
+    trainer: Literal["pure_text_ei", "pure_text_malt", "pure_text_grpo"] = "pure_text_ei"
+    """How episodes are played for training and become training examples: "pure_text_ei", expert
+    iteration; "pure_text_malt", preference pairs from trees of responses; "pure_text_grpo", policy
+    gradient."""
     dataset: Annotated[str, Field(min_length=1)]
     """"problems" or "families" (bundled), a file or directory of Parquet or JSONL, or a Hugging
     Face dataset."""
@@ -90,6 +100,10 @@ class HyperParameters(Parameters):
     rl: RlTrainerParameters = RlTrainerParameters()
     text_rl: TextRlParameters = TextRlParameters()
     pure_text_ei: PureTextEiParameters = PureTextEiParameters()
+    pure_text_malt: PureTextMaltParameters = PureTextMaltParameters()
+    pure_text_grpo: PureTextGrpoParameters = PureTextGrpoParameters()
+    curriculum: CurriculumParameters = CurriculumParameters()
+    promotion: PromotionParameters = PromotionParameters()
     code_validation: CodeValidationParameters = CodeValidationParameters()
     dataset_options: DatasetParameters = DatasetParameters()
     protocol_common: CommonProtocolParameters = CommonProtocolParameters()
@@ -158,6 +172,7 @@ class HyperParameters(Parameters):
         check_schedules(self)
         check_log_probs(self)
         self._check_rounds()
+        check_training(self)
         if self.base_run.run_id == self.run_name:
             raise ValueError("base_run.run_id is this run itself; name another run, or resume it")
         return self
@@ -201,6 +216,14 @@ class HyperParameters(Parameters):
             for name, agent in agents.items()
             if not agent.freeze_agent and agent.update_schedule.updates(iteration)
         )
+
+    def method(self, iteration: int) -> Method:
+        """How the groups are trained in this iteration."""
+        if self.trainer == "pure_text_grpo":
+            return "trajectories"
+        initial = self.pure_text_malt.num_initial_ei_iterations
+        grows = self.trainer == "pure_text_malt" and iteration >= initial
+        return "dpo" if grows else "supervised"
 
     @classmethod
     def construct_test_params(cls) -> Self:

@@ -81,7 +81,6 @@ NOT_FOR_TEXT: Mapping[str, Mapping[str, Unused]] = {
             spg={},
             reinforce={},
             solo_agent={},
-            pure_text_malt={},
         ),
         **_all(_OTHER_SCENARIO, graph_isomorphism={}, image_classification={}),
     },
@@ -139,7 +138,6 @@ NOT_FOR_TEXT: Mapping[str, Mapping[str, Unused]] = {
 
 UNAVAILABLE: Mapping[str, Mapping[str, str]] = {
     "trainer": {
-        "pure_text_malt": "it is not available yet",
         **dict.fromkeys(
             ("vanilla_ppo", "spg", "reinforce", "solo_agent"),
             "it trains networks on tensors, and agents here are language models",

@@ -66,6 +66,9 @@ class TextRlParameters(Parameters):
     test_scheme: Literal["none", "all", "last", "first_and_last"] = "all"
     """When the models are tested: "all", before each iteration and after the last; "last", the
     final models only; "first_and_last"; "none"."""
+    test_interval: Count = 1
+    """With test_scheme "all": test before every so manieth iteration, at least 1; before the first
+    and after the last in any case."""
     test_on_whole_dataset: bool = True
     """Test on every test problem instead of rollouts_per_iteration of them."""
 
@@ -88,6 +91,87 @@ class PureTextEiParameters(Parameters):
     """Share of the probability that is spread evenly, above 0, at most 1."""
     balance_decisions: bool = False
     """Keep as many accepting as rejecting verifier examples, leaving out the surplus."""
+    balance_labels: bool = False
+    """Keep as many examples of correct as of buggy code for each agent, leaving out the surplus."""
+    deduplicate: bool = False
+    """Keep one of several examples of an agent with the same conversation."""
+
+
+class PureTextMaltParameters(Parameters):
+    """MALT: trees of responses, from which pairs of better and worse answers are chosen for DPO."""
+
+    num_responses_per_timestep: Annotated[int, Field(ge=2, le=16)] = 2
+    """Children of a node: how many answers are asked for in each turn, 2 to 16."""
+    num_initial_ei_iterations: Annotated[int, Field(ge=0)] = 0
+    """The first iterations are played and trained by expert iteration instead, at least 0."""
+    pair_selection_method: Literal["positive_negative", "interval"] = "interval"
+    """Which two answers to one prompt make a pair. "positive_negative": one whose expected reward
+    reaches the middle between the agent's least and most, and one below; "interval": any two whose
+    expected rewards lie far enough apart."""
+    interval_threshold_proportion: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """How far: more than this share of the distance from the agent's least to its most reward,
+    above 0, at most 1."""
+    frozen_agents_generate_one_response: bool = True
+    """Ask for one answer only in rounds in which no agent moves that is trained in the
+    iteration."""
+    max_nodes: Annotated[int, Field(ge=1)] | None = 128
+    """Most nodes of a tree, at least 1. Where every turn can't branch within it, a few do, which
+    are drawn for each problem, so that all turns are trained. None: no limit; a tree has up to
+    k + k^2 + ... + k^rounds nodes."""
+
+
+class PureTextGrpoParameters(Parameters):
+    """Policy gradient: several episodes of each problem, compared with each other (GRPO)."""
+
+    group_size: Annotated[int, Field(ge=1, le=256)] = 8
+    """Episodes of each problem in an iteration, 1 to 256; the number of episodes in an iteration
+    must be a multiple of it. 1 only with baseline: role."""
+    baseline: Literal["group", "leave_one_out", "role"] = "group"
+    """What is taken from an agent's reward. "group": its mean over the group's episodes;
+    "leave_one_out": that of the others; "role": its mean over the iteration's episodes in the same
+    role (agent and stance), for self-play."""
+    scale_by_std: bool = False
+    """Divide by the standard deviation of the group's rewards (of the role's, with baseline: role),
+    as GRPO does. It gives more weight to problems that are nearly always or never solved."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """How far the ratio of new to old probability counts below 1, above 0, below 1."""
+    clip_high: Annotated[float, Field(gt=0, le=10)] | None = None
+    """How far it counts above 1, above 0, at most 10. None: as clip_low."""
+    kl_penalty: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Weight of the divergence from the model that the training starts from, 0 to 10."""
+
+
+class CurriculumParameters(Parameters):
+    """Train on some problems first: those with the highest rewards, then more and more."""
+
+    enabled: bool = False
+    """Whether to."""
+    initial_percentile: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """Share of the problems in the beginning, above 0, at most 1."""
+    increment_percentile: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """How much it grows, above 0, at most 1."""
+    expansion_interval: Annotated[int, Field(ge=1)] = 5
+    """After so many iterations, at least 1."""
+    min_reward_diff: Annotated[float, Field(ge=0)] = 0.1
+    """Problems that were played at least twice and whose rewards differ by less teach nothing and
+    are left out, at least 0."""
+    sort_ascending: bool = False
+    """Begin with the lowest rewards instead."""
+    random_subsample: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Of what is left, use this share drawn at random, above 0, at most 1. None: all."""
+
+
+class PromotionParameters(Parameters):
+    """Let new models play only if they do not play worse on validation problems."""
+
+    enabled: bool = False
+    """Whether old and new models play the validation problems after each training."""
+    metric: Literal["accuracy", "verifier_reward"] = "accuracy"
+    """What is compared: the share of right decisions, or the verifier's mean reward."""
+    margin: Annotated[float, Field(ge=0)] = 0.0
+    """By how much the new models may be worse and still be taken, at least 0."""
+    episodes: Count | None = None
+    """How many validation problems are played, at least 1. None: all."""
 
 
 class RolloutParameters(Parameters):
@@ -124,6 +208,11 @@ class FineTuningParameters(Parameters):
     """Share of the steps with a growing learning rate, 0 to below 1. SelfHosted only."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Weight decay of the optimizer, 0 to 1. SelfHosted only."""
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the training problems, 0 to below 1, whose examples are not trained on but sent as
+    the job's validation file, for a loss on problems that it has not seen."""
+    wandb_project: Annotated[str, Field(min_length=1)] | None = None
+    """Weights & Biases project to which OpenAI reports its jobs. None: none. OpenAI only."""
 
 
 def _yes_or_no(value: Any) -> Any:

@@ -49,6 +49,8 @@ class Player:
     model: str
     endpoint: Endpoint | None
     parameters: PureTextAgentParameters | RandomAgentParameters
+    record_tokens: bool = False  # keep token ids, to be trained on as they are
+    record_logprobs: bool = False  # and their log-probabilities, where the engine has them
 
 
 @dataclass
@@ -273,10 +275,7 @@ class _Episode:
             "invalid_reason": invalid,
             "prompt_tokens": answer.prompt_tokens,
             "completion_tokens": answer.completion_tokens,
-            "prompt_token_ids": None,
-            "completion_token_ids": None,
-            "completion_logprobs": None,
-            "token_logprobs": answer.tokens,
+            **_recorded_tokens(player, answer),
         }
         timing = {
             "key": generation["key"],
@@ -328,6 +327,11 @@ async def _ask(
     wanted = table.game.top_logprobs(player.agent)
     if wanted:
         body |= {"logprobs": True, "top_logprobs": wanted}
+    if player.record_tokens:
+        # Log-probabilities are those of the model itself, so nothing may change what is sampled;
+        # an engine's defaults can be others.
+        body |= {"return_token_ids": True, "temperature": 1.0, "top_p": 1.0}
+        body["logprobs"] = bool(wanted) or player.record_logprobs
     answer = await table.client.complete(player.endpoint, body)
     if wanted and answer.tokens is None:
         raise StageError(
@@ -335,6 +339,31 @@ async def _ask(
             "zk_protocol.similarity: text or use an engine that does"
         )
     return answer
+
+
+def _recorded_tokens(player: Player, answer: ChatAnswer) -> Row:
+    """The columns of a generation that have its tokens. Raises StageError if there are none."""
+    if not player.record_tokens or player.endpoint is None:
+        return {
+            "prompt_token_ids": None,
+            "completion_token_ids": None,
+            "completion_logprobs": None,
+            "token_logprobs": answer.tokens,
+        }
+    if answer.token_ids is None or answer.prompt_token_ids is None:
+        raise StageError(
+            f"{player.endpoint.base_url}: model {player.model} gives no token ids, which trainer "
+            "pure_text_grpo needs; use an lm_server, or another trainer"
+        )
+    chosen = [token["logprob"] for token in answer.tokens or ()]
+    has_all = bool(chosen) and len(chosen) == len(answer.token_ids)
+    return {
+        "prompt_token_ids": answer.prompt_token_ids,
+        "completion_token_ids": answer.token_ids,
+        "completion_logprobs": chosen if has_all else None,
+        # Otherwise the same figures would be kept twice.
+        "token_logprobs": answer.tokens if any(t["top"] for t in answer.tokens or ()) else None,
+    }
 
 
 def request_body(

@@ -98,7 +98,10 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
             # Made anew here: a server that was started again answers at another port.
             table = Table(
                 game=session.game,
-                players=session.players({group: m.model for group, m in models.items()}),
+                players=session.players(
+                    {group: m.model for group, m in models.items()},
+                    recorded=_recorded(session, iteration, split),
+                ),
                 client=session.client,
                 log=journal,
                 recorded=recorded,
@@ -135,6 +138,15 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
         "canonical_digest": manifest.extra["canonical_digest"],
         "seconds": round(time.monotonic() - started, 3),
     }
+
+
+def _recorded(session: Session, iteration: int, split: str) -> set[str]:
+    """The agents whose tokens are trained as they were generated."""
+    parameters = session.parameters
+    if split != "train" or parameters.method(iteration) != "trajectories":
+        return set()
+    groups = parameters.trainable_groups
+    return {a for group in groups for a in parameters.training_agents(group, iteration)}
 
 
 def _check_models(

@@ -10,7 +10,7 @@ open_session   that, then the lease, the server and its model, the chat template
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ from nip_core.stages.identity import contents_of, identity
 from nip_core.stages.models import ServedModel
 from nip_core.stages.origin import Origin, bring, find_origin, resolved, takes_over
 from nip_core.stages.own_server import OwnServer, check_server, server_directory, server_spec
-from nip_core.stages.providers import Endpoints, base_name, remote_endpoints
+from nip_core.stages.providers import Endpoints, base_name, is_deterministic, remote_endpoints
 
 T = TypeVar("T")
 
@@ -84,8 +84,13 @@ class Session:
         """The name under which the group's base model is served."""
         return base_name(self.parameters, self.parameters.group_parameters(group))
 
-    def players(self, models: Mapping[str, str]) -> dict[str, Player]:
-        """Every agent with the model of its group; `models` names it by group."""
+    def players(
+        self, models: Mapping[str, str], recorded: Collection[str] = ()
+    ) -> dict[str, Player]:
+        """Every agent with the model of its group; `models` names it by group.
+
+        Of the agents in `recorded` the tokens are kept.
+        """
         players = {
             agent: Player(agent, RANDOM_MODEL, None, settings)
             for agent, settings in self.parameters.agents.items()
@@ -94,7 +99,15 @@ class Session:
         for group, agents in self.parameters.groups.items():
             for agent in agents:
                 settings = self.parameters.model_agents[agent]
-                players[agent] = Player(agent, models[group], self.endpoint(group), settings)
+                keeps = agent in recorded
+                players[agent] = Player(
+                    agent,
+                    models[group],
+                    self.endpoint(group),
+                    settings,
+                    record_tokens=keeps,
+                    record_logprobs=keeps and not is_deterministic(self.parameters, settings),
+                )
         return players
 
 

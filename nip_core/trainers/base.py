@@ -1,0 +1,133 @@
+"""What all trainers share: from rollouts to training examples.
+
+Rollouts      committed rollouts that can be read again and again, whole or shard by shard
+Example       a conversation to imitate (method ``supervised``)
+Pair          a better and a worse answer to one prompt (``dpo``)
+Trajectory    what an agent generated in an episode, with its advantage (``trajectories``)
+Choice        what a trainer chose: examples in the order of play, and how many of what
+Chooser       the function that every trainer is
+
+A trainer is a pure function. It reads small columns of all rollouts to decide what is chosen, and
+then the texts of one shard at a time to write it down, so that memory does not grow with their
+number. Which examples it chooses does not depend on the order of the rows, nor on the run's name.
+Every example names the episode and the generations it came from, and why it was chosen.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from nip_core.agents.render import ChatMessage, Game
+from nip_core.parameters import Method
+from nip_core.rollouts.tables import Rollouts as Shard
+
+
+class Rollouts(Protocol):
+    """Committed training rollouts, in the order of play (see `nip_core.rollouts.schema`)."""
+
+    def episodes(self, columns: Sequence[str]) -> pa.Table:
+        """These columns of all episodes."""
+
+    def generations(self, columns: Sequence[str]) -> pa.Table:
+        """These columns of all generations."""
+
+    def shards(self) -> Iterator[Shard]:
+        """Everything, one shard in memory at a time. An episode and its generations, and all
+        branches of a tree, are in one shard."""
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """Rollouts that are tables in memory already."""
+
+    tables: tuple[Shard, ...]
+
+    def episodes(self, columns: Sequence[str]) -> pa.Table:
+        return pa.concat_tables([shard.episodes.select(columns) for shard in self.tables])
+
+    def generations(self, columns: Sequence[str]) -> pa.Table:
+        return pa.concat_tables([shard.generations.select(columns) for shard in self.tables])
+
+    def shards(self) -> Iterator[Shard]:
+        return iter(self.tables)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lineage:
+    """Where an example comes from."""
+
+    key: str
+    agent: str
+    episode: str  # its key; of a pair, of an episode with the better answer
+    generations: tuple[str, ...]  # keys of the agent's generations that are learned, in order
+    iteration: int  # of the rollout
+    problem: str
+    question_id: str  # equal for all variants of one question
+    y: int
+    reward: float  # of the agent; of a pair, the expected one after the better answer
+    reason: str
+    tokens: int | None  # about as many as training reads in it; None: not reported
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example(_Lineage):
+    """One training conversation. Its assistant messages are learned."""
+
+    messages: tuple[ChatMessage, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair(_Lineage):
+    """Two answers of an agent to one prompt; `generations` are the better and the worse one."""
+
+    messages: tuple[ChatMessage, ...]  # the prompt
+    chosen: str
+    rejected: str
+    rejected_reward: float  # the expected one after the worse answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One generation in tokens, as the engine reported it."""
+
+    prompt_token_ids: Sequence[int]
+    completion_token_ids: Sequence[int]  # stop token included
+    logprobs: Sequence[float] | None  # one per token of the completion, natural logarithms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trajectory(_Lineage):
+    """What an agent generated in an episode, and how much better than expected it went."""
+
+    turns: tuple[Turn, ...]
+    group_id: str  # equal for episodes that are compared with each other
+    advantage: float
+
+
+AnyExample = Example | Pair | Trajectory
+
+
+@dataclass
+class Choice:
+    """What a trainer chose. `counts` is complete when `examples` is exhausted."""
+
+    method: Method
+    examples: Iterable[AnyExample]
+    """In the order of play. They can be gone through once."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """How many of what, for people and the record: ``candidates`` (sides of episodes, trees or
+    groups, by trainer), and what was left out, by reason."""
+
+
+class Chooser(Protocol):
+    """A trainer. `agents` are those of the group that are trained in `iteration`.
+
+    Raises StageError for rollouts that this version of nip reads otherwise than the one that
+    played them.
+    """
+
+    def __call__(
+        self, game: Game, group: str, iteration: int, rollouts: Rollouts, agents: Sequence[str]
+    ) -> Choice: ...
