@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from nip_core.hashing import derive_key
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT, Move, Protocol, Turn
+from nip_core.rollouts.trees import TREE_COLUMNS, generations_by_episode, tree_of
 
 DECISION_WORDS = {
     REJECT: "reject",
@@ -29,9 +30,6 @@ DECISION_WORDS = {
 
 _EPISODE_COLUMNS = (
     "key",
-    "split",
-    "iteration",
-    "problem",
     "question",
     "solution",
     "y",
@@ -45,11 +43,13 @@ _EPISODE_COLUMNS = (
     "prover_stance",
     "seed",
     "protocol",
+    "branch_path",
+    *TREE_COLUMNS,
 )
 _MESSAGE_COLUMNS = (
     "key",
-    "parent_key",
     "episode",
+    "branch_path",
     "round",
     "agent",
     "attempt",
@@ -59,7 +59,7 @@ _MESSAGE_COLUMNS = (
     "decision_value",
     "invalid_reason",
 )
-_UNSHOWN = ("seed", "protocol")
+_UNSHOWN = ("seed", "protocol", "branch_path", "run", "sample")
 _MARKDOWN_CHARACTERS = 2_000
 
 
@@ -114,13 +114,13 @@ def transcripts_from_tables(
 ) -> list[Transcript]:
     """At most `limit` transcripts of each iteration and split, chosen by a hash from `seed`.
 
-    Sorted by iteration, split and hash, whatever the order of the rows. In a tree the messages
-    that an episode shares with others are found through `parent_key`. The `protocol` that was
+    Sorted by iteration, split and hash, whatever the order of the rows. A leaf of a tree has all
+    messages on its path, also those that it shares with others. The `protocol` that was
     played says to which channels each message went; without it they have none.
     """
     chosen = _sample(episodes, limit, seed)
     rows = episodes.select(_EPISODE_COLUMNS).take(pa.array(chosen, pa.int64())).to_pylist()
-    said = _rows_by_episode(generations, [row["key"] for row in rows])
+    said = _rows_by_episode(episodes, generations, rows)
     messages = {row["key"]: _messages(row, said[row["key"]], protocol) for row in rows}
     return [
         Transcript(
@@ -154,30 +154,20 @@ def _sample(episodes: pa.Table, limit: int, seed: int) -> list[int]:
     return [row for group in sorted(groups) for _, _, row in sorted(groups[group])[:limit]]
 
 
-def _rows_by_episode(generations: pa.Table, episodes: list[str]) -> dict[str, list[dict[str, Any]]]:
-    """The generations of each of the `episodes` in order, invalid answers included."""
+def _rows_by_episode(
+    episodes: pa.Table, generations: pa.Table, chosen: Sequence[dict[str, Any]]
+) -> dict[str, list[dict[str, Any]]]:
+    """The generations of each of the `chosen` episodes in order, invalid answers included."""
+    trees = {tree_of(row) for row in chosen if row["branch_path"]}
+    family = list(chosen)
+    if trees:  # what a leaf shares may stand with any leaf of its tree
+        places = episodes.select(["key", "branch_path", *TREE_COLUMNS]).to_pylist()
+        family += [row for row in places if tree_of(row) in trees]
     columns = generations.select(_MESSAGE_COLUMNS)
-    own = columns.filter(pc.is_in(columns["episode"], value_set=pa.array(episodes, pa.string())))
-    rows_of: dict[str, list[dict[str, Any]]] = {episode: [] for episode in episodes}
-    known: dict[str, dict[str, Any]] = {}
-    for row in own.to_pylist():
-        rows_of[row["episode"]].append(row)
-        known[row["key"]] = row
-    wanted = {row["parent_key"] for row in known.values()} - known.keys() - {None}
-    while wanted:  # one turn per round of a tree; none where episodes share nothing
-        found = pc.is_in(columns["key"], value_set=pa.array(sorted(wanted), pa.string()))
-        parents = {row["key"]: row for row in columns.filter(found).to_pylist()}
-        known.update(parents)
-        wanted = {row["parent_key"] for row in parents.values()} - known.keys() - {None}
+    keys = pa.array(sorted({row["key"] for row in family}), pa.string())
+    own = columns.filter(pc.is_in(columns["episode"], value_set=keys))
+    rows_of = generations_by_episode(family, own.to_pylist())
     for rows in rows_of.values():
-        mine = {row["key"] for row in rows}
-        pending = [row["parent_key"] for row in rows]
-        while pending:
-            parent = known.get(pending.pop() or "")
-            if parent is not None and parent["key"] not in mine:
-                mine.add(parent["key"])
-                rows.append(parent)
-                pending.append(parent["parent_key"])
         rows.sort(key=lambda row: (row["round"], row["agent"], row["attempt"], row["key"]))
     return rows_of
 

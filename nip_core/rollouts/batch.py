@@ -30,11 +30,12 @@ it was at the end, and nothing is said or paid.
 
 `prover_stance` is the drawn one, else the one that the protocol's provers share, else -1.
 `datapoint_id` is a number made from the problem's name, which is ("episode", "problem").
+A tree of responses has a row per leaf, and a generation stands in the row of every leaf that it
+led to; back in the tables it stands once. Of a part of a tree the first leaf that is there has it.
 A decision that is none is 2, its continuous value NaN. Nobody is paid in a failed episode, which
 is neither done nor terminated.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,6 +50,7 @@ from nip_core.hashing import digest
 from nip_core.protocols import NO_DECISION, Turn
 from nip_core.rollouts.nested_array_dict import STRING, Array, NestedArrayDict
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
+from nip_core.rollouts.trees import generations_by_episode, steps
 
 Row = dict[str, Any]
 
@@ -58,6 +60,16 @@ _DATAPOINT_DIGITS = 15  # 60 bits, so that two problems don't meet and int64 hol
 _PROMPT_FIELDS = ("role", "content", "name")
 # The place of a generation in the batch says these.
 _PLACE = ("episode", "round", "agent", "attempt")
+_TURN_COLUMNS = (
+    "key",
+    "episode",
+    "branch_path",
+    "round",
+    "agent",
+    "text",
+    "invalid_reason",
+    "token_logprobs",
+)
 
 
 def rollouts_to_nested(
@@ -103,7 +115,8 @@ def nested_to_rollouts(game: Game, batch: NestedArrayDict) -> tuple[pa.Table, pa
     keys = batch["generation", "key"]
     places = list(np.nonzero(_present(keys)[:, :, by_name]))
     places[2] = by_name[places[2]]
-    at = tuple(places)
+    once = _once(batch, keys[tuple(places)], places[0])
+    at = tuple(place[once] for place in places)
     columns: dict[str, list[Any]] = {
         "episode": batch["episode", "key"][at[:2]].tolist(),
         "round": batch["round"][at[:2]].tolist(),
@@ -115,6 +128,19 @@ def nested_to_rollouts(game: Game, batch: NestedArrayDict) -> tuple[pa.Table, pa
             columns[field.name] = batch["generation", field.name][at].tolist()
     first = {field.name: batch["episode", field.name][:, 0].tolist() for field in EPISODES}
     return _table(first, EPISODES), _table(columns, GENERATIONS)
+
+
+def _once(batch: NestedArrayDict, keys: Array, rows: Array) -> Array:
+    """Which of the generations with these keys in these rows of the batch to take: in a tree, that
+    of the first leaf that has it."""
+    paths = [steps(path) for path in batch["episode", "branch_path"][:, 0].tolist()]
+    if not any(paths):
+        return np.ones(len(keys), dtype=bool)
+    first: dict[str, int] = {}
+    for key, row in zip(keys.tolist(), rows.tolist(), strict=True):
+        if key not in first or paths[row] < paths[first[key]]:
+            first[key] = row
+    return np.asarray(rows == np.array([first[key] for key in keys.tolist()], dtype=int))
 
 
 class _Played:
@@ -132,10 +158,9 @@ class _Played:
         for row in self.episodes:
             self._check(row)
         self.cells = self._cells(generations)
-        self._rows: dict[str, list[Row]] = defaultdict(list)
-        wanted = ["key", "episode", "round", "agent", "text", "invalid_reason", "token_logprobs"]
-        for row in generations.select(wanted).to_pylist():
-            self._rows[row["episode"]].append(row)
+        self._rows = generations_by_episode(
+            self.episodes, generations.select(_TURN_COLUMNS).to_pylist()
+        )
 
     def _check(self, episode: Row) -> None:
         name = self.game.protocol.name
@@ -168,11 +193,12 @@ class _Played:
                     f"generation {key}: there is no episode {episode} with a turn of {agent} in "
                     f"round {round_}; give the rollouts with the game that they were played with"
                 )
+        rows, which = self._rows_of_cells(generations)
         at = (
-            np.array([self._position[key] for key in place["episode"]], dtype=int),
-            np.array(place["round"], dtype=int),
-            np.array([self.agents[name] for name in place["agent"]], dtype=int),
-            np.array(place["attempt"], dtype=int),
+            rows,
+            np.array(place["round"], dtype=int)[which],
+            np.array([self.agents[name] for name in place["agent"]], dtype=int)[which],
+            np.array(place["attempt"], dtype=int)[which],
         )
         shape = (self.size, self.rounds, len(self.agents), max(place["attempt"], default=0) + 1)
         cells: dict[str, Array] = {}
@@ -180,13 +206,25 @@ class _Played:
             if field.name not in _PLACE:
                 column = _values(generations.column(field.name), field)
                 cells[field.name] = _missing(shape, column.dtype)
-                cells[field.name][at] = column
-        if _present(cells["key"]).sum() != len(keys):
+                cells[field.name][at] = column[which]
+        if _present(cells["key"]).sum() != len(which):
             raise SettingsError(
                 "two generations stand in the same episode, round, agent and attempt; a batch has "
                 "a place for one"
             )
         return cells
+
+    def _rows_of_cells(self, generations: pa.Table) -> tuple[Array, Array]:
+        """Where in the batch which generation stands: in a tree, with every leaf that has it."""
+        numbered = generations.select(["episode", "branch_path"]).to_pylist()
+        for number, row in enumerate(numbered):
+            row["number"] = number
+        found = generations_by_episode(self.episodes, numbered)
+        pairs = [
+            (self._position[key], row["number"]) for key, rows in found.items() for row in rows
+        ]
+        both = np.array(pairs, dtype=int).reshape(-1, 2)
+        return both[:, 0], both[:, 1]
 
 
 @dataclass(frozen=True)

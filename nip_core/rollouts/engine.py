@@ -1,8 +1,8 @@
 """Plays episodes: every episode a coroutine, no barrier between the turns of different ones.
 
 play_shard    many episodes at once, over one client and one journal
-play_episode  one episode, from reset to verdict
-request_body  one model call as JSON
+play_episode  one episode, from reset to verdict, with all that it branches into
+Branch        where episodes branch; `straight` is nowhere, for trees see `trees`
 Failures      how many episodes of a stage may fail
 
 A generation whose key is in the journal is taken from there and not asked for again. An episode
@@ -10,28 +10,35 @@ that can't go on is a recorded outcome; more of them than the threshold stop the
 then the journal keeps what was generated. A server that does not answer is no outcome of an
 episode: it stops the shard too, so that the data never depend on the weather.
 
+Where an episode branches, the answers of an agent in all children are asked for by one request
+where the server can, with a seed from the node; the i-th is child i's. What is missing in the
+answer, and what is asked again because it was invalid, is a request of its own with the child's
+key and seed. A child goes on as soon as its own agents have answered. Each answer is a record of
+its own; after a kill those found are kept, and the same request is made for the others.
+
 A prover without a valid answer ends its episode, unless the settings have a penalty for that:
 then it is paid the penalty and is silent in that round, which leaves no turn behind.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, Protocol
 
-from nip_core.agents.chat_client import ChatAnswer, ChatClient, Endpoint, RequestRefusedError
-from nip_core.agents.random_agent import random_answer
-from nip_core.agents.render import ChatMessage, Game, InvalidResponse, Situation, tokens_of
+from nip_core.agents.chat_client import ChatClient, RequestRefusedError
+from nip_core.agents.render import ChatMessage, Game, Situation, tokens_of
 from nip_core.concurrency import together
 from nip_core.errors import StageError
-from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
-from nip_core.protocols import NO_DECISION, Move, RoundResult, Turn
+from nip_core.parameters import RandomAgentParameters
+from nip_core.protocols import NO_DECISION, Move, Turn
+from nip_core.rollouts.calls import Call, Player, Row, ask
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.progress import Progress
 from nip_core.scenarios.code_validation.parsing import AnswerForm, parse_response
 
-Row = dict[str, Any]
+Played = tuple[list[Row], list[Row]]
+"""Rows of episodes, and records of the calls they took."""
 
 
 class GenerationLog(Protocol):
@@ -41,24 +48,13 @@ class GenerationLog(Protocol):
         """Return once the record would survive a kill."""
 
 
-@dataclass(frozen=True)
-class Player:
-    """An agent with the model that it plays with; a random agent has none."""
-
-    agent: str
-    model: str
-    endpoint: Endpoint | None
-    parameters: PureTextAgentParameters | RandomAgentParameters
-    record_tokens: bool = False  # keep token ids, to be trained on as they are
-    record_logprobs: bool = False  # and their log-probabilities, where the engine has them
-
-
 @dataclass
 class Failures:
     """Failed episodes of a stage. Its shards share one, so that their size decides nothing."""
 
     episodes: int  # of the whole stage
     keys: set[str] = field(default_factory=set)  # of those that failed; a repetition counts once
+    stop: bool = True  # whether too many stop the stage
 
 
 @dataclass(frozen=True)
@@ -81,10 +77,25 @@ class PlayedShard:
     episodes: list[Row]
     generations: list[Row]
     timings: list[Row]
+    failed: list[str] = field(default_factory=list)
+    """Keys of the specs that failed."""
 
 
-async def play_shard(specs: Sequence[EpisodeSpec], table: Table) -> PlayedShard:
+Branch = Callable[[EpisodeSpec, int, Sequence[str]], Sequence[EpisodeSpec]]
+"""(a node, the round that is next, the agents that move in it) -> its children."""
+
+
+def straight(node: EpisodeSpec, round_: int, agents: Sequence[str]) -> Sequence[EpisodeSpec]:
+    """The `Branch` of a plain episode, which has none."""
+    return (node,)
+
+
+async def play_shard(
+    specs: Sequence[EpisodeSpec], table: Table, branch: Branch = straight
+) -> PlayedShard:
     """Play all `specs`, at most `rollouts.concurrency` of them at a time.
+
+    A spec whose episode branches counts as one episode, which fails where all its leaves do.
 
     Raises StageError when more than `rollouts.failure_threshold` of the stage's episodes fail, and
     ServerError when the server stays silent; what was generated until then stands in the journal.
@@ -97,69 +108,96 @@ async def play_shard(specs: Sequence[EpisodeSpec], table: Table) -> PlayedShard:
         async with places:
             table.progress.episodes_in_flight += 1
             try:
-                episode, records = await play_episode(spec, table)
+                episodes, records = await play_episode(spec, table, branch)
             finally:
                 table.progress.episodes_in_flight -= 1
-        shard.episodes.append(episode)
+        shard.episodes.extend(episodes)
         shard.generations.extend(record["generation"] for record in records)
         shard.timings.extend(record["timing"] for record in records)
         table.progress.episodes_done += 1
         failures.keys.discard(spec.key)
-        if episode["outcome"] == "failed":
+        if all(episode["outcome"] == "failed" for episode in episodes):
+            shard.failed.append(spec.key)
             table.progress.episodes_failed += 1
-            _count_failure(failures, table.game.parameters.rollouts.failure_threshold, episode)
+            threshold = table.game.parameters.rollouts.failure_threshold
+            _count_failure(failures, threshold, spec, episodes[-1]["error"])
 
     await together(play(spec) for spec in specs)
     return shard
 
 
-def _count_failure(failures: Failures, threshold: float, episode: Row) -> None:
-    failures.keys.add(episode["key"])
+def _count_failure(failures: Failures, threshold: float, spec: EpisodeSpec, error: str) -> None:
+    failures.keys.add(spec.key)
     # 0.29 * 100 is a little less than 29.
-    if len(failures.keys) > threshold * failures.episodes + 1e-9:
+    if failures.stop and len(failures.keys) > threshold * failures.episodes + 1e-9:
         raise StageError(
             f"{len(failures.keys)} of {failures.episodes} episodes failed, more than the share of "
             f"{threshold} that rollouts.failure_threshold allows; the last: "
-            f"{episode['problem']}: {episode['error']}. What was generated is kept: mend the "
+            f"{spec.problem.id}: {error}. What was generated is kept: mend the "
             "cause and run again"
         )
 
 
-async def play_episode(spec: EpisodeSpec, table: Table) -> tuple[Row, list[Row]]:
-    """One episode: its row, and a journal record for each model call it took.
+async def play_episode(spec: EpisodeSpec, table: Table, branch: Branch = straight) -> Played:
+    """One episode, or all that it branches into: rows in the order of their branch paths, and a
+    journal record for each model call.
 
     Raises StageError, ServerError or StoreError for what would stop every episode.
     """
-    episode = _Episode(spec, table)
-    protocol = table.game.protocol
-    decision, value, outcome, error = NO_DECISION, None, "failed", None
-    round_ = 0
-    try:
-        for round_ in range(protocol.max_message_rounds):
-            result = await episode.play_round(round_)
-            if result.done or result.terminated:
-                decision, value = result.decision, result.value
-                outcome = "finished" if result.done else "terminated"
-                break
-        else:
-            raise _EpisodeFailure(f"protocol {protocol.name!r} neither ended nor terminated it")
-    except _EpisodeFailure as failure:
-        error = str(failure)
-        episode.rewards = dict.fromkeys(protocol.agent_names, 0.0)
-    row = {
-        **_facts(spec, protocol.name),
-        "rounds": round_ + 1,
-        "decision": decision,
-        "decision_value": value,
-        "outcome": outcome,
-        "error": error,
-        "rewards": [{"agent": agent, "reward": paid} for agent, paid in episode.rewards.items()],
+    rewards = dict.fromkeys(table.game.protocol.agent_names, 0.0)
+    return await _play_on(_Node(spec, table, 0, [], rewards, None), branch)
+
+
+async def _play_on(node: "_Node", branch: Branch) -> Played:
+    """Everything from a node on, with the records of the round that led to it."""
+    records = list(node.records)
+    parts: list[Played] = []
+    while node.outcome is None:
+        children = branch(node.spec, node.round, node.movers)
+        if len(children) > 1:
+            parts = await _play_children(node, children, branch)
+            break
+        node = await node.play_round(children[0])
+        records += node.records
+    else:
+        parts = [([node.row()], [])]
+    rows = [row for part in parts for row in part[0]]
+    return rows, [
+        *(_in_episode(record, rows[0]["key"]) for record in records),
+        *(record for part in parts for record in part[1]),
+    ]
+
+
+async def _play_children(
+    node: "_Node", children: Sequence[EpisodeSpec], branch: Branch
+) -> list[Played]:
+    """Each child goes on as soon as its own agents have answered."""
+    loop = asyncio.get_running_loop()
+    first: dict[str, list[asyncio.Future[_First]]] = {
+        agent: [loop.create_future() for _ in children] for agent in node.movers
     }
-    return row, episode.records
+
+    async def grow(number: int, spec: EpisodeSpec) -> Played:
+        child = await node.play_round(spec, {agent: first[agent][number] for agent in first})
+        return await _play_on(child, branch)
+
+    work: list[Awaitable[Played | None]] = [
+        *(node.ask_for_all(agent, children, first[agent]) for agent in first),
+        *(grow(number, spec) for number, spec in enumerate(children)),
+    ]
+    return [part for part in await together(work) if part is not None]
 
 
-class _EpisodeFailure(Exception):
-    """The episode can't go on; the text says why."""
+def _in_episode(record: Row, episode: str) -> Row:
+    """The record with the episode that its generation belongs to, which a node can't know."""
+    generation = record["generation"]
+    if generation["episode"] == episode:
+        return record
+    return {**record, "generation": {**generation, "episode": episode}}
+
+
+_First = tuple[Row, Move] | RequestRefusedError | None
+"""An answer that was asked for together with others; None: it has to be asked for alone."""
 
 
 @dataclass(frozen=True)
@@ -172,58 +210,135 @@ class _Answer:
     is_invalid: bool = False  # every call was answered, if not in a valid form
 
 
-class _Episode:
-    """The state of one episode while it is played."""
+@dataclass
+class _Node:
+    """An episode between two rounds, while it is played."""
 
-    def __init__(self, spec: EpisodeSpec, table: Table):
-        self.spec, self.table = spec, table
-        self.turns: list[Turn] = []
-        self.records: list[Row] = []
-        self.rewards = dict.fromkeys(table.game.protocol.agent_names, 0.0)
-        self._parent: str | None = None  # key of the last valid generation
+    spec: EpisodeSpec
+    table: Table
+    round: int  # that is next
+    turns: list[Turn]
+    rewards: dict[str, float]
+    parent: str | None  # key of the last valid generation
+    records: list[Row] = field(default_factory=list)  # of the calls of the round before
+    outcome: str | None = None  # None: it goes on
+    decision: int = NO_DECISION
+    value: float | None = None
+    error: str | None = None
+    chats: dict[str, list[ChatMessage]] = field(default_factory=dict)  # by agent that was asked
 
-    async def play_round(self, round_: int) -> RoundResult:
-        """Let all movers move at once, and judge. Raises _EpisodeFailure."""
-        spec, protocol = self.spec, self.table.game.protocol
-        movers = protocol.movers(round_, spec.seed, self.turns)
-        agents = [agent for agent in protocol.agent_names if agent in movers]
-        answers = await together(self._take_turn(round_, a) for a in agents)
+    @cached_property
+    def movers(self) -> list[str]:
+        protocol = self.table.game.protocol
+        movers = protocol.movers(self.round, self.spec.seed, self.turns)
+        return [agent for agent in protocol.agent_names if agent in movers]
+
+    async def play_round(
+        self, spec: EpisodeSpec, first: Mapping[str, asyncio.Future[_First]] | None = None
+    ) -> "_Node":
+        """Let all movers move at once, and judge: the node after it, which is that of `spec`.
+
+        `first` has the first answers of agents that were asked for several.
+        """
+        first = first or {}
+        answers = await together(self._take_turn(spec, a, first.get(a)) for a in self.movers)
+        node = _Node(
+            spec, self.table, self.round + 1, list(self.turns), dict(self.rewards), self.parent
+        )
         silent = set()
         problems = []
-        for agent, answer in zip(agents, answers, strict=True):
-            self.records += answer.records
+        for agent, answer in zip(self.movers, answers, strict=True):
+            node.records += answer.records
             if answer.turn is not None:
-                self.turns.append(answer.turn)
-                self._parent = answer.records[-1]["generation"]["key"]
+                node.turns.append(answer.turn)
+                node.parent = answer.records[-1]["generation"]["key"]
             elif answer.is_invalid and self.table.game.protocol.may_be_silent(agent):
                 silent.add(agent)
             else:
-                problems.append(f"{agent}, round {round_}: {answer.problem}")
+                problems.append(f"{agent}, round {self.round}: {answer.problem}")
         if problems:
-            raise _EpisodeFailure(problems[0])
+            node._fail(problems[0])
+        else:
+            node._judge(frozenset(silent))
+        return node
+
+    def _judge(self, silent: frozenset[str]) -> None:
+        """Pay for the round that was just played, and end the episode if it is over."""
+        spec, protocol = self.spec, self.table.game.protocol
         result = protocol.judge(
-            round_, spec.seed, spec.problem.y, spec.stance, self.turns, frozenset(silent)
+            self.round - 1, spec.seed, spec.problem.y, spec.stance, self.turns, silent
         )
         for agent, reward in result.rewards.items():
             self.rewards[agent] += reward
-        return result
+        if result.done or result.terminated:
+            self.decision, self.value = result.decision, result.value
+            self.outcome = "finished" if result.done else "terminated"
+        elif self.round == protocol.max_message_rounds:
+            self._fail(f"protocol {protocol.name!r} neither ended nor terminated it")
 
-    async def _take_turn(self, round_: int, agent: str) -> _Answer:
-        """Ask until the answer is valid. The i-th retry is a call of its own key and seed."""
+    def _fail(self, error: str) -> None:
+        self.outcome, self.error = "failed", error
+        self.rewards = dict.fromkeys(self.rewards, 0.0)
+
+    def row(self) -> Row:
+        """The row of an episode that is over."""
+        return {
+            **_facts(self.spec, self.table.game.protocol.name),
+            "rounds": self.round,
+            "decision": self.decision,
+            "decision_value": self.value,
+            "outcome": self.outcome,
+            "error": self.error,
+            "rewards": [{"agent": agent, "reward": paid} for agent, paid in self.rewards.items()],
+        }
+
+    async def ask_for_all(
+        self, agent: str, children: Sequence[EpisodeSpec], first: Sequence[asyncio.Future[_First]]
+    ) -> None:
+        """Ask for the agent's first answers in all children by one request.
+
+        The i-th is child i's; those that are in the journal are not taken again.
+        """
         table, player = self.table, self.table.players[agent]
-        form = table.game.form(agent, round_, self.spec.seed, self.turns)
-        chat: list[ChatMessage] | None = None  # not needed for what is in the journal
+        missing = [
+            i
+            for i, spec in enumerate(children)
+            if spec.generation_key(self.round, agent, 0) not in table.recorded
+        ]
+        found: list[_First] = [None] * len(children)
+        if missing and player.gives_several:
+            try:
+                call = await self._call(self.spec, agent, 0, len(children))
+            except RequestRefusedError as error:
+                found = [error] * len(children)
+            else:
+                given = [i for i in missing if i < len(call.answers)]
+                kept = await together(self._keep(call, i, children[i], 0) for i in given)
+                for i, one in zip(given, kept, strict=True):
+                    found[i] = one
+        for future, answer in zip(first, found, strict=True):
+            future.set_result(answer)
+
+    async def _take_turn(
+        self, spec: EpisodeSpec, agent: str, first: asyncio.Future[_First] | None
+    ) -> _Answer:
+        """Ask until the answer is valid. The i-th retry is a call of its own key and seed."""
+        table = self.table
         records: list[Row] = []
-        for attempt in range(player.parameters.num_invalid_generation_retries + 1):
-            record = table.recorded.get(self.spec.generation_key(round_, agent, attempt))
+        for attempt in range(table.players[agent].parameters.num_invalid_generation_retries + 1):
+            record = table.recorded.get(spec.generation_key(self.round, agent, attempt))
             move: Move | None = None
             if record is not None:
                 table.progress.calls_reused += 1
             else:
-                if chat is None:
-                    chat = self._chat(round_, player)
                 try:
-                    record, move = await self._generate(player, chat, form, round_, attempt)
+                    given = await first if first is not None and attempt == 0 else None
+                    if isinstance(given, RequestRefusedError):
+                        raise given
+                    if given is None:
+                        call = await self._call(spec, agent, attempt)
+                        given = await self._keep(call, 0, spec, attempt)
+                    record, move = given
                 except RequestRefusedError as error:
                     return _Answer(records, problem=str(error))
             records.append(record)
@@ -231,65 +346,46 @@ class _Episode:
             if generation["invalid_reason"] is None:
                 text = generation["text"]
                 tokens = tokens_of(generation.get("token_logprobs"))
-                move = move or parse_response(text, form)
-                return _Answer(records, Turn(round_, agent, text, move, tokens))
+                move = move or parse_response(text, self._form(agent))
+                return _Answer(records, Turn(self.round, agent, text, move, tokens))
         problem = (
             f"{len(records)} invalid answers, the last because of "
             f"{records[-1]['generation']['invalid_reason']}"
         )
         return _Answer(records, problem=problem, is_invalid=True)
 
-    def _chat(self, round_: int, player: Player) -> list[ChatMessage]:
-        if isinstance(player.parameters, RandomAgentParameters):
+    def _chat(self, agent: str) -> list[ChatMessage]:
+        """What the agent is asked. Made when it is needed, not for what is in the journal."""
+        if isinstance(self.table.players[agent].parameters, RandomAgentParameters):
             return []  # it reads nothing
-        spec = self.spec
-        situation = Situation(spec.problem.question, spec.problem.solution, spec.stance, spec.seed)
-        return self.table.game.render(player.agent, situation, self.turns, round_)
+        if agent not in self.chats:
+            problem, spec = self.spec.problem, self.spec
+            situation = Situation(problem.question, problem.solution, spec.stance, spec.seed)
+            self.chats[agent] = self.table.game.render(agent, situation, self.turns, self.round)
+        return self.chats[agent]
 
-    async def _generate(
-        self, player: Player, chat: list[ChatMessage], form: AnswerForm, round_: int, attempt: int
-    ) -> tuple[Row, Move]:
-        """Make one call and put its record in the log; the record, and the move if it is valid.
+    def _form(self, agent: str) -> AnswerForm:
+        return self.table.game.form(agent, self.round, self.spec.seed, self.turns)
 
-        Raises as ChatClient.complete does.
-        """
-        spec, table = self.spec, self.table
-        seed = spec.generation_seed(table.game.parameters.seed, round_, player.agent, attempt)
-        started = datetime.now(UTC)
-        answer = await _ask(table, player, chat, form, seed)
-        move, invalid = _read(answer, form)
-        generation = {
-            "key": spec.generation_key(round_, player.agent, attempt),
-            "parent_key": self._parent,
-            "episode": spec.key,
-            "branch_path": spec.branch_path,
-            "round": round_,
-            "agent": player.agent,
-            "attempt": attempt,
-            "model_asked": player.model,
-            "model_served": answer.model,
-            "text": answer.text or "",
-            "decision": move.decision,
-            "decision_value": move.value,
-            "finish_reason": answer.finish_reason,
-            "invalid_reason": invalid,
-            "prompt_tokens": answer.prompt_tokens,
-            "completion_tokens": answer.completion_tokens,
-            **_recorded_tokens(player, answer),
-        }
-        timing = {
-            "key": generation["key"],
-            "started_at": started.isoformat(),
-            "latency_s": answer.latency_s,
-            "transport_retries": answer.transport_retries,
-        }
-        record = {"generation": generation, "timing": timing}
-        await table.log.append(record)
+    async def _call(self, spec: EpisodeSpec, agent: str, attempt: int, n: int = 1) -> Call:
+        """One request, with the seed of `spec`. Raises as ChatClient.complete_all does."""
+        table, player = self.table, self.table.players[agent]
+        seed = spec.generation_seed(table.game.parameters.seed, self.round, agent, attempt)
+        chat, form = self._chat(agent), self._form(agent)
+        call = await ask(table.game, table.client, player, chat, form, seed, n)
         if player.endpoint is not None:
-            table.progress.count_answer(
-                answer.model, answer.prompt_tokens, answer.completion_tokens
-            )
-            table.progress.retries += answer.transport_retries
+            for i, answer in enumerate(call.answers):  # the prompt was read once for all of them
+                prompt_tokens = 0 if i else answer.prompt_tokens
+                table.progress.count_answer(answer.model, prompt_tokens, answer.completion_tokens)
+            table.progress.retries += call.answers[0].transport_retries
+        return call
+
+    async def _keep(
+        self, call: Call, number: int, spec: EpisodeSpec, attempt: int
+    ) -> tuple[Row, Move]:
+        """Put an answer of a call in the log; its record, and the move if it is valid."""
+        record, move = call.record(number, spec, self.round, attempt, self.parent)
+        await self.table.log.append(record)
         return record, move
 
 
@@ -314,91 +410,3 @@ def _facts(spec: EpisodeSpec, protocol: str) -> Row:
         "seed": spec.seed,
         "prover_stance": spec.stance,
     }
-
-
-async def _ask(
-    table: Table, player: Player, chat: list[ChatMessage], form: AnswerForm, seed: int
-) -> ChatAnswer:
-    if isinstance(player.parameters, RandomAgentParameters):
-        return ChatAnswer(random_answer(form, seed), "stop", player.model, 0, 0, 0, 0.0)
-    assert player.endpoint is not None  # only random agents play without a model
-    limit = table.game.parameters.max_tokens(player.agent)
-    body = request_body(player.model, player.parameters, chat, seed, limit)
-    wanted = table.game.top_logprobs(player.agent)
-    if wanted:
-        body |= {"logprobs": True, "top_logprobs": wanted}
-    if player.record_tokens:
-        # Log-probabilities are those of the model itself, so nothing may change what is sampled;
-        # an engine's defaults can be others.
-        body |= {"return_token_ids": True, "temperature": 1.0, "top_p": 1.0}
-        body["logprobs"] = bool(wanted) or player.record_logprobs
-    answer = await table.client.complete(player.endpoint, body)
-    if wanted and answer.tokens is None:
-        raise StageError(
-            f"{player.endpoint.base_url}: model {player.model} gives no log-probabilities; set "
-            "zk_protocol.similarity: text or use an engine that does"
-        )
-    return answer
-
-
-def _recorded_tokens(player: Player, answer: ChatAnswer) -> Row:
-    """The columns of a generation that have its tokens. Raises StageError if there are none."""
-    if not player.record_tokens or player.endpoint is None:
-        return {
-            "prompt_token_ids": None,
-            "completion_token_ids": None,
-            "completion_logprobs": None,
-            "token_logprobs": answer.tokens,
-        }
-    if answer.token_ids is None or answer.prompt_token_ids is None:
-        raise StageError(
-            f"{player.endpoint.base_url}: model {player.model} gives no token ids, which trainer "
-            "pure_text_grpo needs; use an lm_server, or another trainer"
-        )
-    chosen = [token["logprob"] for token in answer.tokens or ()]
-    has_all = bool(chosen) and len(chosen) == len(answer.token_ids)
-    return {
-        "prompt_token_ids": answer.prompt_token_ids,
-        "completion_token_ids": answer.token_ids,
-        "completion_logprobs": chosen if has_all else None,
-        # Otherwise the same figures would be kept twice.
-        "token_logprobs": answer.tokens if any(t["top"] for t in answer.tokens or ()) else None,
-    }
-
-
-def request_body(
-    model: str,
-    parameters: PureTextAgentParameters,
-    chat: Sequence[Mapping[str, str]],
-    seed: int,
-    max_tokens: int,
-) -> Row:
-    """The JSON body of a chat completion; settings that are None are left to the provider.
-
-    It asks for one completion. The i-th answer of a turn has a seed of its own and is asked for in
-    a request of its own, because a server need not give what that seed gives as the i-th of `n`.
-    """
-    limit = "max_completion_tokens" if parameters.model_provider == "OpenAI" else "max_tokens"
-    body: Row = {
-        "model": model,
-        "messages": chat,
-        limit: max_tokens,
-        "seed": seed,
-    }
-    for setting in ("temperature", "top_p", "repetition_penalty"):
-        value = getattr(parameters, setting)
-        if value is not None:
-            body[setting] = value
-    return body
-
-
-def _read(answer: ChatAnswer, form: AnswerForm) -> tuple[Move, str | None]:
-    """The move in the answer, or why it is invalid."""
-    if answer.finish_reason not in ("stop", "length"):
-        return Move(), f"finish reason {answer.finish_reason}"
-    if answer.text is None:
-        return Move(), "no content"
-    try:
-        return parse_response(answer.text, form), None
-    except InvalidResponse as response:
-        return Move(), response.reason

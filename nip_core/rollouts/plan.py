@@ -19,21 +19,24 @@ class EpisodeSpec:
     split: str
     iteration: int
     problem: Problem
-    sample: int  # how often this problem was planned before in this split and iteration's order
-    seed: int
+    sample: int  # counts the plays of this problem in this split's order
+    seed: int  # of the situation: who is drawn to speak, and the like
     stance: int | None
     branch_path: str = ""
+    seeds_of: str | None = None  # the split whose seeds its calls have; None: its own
 
     def generation_key(self, round_: int, agent: str, attempt: int) -> str:
         """Identity of one model call of this episode."""
-        return derive_key("generation", self.run, *self._place(), round_, agent, attempt)
+        place = self._place(self.split)
+        return derive_key("generation", self.run, *place, round_, agent, attempt)
 
     def generation_seed(self, base_seed: int, round_: int, agent: str, attempt: int) -> int:
         """Sampling seed of that call."""
-        return derive_seed("generation", base_seed, *self._place(), round_, agent, attempt)
+        place = self._place(self.seeds_of or self.split)
+        return derive_seed("generation", base_seed, *place, round_, agent, attempt)
 
-    def _place(self) -> tuple[str | int, ...]:
-        return (self.split, self.iteration, self.problem.id, self.sample, self.branch_path)
+    def _place(self, split: str) -> tuple[str | int, ...]:
+        return (split, self.iteration, self.problem.id, self.sample, self.branch_path)
 
 
 def plan_episodes(
@@ -42,23 +45,40 @@ def plan_episodes(
     """The episodes of one stage, in a stable order.
 
     Training takes the next `rollouts_per_iteration` problems of an endless sequence of shuffled
-    passes, so each problem is played once before any is played twice. Tests play every problem
-    `num_test_iterations` times (or as many as an iteration, by setting).
+    passes, so each problem is played once before any is played twice. Where episodes are compared
+    (trainer pure_text_grpo), a problem is played `group_size` times in a row instead, and an
+    iteration takes so many times fewer problems. Tests play every problem `num_test_iterations`
+    times (or as many as an iteration, by setting).
     """
     ordered = sorted(problems, key=lambda p: p.id)
     chosen: list[tuple[Problem, int]]
     if split == "train":
-        count = parameters.rollouts_per_iteration or len(ordered)
-        chosen = _from_endless_passes(ordered, parameters.seed, iteration * count, count)
+        size = group_size(parameters, split)
+        count = len(ordered)
+        if parameters.rollouts_per_iteration is not None:
+            count = parameters.rollouts_per_iteration // size
+        passes = _from_endless_passes(ordered, parameters.seed, iteration * count, count)
+        chosen = [
+            (problem, pass_ * size + member) for problem, pass_ in passes for member in range(size)
+        ]
     else:
         times = parameters.rl.num_test_iterations
-        if not parameters.text_rl.test_on_whole_dataset:
+        if split == "test" and not parameters.text_rl.test_on_whole_dataset:
             count = parameters.rollouts_per_iteration or len(ordered)
             ordered = _shuffled(ordered, parameters.seed, split)[:count]
         chosen = [(problem, sample) for sample in range(times) for problem in ordered]
     return [
         episode_spec(parameters, split, iteration, problem, sample) for problem, sample in chosen
     ]
+
+
+def group_size(parameters: HyperParameters, split: str) -> int:
+    """How many episodes of a problem are compared with each other; 1 where none are.
+
+    Samples 0 to n - 1 of a problem are its first group, n to 2 n - 1 the second, and so on.
+    """
+    compares = split == "train" and parameters.trainer == "pure_text_grpo"
+    return parameters.pure_text_grpo.group_size if compares else 1
 
 
 def _from_endless_passes(
@@ -81,10 +101,17 @@ def _shuffled(problems: list[Problem], seed: int, what: str | int) -> list[Probl
 def episode_spec(
     parameters: HyperParameters, split: str, iteration: int, problem: Problem, sample: int
 ) -> EpisodeSpec:
-    """One episode of a stage, with its key, seed and stance."""
+    """One episode of a stage, with its key, seed and stance.
+
+    The episodes of a group have one seed, that of their first one, and one stance: the same
+    prover is drawn to speak (merlin_arthur), channels are shown in the same order, names are dealt
+    alike. So their rewards differ only by what the models generate, for which every call has a
+    seed of its own.
+    """
     stance = None
     if parameters.protocol_common.randomize_prover_stance:
         stance = derive_seed("stance", problem.solution) & 1
+    first = sample - sample % group_size(parameters, split)
     place = (split, iteration, problem.id, sample, "")
     return EpisodeSpec(
         key=derive_key("episode", parameters.run_name, *place),
@@ -93,9 +120,24 @@ def episode_spec(
         iteration=iteration,
         problem=problem,
         sample=sample,
-        seed=derive_seed("episode", parameters.seed, *place),
+        seed=derive_seed("episode", parameters.seed, split, iteration, problem.id, first, ""),
         stance=stance,
     )
+
+
+def replayed(specs: Sequence[EpisodeSpec], split: str) -> list[EpisodeSpec]:
+    """The same episodes, seeds included, for a stage of another name: other models play them."""
+    return [
+        replace(
+            spec,
+            key=derive_key(
+                "episode", spec.run, split, spec.iteration, spec.problem.id, spec.sample, ""
+            ),
+            split=split,
+            seeds_of=spec.split,
+        )
+        for spec in specs
+    ]
 
 
 def shuffle_labels(problems: Sequence[Problem], seed: int) -> list[Problem]:

@@ -8,6 +8,13 @@ Chat histories and parsed messages are not stored. `nip_core.agents.render` deri
 these rows, for prompting and for dataset building alike. Keys are strings of 16 URL-safe
 characters, see `nip_core.hashing.derive_key`.
 
+Where responses branch (see `nip_core.rollouts.trees`), an episode is a leaf of a tree, and its
+`branch_path` says the way to it: per round a dot and the number of the child, "0.1.0". All leaves
+of a tree agree in run, split, iteration, problem and sample. A generation has the path of the node
+that it led to, as long as the rounds until then, and stands once: its `episode` is the first leaf
+below (in the order of the numbers), the others reach it by the beginning of their path.
+`parent_key` is the last valid generation of the node before. Without branching paths are "".
+
 Version 2 added `decision_value` and `token_logprobs`; tables of version 1 are read as if they had
 them, empty.
 """

@@ -5,6 +5,7 @@ build_tables     rows as dictionaries -> Tables, in an order that does not depen
 commit_shard     Tables -> files with a manifest of their own
 commit_stage     all shards of a split -> the manifest that makes them readable
 read_rollouts    the committed split as two tables; iter_rollouts: shard by shard
+StoredRollouts   several committed splits, read by column or shard by shard
 canonical_digest what two runs of the same game agree on
 parquet_bytes, parquet_table   one table <-> one Parquet file
 
@@ -130,16 +131,42 @@ def parquet_bytes(table: pa.Table, compression: str = "zstd") -> bytes:
     return buffer.getvalue()
 
 
-def parquet_table(data: bytes, schema: pa.Schema, name: str) -> pa.Table:
-    """The table in a Parquet file of `schema`; `name` is the file, for errors.
+def parquet_table(
+    data: bytes, schema: pa.Schema, name: str, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """The table in a Parquet file of `schema`, or some of its columns; `name` is for errors.
 
     Raises CorruptionError if it is not such a file, StoreError if another version wrote it.
     """
     try:
-        table = pq.read_table(io.BytesIO(data))
+        file = pq.ParquetFile(io.BytesIO(data))
+        found = file.schema_arrow
     except (pa.ArrowException, OSError) as error:
-        raise CorruptionError(f"{name}: damaged, not a Parquet file ({error})") from error
-    version = (table.schema.metadata or {}).get(_VERSION_KEY)
+        raise _damaged(name, error) from error
+    is_current = check_version(found, schema, name)
+    try:
+        # Of another version everything is read: what it lacks shows in the whole.
+        table = file.read(columns=columns if is_current else None)
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(name, error) from error
+    if not is_current:
+        table = in_current_version(table, schema)
+        if not table.schema.equals(schema):
+            raise CorruptionError(f"{name}: its columns are not those of schema {SCHEMA_VERSION}")
+    return table if columns is None else table.select(columns)
+
+
+def _damaged(name: str, error: Exception) -> CorruptionError:
+    return CorruptionError(f"{name}: damaged, not a Parquet file ({error})")
+
+
+def check_version(found: pa.Schema, schema: pa.Schema, name: str) -> bool:
+    """Whether a file whose schema was `found` has the current version of `schema`.
+
+    Raises CorruptionError if it has another schema, StoreError if it has a version that is not
+    known. `name` is for errors.
+    """
+    version = (found.metadata or {}).get(_VERSION_KEY)
     if version is None:
         raise CorruptionError(f"{name}: no schema version in it, so nip did not write it")
     current = schema.metadata[_VERSION_KEY]
@@ -148,15 +175,13 @@ def parquet_table(data: bytes, schema: pa.Schema, name: str) -> pa.Table:
             f"{name}: schema version {version.decode(errors='replace')}, this version of nip reads "
             f"up to {current.decode()}; use the version of nip that wrote it"
         )
-    if version != current:
-        table = _from_version_1(table, schema)
-    if not table.schema.equals(schema):
-        raise CorruptionError(f"{name}: its columns are not those of schema {SCHEMA_VERSION}")
-    return table
+    if version == current and not found.equals(schema):
+        raise CorruptionError(f"{name}: its columns are not those of schema {current.decode()}")
+    return bool(version == current)
 
 
-def _from_version_1(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """With the nullable columns that came later, empty."""
+def in_current_version(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table of version 1 with the nullable columns that came later, empty."""
     for index, field in enumerate(schema):
         if field.name not in table.schema.names and field.nullable:
             place = min(index, table.num_columns)  # of a table that lacks others too
@@ -242,6 +267,11 @@ def iter_rollouts(store: Store, directory: str) -> Iterator[Rollouts]:
     Raises MissingFileError if the split is not committed, CorruptionError naming the first
     damaged file.
     """
+    for manifest in _shard_manifests(store, directory):
+        yield _read_shard(store, manifest)
+
+
+def _shard_manifests(store: Store, directory: str) -> Iterator[Manifest]:
     stage = read_manifest(store, directory)
     for name, digest in stage.inputs.items():
         manifest = read_manifest(store, directory, shard_manifest(name.removeprefix(_SHARD_INPUT)))
@@ -249,7 +279,7 @@ def iter_rollouts(store: Store, directory: str) -> Iterator[Rollouts]:
             raise CorruptionError(
                 f"{directory}/{manifest.name}: not the shard that {directory}/{stage.name} names"
             )
-        yield _read_shard(store, manifest)
+        yield manifest
 
 
 def read_rollouts(store: Store, directory: str) -> Rollouts:
@@ -259,6 +289,38 @@ def read_rollouts(store: Store, directory: str) -> Rollouts:
         pa.concat_tables([EPISODES.empty_table(), *(shard.episodes for shard in shards)]),
         pa.concat_tables([GENERATIONS.empty_table(), *(shard.generations for shard in shards)]),
     )
+
+
+class StoredRollouts:
+    """Committed splits together, every file that is read checked as in `iter_rollouts`.
+
+    These are the `Rollouts` that `nip_core.trainers.base` chooses examples from.
+    """
+
+    def __init__(self, store: Store, directories: Sequence[str]) -> None:
+        """Reads nothing yet."""
+        self._store, self._directories = store, tuple(directories)
+
+    def episodes(self, columns: Sequence[str]) -> pa.Table:
+        """These columns of all episodes."""
+        return self._columns("episodes", columns)
+
+    def generations(self, columns: Sequence[str]) -> pa.Table:
+        """These columns of all generations."""
+        return self._columns("generations", columns)
+
+    def shards(self) -> Iterator[Rollouts]:
+        """Everything, one shard in memory at a time."""
+        for directory in self._directories:
+            yield from iter_rollouts(self._store, directory)
+
+    def _columns(self, kind: str, columns: Sequence[str]) -> pa.Table:
+        tables = [
+            _read_table(self._store, manifest, kind, columns)
+            for directory in self._directories
+            for manifest in _shard_manifests(self._store, directory)
+        ]
+        return pa.concat_tables([_SCHEMAS[kind].empty_table().select(columns), *tables])
 
 
 def read_timings(store: Store, directory: str) -> pa.Table:
@@ -315,10 +377,12 @@ def shard_manifest(shard: str) -> str:
     return f"manifest-{shard}.json"
 
 
-def _read_table(store: Store, manifest: Manifest, kind: str) -> pa.Table:
+def _read_table(
+    store: Store, manifest: Manifest, kind: str, columns: Sequence[str] | None = None
+) -> pa.Table:
     (name,) = [name for name in manifest.files if name.startswith(f"{kind}-")] or [f"{kind}-?"]
     data = read_file(store, manifest, name)
-    table = parquet_table(data, _SCHEMAS[kind], manifest.path(name))
+    table = parquet_table(data, _SCHEMAS[kind], manifest.path(name), columns)
     if table.num_rows != manifest.rows.get(kind):
         raise CorruptionError(
             f"{manifest.path(name)}: {table.num_rows} rows instead of {manifest.rows.get(kind)}"

@@ -14,9 +14,16 @@ from typing import Any
 
 from nip_core.errors import RunConflictError
 from nip_core.hashing import digest
-from nip_core.rollouts.engine import Failures, PlayedShard, Table, play_shard
+from nip_core.rollouts.engine import (
+    Branch,
+    Failures,
+    PlayedShard,
+    Table,
+    play_shard,
+    straight,
+)
 from nip_core.rollouts.journal import Journal
-from nip_core.rollouts.plan import EpisodeSpec, plan_episodes, shards
+from nip_core.rollouts.plan import EpisodeSpec, plan_episodes, replayed, shards
 from nip_core.rollouts.tables import (
     build_tables,
     commit_shard,
@@ -24,8 +31,9 @@ from nip_core.rollouts.tables import (
     shard_is_committed,
     shard_manifest,
 )
+from nip_core.rollouts.trees import Branching, tree_order
 from nip_core.run_store.manifest import Manifest, read_manifest
-from nip_core.stages.models import ServedModel, models_for
+from nip_core.stages.models import CANDIDATE, ServedModel, playing
 from nip_core.stages.session import Session
 
 
@@ -67,6 +75,8 @@ def plan_stage(session: Session, iteration: int, split: str) -> StagePlan:
 
 
 def _specs(session: Session, iteration: int, split: str) -> list[EpisodeSpec]:
+    if split == CANDIDATE:
+        return replayed(_specs(session, iteration, "validation"), CANDIDATE)
     return plan_episodes(session.parameters, session.problems[split], split, iteration)
 
 
@@ -79,9 +89,11 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
     run, store = session.run, session.run.store
     directory = run.rollouts(iteration, split)
     plan = plan_stage(session, iteration, split)
-    models = models_for(session, iteration)
+    models = playing(session, iteration, split)
     journal_path = run.journal(iteration, split, shard)
-    failures = session.failures.setdefault((iteration, split), Failures(plan.episodes))
+    # Candidates that can't play are not taken; they don't stop the run.
+    new = Failures(plan.episodes, stop=split != CANDIDATE)
+    failures = session.failures.setdefault((iteration, split), new)
     if shard_is_committed(store, directory, shard):
         journal_path.unlink(missing_ok=True)
         manifest = read_manifest(store, directory, shard_manifest(shard))
@@ -108,7 +120,7 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
                 progress=session.progress,
                 failures=failures,
             )
-            return await play_shard(specs, table)
+            return await play_shard(specs, table, _branch(session, iteration, split))
 
         played = await session.with_server(run_shard)
     finally:
@@ -116,8 +128,9 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
     timings = [
         {**row, "started_at": datetime.fromisoformat(row["started_at"])} for row in played.timings
     ]
-    order = {spec.key: i for i, spec in enumerate(specs)}
-    played.episodes.sort(key=lambda row: order[row["key"]])
+    order = {(spec.problem.id, spec.sample): i for i, spec in enumerate(specs)}
+    played.episodes.sort(key=lambda row: (order[row["problem"], row["sample"]], tree_order(row)))
+    failed = set(played.failed)
     manifest = commit_shard(
         store,
         directory,
@@ -127,7 +140,7 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
             "plan": plan.plan_digest,
             "models": digest({group: m.model for group, m in models.items()}),
         },
-        extra={"failed": [row["key"] for row in played.episodes if row["outcome"] == "failed"]},
+        extra={"failed": [spec.key for spec in specs if spec.key in failed]},
         lease=session.lease,
     )
     journal.remove()  # what it held is committed
@@ -138,6 +151,13 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
         "canonical_digest": manifest.extra["canonical_digest"],
         "seconds": round(time.monotonic() - started, 3),
     }
+
+
+def _branch(session: Session, iteration: int, split: str) -> Branch:
+    """Trees are for training by preferences; what is evaluated is played as it is."""
+    if split != "train" or session.parameters.method(iteration) != "dpo":
+        return straight
+    return Branching(session.parameters, session.game.protocol, iteration)
 
 
 def _recorded(session: Session, iteration: int, split: str) -> set[str]:

@@ -60,18 +60,40 @@ def test_messages_come_in_order_with_invalid_answers_before_the_valid_one(
 
 
 def test_a_leaf_of_a_tree_shows_the_messages_it_shares(episodes_of, generations_of) -> None:
-    episodes = episodes_of({"key": "leaf-0", "branch_path": "0"}, {"key": "leaf-1"})
-    generations = generations_of(
-        {"key": "root", "episode": "leaf-0", "round": 0, "text": "root"},
-        {"key": "middle", "parent_key": "root", "episode": "leaf-0", "round": 1, "text": "middle"},
-        {"key": "end-0", "parent_key": "middle", "episode": "leaf-0", "round": 2, "text": "one"},
-        {"key": "end-1", "parent_key": "middle", "episode": "leaf-1", "round": 2, "text": "two"},
+    same = {"problem": "p"}
+    episodes = episodes_of(
+        {"key": "leaf-0", "branch_path": "0.0.0", **same},
+        {"key": "leaf-1", "branch_path": "0.0.1", **same},
+        {"key": "leaf-2", "branch_path": "0.1", **same},
+        {"key": "other", "branch_path": "0", "problem": "q"},
     )
-    found = {t.key: [m.text for m in t.messages] for t in
-             transcripts_from_tables(episodes, generations, 9, 0)}  # fmt: skip
-    assert found == {"leaf-0": ["root", "middle", "one"], "leaf-1": ["root", "middle", "two"]}
-    alone = transcripts_from_tables(episodes.slice(1), generations, 9, 0)
-    assert [m.text for m in alone[0].messages] == ["root", "middle", "two"]
+    first = {"episode": "leaf-0", "branch_path": "0", "round": 0}
+    generations = generations_of(
+        {**first, "text": "bad", "invalid_reason": "empty"},
+        {**first, "text": "root", "attempt": 1},
+        {**first, "text": "beside", "agent": "verifier"},
+        {"episode": "leaf-0", "branch_path": "0.0", "round": 1, "text": "middle"},
+        {"episode": "leaf-0", "branch_path": "0.0.0", "round": 2, "text": "one"},
+        {"episode": "leaf-1", "branch_path": "0.0.1", "round": 2, "text": "two"},
+        {"episode": "leaf-2", "branch_path": "0.1", "round": 1, "text": "three"},
+        {"episode": "other", "branch_path": "0", "round": 0, "text": "four"},
+    )
+
+    def texts(limit: int) -> dict[str, list[str]]:
+        found = transcripts_from_tables(episodes, generations, limit, 0)
+        return {t.key: [m.text for m in t.messages] for t in found}
+
+    shared = ["bad", "root", "beside"]
+    everything = {
+        "leaf-0": [*shared, "middle", "one"],
+        "leaf-1": [*shared, "middle", "two"],
+        "leaf-2": [*shared, "three"],
+        "other": ["four"],
+    }
+    assert texts(9) == everything
+    # Also where only some leaves of the tree are shown.
+    for limit in (1, 2, 3):
+        assert len(texts(limit)) == limit and texts(limit).items() <= everything.items()
 
 
 def test_a_failed_episode_is_never_right(episodes_of, generations_of) -> None:

@@ -16,7 +16,8 @@ from nip_core.agents.chat_client import ChatClient, Endpoint
 from nip_core.agents.random_agent import RANDOM_MODEL
 from nip_core.agents.render import Game
 from nip_core.parameters import RandomAgentParameters
-from nip_core.rollouts.engine import Player, Table, play_shard
+from nip_core.rollouts.calls import Player
+from nip_core.rollouts.engine import Table, play_shard, straight
 from nip_core.rollouts.plan import plan_episodes, shards
 from nip_core.rollouts.progress import Progress
 from nip_core.rollouts.tables import build_tables
@@ -86,13 +87,15 @@ def make_table(game, url, client, log, recorded=None, failures=None, model=None,
     return Table(game, players, client, log, recorded or {}, Progress(), failures)
 
 
-async def play_at(url, parameters, specs, num_shards=1, log=None, **more: Any) -> Played:
+async def play_at(
+    url, parameters, specs, num_shards=1, log=None, branch=straight, **more: Any
+) -> Played:
     """Play `specs` against the server at `url`, cut into `num_shards`; `more` as for the table."""
     log, game = log or MemoryLog(), Game(parameters)
     async with ChatClient(concurrency=256, timeout_s=10, retries=2) as client:
         table = make_table(game, url, client, log, **more)
         parts = [
-            await asyncio.wait_for(play_shard(part, table), 30)
+            await asyncio.wait_for(play_shard(part, table, branch), 30)
             for part in shards(specs, -(-len(specs) // num_shards))
         ]
     whole = parts[0]
@@ -100,6 +103,7 @@ async def play_at(url, parameters, specs, num_shards=1, log=None, **more: Any) -
         whole.episodes.extend(part.episodes)
         whole.generations.extend(part.generations)
         whole.timings.extend(part.timings)
+        whole.failed.extend(part.failed)
     return Played(game, specs, None, whole, log, table.progress)
 
 

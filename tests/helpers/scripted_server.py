@@ -1,7 +1,8 @@
 """A real HTTP server on loopback that answers chat completions by a script.
 
 `script(body)` gets the request's JSON and returns what to do: a text, an `aiohttp.web.Response`,
-`DROP` (close the connection without an answer), or a dict of changes to the usual answer.
+`DROP` (close the connection without an answer), or a dict of changes to the usual answer. A list
+of texts or dicts is an answer with so many choices.
 """
 
 import contextlib
@@ -40,23 +41,27 @@ class ScriptedServer:
             return web.Response()
         if isinstance(said, web.Response):
             return said
-        changes = said if isinstance(said, dict) else {}
-        text = said if isinstance(said, str) else changes.get("text", "")
+        choices = [
+            one if isinstance(one, dict) else {"text": one}
+            for one in (said if isinstance(said, list) else [said])
+        ]
+        tokens = {"prompt_tokens": 7, "completion_tokens": 3 * len(choices)}
         return web.json_response(
             {
                 "id": "chatcmpl-1",
                 "object": "chat.completion",
                 "created": 0,
-                "model": changes.get("model", body["model"]),
+                "model": choices[0].get("model", body["model"]),
                 "choices": [
                     {
-                        "index": 0,
-                        "message": {"role": "assistant", "content": text},
-                        "finish_reason": changes.get("finish_reason", "stop"),
-                        "logprobs": changes.get("logprobs"),
+                        "index": index,
+                        "message": {"role": "assistant", "content": choice.get("text", "")},
+                        "finish_reason": choice.get("finish_reason", "stop"),
+                        "logprobs": choice.get("logprobs"),
                     }
+                    for index, choice in enumerate(choices)
                 ],
-                "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
+                "usage": {**tokens, "total_tokens": sum(tokens.values())},
             }
         )
 

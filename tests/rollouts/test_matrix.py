@@ -39,6 +39,7 @@ from nip_core.parameters.checks import GROUP_SETTINGS
 from nip_core.protocols import find_protocol, protocol_names
 from nip_core.protocols.scales import SCALES
 from nip_core.rollouts.plan import plan_episodes
+from nip_core.trainers.base import InMemory
 from nip_core.trainers.expert_iteration import choose_examples
 
 Value = Any
@@ -326,7 +327,8 @@ def check(played: Any, bodies: list[dict[str, Any]]) -> None:
     rows = {row["key"]: row for row in played.shard.generations}
     seeds = {spec.key: spec for spec in played.specs}
     for group in parameters.groups:
-        for example in choose_examples(game, group, 0, tables.episodes, tables.generations):
+        agents = parameters.groups[group]
+        for example in choose_examples(game, group, 0, InMemory((tables,)), agents).examples:
             last = rows[example.generations[-1]]
             place = (last["round"], last["agent"], last["attempt"])
             seed = seeds[example.episode].generation_seed(parameters.seed, *place)

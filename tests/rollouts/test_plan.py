@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nip_core.parameters import load_parameters
+from nip_core.protocols import make_protocol
 from nip_core.rollouts.plan import plan_episodes, shards, shuffle_labels
 from nip_core.scenarios.code_validation.datasets import Problem
 
@@ -74,6 +75,79 @@ def test_without_a_number_an_iteration_is_one_pass():
     specs = plan_episodes(per_iteration(None), problems(9), "train", 2)
     assert sorted(ids(specs)) == sorted(p.id for p in problems(9))
     assert {spec.sample for spec in specs} == {2}
+
+
+# Groups of episodes that are compared
+
+
+def in_groups(size, count, **changes):
+    hosted = {"model_provider": "SelfHosted", "fine_tune_from_scratch": False}
+    compared = {"group_size": size, "baseline": "group" if size > 1 else "role"}
+    return per_iteration(
+        count,
+        trainer="pure_text_grpo",
+        pure_text_grpo=compared,
+        agents={"_default": hosted},
+        **changes,
+    )
+
+
+@LAWS
+@given(st.integers(1, 9), st.integers(1, 12), st.integers(2, 5), st.integers(1, 4))
+def test_groups_take_the_problems_in_the_same_endless_passes(size, groups, members, iterations):
+    asked = in_groups(members, groups * members)
+    for iteration in range(iterations):
+        specs = plan_episodes(asked, problems(size), "train", iteration)
+        single = plan_episodes(per_iteration(groups), problems(size), "train", iteration)
+        assert ids(specs) == [spec.problem.id for spec in single for _ in range(members)]
+        places = [(spec.problem.id, spec.sample) for spec in specs]
+        assert len(set(places)) == len(specs) == groups * members
+        assert len({spec.key for spec in specs}) == len(specs)
+        assert [s.sample for s in specs] == [
+            spec.sample * members + member for spec in single for member in range(members)
+        ]
+
+
+def test_without_a_number_an_iteration_plays_every_problem_as_one_group():
+    specs = plan_episodes(in_groups(3, None), problems(7), "train", 1)
+    assert Counter(ids(specs)) == {f"p{i}": 3 for i in range(7)}
+
+
+def test_the_episodes_of_a_group_differ_only_in_what_is_generated():
+    drawn = {"randomize_prover_stance": True}
+    asked = in_groups(4, 60, protocol_common=drawn)
+    specs = plan_episodes(asked, problems(12), "train", 0)
+    groups = [specs[i : i + 4] for i in range(0, 60, 4)]
+    assert all(len({(s.seed, s.stance, s.problem.id) for s in group}) == 1 for group in groups)
+    # A problem that comes again has a situation of its own.
+    assert len({group[0].seed for group in groups}) == 15
+    seeds = [seed for spec in specs for _, seed in calls(spec, 5)]
+    assert len(set(seeds)) == len(seeds)
+    keys = [key for spec in specs for key, _ in calls(spec, 5)]
+    assert len(set(keys)) == len(keys)
+
+
+def test_one_prover_speaks_in_all_episodes_of_a_group():
+    asked = in_groups(4, 40, interaction_protocol="merlin_arthur")
+    protocol = make_protocol(asked)
+    specs = plan_episodes(asked, problems(10), "train", 0)
+    groups = [specs[i : i + 4] for i in range(0, 40, 4)]
+    speakers = [{protocol.speaker(spec.seed) for spec in group} for group in groups]
+    assert all(len(speaker) == 1 for speaker in speakers)
+    assert set.union(*speakers) == {"prover0", "prover1"}
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_groups_are_for_training_alone(split):
+    assert plan_episodes(in_groups(4, 8), problems(9), split, 1) == plan_episodes(
+        per_iteration(8), problems(9), split, 1
+    )
+
+
+def test_groups_of_one_are_the_episodes_of_the_other_trainers():
+    assert plan_episodes(in_groups(1, 8), problems(5), "train", 2) == plan_episodes(
+        per_iteration(8), problems(5), "train", 2
+    )
 
 
 # Tests: every problem, as often as asked

@@ -12,7 +12,7 @@ from random_play import game, play
 
 from nip_core.errors import CorruptionError
 from nip_core.fine_tuning import dataset
-from nip_core.fine_tuning.dataset import EXAMPLES, to_parquet, to_table
+from nip_core.fine_tuning.dataset import EXAMPLES, PAIRS, TRAJECTORIES, write_examples
 from nip_core.rollouts import schema
 from nip_core.rollouts.schema import EPISODES, GENERATIONS, TIMINGS
 from nip_core.rollouts.tables import (
@@ -24,7 +24,7 @@ from nip_core.rollouts.tables import (
 )
 from nip_core.run_store.manifest import commit
 from nip_core.run_store.store import LocalStore
-from nip_core.trainers.expert_iteration import Example
+from nip_core.trainers.base import Example
 
 DOCS = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 PLACE = "quickstart/iterations/0000/rollouts/train"
@@ -45,9 +45,9 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tables:
     for shard, rows in (("0000", slice(0, 5)), ("0001", slice(5, 12))):
         commit_shard(store, PLACE, shard, _part(tables, rows))
     commit_stage(store, PLACE, ["0000", "0001"])
-    commit(
-        store, "quickstart/iterations/0000/datasets/all", {"examples.parquet": _examples(tables)}
-    )
+    file = store.root.parent / "examples.parquet"
+    write_examples(file, "supervised", _examples(tables))
+    commit(store, "quickstart/iterations/0000/datasets/all", {"examples.parquet": file})
     return tables
 
 
@@ -60,8 +60,8 @@ def _part(tables: Tables, rows: slice) -> Tables:
     return Tables(episodes, generations, among(tables.timings, "key", generations["key"]))
 
 
-def _examples(tables: Tables) -> bytes:
-    examples = [
+def _examples(tables: Tables) -> list[Example]:
+    return [
         Example(
             key=f"example-{i}",
             agent=row["agent"],
@@ -69,9 +69,11 @@ def _examples(tables: Tables) -> bytes:
             generations=(row["key"],),
             iteration=0,
             problem="p",
+            question_id="q",
             y=i % 2,
             reward=1.0,
             reason="threshold",
+            tokens=12,
             messages=(
                 {"role": "system", "content": "Ask."},
                 {"role": "user", "content": row["text"], "name": "Expert"},
@@ -80,7 +82,6 @@ def _examples(tables: Tables) -> bytes:
         )
         for i, row in enumerate(tables.generations.to_pylist())
     ]
-    return to_parquet(to_table(examples))
 
 
 def _read_by_duckdb(files: str) -> list[dict]:
@@ -205,6 +206,8 @@ SCHEMAS = {
     "generations": (GENERATIONS, schema.SCHEMA_VERSION),
     "timings": (TIMINGS, schema.SCHEMA_VERSION),
     "examples": (EXAMPLES, dataset.SCHEMA_VERSION),
+    "pairs": (PAIRS, dataset.SCHEMA_VERSION),
+    "trajectories": (TRAJECTORIES, dataset.SCHEMA_VERSION),
 }
 
 

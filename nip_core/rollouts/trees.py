@@ -1,0 +1,196 @@
+"""Trees of responses: several answers to one prompt, and what came of each.
+
+Branching               where the trees of an iteration branch, decided before they are played
+nodes_by_round          how many nodes that makes
+steps, ancestors        a branch path as numbers, and the paths above it
+tree_of, tree_order     which tree an episode is in, and where it stands in it
+children_of             which nodes follow which
+generations_by_episode  every episode with its generations, those that it shares included
+expected_rewards        what an agent can expect after each answer
+
+A tree is an episode in which a turn is taken several times. A node is a state between two rounds;
+the root is the state before the first one and its path is "". A child is one joint move of all
+agents that move in the round; its path is its parent's, a dot and its number: "0", "1", "0.1". So
+a path has one number per round, also where there is only one child. A leaf is an episode that
+ended, with a row in `episodes`. A generation is in the tables once, see
+`nip_core.rollouts.schema`.
+
+Where a tree branches depends on settings and seeds alone, as if no episode ended early, so that
+neither timing nor what was answered has a part in it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from nip_core.hashing import derive_key, derive_seed
+from nip_core.parameters import HyperParameters
+from nip_core.protocols import Protocol
+from nip_core.rollouts.plan import EpisodeSpec
+
+Row = Mapping[str, Any]
+R = TypeVar("R", bound=Row)
+Path = tuple[int, ...]
+"""A branch path as numbers."""
+
+
+class Branching:
+    """Where the trees of a training iteration branch. An object is a `Branch` of the engine."""
+
+    def __init__(self, parameters: HyperParameters, protocol: Protocol, iteration: int):
+        self._parameters, self._protocol = parameters, protocol
+        self._trained = {
+            agent
+            for group in parameters.trainable_groups
+            for agent in parameters.training_agents(group, iteration)
+        }
+        self._shapes: dict[tuple[str, int], tuple[int, ...]] = {}
+
+    def __call__(
+        self, node: EpisodeSpec, round_: int, agents: Sequence[str]
+    ) -> Sequence[EpisodeSpec]:
+        """The children of `node`, where `agents` move next."""
+        tree = (node.problem.id, node.sample)
+        if tree not in self._shapes:
+            self._shapes[tree] = self.shape(node)
+        count = self._shapes[tree][round_] if self._may_branch(agents) else 1
+        return [_child(node, number) for number in range(count)]
+
+    def shape(self, spec: EpisodeSpec) -> tuple[int, ...]:
+        """By round, how many children each node of this tree has where nothing ends early.
+
+        Rounds are taken in an order that is drawn for each tree, as long as the nodes stay within
+        `max_nodes`. A tree that is longer than that has one child everywhere.
+        """
+        order = sorted(
+            self._branching_rounds(spec.seed),
+            key=lambda r: derive_seed(
+                "branch",
+                self._parameters.seed,
+                spec.split,
+                spec.iteration,
+                spec.problem.id,
+                spec.sample,
+                r,
+            ),
+        )
+        settings = self._parameters.pure_text_malt
+        shape = [1] * self._protocol.max_message_rounds
+        for round_ in order:
+            shape[round_] = settings.num_responses_per_timestep
+            if settings.max_nodes is not None and _total(shape) > settings.max_nodes:
+                shape[round_] = 1
+        return tuple(shape)
+
+    def _branching_rounds(self, seed: int) -> list[int]:
+        rounds = range(self._protocol.max_message_rounds)
+        return [r for r in rounds if self._may_branch(self._protocol.active(r, seed))]
+
+    def _may_branch(self, agents: Iterable[str]) -> bool:
+        if self._parameters.pure_text_malt.frozen_agents_generate_one_response:
+            return not self._trained.isdisjoint(agents)
+        return any(True for _ in agents)
+
+
+def nodes_by_round(shape: Sequence[int]) -> tuple[int, ...]:
+    """How many nodes each round makes, from how many children each node has by round."""
+    nodes, found = 1, []
+    for children in shape:
+        nodes *= children
+        found.append(nodes)
+    return tuple(found)
+
+
+def _total(shape: Sequence[int]) -> int:
+    return sum(nodes_by_round(shape))
+
+
+def _child(node: EpisodeSpec, number: int) -> EpisodeSpec:
+    path = f"{node.branch_path}.{number}" if node.branch_path else str(number)
+    place = (node.split, node.iteration, node.problem.id, node.sample, path)
+    return replace(node, branch_path=path, key=derive_key("episode", node.run, *place))
+
+
+def steps(branch_path: str) -> Path:
+    """The numbers in a path: "0.10" is (0, 10); they sort as the tree does."""
+    return tuple(int(number) for number in branch_path.split(".")) if branch_path else ()
+
+
+def ancestors(branch_path: str) -> list[str]:
+    """The paths of all nodes on the way to this one, which is the last; not of the root."""
+    numbers = branch_path.split(".") if branch_path else []
+    return [".".join(numbers[:length]) for length in range(1, len(numbers) + 1)]
+
+
+TREE_COLUMNS = ("run", "split", "iteration", "problem", "sample")
+"""Columns of `episodes` that are equal for all leaves of a tree, and only for them."""
+
+
+def tree_of(episode: Row) -> tuple[Any, ...]:
+    """Which tree an episode is in; one without branches is alone in its own."""
+    return tuple(episode[column] for column in TREE_COLUMNS)
+
+
+def tree_order(episode: Row) -> Path:
+    """Where an episode stands among those of its tree."""
+    return steps(episode["branch_path"])
+
+
+def generations_by_episode(episodes: Iterable[Row], generations: Iterable[R]) -> dict[str, list[R]]:
+    """By the key of each episode its generations, also those that it shares with other leaves.
+
+    `episodes` need their key, branch_path and `TREE_COLUMNS`, `generations` episode and
+    branch_path. What a leaf shares is found only if all leaves of its tree are among the episodes.
+    Generations of other episodes are left out. The rows of an episode have the order in which they
+    were given; in a tree they go by round first.
+    """
+    found: dict[str, list[R]] = {}
+    trees: dict[str, tuple[Any, ...]] = {}
+    leaves: dict[str, str] = {}
+    for episode in episodes:
+        key = episode["key"]
+        found[key] = []
+        if episode["branch_path"]:
+            trees[key] = tree_of(episode)
+            leaves[key] = episode["branch_path"]
+    at_node: dict[tuple[tuple[Any, ...], str], list[R]] = defaultdict(list)
+    for row in generations:
+        key = row["episode"]
+        if key in trees:
+            at_node[trees[key], row["branch_path"]].append(row)
+        elif key in found:
+            found[key].append(row)
+    for key, path in leaves.items():
+        for node in ancestors(path):
+            found[key] += at_node.get((trees[key], node), ())
+    return found
+
+
+def children_of(leaves: Iterable[Path]) -> dict[Path, list[Path]]:
+    """By inner node its children in order; the root is ()."""
+    found: dict[Path, set[Path]] = defaultdict(set)
+    for leaf in leaves:
+        for length in range(1, len(leaf) + 1):
+            found[leaf[: length - 1]].add(leaf[:length])
+    return {node: sorted(children) for node, children in found.items()}
+
+
+def expected_rewards(
+    leaves: Mapping[Path, Mapping[str, float] | None],
+) -> dict[Path, dict[str, float] | None]:
+    """By node, what each agent can expect there: the mean over the node's children.
+
+    `leaves` have the rewards of whole episodes, by agent; None for one that failed. Such leaves,
+    and nodes above nothing else, are None and in no mean.
+    """
+    values = {leaf: None if paid is None else dict(paid) for leaf, paid in leaves.items()}
+    children = children_of(leaves)
+    for node in sorted(children, key=len, reverse=True):
+        below = [value for value in map(values.__getitem__, children[node]) if value is not None]
+        values[node] = (
+            {agent: sum(value[agent] for value in below) / len(below) for agent in below[0]}
+            if below
+            else None
+        )
+    return values

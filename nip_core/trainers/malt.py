@@ -1,0 +1,256 @@
+"""MALT: from trees of responses to pairs of a better and a worse answer to one prompt, for DPO.
+
+choose_pairs   the trainer, see `nip_core.trainers.base`
+
+An answer is worth what its agent can expect after it: the mean over the node's children of what
+they are worth, and a leaf its total reward. The mean is over answers, not over leaves, so that an
+answer counts the same whether its subtree ends early or late. (The ancestor of this method, in
+neural-interactive-proofs, takes the mean over all leaves below.) Failed leaves, and nodes above
+nothing else, are in no mean and in no pair.
+
+At every node with two children or more, the root included, at most one pair is drawn for each
+trained agent, of two answers that it gave there. Which ones may be a pair is
+`pure_text_malt.pair_selection_method`. The order of the rows in the tables does not matter, nor
+does the run's name. Episodes that were played without branching are no trees and give no pairs.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import pyarrow.compute as pc
+
+from nip_core.agents.render import Game, InvalidResponse, Situation
+from nip_core.errors import StageError
+from nip_core.hashing import derive_key, derive_seed
+from nip_core.rollouts.tables import Rollouts as Shard
+from nip_core.rollouts.trees import (
+    TREE_COLUMNS,
+    Path,
+    children_of,
+    expected_rewards,
+    steps,
+    tree_of,
+)
+from nip_core.trainers.base import Choice, Pair, Rollouts
+
+Row = Mapping[str, Any]
+_Rule = Callable[[float, float], bool]
+"""Whether two answers of these expected rewards, the better one first, may be a pair."""
+
+_EPISODE_COLUMNS = (
+    "key",
+    *TREE_COLUMNS,
+    "branch_path",
+    "question_id",
+    "question",
+    "solution",
+    "y",
+    "seed",
+    "prover_stance",
+    "outcome",
+    "rewards",
+)
+_GENERATION_COLUMNS = (
+    "key",
+    "episode",
+    "branch_path",
+    "round",
+    "agent",
+    "text",
+    "invalid_reason",
+    "prompt_tokens",
+    "completion_tokens",
+)
+_ROUNDING = 1e-9  # of means of rewards
+
+
+def choose_pairs(
+    game: Game, group: str, iteration: int, rollouts: Rollouts, agents: Sequence[str]
+) -> Choice:
+    """The pairs to prefer by: see `nip_core.trainers.base.Chooser`.
+
+    Counts: ``candidates`` are trees, ``nodes`` those of their nodes that branch, ``turns`` the
+    times that one of `agents` was asked at one of these. Of the turns each gave one of the
+    ``pairs`` or is left out: ``unanswered`` (fewer than two valid answers from which an episode
+    came to its end), ``too_close`` (no two answers far enough apart), ``identical`` (such two have
+    the same text). ``failed`` are leaves.
+    """
+    names = ("candidates", "nodes", "turns", "pairs")
+    counts = dict.fromkeys((*names, "unanswered", "too_close", "identical", "failed"), 0)
+    return Choice("dpo", _pairs(game, iteration, rollouts, agents, counts), counts)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A valid answer of an agent, with the node that it led to."""
+
+    node: Path
+    generation: Row
+    value: float  # what the agent can expect there
+
+
+class _Tree:
+    """The leaves of a tree and the generations that led to its nodes."""
+
+    def __init__(self, leaves: Sequence[Row], generations: Mapping[str, Sequence[Row]]):
+        self.leaves = {steps(row["branch_path"]): row for row in leaves}
+        self.facts = leaves[0]  # what all of them agree in
+        self.generations = {steps(path): rows for path, rows in generations.items()}
+        self.children = children_of(self.leaves)
+        self.values = expected_rewards(
+            {
+                path: None
+                if row["outcome"] == "failed"
+                else {entry["agent"]: entry["reward"] for entry in row["rewards"]}
+                for path, row in self.leaves.items()
+            }
+        )
+
+    def asked(self, node: Path, agent: str) -> bool:
+        """Whether the agent moved after `node`, validly or not."""
+        return any(
+            row["agent"] == agent
+            for child in self.children[node]
+            for row in self.generations.get(child, ())
+        )
+
+    def candidates(self, node: Path, agent: str) -> list[_Candidate]:
+        """The agent's valid answers after `node` that are worth something known."""
+        found = []
+        for child in self.children[node]:
+            value = self.values[child]
+            for row in self.generations.get(child, ()):
+                if value is None or row["agent"] != agent or row["invalid_reason"] is not None:
+                    continue
+                found.append(_Candidate(child, row, value[agent]))
+        return found
+
+    def leaf_below(self, node: Path) -> str:
+        """The key of the first episode below that did not fail."""
+        return next(
+            str(self.leaves[path]["key"])
+            for path in sorted(self.leaves)
+            if path[: len(node)] == node and self.leaves[path]["outcome"] != "failed"
+        )
+
+    def before(self, node: Path) -> list[Row]:
+        """The generations on the way to `node`."""
+        lengths = range(1, len(node) + 1)
+        return [row for length in lengths for row in self.generations.get(node[:length], ())]
+
+
+def _pairs(
+    game: Game, iteration: int, rollouts: Rollouts, agents: Sequence[str], counts: dict[str, int]
+) -> Iterator[Pair]:
+    seed = (game.parameters.seed, iteration)
+    rules = {agent: _rule(game, agent) for agent in agents}
+    for shard in rollouts.shards():
+        for tree in _trees(shard):
+            counts["candidates"] += 1
+            counts["failed"] += sum(row["outcome"] == "failed" for row in tree.leaves.values())
+            for node in sorted(tree.children):
+                if len(tree.children[node]) < 2:
+                    continue
+                counts["nodes"] += 1
+                for agent in agents:
+                    if not tree.asked(node, agent):
+                        continue
+                    counts["turns"] += 1
+                    found = _choose(tree, node, agent, rules[agent], seed)
+                    if isinstance(found, str):
+                        counts[found] += 1
+                        continue
+                    counts["pairs"] += 1
+                    yield _pair(game, tree, node, agent, *found)
+
+
+def _trees(shard: Shard) -> Iterator[_Tree]:
+    """The trees of a shard in the order of their first leaves."""
+    is_leaf = pc.not_equal(shard.episodes["branch_path"], "")
+    episodes = shard.episodes.select(_EPISODE_COLUMNS).filter(is_leaf)
+    leaves: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    tree_at: dict[str, tuple[Any, ...]] = {}
+    for row in episodes.to_pylist():
+        tree = tree_at[row["key"]] = tree_of(row)
+        leaves[tree].append(row)
+    of_leaf = pc.is_in(shard.generations["episode"], value_set=episodes["key"])
+    generations = shard.generations.select(_GENERATION_COLUMNS).filter(of_leaf)
+    at_node: dict[tuple[Any, ...], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in generations.to_pylist():
+        at_node[tree_at[row["episode"]]][row["branch_path"]].append(row)
+    for tree, rows in leaves.items():
+        yield _Tree(rows, at_node[tree])
+
+
+def _choose(
+    tree: _Tree, node: Path, agent: str, makes_pair: _Rule, seed: Sequence[int]
+) -> tuple[_Candidate, _Candidate] | str:
+    """A better and a worse answer of the agent after `node`, or why there are none."""
+    candidates = tree.candidates(node, agent)
+    if len(candidates) < 2:
+        return "unanswered"
+    possible = [
+        (better, worse)
+        for better, worse in permutations(candidates, 2)
+        if makes_pair(better.value, worse.value)
+    ]
+    if not possible:
+        return "too_close"
+    possible = [
+        (better, worse)
+        for better, worse in possible
+        if better.generation["text"] != worse.generation["text"]
+    ]
+    if not possible:
+        return "identical"
+    facts = tree.facts
+    place = (facts["split"], facts["iteration"], facts["problem"], facts["sample"], node)
+    drawn = derive_seed("pair", *seed, *place, agent)
+    return possible[drawn % len(possible)]
+
+
+def _rule(game: Game, agent: str) -> _Rule:
+    settings = game.parameters.pure_text_malt
+    least, most = game.protocol.min_reward(agent), game.protocol.max_reward(agent)
+    middle = (least + most) / 2 - _ROUNDING
+    apart = settings.interval_threshold_proportion * (most - least) + _ROUNDING
+    if settings.pair_selection_method == "positive_negative":
+        return lambda better, worse: better >= middle > worse
+    return lambda better, worse: better - worse > apart
+
+
+def _pair(
+    game: Game, tree: _Tree, node: Path, agent: str, better: _Candidate, worse: _Candidate
+) -> Pair:
+    facts, chosen, rejected = tree.facts, better.generation, worse.generation
+    situation = Situation(
+        facts["question"], facts["solution"], facts["prover_stance"], facts["seed"]
+    )
+    try:
+        turns = game.turns(tree.before(node), facts["seed"])
+    except InvalidResponse as invalid:
+        raise StageError(
+            f"episode {chosen['episode']}: an answer that counted as valid when it was played is "
+            f"not ({invalid.reason}); another version of nip has played it: train with that one"
+        ) from None
+    counted = [chosen["prompt_tokens"], chosen["completion_tokens"], rejected["completion_tokens"]]
+    return Pair(
+        key=derive_key("pair", chosen["key"], rejected["key"]),
+        agent=agent,
+        episode=tree.leaf_below(better.node),
+        generations=(chosen["key"], rejected["key"]),
+        iteration=facts["iteration"],
+        problem=facts["problem"],
+        question_id=facts["question_id"],
+        y=facts["y"],
+        reward=better.value,
+        reason=game.parameters.pure_text_malt.pair_selection_method,
+        tokens=sum(counted) if counted[0] and sum(counted[1:]) else None,
+        messages=tuple(game.render(agent, situation, turns, len(node))),
+        chosen=chosen["text"],
+        rejected=rejected["text"],
+        rejected_reward=worse.value,
+    )

@@ -1,0 +1,216 @@
+"""What is recorded for training is what the model generated: its tokens, at its own probabilities.
+
+Played by the bundled model on the embedded engine, compared with transformers alone, and then
+trained as an lm_server trains.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+pytest.importorskip("trl")
+
+from playing import MemoryLog, make_table, problems
+from scripted_server import scripted_server
+from served_here import KEY, serve
+
+from nip_core.agents.chat_client import ChatClient
+from nip_core.agents.render import Game
+from nip_core.errors import StageError
+from nip_core.lm_server import chat_template, formats
+from nip_core.lm_server.spec import ServerSpec
+from nip_core.lm_server.training import loading
+from nip_core.lm_server.training.episodes import read_episodes
+from nip_core.lm_server.training.job import read_job
+from nip_core.models import resolve_model
+from nip_core.parameters import load_parameters
+from nip_core.rollouts.engine import play_shard
+from nip_core.rollouts.plan import plan_episodes
+from nip_core.rollouts.tables import build_tables
+from nip_core.scenarios.code_validation.datasets import load_problems
+from nip_core.trainers.base import InMemory
+from nip_core.trainers.grpo import choose_trajectories
+
+sys.path.append(str(Path(__file__).parents[1] / "lm_server"))
+from tiny_model import peft_logprobs
+from training_jobs import make_job, progress, run_here
+
+TINY = resolve_model("tiny")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def make_game(**changes):
+    hosted = {
+        "model_provider": "SelfHosted",
+        "fine_tune_from_scratch": False,
+        "max_tokens_per_message": 64,
+    }
+    frozen = {"freeze_agent": True, "temperature": 0.3}
+    return Game(
+        load_parameters(
+            {
+                "run_name": "a",
+                "dataset": "families",
+                "trainer": "pure_text_grpo",
+                "agents": {"_default": hosted, "prover": frozen},
+                "rl": {"rollouts_per_iteration": 16},
+                "pure_text_grpo": {"group_size": 4},
+                "protocol_common": {"shared_reward": True},
+                "nip_protocol": {"max_message_rounds": 3},
+                "code_validation": {"system_prompt_version": "short"},
+                **changes,
+            }
+        )
+    )
+
+
+async def play_at(url, log, model="tiny", on=None, **recorded):
+    """The training rollouts of iteration 0, in which the verifier's tokens are recorded."""
+    game = make_game()
+    on = on or load_problems("families", "train")
+    specs = plan_episodes(game.parameters, on, "train", 0)
+    async with ChatClient(concurrency=16, timeout_s=60, retries=1) as client:
+        table = make_table(game, url, client, log, model=model, key=KEY)
+        verifier = replace(table.players["verifier"], record_tokens=True, **recorded)
+        players = {**table.players, "verifier": verifier}
+        shard = await play_shard(specs, replace(table, players=players))
+    return InMemory((build_tables(shard.episodes, shard.generations),))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def played(tmp_path_factory):
+    """Rollouts of four groups of four, and the log that they were written to."""
+    spec = ServerSpec("embedded", TINY, served_model_name="tiny", options={"threads": 1})
+    log = MemoryLog()
+    async with serve(tmp_path_factory.mktemp("state") / "s", spec=spec) as here:
+        rollouts = await play_at(f"{here.url}/v1", log, record_logprobs=True)
+    return rollouts, log
+
+
+def rows_of(played, agent):
+    rows = [row for shard in played[0].shards() for row in shard.generations.to_pylist()]
+    return [row for row in rows if row["agent"] == agent]
+
+
+async def test_the_recorded_tokens_are_the_text(played):
+    tokenizer, rows = chat_template.load_tokenizer(TINY), rows_of(played, "verifier")
+    assert len(rows) >= 16
+    for row in rows:
+        text = tokenizer.decode(row["completion_token_ids"], skip_special_tokens=True)
+        assert text.strip() == row["text"].strip() != ""
+        assert len(row["completion_token_ids"]) == row["completion_tokens"]
+        assert len(row["prompt_token_ids"]) == row["prompt_tokens"]
+
+
+async def test_the_recorded_log_probabilities_are_the_model_s_own(played):
+    for row in rows_of(played, "verifier")[:6]:
+        prompt, answer = row["prompt_token_ids"], row["completion_token_ids"]
+        alone = peft_logprobs(Path(TINY), None, [*prompt, *answer])[-len(answer) :]
+        assert row["completion_logprobs"] == pytest.approx(alone, abs=1e-3)
+
+
+async def test_of_agents_that_are_not_trained_no_tokens_are_kept(played):
+    for row in rows_of(played, "prover"):
+        assert row["prompt_token_ids"] is row["completion_token_ids"] is None
+        assert row["completion_logprobs"] is row["token_logprobs"] is None
+
+
+async def test_a_killed_shard_has_the_tokens_in_its_journal(played):
+    kept = {r["generation"]["key"]: r["generation"] for r in played[1].records}
+    for row in rows_of(played, "verifier"):
+        for column in ("prompt_token_ids", "completion_token_ids"):
+            assert kept[row["key"]][column] == row[column]
+        logprobs = kept[row["key"]]["completion_logprobs"]
+        assert logprobs == pytest.approx(row["completion_logprobs"], rel=1e-6)
+
+
+async def test_what_is_chosen_is_trained_once_token_for_token(played, tmp_path):
+    choice = choose_trajectories(make_game(), "verifier", 0, played[0], ["verifier"])
+    examples = list(choice.examples)
+    assert len(examples) >= 4 and len({e.group_id for e in examples}) >= 2
+    data = tmp_path / "data.jsonl"
+    data.write_bytes(formats.to_jsonl(map(line_of, examples)))
+    job = make_job(
+        Path(TINY), tmp_path / "job", data=data, method="trajectories", advantage="given",
+        learning_rate=1e-3, n_epochs=1,
+    )  # fmt: skip
+    text = loading.load_text(read_job(job))
+    read = read_episodes(data, text, "given", "training_file")
+    assert [e.advantage for e in read] == [e.advantage for e in examples]
+    for episode, example in zip(read, examples, strict=True):
+        generated = [t for turn in example.turns for t in turn.completion_token_ids]
+        trained = [
+            token
+            for sequence in episode.sequences
+            for token, is_action in zip(sequence.input_ids, sequence.actions, strict=True)
+            if is_action
+        ]
+        assert trained == generated
+    run_here(job)
+    # The model has not changed yet: the sampler's log-probabilities are the trainer's.
+    assert progress(job)[0]["policy/ratio"] == pytest.approx(1.0, abs=1e-3)
+
+
+def line_of(example):
+    turns = [
+        {
+            "prompt_token_ids": list(turn.prompt_token_ids),
+            "completion_token_ids": list(turn.completion_token_ids),
+            "logprobs": list(turn.logprobs),
+        }
+        for turn in example.turns
+    ]
+    return {
+        "turns": turns,
+        "group_id": example.group_id,
+        "reward": example.reward,
+        "advantage": example.advantage,
+    }
+
+
+async def test_what_is_trained_is_sampled_as_the_model_is_whatever_a_server_defaults_to():
+    def script(body):
+        return web.json_response(
+            {
+                "model": "m",
+                "choices": [
+                    {
+                        "index": 0,
+                        "message": {"content": "Decision: accept"},
+                        "finish_reason": "stop",
+                        "token_ids": [4, 5],
+                    }
+                ],
+                "prompt_token_ids": [1, 2, 3],
+                "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+            }
+        )
+
+    async with scripted_server(script) as server:
+        rollouts = await play_at(server.url, MemoryLog(), model="m", on=problems(4))
+    [asked] = {json.dumps({k: body.get(k) for k in SAMPLING}) for body in server.bodies}
+    assert json.loads(asked) == SAMPLING
+    [row] = {tuple(g["completion_token_ids"]) for g in rows_of((rollouts,), "verifier")}
+    assert row == (4, 5)
+
+
+SAMPLING = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "repetition_penalty": 1.0,
+    "return_token_ids": True,
+    "logprobs": False,  # which the deterministic engine has not
+    "top_k": None,
+    "min_p": None,
+}
+
+
+async def test_a_server_without_token_ids_is_refused_with_what_to_do():
+    async with scripted_server(lambda body: "Decision: accept") as server:
+        with pytest.raises(StageError, match=r"gives no token ids.*use an lm_server"):
+            await play_at(server.url, MemoryLog(), model="m", on=problems(4))
