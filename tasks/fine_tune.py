@@ -1,15 +1,15 @@
-"""Tasks that train: dataset, submission, waiting, swap. The flow alone calls the submission."""
+"""Tasks that train: dataset, submission, waiting, proof, swap. The flow alone calls submission."""
 
 from typing import Any
 
-from nip_core.stages import fine_tuning
+from nip_core.stages import fine_tuning, training_data
 from tasks.runtime import session_of, stage
 
 
 @stage("build-dataset", "dataset-{group}-{iteration}")
 async def build_dataset(run: str, iteration: int, group: str) -> dict[str, Any]:
     """Choose training examples from the rollouts and commit them; returns counts and digest."""
-    return fine_tuning.build_dataset(session_of(run), iteration, group)
+    return training_data.build_dataset(session_of(run), iteration, group)
 
 
 @stage("submit-job", "submit-{group}-{iteration}")
@@ -24,9 +24,17 @@ async def await_job(run: str, iteration: int, group: str) -> dict[str, Any]:
     return await fine_tuning.wait(session_of(run), iteration, group)
 
 
+@stage("prove-candidates", "prove-candidates-{iteration}")
+async def prove_candidates(run: str, iteration: int) -> dict[str, str]:
+    """Prove that the new models of all groups answer; returns their names by group."""
+    proved = await fine_tuning.prove_new(session_of(run), iteration)
+    return {group: model.model for group, model in proved.items()}
+
+
 @stage("swap-models", "swap-{iteration}")
 async def swap_models(run: str, iteration: int) -> dict[str, str]:
-    """Prove that the new models answer and let them serve from the next iteration on."""
+    """Let the new models, if they are proved and not refused by the gate, serve from the next
+    iteration on."""
     return await fine_tuning.swap(session_of(run), iteration)
 
 

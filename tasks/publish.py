@@ -24,6 +24,7 @@ from nip_core.run_store.manifest import MANIFEST, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import walk
 from nip_core.stages.evaluation import (
+    promotion_of,
     read_transcripts,
     report_location,
     summary,
@@ -58,12 +59,14 @@ async def _publish_artifacts(session: Session, after: str, fraction_done: float)
         key=f"nip-{run}-state", markdown=_state(session, after), description=f"State after {after}"
     )
     rows = _metrics(session.run)
-    if rows:
+    decisions = _promotions(session.run)
+    if rows or decisions:
         await acreate_table_artifact(
             key=f"nip-{run}-metrics",
-            table=metrics_table(rows),
+            table=metrics_table(rows, decisions),
             description="The verifier on test problems, before each iteration's training",
         )
+    if rows:
         await acreate_markdown_artifact(
             key=f"nip-{run}-learning-curve", markdown=learning_curve_markdown(rows)
         )
@@ -108,6 +111,11 @@ def _metrics(run: RunStore) -> list[tuple[int, dict[str, Any]]]:
     return found
 
 
+def _promotions(run: RunStore) -> dict[int, dict[str, Any]]:
+    found = ((i, promotion_of(run, i)) for i in range(run.finished_iterations()))
+    return {iteration: decision for iteration, decision in found if decision is not None}
+
+
 def learning_curve_markdown(rows: list[tuple[int, dict[str, Any]]]) -> str:
     """Accuracy by iteration as bars of text, which every version of the UI can show."""
     lines = ["Accuracy on test problems, with 95 % intervals", "", "```text"]
@@ -124,7 +132,7 @@ def learning_curve_markdown(rows: list[tuple[int, dict[str, Any]]]) -> str:
 
 
 def _newest_samples(run: RunStore) -> str | None:
-    iteration = len(_metrics(run)) or run.finished_iterations() + 1
+    iteration = run.finished_iterations() + 1
     while iteration >= 0:
         for split in ("test", "train"):
             transcripts = read_transcripts(run, iteration, split, _SAMPLES)

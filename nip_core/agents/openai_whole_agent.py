@@ -1,6 +1,6 @@
 """An agent that asks a language model of any provider that speaks the OpenAI protocol.
 
-The chat comes from `Game.render`, the request from `rollouts.engine.request_body`, the answer is
+The chat comes from `Game.render`, the request from `rollouts.calls.request_body`, the answer is
 read by `Game.parse`: what is played by hand is what the loop plays.
 """
 
@@ -36,7 +36,7 @@ from nip_core.agents.whole_agent import Seeds, _ParsedChatCompletion
 from nip_core.errors import SettingsError
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
-from nip_core.rollouts.engine import request_body
+from nip_core.rollouts.calls import request_body
 from nip_core.scenarios.code_validation.parsing import AnswerForm
 from nip_core.scenarios.code_validation.verdicts import (
     InvalidDecision,

@@ -3,19 +3,22 @@
 Prompting and dataset building both call `render`, so what is trained is what was asked.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nip_core.agents.chat_format import format_chat
+from nip_core.agents.rules import Rules
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Protocol, TokenChoice, Turn, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
-from nip_core.scenarios.code_validation.parsing import AnswerForm, parse_response
+from nip_core.scenarios.code_validation.parsing import AnswerForm
 from nip_core.scenarios.code_validation.prompts import SystemPrompts
 from nip_core.scenarios.code_validation.verdicts import InvalidResponse
 
 ChatMessage = dict[str, str]
+Answer = tuple[int, str, str, tuple[TokenChoice, ...] | None]
+"""Round, agent, text and, where they were recorded, tokens."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Game:
         self.parameters = parameters
         self.protocol: Protocol = make_protocol(parameters)
         self.prompts = SystemPrompts(parameters, self.protocol)
+        self._rules = Rules(parameters, self.protocol, self.prompts)
 
     def render(
         self, agent: str, situation: Situation, turns: Sequence[Turn], round_: int
@@ -47,61 +51,40 @@ class Game:
         beginning. Messages have role and content, those of others also a name; the setting
         `chat_format` decides in which form they leave.
         """
-        protocol, seed = self.protocol, situation.seed
-        system = self.prompts.render(
-            agent, situation.question, situation.solution, situation.stance, seed
-        )
+        rules, seed, stance = self._rules, situation.seed, situation.stance
+        prompt = rules.system_prompt(agent, stance, seed)
+        system = prompt.fill(situation.question, situation.solution)
         chat: list[ChatMessage] = [{"role": "system", "content": system}]
-        own_turns = 0
-        for r in range(round_ + 1):
-            before = [turn for turn in turns if turn.round < r]
-            if agent in protocol.movers(r, seed, before):
-                chat += self._told_before_turn(agent, situation, r, own_turns)
-                own_turns += 1
-            now = [turn for turn in turns if turn.round == r]
-            chat += [
-                {"role": "assistant", "content": turn.text} for turn in now if turn.agent == agent
-            ]
-            for channel in protocol.channel_order(agent, r, seed):
-                for turn in now:
-                    if turn.agent != agent and channel in turn.move.messages:
+        by_round: dict[int, list[Turn]] = {}
+        for turn in turns:
+            by_round.setdefault(turn.round, []).append(turn)
+        names = rules.names(seed)
+        rounds = rules.rounds(agent, round_, stance, seed, by_round)
+        for r, seen in enumerate(rounds):
+            if seen.told is not None:
+                chat.append({**seen.told})
+            now = by_round.get(r, ())
+            others = []
+            for turn in now:
+                if turn.agent == agent:
+                    chat.append({"role": "assistant", "content": turn.text})
+                else:
+                    others.append(turn)
+            for channel in seen.channels if others else ():
+                for turn in others:
+                    if channel in turn.move.messages:
                         message = {"role": "user", "content": turn.move.messages[channel]}
-                        if not protocol.agents[turn.agent].anonymous:
-                            message["name"] = protocol.human_name(turn.agent, seed)
+                        name = names[turn.agent]
+                        if name is not None:
+                            message["name"] = name
                         chat.append(message)
-        asked = agent in protocol.movers(round_, seed, turns) and not any(
-            turn.agent == agent and turn.round == round_ for turn in turns
-        )
+        spoke = any(turn.agent == agent for turn in by_round.get(round_, ()))
+        asked = rounds[-1].moves and not spoke
         return format_chat(chat, self.parameters.model_agents[agent].chat_format, asked=asked)
-
-    def _told_before_turn(
-        self, agent: str, situation: Situation, round_: int, own_turns: int
-    ) -> list[ChatMessage]:
-        settings, seed = self.parameters.model_agents[agent], situation.seed
-        due = {
-            "none": False,
-            "all": True,
-            "first": own_turns == 0,
-            "all_but_first": own_turns > 0,
-        }[settings.use_supervisor_message]
-        if due:
-            content = self.prompts.supervisor_message(agent, round_, seed, situation.stance)
-            return [{"role": "user", "content": content, "name": settings.supervisor_name}]
-        last = self.protocol.is_last_turn(agent, round_, seed)
-        if last and self.protocol.agents[agent].last_round_message:
-            return [{"role": "system", "content": self.prompts.last_round_message}]
-        return []
 
     def form(self, agent: str, round_: int, seed: int, turns: Sequence[Turn]) -> AnswerForm:
         """What form the answer of `agent` in `round_` must have, after `turns`."""
-        protocol = self.protocol
-        channels = protocol.movers(round_, seed, turns)[agent]
-        return AnswerForm(
-            channels=channels,
-            headers=protocol.headers(agent, channels, seed),
-            scale=protocol.scale if protocol.may_decide(agent) else None,
-            has_reasoning=self.parameters.code_validation.system_prompt_version == "v2",
-        )
+        return self._rules.form(agent, round_, seed, turns)
 
     def top_logprobs(self, agent: str) -> int:
         """For how many of the likeliest tokens the agent's calls ask; 0 where nobody needs them."""
@@ -113,19 +96,34 @@ class Game:
 
     def parse(self, agent: str, round_: int, seed: int, text: str, turns: Sequence[Turn]) -> Move:
         """The move in `text`, after `turns`. Raises InvalidResponse."""
-        return parse_response(text, self.form(agent, round_, seed, turns))
+        return self._rules.parse(agent, round_, seed, text, turns)
 
-    def turns(self, generations: Iterable[dict[str, Any]], seed: int) -> list[Turn]:
-        """The turns in an episode's generation rows; invalid answers are no turns."""
-        order = {name: i for i, name in enumerate(self.protocol.agent_names)}
-        rows = [row for row in generations if row["invalid_reason"] is None]
-        rows.sort(key=lambda row: (row["round"], order[row["agent"]]))
+    def turns(self, generations: Iterable[Mapping[str, Any]], seed: int) -> list[Turn]:
+        """The turns in an episode's generation rows; invalid answers are no turns.
+
+        Of a row only `round`, `agent`, `text`, `invalid_reason` and, if it is there,
+        `token_logprobs` are looked at. Raises InvalidResponse.
+        """
+        return self.turns_of(
+            (
+                (row["round"], row["agent"], row["text"], tokens_of(row.get("token_logprobs")))
+                for row in generations
+                if row["invalid_reason"] is None
+            ),
+            seed,
+        )
+
+    def turns_of(self, answers: Iterable[Answer], seed: int) -> list[Turn]:
+        """The turns of an episode's valid answers, in the order of play. Raises InvalidResponse."""
+        order = self._rules.order
         turns: list[Turn] = []
-        for row in rows:
-            before = [turn for turn in turns if turn.round < row["round"]]
-            move = self.parse(row["agent"], row["round"], seed, row["text"], before)
-            tokens = tokens_of(row.get("token_logprobs"))
-            turns.append(Turn(row["round"], row["agent"], row["text"], move, tokens))
+        before: list[Turn] = []
+        for answer in sorted(answers, key=lambda a: (a[0], order[a[1]])):
+            round_, agent, text, tokens = answer
+            if turns and turns[-1].round < round_:
+                before = turns.copy()
+            move = self._rules.parse(agent, round_, seed, text, before)
+            turns.append(Turn(round_, agent, text, move, tokens))
         return turns
 
 

@@ -2,6 +2,7 @@
 
 job_key      the identity of a job, derived from everything that decides its outcome
 JobSpec      what to train
+Payload      the data of a job: bytes, or a file
 JobRecord    the document ``jobs/<group>.json`` of the run store
 JobView      a job as the back-end reports it
 Backend      the calls that the ledger makes
@@ -12,8 +13,9 @@ Clock        the time that the ledger goes by
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -23,6 +25,9 @@ from nip_core.hashing import derive_key
 
 FORMAT_VERSION = 1
 KEY_METADATA = "nip_key"
+
+Payload = bytes | Path
+"""JSONL in memory, or a file of it, which is never held in memory as a whole."""
 
 State = Literal["intent", "submitted", "terminal"]
 Outcome = Literal["succeeded", "failed", "cancelled", "refused", "not_found", "skipped"]
@@ -71,8 +76,12 @@ def job_key(
     method: str,
     hyper_parameters: Mapping[str, Any],
     seed: int,
+    validation_digest: str | None = None,
 ) -> str:
-    """The identity of a job: 16 URL-safe characters. `hyper_parameters` are all that is sent."""
+    """The identity of a job: 16 URL-safe characters. `hyper_parameters` are all that is sent.
+
+    `validation_digest` says which part of the dataset is not trained on; None: all is.
+    """
     return derive_key(
         "job",
         run,
@@ -84,6 +93,7 @@ def job_key(
         method,
         dict(hyper_parameters),
         seed,
+        *([] if validation_digest is None else [validation_digest]),
     )
 
 
@@ -98,7 +108,7 @@ class JobSpec:
     parent_model: str  # name under which the back-end knows the model to start from
     parent_model_digest: str
     seed: int
-    examples: int  # lines of the dataset
+    examples: int  # lines of the training file
     method: str = "supervised"
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
     """n_epochs, batch_size, learning_rate_multiplier: what the OpenAI API has words for."""
@@ -106,6 +116,10 @@ class JobSpec:
     """LoRA and optimizer settings, for our own server only."""
     attempt: int = 0  # grows with each deliberate resubmission
     suffix: str | None = None  # readable part of the new model's name, where the back-end has one
+    validation_examples: int = 0  # lines of the validation file; 0: there is none
+    validation_digest: str | None = None  # says which part of the dataset that is
+    integrations: Sequence[Mapping[str, Any]] = ()
+    """Who else is told of the job, in the OpenAI API's words. No part of what is trained."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -125,6 +139,7 @@ class JobSpec:
             self.method,
             self.settings,
             self.seed,
+            self.validation_digest,
         )
 
     @property
@@ -169,6 +184,9 @@ class JobRecord(BaseModel):
     settings: dict[str, Any]  # as asked
     created_at: float
     file_id: str | None = None
+    validation_examples: int = 0
+    validation_digest: str | None = None
+    validation_file_id: str | None = None
     creates_open: int = 0  # creates that may have had an effect; written before each is sent
     sent_at: float | None = None  # when the last of them was sent
     id: str | None = None
@@ -216,10 +234,12 @@ class Backend(Protocol):
     async def find_file(self, filename: str, size_bytes: int) -> str | None:
         """Id of an uploaded, usable file of that name and size."""
 
-    async def upload(self, filename: str, data: bytes) -> str:
+    async def upload(self, filename: str, data: Payload) -> str:
         """Upload training data; the new file's id."""
 
-    async def create_job(self, spec: JobSpec, file_id: str) -> JobView:
+    async def create_job(
+        self, spec: JobSpec, file_id: str, validation_file_id: str | None = None
+    ) -> JobView:
         """Submit `spec` with its key as metadata and idempotency key. For the ledger alone."""
 
     async def find_jobs(self, key: str) -> list[JobView]:

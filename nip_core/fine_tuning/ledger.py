@@ -15,6 +15,7 @@ Covered: crashes and lost answers at any point, lists that lag by less than `set
 runners (by the lease and conditional writes). Not covered: a back-end whose list lags by more.
 """
 
+import asyncio
 import hashlib
 import logging
 from typing import Any
@@ -29,6 +30,7 @@ from nip_core.fine_tuning.job import (
     JobView,
     NoAnswer,
     Outcome,
+    Payload,
     Refused,
 )
 from nip_core.fine_tuning.job_document import JobDocument, OnEvent
@@ -77,11 +79,19 @@ class Ledger:
         """What is recorded of the newest attempt, or None. Raises CorruptionError."""
         return self._document(iteration, group).load()
 
-    async def ensure_job(self, spec: JobSpec, dataset: bytes) -> JobRecord:
+    async def ensure_job(
+        self,
+        spec: JobSpec,
+        dataset: Payload,
+        validation: Payload | None = None,
+        *,
+        note: str | None = None,
+    ) -> JobRecord:
         """The record of the job for `spec`, submitted by this call or an earlier one.
 
-        `dataset` is the JSONL to train on. A job that has ended is returned as recorded, except
-        for one that was refused: no job came of it, so it is tried again.
+        `dataset` is the JSONL to train on, `validation` that of the validation file. A job that
+        has ended is returned as recorded, except for one that was refused: no job came of it, so
+        it is tried again. `note` is put on record with the intent, before anything is sent.
 
         Raises JobError if the back-end refuses the job (recorded as its outcome) or the outcome
         of the submission can't be learned; RunConflictError if another job is recorded for the
@@ -90,7 +100,7 @@ class Ledger:
         document = self._document(spec.iteration, spec.group)
         record = document.load()
         if record is None or record.key != spec.key:
-            record = self._begin(document, spec, record)
+            record = self._begin(document, spec, record, note)
         elif record.outcome == "refused":
             record = document.save(
                 record, "trying again", state="intent", outcome=None, reason=None, finished_at=None
@@ -109,14 +119,19 @@ class Ledger:
             if record.file_id is None:
                 file_id = await self._ensure_file(dataset)
                 record = document.save(record, "training file is there", file_id=file_id)
+            if validation is not None and record.validation_file_id is None:
+                file_id = await self._ensure_file(validation)
+                record = document.save(
+                    record, "validation file is there", validation_file_id=file_id
+                )
             return await self._submit(document, record, spec)
         except Refused as error:
             message = (
                 f"{self._backend.address}: refused the job of group {spec.group}, iteration "
                 f"{spec.iteration} (HTTP {error.status}): {error}"
             )
-            # The file may be what was refused, so the next try looks for it again.
-            changes = {"file_id": None, "creates_open": 0}
+            # A file may be what was refused, so the next try looks for them again.
+            changes = {"file_id": None, "validation_file_id": None, "creates_open": 0}
             document.end(
                 document.load() or record, "refused", str(error), f"refused: {error}", **changes
             )
@@ -211,7 +226,9 @@ class Ledger:
             on_event=self._on_event,
         )
 
-    def _begin(self, document: JobDocument, spec: JobSpec, stored: JobRecord | None) -> JobRecord:
+    def _begin(
+        self, document: JobDocument, spec: JobSpec, stored: JobRecord | None, note: str | None
+    ) -> JobRecord:
         """Write the intent, after `stored` if that is an attempt which has ended."""
         previous: tuple[dict[str, Any], ...] = ()
         if stored is not None:
@@ -237,19 +254,22 @@ class Ledger:
             parent_model_digest=spec.parent_model_digest,
             dataset_digest=spec.dataset_digest,
             examples=spec.examples,
+            validation_examples=spec.validation_examples,
+            validation_digest=spec.validation_digest,
             seed=spec.seed,
             settings=spec.settings,
             created_at=self._clock.now(),
             previous=previous,
         )
-        return document.save(record, "intent")
+        return document.save(record, "intent" if note is None else f"intent: {note}")
 
-    async def _ensure_file(self, dataset: bytes) -> str:
+    async def _ensure_file(self, dataset: Payload) -> str:
         """Upload `dataset` under the name of its content, unless it is there."""
-        filename = f"nip-{hashlib.sha256(dataset).hexdigest()[:40]}.jsonl"
+        sha256, size_bytes = await asyncio.to_thread(_measure, dataset)
+        filename = f"nip-{sha256[:40]}.jsonl"
 
         async def find() -> str | None:
-            return await self._backend.find_file(filename, len(dataset))
+            return await self._backend.find_file(filename, size_bytes)
 
         async def upload() -> str:
             return await self._backend.upload(filename, dataset)
@@ -276,7 +296,9 @@ class Ledger:
         async def create() -> JobView:
             if self._lease is not None:
                 self._lease.check()
-            return await self._backend.create_job(spec, str(record.file_id))
+            return await self._backend.create_job(
+                spec, str(record.file_id), record.validation_file_id
+            )
 
         for _ in range(_SENDS):
             record = document.save(
@@ -349,7 +371,19 @@ class Ledger:
         )
 
 
+def _measure(payload: Payload) -> tuple[str, int]:
+    """SHA-256 and size in bytes; a file is read piece by piece."""
+    if isinstance(payload, bytes):
+        return hashlib.sha256(payload).hexdigest(), len(payload)
+    with payload.open("rb") as opened:
+        sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+        return sha256, opened.tell()
+
+
 def _difference(stored: JobRecord, spec: JobSpec) -> str:
-    names = ("attempt", "method", "parent_model_digest", "dataset_digest", "seed", "settings")
+    names = (
+        *("attempt", "method", "parent_model_digest", "dataset_digest", "validation_digest"),
+        *("seed", "settings"),
+    )
     pairs = {name: (getattr(stored, name), getattr(spec, name)) for name in names}
     return "; ".join(f"{name}: {a} -> {b}" for name, (a, b) in pairs.items() if a != b) or "none"

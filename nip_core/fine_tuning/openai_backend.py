@@ -8,6 +8,7 @@ every failure is sorted. Settings that the OpenAI API has no words for go into t
 taken out of whatever words of the server end in errors or records.
 """
 
+import io
 from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from nip_core.fine_tuning.job import (
     JobSpec,
     JobView,
     NoAnswer,
+    Payload,
     Refused,
 )
 from nip_core.redaction import redact, redact_all
@@ -77,15 +79,19 @@ class OpenAIBackend:
 
         return await self._call(find())
 
-    async def upload(self, filename: str, data: bytes) -> str:
-        file = await self._call(
-            self._client.files.create(
-                file=(filename, data, "application/jsonl"), purpose="fine-tune"
+    async def upload(self, filename: str, data: Payload) -> str:
+        # An open file is sent as it is read; of a path the client would read the whole first.
+        with io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as opened:
+            file = await self._call(
+                self._client.files.create(
+                    file=(filename, opened, "application/jsonl"), purpose="fine-tune"
+                )
             )
-        )
         return _text(getattr(file, "id", None), "file id")
 
-    async def create_job(self, spec: JobSpec, file_id: str) -> JobView:
+    async def create_job(
+        self, spec: JobSpec, file_id: str, validation_file_id: str | None = None
+    ) -> JobView:
         if spec.extensions and not self._extensions:
             raise Refused(
                 f"{self._address} has no words for {sorted(spec.extensions)}; leave these "
@@ -98,6 +104,10 @@ class OpenAIBackend:
         body: dict[str, Any] = {"method": method, "metadata": spec.metadata, "seed": spec.seed}
         if spec.suffix:
             body["suffix"] = spec.suffix
+        if validation_file_id is not None:
+            body["validation_file"] = validation_file_id
+        if spec.integrations:
+            body["integrations"] = [dict(integration) for integration in spec.integrations]
         if spec.extensions:
             body["nip"] = dict(spec.extensions)
         # The whole body goes as `extra_body`, so that no version of the client drops a word of it.

@@ -138,7 +138,8 @@ class PureTextAgentParameters(AgentParameters):
     """Agents with the same group use and train one model: 1 to 32 lower-case letters, digits,
     dashes and underscores. None: a group named like the agent."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    """Sampling temperature, 0 to 2. None: the provider's default. Not together with top_p."""
+    """Sampling temperature, 0 to 2. None: the provider's default. Not together with top_p. Trainer
+    pure_text_grpo plays with 1 what it trains, and takes no other."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Nucleus sampling mass, above 0, at most 1. None: the provider's default. Not together with
     temperature."""
@@ -146,7 +147,8 @@ class PureTextAgentParameters(AgentParameters):
     """Above 0, at most 2; above 1 discourages repetition. None: the provider's default. Not known
     to OpenAI's own API."""
     fine_tune_from_scratch: bool = True
-    """Train each iteration from the base model (True) or from the last fine-tuned one (False)."""
+    """Train each iteration from the base model (True) or from the last fine-tuned one (False).
+    Trainer pure_text_grpo needs False."""
     freeze_agent: bool = False
     """Do not train this agent's group, whatever its update schedule says."""
     quantization: Literal["bitsandbytes", "none"] = "none"
@@ -156,12 +158,12 @@ class PureTextAgentParameters(AgentParameters):
     num_epochs: Annotated[int, Field(ge=1, le=50)] | None = None
     """Passes over the dataset, 1 to 50. None: `rl.num_epochs`."""
     dpo_beta: Annotated[float, Field(gt=0, le=2)] | None = None
-    """For training by DPO: how closely the new model keeps to the one before, above 0, at most 2.
-    None: the provider's default. Expert iteration does not use it."""
+    """For training by DPO (trainer pure_text_malt): how closely the new model keeps to the one
+    before, above 0, at most 2. None: the provider's default."""
     use_lora: bool = True
     """Keeps its default: SelfHosted models are trained by LoRA weights over the base model."""
     lora_rank: Annotated[int, Field(ge=1, le=256)] = 64
-    """Rank of the LoRA matrices, 1 to 256. SelfHosted only, as all of LoRA."""
+    """Rank of the LoRA matrices, 1 to 256, whatever the method. SelfHosted only, as all of LoRA."""
     lora_alpha: Annotated[int, Field(ge=1, le=4096)] | None = None
     """LoRA scaling factor, 1 to 4096. None: lora_rank * lora_alpha_scale. Exactly one of this and
     lora_alpha_scale is set; giving this alone unsets the other."""
@@ -174,7 +176,8 @@ class PureTextAgentParameters(AgentParameters):
     """Train a new adapter on top of the last one (True), or the last one further (False). Needs
     fine_tune_from_scratch: false."""
     per_device_train_batch_size: Annotated[int, Field(ge=1, le=256)] = 2
-    """Examples per optimizer step and device, 1 to 256. SelfHosted only."""
+    """Examples (conversations, pairs or trajectories) per optimizer step and device, 1 to 256.
+    SelfHosted only."""
     system_prompt_template_path: str | None = None
     """A file to use instead of the protocol's system prompt template. None: that template."""
     use_supervisor_message: Literal["none", "all", "first", "all_but_first"] = "none"

@@ -162,6 +162,11 @@ def _check_grpo(parameters: "HyperParameters") -> None:
                     f"agents.{name}.model_provider: only an lm_server trains by policy gradient "
                     f"(got {agent.model_provider}); set SelfHosted, or freeze_agent: true"
                 )
+            if agent.fine_tune_from_scratch:
+                raise ValueError(
+                    f"agents.{name}.fine_tune_from_scratch: trainer 'pure_text_grpo' improves the "
+                    "model that has played, and can't go back to the base model; set it to false"
+                )
             for setting in ("temperature", "top_p", "repetition_penalty"):
                 if getattr(agent, setting) not in (None, 1.0):
                     raise ValueError(

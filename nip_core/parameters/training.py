@@ -22,13 +22,16 @@ class RlTrainerParameters(Parameters):
     multiple of the protocol's max_message_rounds, and the quotient is the number of episodes. None:
     unused."""
     rollouts_per_iteration: Count | None = 200
-    """Training episodes per iteration, at least 1. None: every training problem once."""
+    """Training episodes per iteration, at least 1. None: every training problem once, or
+    pure_text_grpo.group_size times with that trainer."""
     num_test_iterations: Count = 1
     """How often each test problem is played in one test, at least 1."""
     num_epochs: Annotated[int, Field(ge=1, le=50)] = 3
-    """Passes over the dataset in a fine-tune job, 1 to 50, unless the agent sets its own."""
+    """Passes over the dataset in a fine-tune job of any method, 1 to 50, unless the agent sets its
+    own."""
     lr: Annotated[float, Field(gt=0, le=1)] = 1e-4
-    """Learning rate of fine-tune jobs on one's own hardware, above 0, at most 1."""
+    """Learning rate of fine-tune jobs of any method, above 0, at most 1. SelfHosted only: OpenAI
+    chooses its own."""
 
     @model_validator(mode="before")
     @classmethod
@@ -49,10 +52,11 @@ class TextRlParameters(Parameters):
     """What is trained on and when it is tested."""
 
     fine_tune_on_all_previous_rollouts: bool = False
-    """Train on the rollouts of all iterations so far instead of the last one's."""
+    """Train on the rollouts of all iterations so far instead of the last one's. Not with trainer
+    pure_text_grpo."""
     verifier_guess_replacement_proportion: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the rollouts, 0 to 1, in which the verifier's last message becomes the true
-    label."""
+    """Share of the rollouts, 0 to 1, in which the verifier's last message becomes the true label.
+    Expert iteration only."""
     verifier_guess_replacement_annealing: Literal["none", "linear", "exponential"] = "none"
     """How that share falls over the iterations: "none", not at all; "linear", p - i*rate;
     "exponential", p*(1-rate)^i."""
@@ -115,8 +119,9 @@ class PureTextMaltParameters(Parameters):
     """Ask for one answer only in rounds in which no agent moves that is trained in the
     iteration."""
     max_nodes: Annotated[int, Field(ge=1)] | None = 128
-    """Most nodes of a tree, at least 1. Where every turn can't branch within it, a few do, which
-    are drawn for each problem, so that all turns are trained. None: no limit; a tree has up to
+    """Most nodes of a tree, at least 1. Where not every turn can branch within it, those that do
+    are drawn for each problem, so that all turns are trained; with fewer than k * rounds (k:
+    num_responses_per_timestep) the early ones never branch. None: no limit; a tree has up to
     k + k^2 + ... + k^rounds nodes."""
 
 
@@ -125,49 +130,55 @@ class PureTextGrpoParameters(Parameters):
 
     group_size: Annotated[int, Field(ge=1, le=256)] = 8
     """Episodes of each problem in an iteration, 1 to 256; the number of episodes in an iteration
-    must be a multiple of it. 1 only with baseline: role."""
+    must be a multiple of it. All in a group begin alike, down to who is drawn to speak. 1 only with
+    baseline: role."""
     baseline: Literal["group", "leave_one_out", "role"] = "group"
     """What is taken from an agent's reward. "group": its mean over the group's episodes;
     "leave_one_out": that of the others; "role": its mean over the iteration's episodes in the same
-    role (agent and stance), for self-play."""
+    role (agent and stance), for self-play. Where all rewards that are compared are equal, nothing
+    is learned from them, and they are left out and counted. Answers in an invalid form are not
+    trained."""
     scale_by_std: bool = False
     """Divide by the standard deviation of the group's rewards (of the role's, with baseline: role),
     as GRPO does. It gives more weight to problems that are nearly always or never solved."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """How far the ratio of new to old probability counts below 1, above 0, below 1."""
+    """How far below 1 the ratio of a token's new to old probability counts, above 0, below 1."""
     clip_high: Annotated[float, Field(gt=0, le=10)] | None = None
-    """How far it counts above 1, above 0, at most 10. None: as clip_low."""
+    """How far above 1 it counts, above 0, at most 10. None: as clip_low."""
     kl_penalty: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Weight of the divergence from the model that the training starts from, 0 to 10."""
 
 
 class CurriculumParameters(Parameters):
-    """Train on some problems first: those with the highest rewards, then more and more."""
+    """Train on some problems first: those with the highest rewards, then more and more. With any
+    trainer. Each iteration ranks its own problems."""
 
     enabled: bool = False
     """Whether to."""
     initial_percentile: Annotated[float, Field(gt=0, le=1)] = 0.3
-    """Share of the problems in the beginning, above 0, at most 1."""
+    """Share of an iteration's problems that is used in the beginning, above 0, at most 1."""
     increment_percentile: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """How much it grows, above 0, at most 1."""
+    """How much is added to that share at a time, above 0, at most 1."""
     expansion_interval: Annotated[int, Field(ge=1)] = 5
-    """After so many iterations, at least 1."""
+    """After how many iterations it is added, at least 1; the first time one iteration sooner."""
     min_reward_diff: Annotated[float, Field(ge=0)] = 0.1
-    """Problems that were played at least twice and whose rewards differ by less teach nothing and
-    are left out, at least 0."""
+    """Problems whose episodes' rewards differ by less are left out, at least 0. It concerns only
+    problems that were played at least twice; a tree of responses counts as one."""
     sort_ascending: bool = False
     """Begin with the lowest rewards instead."""
     random_subsample: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Of what is left, use this share drawn at random, above 0, at most 1. None: all."""
+    """Of what is left, use this share drawn at random, above 0, at most 1. None: all. A single
+    problem is used in any case."""
 
 
 class PromotionParameters(Parameters):
     """Let new models play only if they do not play worse on validation problems."""
 
     enabled: bool = False
-    """Whether old and new models play the validation problems after each training."""
+    """Whether to: old and new models play the validation problems after each training."""
     metric: Literal["accuracy", "verifier_reward"] = "accuracy"
-    """What is compared: the share of right decisions, or the verifier's mean reward."""
+    """What is compared: "accuracy", the share of right decisions; "verifier_reward", the verifier's
+    mean reward."""
     margin: Annotated[float, Field(ge=0)] = 0.0
     """By how much the new models may be worse and still be taken, at least 0."""
     episodes: Count | None = None

@@ -1,42 +1,38 @@
-"""Training: from rollouts to the models that serve the next iteration.
+"""Training: from committed examples to the models that serve the next iteration.
 
 scheduled      the groups that are trained in an iteration
-build_dataset  choose examples, commit them as Parquet
 submit         one job per such group, through the ledger
 wait           until it has ended
-swap           prove that the new models answer; record who serves from the next iteration on
+prove_new      prove that the new models answer
+swap           that, and record who serves from the next iteration on: the new models, unless the
+               gate has refused them
 """
 
+import asyncio
+import tempfile
 import time
 from collections.abc import Awaitable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
-
-import pyarrow as pa
 
 from nip_core.agents.chat_client import Endpoint
 from nip_core.concurrency import together
 from nip_core.errors import JobError, ServerError, StageError
-from nip_core.fine_tuning.dataset import (
-    EXAMPLES,
-    dataset_digest,
-    to_parquet,
-    to_supervised_jsonl,
-    to_table,
-)
+from nip_core.fine_tuning.dataset import open_dataset
 from nip_core.fine_tuning.job import Busy, JobRecord, JobSpec, NoAnswer, Refused
 from nip_core.fine_tuning.ledger import Ledger
+from nip_core.fine_tuning.lines import ADVANTAGE
 from nip_core.hashing import derive_seed, digest
 from nip_core.parameters import HyperParameters
-from nip_core.rollouts.tables import parquet_table, read_rollouts
-from nip_core.run_store.manifest import commit, read_file, read_manifest
-from nip_core.stages.models import ServedModel, models_for, write_models
+from nip_core.run_store.manifest import read_manifest
+from nip_core.stages import gate
+from nip_core.stages.models import ServedModel, candidates, models_for, write_models
 from nip_core.stages.providers import is_deterministic, speaks_nip
 from nip_core.stages.session import Session
-from nip_core.trainers.expert_iteration import choose_examples
+from nip_core.stages.training_data import describe, held_out, write_payloads
 
-_FILE = "examples.parquet"
 T = TypeVar("T")
 
 
@@ -46,64 +42,34 @@ def scheduled(parameters: HyperParameters, iteration: int) -> tuple[str, ...]:
     return tuple(group for group in groups if parameters.training_agents(group, iteration))
 
 
-def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any]:
-    """Choose and commit the group's examples; returns their number and digest.
-
-    They come from the sides of those of its agents that are trained in this iteration.
-    """
-    agents = session.parameters.training_agents(group, iteration)
-    run, store = session.run, session.run.store
-    used = (
-        range(iteration + 1)
-        if session.parameters.text_rl.fine_tune_on_all_previous_rollouts
-        else [iteration]
-    )
-    directories = {i: run.rollouts(i, "train") for i in used}
-    inputs = {
-        f"rollouts/{i:04d}": str(read_manifest(store, directory).extra["canonical_digest"])
-        for i, directory in directories.items()
-    }
-    rollouts = [read_rollouts(store, directory) for directory in directories.values()]
-    episodes = pa.concat_tables([r.episodes for r in rollouts])
-    examples = choose_examples(
-        session.game,
-        group,
-        iteration,
-        episodes,
-        pa.concat_tables([r.generations for r in rollouts]),
-        agents,
-    )
-    table = to_table(examples)
-    manifest = commit(
-        store,
-        run.dataset(iteration, group),
-        {_FILE: to_parquet(table)},
-        inputs=inputs,
-        rows={"examples": table.num_rows},
-        extra={
-            "digest": dataset_digest(table),
-            "examples": table.num_rows,
-            "episodes": episodes.num_rows,
-            "agents": list(agents),
-        },
-        lease=session.lease,
-    )
-    return dict(manifest.extra)
-
-
 async def submit(session: Session, iteration: int, group: str) -> dict[str, Any]:
-    """The group's job, submitted now or before; returns its id and state."""
+    """The group's job, submitted now or before; returns its id and state.
+
+    What it takes is on record before anything is sent. Raises StageError for examples that the
+    back-end would refuse.
+    """
     directory = session.run.dataset(iteration, group)
-    manifest = read_manifest(session.run.store, directory)
-    table = parquet_table(
-        read_file(session.run.store, manifest, _FILE), EXAMPLES, manifest.path(_FILE)
-    )
-    spec = job_spec(session, iteration, group, manifest.extra["digest"], table.num_rows)
+    facts = read_manifest(session.run.store, directory).extra
+    dataset = open_dataset(session.run.store, directory)
+    out = held_out(session.parameters, dataset)
+    spec = job_spec(session, iteration, group, facts, out)
+    stored = _stored(session, iteration, group)
+    if stored is not None and stored.key == spec.key and stored.id is not None:
+        return _reference(stored)
+    note = describe(facts, spec.hyper_parameters["n_epochs"])
 
     async def create() -> JobRecord:
-        async with aclosing(_backend(session, group)) as backend:
-            ledger = _ledger(session, group, backend)
-            return await ledger.ensure_job(spec, to_supervised_jsonl(table))
+        with tempfile.TemporaryDirectory() as folder:
+            training, validation = await asyncio.to_thread(
+                write_payloads,
+                dataset,
+                out,
+                Path(folder),
+                f"dataset of group {group}, iteration {iteration}",
+            )
+            async with aclosing(_backend(session, group)) as backend:
+                ledger = _ledger(session, group, backend)
+                return await ledger.ensure_job(spec, training, validation, note=note)
 
     return _reference(await session.with_server(create))
 
@@ -135,24 +101,40 @@ async def wait(session: Session, iteration: int, group: str) -> dict[str, Any]:
     return _reference(record)
 
 
-async def swap(session: Session, iteration: int) -> dict[str, str]:
-    """Prove every new model and record who serves from the next iteration on.
+async def prove_new(session: Session, iteration: int) -> dict[str, ServedModel]:
+    """Prove every model that the iteration has trained; returns them by group, with the proofs.
 
     A model counts only if it answers under its own name; on a server of nip it also needs the
     server's proof that the saved weights are the ones that answer.
     """
-    due = scheduled(session.parameters, iteration)
-    trained = [group for group in due if _record(session, iteration, group).succeeded]
-    waiting = [group for group in session.parameters.trainable_groups if group not in due]
+    trained = candidates(session, iteration)
 
     async def prove_all() -> list[ServedModel]:
-        return await together(
-            prove(session, group, _trained_model(session, iteration, group)) for group in trained
-        )
+        return await together(prove(session, group, model) for group, model in trained.items())
 
-    proved = await session.with_server(prove_all)
-    after = models_for(session, iteration) | dict(zip(trained, proved, strict=True))
-    stored = write_models(session, iteration, after, not_scheduled=waiting)
+    return dict(zip(trained, await session.with_server(prove_all), strict=True))
+
+
+async def swap(session: Session, iteration: int) -> dict[str, str]:
+    """Record who serves from the next iteration on; returns the models' names by group.
+
+    New models do once they are proved, and have passed the gate where the settings ask for one;
+    then both sides must have played (see `gate`).
+    """
+    if session.run.store.exists(session.run.models(iteration)):
+        await prove_serving(session, iteration + 1)
+        return {g: model.model for g, model in models_for(session, iteration + 1).items()}
+    due = scheduled(session.parameters, iteration)
+    waiting = [group for group in session.parameters.trainable_groups if group not in due]
+    after = models_for(session, iteration)
+    proved = await prove_new(session, iteration)
+    promotion = None
+    if gate.is_due(session, iteration):
+        decision = gate.decide(session, iteration)
+        promotion = gate.record(decision, proved)
+    if promotion is None or promotion["promoted"]:
+        after |= proved
+    stored = write_models(session, iteration, after, waiting, promotion)
     return {group: model.model for group, model in stored.items()}
 
 
@@ -235,22 +217,18 @@ async def _answer_of(call: Awaitable[T], endpoint: Endpoint, model: str) -> T:
         raise ServerError(f"{endpoint.base_url}: {error}") from error
 
 
-def _trained_model(session: Session, iteration: int, group: str) -> ServedModel:
-    record = _record(session, iteration, group)
-    assert record.model is not None  # a succeeded job has one
-    return ServedModel(
-        model=record.model,
-        base_model=session.base_model(group),
-        trained_in=iteration,
-        job_id=record.id,
-    )
+def job_spec(
+    session: Session, iteration: int, group: str, dataset: Mapping[str, Any], out: frozenset[str]
+) -> JobSpec:
+    """What the group's job of this iteration is: equal settings and data, equal job.
 
-
-def job_spec(session: Session, iteration: int, group: str, dataset: str, examples: int) -> JobSpec:
-    """What the group's job of this iteration is: equal settings and data, equal job."""
+    `dataset` is what its manifest says of it, `out` the questions that are not trained on.
+    """
     parameters = session.parameters
     agent = parameters.group_parameters(group)
     current = models_for(session, iteration)[group]
+    method = dataset.get("method", "supervised")
+    validation_examples = dataset.get("validation_examples", 0)
     from_base = agent.fine_tune_from_scratch or current.trained_in is None
     parent = current.base_model if from_base else current.model
     hyper_parameters, extensions = training_settings(
@@ -259,21 +237,35 @@ def job_spec(session: Session, iteration: int, group: str, dataset: str, example
         from_base=from_base,
         # What was stacked too high was merged into a base model, and goes on as one.
         can_stack=current.kind != "base",
+        method=method,
     )
     return JobSpec(
         run=session.run.name,
         iteration=iteration,
         group=group,
-        dataset_digest=dataset,
+        dataset_digest=dataset["digest"],
         parent_model=parent,
         parent_model_digest=(None if from_base else current.digest) or digest(parent),
         seed=derive_seed("job", parameters.seed, iteration, group),
-        examples=examples,
+        examples=dataset["examples"] - validation_examples,
+        method=method,
         hyper_parameters=hyper_parameters,
         extensions=extensions,
         attempt=_attempt(session, iteration, group),
         suffix=f"{session.run.name}-{iteration:04d}-{group}",
+        validation_examples=validation_examples,
+        validation_digest=digest(sorted(out)) if out else None,
+        integrations=_integrations(parameters, group),
     )
+
+
+def _integrations(parameters: HyperParameters, group: str) -> list[dict[str, Any]]:
+    """Who else is told of the group's jobs, in the words of OpenAI's API."""
+    project = parameters.fine_tuning.wandb_project
+    agent = parameters.group_parameters(group)
+    if project is None or agent.use_dummy_api or agent.model_provider != "OpenAI":
+        return []
+    return [{"type": "wandb", "wandb": {"project": project}}]
 
 
 def training_settings(
@@ -284,10 +276,11 @@ def training_settings(
     can_stack: bool = True,
     method: str = "supervised",
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """How the group's model is trained: what the OpenAI API has words for, and the rest.
+    """How the group's model is trained: what its API has words for, and the rest.
 
-    Only what the method and the server take is in it. `from_base`: not from the model that plays;
-    `can_stack`: that one is an adapter, so that another can be trained over it.
+    The first are the hyper-parameters of the method. Only what the method and the server take is
+    in it. `from_base`: not from the model that plays; `can_stack`: that one is an adapter, so that
+    another can be trained over it.
     """
     agent = parameters.group_parameters(group)
     if from_base:
@@ -297,6 +290,13 @@ def training_settings(
     hyper_parameters: dict[str, Any] = {"n_epochs": agent.num_epochs or parameters.rl.num_epochs}
     if method == "dpo" and agent.dpo_beta is not None:
         hyper_parameters["beta"] = agent.dpo_beta
+    if method == "trajectories":
+        gradient = parameters.pure_text_grpo
+        hyper_parameters["advantage"] = ADVANTAGE
+        hyper_parameters["clip_low"] = gradient.clip_low
+        if gradient.clip_high is not None:
+            hyper_parameters["clip_high"] = gradient.clip_high
+        hyper_parameters["kl_penalty"] = gradient.kl_penalty
     if not speaks_nip(agent):
         return hyper_parameters, {}
     hyper_parameters["batch_size"] = agent.per_device_train_batch_size
@@ -319,12 +319,17 @@ def training_settings(
 
 def _attempt(session: Session, iteration: int, group: str) -> int:
     """The attempt on record, or the next one where a failed job is to be tried again."""
-    stored = session.run.read_json_or_none(session.run.job(iteration, group))
-    if stored is None:
+    record = _stored(session, iteration, group)
+    if record is None:
         return 0
-    record = JobRecord.model_validate(stored)
     failed = record.state == "terminal" and record.outcome not in ("succeeded", "skipped")
     return record.attempt + 1 if failed and session.retry_failed_jobs else record.attempt
+
+
+def _stored(session: Session, iteration: int, group: str) -> JobRecord | None:
+    """What is recorded of the group's job, if there is one."""
+    stored = session.run.read_json_or_none(session.run.job(iteration, group))
+    return None if stored is None else JobRecord.model_validate(stored)
 
 
 def _record(session: Session, iteration: int, group: str) -> JobRecord:

@@ -1,6 +1,7 @@
 """What all trainers share: from rollouts to training examples.
 
 Rollouts      committed rollouts that can be read again and again, whole or shard by shard
+InMemory      such ones that are tables already; OfProblems, those of some problems only
 Example       a conversation to imitate (method ``supervised``)
 Pair          a better and a worse answer to one prompt (``dpo``)
 Trajectory    what an agent generated in an episode, with its advantage (``trajectories``)
@@ -13,11 +14,12 @@ number. Which examples it chooses does not depend on the order of the rows, nor 
 Every example names the episode and the generations it came from, and why it was chosen.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from nip_core.agents.render import ChatMessage, Game
 from nip_core.parameters import Method
@@ -52,6 +54,43 @@ class InMemory:
 
     def shards(self) -> Iterator[Shard]:
         return iter(self.tables)
+
+
+class OfProblems:
+    """The part of some rollouts that is of certain problems."""
+
+    def __init__(self, rollouts: Rollouts, problems: Collection[str]):
+        self._rollouts, self._problems = rollouts, pa.array(sorted(problems), pa.string())
+
+    def episodes(self, columns: Sequence[str]) -> pa.Table:
+        """See `Rollouts`."""
+        return self._of_problems(self._rollouts, columns)
+
+    def generations(self, columns: Sequence[str]) -> pa.Table:
+        """See `Rollouts`."""
+        return self._of_episodes(self._rollouts, columns, self.episodes(["key"])["key"])
+
+    def shards(self) -> Iterator[Shard]:
+        """See `Rollouts`."""
+        for shard in self._rollouts.shards():
+            here = InMemory((shard,))
+            episodes = self._of_problems(here, shard.episodes.column_names)
+            columns = shard.generations.column_names
+            yield Shard(episodes, self._of_episodes(here, columns, episodes["key"]))
+
+    def _of_problems(self, rollouts: Rollouts, columns: Sequence[str]) -> pa.Table:
+        table = rollouts.episodes(_with(columns, "problem"))
+        admitted = pc.is_in(table["problem"], value_set=self._problems)
+        return table.filter(admitted).select(columns)
+
+    @staticmethod
+    def _of_episodes(rollouts: Rollouts, columns: Sequence[str], keys: pa.ChunkedArray) -> pa.Table:
+        table = rollouts.generations(_with(columns, "episode"))
+        return table.filter(pc.is_in(table["episode"], value_set=keys)).select(columns)
+
+
+def _with(columns: Sequence[str], column: str) -> list[str]:
+    return [*columns] if column in columns else [*columns, column]
 
 
 @dataclass(frozen=True, kw_only=True)

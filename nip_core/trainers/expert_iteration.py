@@ -1,97 +1,103 @@
 """Expert iteration: train each agent on its side of the episodes that went well for it.
 
-Pure functions from rollouts to examples. Every example names the episode and the generations it
-came from and why it was chosen. The order of the rows in the tables does not matter, nor does
-the run's name: each choice depends on which problem was played when, on rewards and on seeds.
+choose_examples        the trainer, see `nip_core.trainers.base`
+select                 by threshold or by weighted sampling
+replacement_proportion how many of the verifier's answers become the true label
+own_side               an agent's conversation, up to its last answer
+never_chosen           agents that can't earn the threshold
+
+What is chosen is decided from small columns of all rollouts. In this order: the verifier's answers
+that become the true label; selection from the others; one of equal conversations, if the setting
+`deduplicate` says so, which needs their texts; balance, which leaves out the surplus. Then the
+examples are written down shard by shard. Failed episodes are left out, and so are those in which
+the agent never spoke. The order of the rows in the tables does not matter, nor does the run's name:
+each choice depends on which problem was played when, on rewards and on seeds.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-from nip_core.agents.render import ChatMessage, Game, InvalidResponse, Situation, Turn
-from nip_core.errors import StageError
-from nip_core.hashing import derive_key, derive_seed
+from nip_core.agents.render import ChatMessage, Game, Situation, Turn
+from nip_core.hashing import canonical_json, derive_key, derive_seed
 from nip_core.parameters import HyperParameters, PureTextEiParameters, TextRlParameters
 from nip_core.protocols import make_protocol
+from nip_core.trainers.base import Choice, Example, Rollouts
+from nip_core.trainers.sides import Episode, Sides, played
+
+TRUE_LABEL = "true_label"
 
 
-@dataclass(frozen=True)
-class Example:
-    """One training conversation. Its assistant messages are learned."""
+class _Pick(NamedTuple):
+    """An example to be: an episode from an agent's side."""
 
-    key: str
+    at: int  # where its episode stands in `Sides`
     agent: str
-    episode: str
-    generations: tuple[str, ...]  # keys of the agent's generations in it
-    iteration: int
-    problem: str
-    y: int
-    reward: float
     reason: str  # threshold, weighted, true_label
-    messages: tuple[ChatMessage, ...]
-
-
-@dataclass(frozen=True)
-class _Side:
-    """An episode from one agent's side."""
-
-    place: str  # which episode it is, without the run's name
-    episode: Mapping[str, Any]
-    turns: Sequence[Turn]
-    generations: tuple[str, ...]
-    reward: float
-
-
-_PLACE = ("split", "iteration", "problem", "sample", "branch_path")
+    draw: int  # how often it was drawn before
 
 
 def choose_examples(
-    game: Game,
-    group: str,
-    iteration: int,
-    episodes: pa.Table,
-    generations: pa.Table,
-    agents: Sequence[str] | None = None,
-) -> list[Example]:
-    """Training examples of a shared model group, in a stable order without a pattern.
+    game: Game, group: str, iteration: int, rollouts: Rollouts, agents: Sequence[str]
+) -> Choice:
+    """The conversations to imitate: see `nip_core.trainers.base.Chooser`.
 
-    `episodes` and `generations` are the training rollouts to choose from (one iteration's or
-    several's, see `nip_core.rollouts.schema`). Failed episodes are left out, and so are those
-    in which the agent never spoke. `agents` are those of the group that are trained (None: all).
-    Raises StageError for rollouts whose answers this version of nip reads otherwise.
+    Counts: ``candidates``, episodes times agents; and of these ``failed``, ``silent`` (the agent
+    never spoke), ``below_threshold`` or ``not_drawn``, ``duplicates`` and ``surplus``, which are
+    left out. ``repeated`` are those that weighted sampling has drawn again.
     """
+    settings = game.parameters.pure_text_ei
+    sides = Sides(rollouts, agents)
+    counts: Counter[str] = Counter(candidates=len(sides.keys) * len(agents))
+    picks = [p for agent in agents for p in _pick(game, agent, iteration, sides, counts)]
+    if settings.deduplicate:
+        unique = _without_duplicates(game, rollouts, sides, picks)
+        counts["duplicates"] = len(picks) - len(unique)
+        picks = unique
+    balanced = [p for agent in agents for p in _balanced(settings, agent, sides, picks)]
+    counts["surplus"] = len(picks) - len(balanced)
+    return Choice(
+        "supervised",
+        _examples(game, rollouts, sides, balanced),
+        {name: count for name, count in counts.items() if count or name == "candidates"},
+    )
+
+
+def _pick(
+    game: Game, agent: str, iteration: int, sides: Sides, counts: Counter[str]
+) -> list[_Pick]:
+    """What is chosen of the agent's sides, before anything that looks at texts or at others."""
     parameters = game.parameters
-    agents = parameters.groups[group] if agents is None else agents
-    chosen: list[tuple[_Side, str, str, int]] = []
-    sides = _sides(game, agents, episodes, generations)
-    for agent in agents:
-        replaced, others = _split_for_replacement(
-            sides[agent],
-            0.0 if agent != "verifier" else replacement_proportion(parameters.text_rl, iteration),
-            parameters.seed,
-            iteration,
-            agent,
-        )
-        drawn = select(
-            [side.reward for side in others],
-            [side.place for side in others],
-            parameters.pure_text_ei,
-            derive_seed("select", parameters.seed, iteration, agent),
-        )
-        method = parameters.pure_text_ei.rollout_selection_method
-        reason = "threshold" if method == "threshold" else "weighted"
-        picked = [(others[i], reason, draw) for i, draw in drawn]
-        if parameters.pure_text_ei.balance_decisions and agent == "verifier":
-            picked = _balanced(picked)
-        picked += [(side, "true_label", 0) for side in replaced]
-        chosen += [(side, agent, reason, draw) for side, reason, draw in picked]
-    chosen.sort(key=lambda choice: (choice[0].place, *choice[1:]))
-    return [_example(game, side, agent, reason, draw) for side, agent, reason, draw in chosen]
+    settings, seed = parameters.pure_text_ei, parameters.seed
+    failed, spoke = sides.failed, sides.spoke[agent]
+    there = np.flatnonzero(~failed & spoke).tolist()
+    counts["failed"] += int(failed.sum())
+    counts["silent"] += int((~failed & ~spoke).sum())
+    proportion = replacement_proportion(parameters.text_rl, iteration)
+    # An annealed share such as 0.5 - 3 * 0.1 may fall short of 0.2 by a rounding error.
+    replaced = int(proportion * len(there) + 1e-9) if agent == "verifier" else 0
+    if replaced:
+        there.sort(key=lambda i: derive_key("replace", seed, iteration, agent, sides.places[i]))
+    picks = [_Pick(index, agent, TRUE_LABEL, 0) for index in there[:replaced]]
+    others = there[replaced:]
+    by_threshold = settings.rollout_selection_method == "threshold"
+    drawn = select(
+        sides.rewards[agent][others].tolist(),
+        [] if by_threshold else [sides.places[i] for i in others],
+        settings,
+        derive_seed("select", seed, iteration, agent),
+    )
+    reason = "threshold" if by_threshold else "weighted"
+    picks += [_Pick(others[i], agent, reason, draw) for i, draw in drawn]
+    repeated = sum(draw > 0 for _, draw in drawn)
+    counts["below_threshold" if by_threshold else "not_drawn"] += (
+        len(others) - len(drawn) + repeated
+    )
+    counts["repeated"] += repeated
+    return picks
 
 
 def replacement_proportion(parameters: TextRlParameters, iteration: int) -> float:
@@ -153,54 +159,64 @@ def select(
     return result
 
 
-def _sides(
-    game: Game, agents: Sequence[str], episodes: pa.Table, generations: pa.Table
-) -> dict[str, list[_Side]]:
-    columns = ["key", "episode", "round", "agent", "text", "invalid_reason", "token_logprobs"]
-    by_episode: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in generations.select(columns).to_pylist():
-        by_episode[row["episode"]].append(row)
-    sides: dict[str, list[_Side]] = {agent: [] for agent in agents}
-    for episode in episodes.to_pylist():
-        if episode["outcome"] == "failed":
-            continue
-        rows = by_episode[episode["key"]]
-        try:
-            turns = game.turns(rows, episode["seed"])
-        except InvalidResponse as invalid:
-            raise StageError(
-                f"episode {episode['key']}: an answer that counted as valid when it was played is "
-                f"not ({invalid.reason}); another version of nip has played it: train with that one"
-            ) from None
-        place = derive_key(*(episode[column] for column in _PLACE))
-        rewards = {entry["agent"]: entry["reward"] for entry in episode["rewards"]}
-        for agent in agents:
-            own = sorted(
-                (row["round"], row["key"])
-                for row in rows
-                if row["agent"] == agent and row["invalid_reason"] is None
-            )
-            if own:
-                keys = tuple(key for _, key in own)
-                sides[agent].append(_Side(place, episode, turns, keys, rewards[agent]))
-    return sides
+def _without_duplicates(
+    game: Game, rollouts: Rollouts, sides: Sides, picks: Sequence[_Pick]
+) -> list[_Pick]:
+    """One of several picks of an agent with the same conversation, in the order given."""
+    first: dict[tuple[str, bytes], tuple[Any, _Pick]] = {}
+    for episode, pick in _played(game, rollouts, sides, picks):
+        conversation = canonical_json(_conversation(game, episode, pick))
+        text = hashlib.sha256(conversation).digest()
+        order = (sides.places[pick.at], pick.reason, pick.draw)
+        known = first.get((pick.agent, text))
+        if known is None or order < known[0]:
+            first[pick.agent, text] = (order, pick)
+    kept = {pick for _, pick in first.values()}
+    return [pick for pick in picks if pick in kept]
 
 
-def _split_for_replacement(
-    sides: list[_Side], proportion: float, seed: int, iteration: int, agent: str
-) -> tuple[list[_Side], list[_Side]]:
-    shuffled = sorted(sides, key=lambda s: derive_key("replace", seed, iteration, agent, s.place))
-    # An annealed share such as 0.5 - 3 * 0.1 may fall short of 0.2 by a rounding error.
-    count = int(proportion * len(shuffled) + 1e-9)
-    return shuffled[:count], shuffled[count:]
+def _balanced(
+    settings: PureTextEiParameters, agent: str, sides: Sides, picks: Sequence[_Pick]
+) -> list[_Pick]:
+    """The agent's picks without the surplus of verdicts, or of labels.
+
+    What became the true label counts as no verdict of the agent. With both settings, as many right
+    verdicts of the one kind stay as of the other, and as many wrong ones, so that both are even.
+    """
+    own = [pick for pick in picks if pick.agent == agent]
+    chosen = [pick for pick in own if pick.reason != TRUE_LABEL]
+    replaced = [pick for pick in own if pick.reason == TRUE_LABEL]
+
+    def order(pick: _Pick) -> tuple[str, int]:
+        return sides.places[pick.at], pick.draw
+
+    def label(pick: _Pick) -> int:
+        return int(sides.y[pick.at])
+
+    def verdict(pick: _Pick) -> int:
+        return int(sides.decision[pick.at])
+
+    if not settings.balance_decisions or agent != "verifier":
+        return _even(own, label, order) if settings.balance_labels else own
+    if not settings.balance_labels:
+        return _even(chosen, verdict, order) + replaced
+    right = [pick for pick in chosen if verdict(pick) == label(pick)]
+    wrong = [pick for pick in chosen if verdict(pick) == 1 - label(pick)]
+    return [pick for part in (right, wrong, replaced) for pick in _even(part, label, order)]
 
 
-def _balanced(picked: list[tuple[_Side, str, int]]) -> list[tuple[_Side, str, int]]:
-    by_decision: dict[int, list[tuple[_Side, str, int]]] = defaultdict(list)
-    for item in sorted(picked, key=lambda p: (p[0].place, p[2])):
-        by_decision[int(item[0].episode["decision"])].append(item)
-    size = min(len(by_decision[0]), len(by_decision[1]))
-    return by_decision[0][:size] + by_decision[1][:size]
+def _even(
+    picks: Sequence[_Pick],
+    kind: Callable[[_Pick], int],
+    order: Callable[[_Pick], tuple[str, int]],
+) -> list[_Pick]:
+    """As many of kind 0 as of kind 1, and none of any other."""
+    by_kind: dict[int, list[_Pick]] = defaultdict(list)
+    for pick in picks:
+        by_kind[kind(pick)].append(pick)
+    size = min(len(by_kind[0]), len(by_kind[1]))
+    # A place is a hash, so their order has nothing to do with what was played.
+    return [pick for k in (0, 1) for pick in sorted(by_kind[k], key=order)[:size]]
 
 
 def own_side(
@@ -225,22 +241,42 @@ def own_side(
     return messages
 
 
-def _example(game: Game, side: _Side, agent: str, reason: str, draw: int) -> Example:
-    episode = side.episode
-    situation = Situation(
-        episode["question"], episode["solution"], episode["prover_stance"], episode["seed"]
-    )
-    label = int(episode["y"]) if reason == "true_label" else None
-    messages = own_side(game, agent, situation, side.turns, episode["rounds"] - 1, label)
-    return Example(
-        key=derive_key("example", episode["key"], agent, reason, draw),
-        agent=agent,
-        episode=episode["key"],
-        generations=side.generations,
-        iteration=episode["iteration"],
-        problem=episode["problem"],
-        y=episode["y"],
-        reward=side.reward,
-        reason=reason,
-        messages=tuple(messages),
-    )
+def _conversation(game: Game, episode: Episode, pick: _Pick) -> list[ChatMessage]:
+    label = episode.y if pick.reason == TRUE_LABEL else None
+    situation, turns = episode.situation, episode.turns
+    return own_side(game, pick.agent, situation, turns, episode.rounds - 1, label)
+
+
+def _played(
+    game: Game, rollouts: Rollouts, sides: Sides, picks: Sequence[_Pick]
+) -> Iterator[tuple[Episode, _Pick]]:
+    """The picks with their episodes, in the order of play."""
+    by_episode: dict[str, list[_Pick]] = defaultdict(list)
+    for pick in picks:
+        by_episode[sides.keys[pick.at]].append(pick)
+    agents = {agent: i for i, agent in enumerate(game.protocol.agent_names)}
+    for episode in played(game, rollouts, by_episode.keys()):
+        own = by_episode[episode.key]
+        for pick in sorted(own, key=lambda p: (agents[p.agent], p.reason, p.draw)):
+            yield episode, pick
+
+
+def _examples(
+    game: Game, rollouts: Rollouts, sides: Sides, picks: Sequence[_Pick]
+) -> Iterator[Example]:
+    for episode, pick in _played(game, rollouts, sides, picks):
+        own = episode.own(pick.agent)
+        yield Example(
+            key=derive_key("example", episode.key, pick.agent, pick.reason, pick.draw),
+            agent=pick.agent,
+            episode=episode.key,
+            generations=own.generations,
+            iteration=episode.iteration,
+            problem=episode.problem,
+            question_id=episode.question_id,
+            y=episode.y,
+            reward=float(sides.rewards[pick.agent][pick.at]),
+            reason=pick.reason,
+            tokens=own.tokens,
+            messages=tuple(_conversation(game, episode, pick)),
+        )

@@ -22,7 +22,8 @@ from nip_core.hashing import derive_seed
 from nip_core.parameters import load_parameters
 from nip_core.protocols import protocol_names
 from nip_core.rollouts.batch import rollouts_to_nested
-from nip_core.rollouts.engine import Player, Table, play_shard
+from nip_core.rollouts.calls import Player
+from nip_core.rollouts.engine import Table, play_shard
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.progress import Progress
 from nip_core.rollouts.tables import build_tables

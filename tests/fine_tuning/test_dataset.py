@@ -1,123 +1,94 @@
-"""Examples as Parquet and as the JSONL that goes over the wire."""
+"""Examples as Parquet, and every format that is derived from it, as its receiver reads it."""
 
-import io
 import json
 from dataclasses import fields, replace
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_examples import example, made, pair, trajectory
 
+from nip_core.errors import CorruptionError, StageError
 from nip_core.fine_tuning.dataset import (
     EXAMPLES,
+    FILES,
+    SCHEMAS,
+    Dataset,
     dataset_digest,
-    to_parquet,
-    to_supervised_jsonl,
+    open_dataset,
     to_table,
+    validation_side,
+    write_examples,
 )
-from nip_core.lm_server.formats import read_jsonl, read_supervised, validate_supervised
-from nip_core.trainers.expert_iteration import Example
+from nip_core.fine_tuning.lines import JSONL, TRL, trl_completion, write_jsonl
+from nip_core.lm_server.formats import read_preferences, read_supervised, read_trajectories
+from nip_core.run_store.manifest import commit
+from nip_core.run_store.store import LocalStore
 
 HARD_TEXT = 'Ünïcödé 🐍 \u2028 line separator, "quotes",\nnew line,\ttab, \x00, </s>, end\r\n'
+METHODS = tuple(SCHEMAS)
 
 
-def example(i, text="Decision: accept"):
-    return Example(
-        key=f"key-{i:04d}",
-        agent="verifier",
-        episode=f"episode-{i}",
-        generations=(f"g{i}-0", f"g{i}-2"),
-        iteration=3,
-        problem=f"p{i}",
-        y=i % 2,
-        reward=0.1 * i,
-        reason="threshold",
-        messages=(
-            {"role": "system", "content": f"Return x plus {i}."},
-            {"role": "assistant", "content": "Question: why?"},
-            {"role": "user", "content": "Answer: b", "name": "Expert"},
-            {"role": "system", "content": "Decide now."},
-            {"role": "assistant", "content": text},
-        ),
-    )
+def written(folder, method, examples):
+    file = folder / FILES[method]
+    write_examples(file, method, examples)
+    return Dataset(file, method, str(file))
 
 
-def examples(count):
-    return [example(i) for i in range(count)]
+# The table
 
 
-def read(data):
-    return pq.read_table(io.BytesIO(data))
+@pytest.mark.parametrize("method", METHODS)
+def test_the_parquet_file_has_the_schema_with_its_version(method, tmp_path):
+    write_examples(tmp_path / "a", method, made(method, 3))
+    schema = pq.read_schema(tmp_path / "a")
+    assert schema == SCHEMAS[method]
+    assert schema.metadata[b"nip.schema_version"] == b"2"
+    assert schema.names == [field.name for field in fields(type(made(method, 1)[0]))]
 
 
-def test_the_parquet_file_has_the_schema_with_its_version():
-    schema = read(to_parquet(to_table(examples(3)))).schema
-    assert schema == EXAMPLES
-    assert schema.metadata[b"nip.schema_version"] == b"1"
-    assert schema.names == [field.name for field in fields(Example)]
+@pytest.mark.parametrize("method", METHODS)
+def test_parquet_keeps_every_row_in_the_order_given_over_many_batches(method, tmp_path):
+    given_ = made(method, 1203)[::-1]
+    dataset = written(tmp_path, method, given_)
+    rows = list(dataset.rows())
+    assert dataset.examples == len(rows) == 1203
+    assert rows == to_table(given_, method).to_pylist()
+    assert [row["key"] for row in rows] == [e.key for e in given_] == dataset.column("key")
+    assert pq.ParquetFile(tmp_path / FILES[method]).num_row_groups == 3
 
 
-def test_parquet_keeps_every_row_in_the_order_given():
-    given_ = [example(2, HARD_TEXT), example(0), example(1)]
-    rows = read(to_parquet(to_table(given_))).to_pylist()
-    assert [row["key"] for row in rows] == ["key-0002", "key-0000", "key-0001"]
-    back = [
-        Example(
-            **{
-                **row,
-                "generations": tuple(row["generations"]),
-                "messages": tuple(
-                    {k: v for k, v in message.items() if v is not None}
-                    for message in row["messages"]
-                ),
-            }
-        )
-        for row in rows
-    ]
-    assert back == given_
+def test_hard_texts_arrive_unchanged(tmp_path):
+    [row] = written(tmp_path, "supervised", [example(2, HARD_TEXT)]).rows()
+    assert row["messages"][-1] == {"role": "assistant", "content": HARD_TEXT, "name": None}
+    [row] = written(tmp_path, "dpo", [pair(2, HARD_TEXT)]).rows()
+    assert row["chosen"] == HARD_TEXT
 
 
-def test_equal_examples_give_equal_bytes():
-    assert to_parquet(to_table(examples(20))) == to_parquet(to_table(examples(20)))
-    assert to_supervised_jsonl(to_table(examples(20))) == to_supervised_jsonl(
-        to_table(examples(20))
-    )
+def test_tokens_without_log_probabilities_have_none(tmp_path):
+    [row] = written(tmp_path, "trajectories", [trajectory(5)]).rows()
+    first, second = row["turns"]
+    assert first["prompt_token_ids"] == [1, 5] and first["completion_token_ids"] == [3, 2]
+    assert first["logprobs"] == pytest.approx([-0.25, -0.1])
+    assert second["completion_token_ids"] == [4] and second["logprobs"] is None
 
 
-def test_the_jsonl_is_derived_from_the_parquet_and_valid():
-    given_ = [*examples(10), example(10, HARD_TEXT)]
-    data = to_supervised_jsonl(read(to_parquet(to_table(given_))))
-    assert validate_supervised(read_jsonl(data)) == []
-    assert data.count(b"\n") == 11 and data.endswith(b"\n")
-    lines = [json.loads(line) for line in data.decode().split("\n")[:-1]]
-    assert lines == [{"messages": list(e.messages)} for e in given_]
+@pytest.mark.parametrize("method", METHODS)
+def test_equal_examples_give_equal_bytes(method, tmp_path):
+    for name in "ab":
+        write_examples(tmp_path / name, method, made(method, 20))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_the_server_reads_the_same_conversations_and_learns_the_agents_messages():
-    for ours, theirs in zip(
-        examples(12), read_supervised(to_supervised_jsonl(to_table(examples(12)))), strict=True
-    ):
-        assert [(m.role, m.content, m.name) for m in theirs.messages] == [
-            (m["role"], m["content"], m.get("name")) for m in ours.messages
-        ]
-        assert {m.weight for m in theirs.messages} == {1}
-
-
-def test_messages_without_a_name_have_no_name_on_the_wire():
-    [line] = to_supervised_jsonl(to_table(examples(1))).splitlines()
-    messages = json.loads(line)["messages"]
-    assert [("name" in m) for m in messages] == [False, False, True, False, False]
-
-
-@given(st.permutations(examples(7)))
-def test_the_digest_does_not_depend_on_the_order_of_the_rows(shuffled):
-    assert dataset_digest(to_table(shuffled)) == dataset_digest(to_table(examples(7)))
-
-
-def test_the_digest_survives_the_file():
-    table = to_table([*examples(5), example(5, HARD_TEXT)])
-    assert dataset_digest(read(to_parquet(table))) == dataset_digest(table)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_digest_is_that_of_the_rows_in_whatever_order(method, tmp_path):
+    examples = made(method, 7)
+    forward = write_examples(tmp_path / "a", method, examples)
+    back = write_examples(tmp_path / "b", method, examples[::-1])
+    rows = list(Dataset(tmp_path / "b", method, "b").rows())
+    assert forward.digest == back.digest == dataset_digest(rows, method)
+    assert forward.examples == 7
 
 
 CHANGES = {
@@ -127,33 +98,175 @@ CHANGES = {
     "generations": ("other",),
     "iteration": 4,
     "problem": "other",
+    "question_id": "other",
     "y": 0,
     "reward": 0.11,
     "reason": "weighted",
+    "tokens": 5,
     "messages": example(1, "Decision: reject").messages,
+    "chosen": "other",
+    "rejected": "other",
+    "rejected_reward": 0.0,
+    "turns": trajectory(2).turns,
+    "group_id": "other",
+    "advantage": 0.0,
 }
 
 
-def test_the_changes_below_cover_every_column():
-    assert list(CHANGES) == EXAMPLES.names
+@pytest.mark.parametrize("method", METHODS)
+def test_the_digest_covers_every_column_and_counts_rows(method):
+    def digest(examples):
+        return dataset_digest(to_table(examples, method).to_pylist(), method)
+
+    one = made(method, 3)
+    digests = {digest(one), digest([*one, one[1]]), digest(one[:2])}
+    for column in SCHEMAS[method].names:
+        digests.add(digest([one[0], replace(one[1], **{column: CHANGES[column]}), one[2]]))
+    assert len(digests) == 3 + len(SCHEMAS[method])
 
 
-@pytest.mark.parametrize("column", CHANGES)
-def test_the_digest_covers_every_column(column):
-    one = examples(3)
-    other = [one[0], replace(one[1], **{column: CHANGES[column]}), one[2]]
-    assert dataset_digest(to_table(one)) != dataset_digest(to_table(other))
+def test_text_that_moves_from_one_message_to_the_next_changes_the_digest():
+    def digest(*contents):
+        messages = tuple({"role": "assistant", "content": content} for content in contents)
+        return dataset_digest(to_table([replace(example(0), messages=messages)]).to_pylist())
+
+    assert len({digest("ab", "c"), digest("a", "bc"), digest("abc", "")}) == 3
 
 
-def test_the_digest_counts_a_repeated_row():
-    assert dataset_digest(to_table(examples(2))) != dataset_digest(
-        to_table([*examples(2), example(1)])
+@pytest.mark.parametrize("method", METHODS)
+def test_no_examples_are_an_empty_file_of_the_same_schema(method, tmp_path):
+    dataset = written(tmp_path, method, [])
+    assert (dataset.examples, list(dataset.rows()), dataset.column("tokens")) == (0, [], [])
+    assert write_jsonl(dataset.rows(), method, tmp_path / "lines", "it") == 0
+
+
+def test_a_committed_dataset_is_read_back_and_a_damaged_one_is_not(tmp_path):
+    store = LocalStore(tmp_path / "store")
+    file = tmp_path / FILES["dpo"]
+    write_examples(file, "dpo", made("dpo", 3))
+    manifest = commit(store, "d", {file.name: file}, extra={"method": "dpo"})
+    dataset = open_dataset(store, "d")
+    assert dataset.method == "dpo" and dataset.column("chosen") == ["Decision: accept"] * 3
+    place = tmp_path / "store" / manifest.path(file.name)
+    place.write_bytes(place.read_bytes()[:-1])
+    with pytest.raises(CorruptionError, match=r"pairs\."):
+        open_dataset(store, "d")
+
+
+def test_a_dataset_of_version_1_is_read_without_what_it_lacks(tmp_path):
+    old = to_table(made("supervised", 2)).drop_columns(["question_id", "tokens"])
+    pq.write_table(old.replace_schema_metadata({"nip.schema_version": "1"}), tmp_path / "old")
+    dataset = Dataset(tmp_path / "old", "supervised", "old")
+    assert dataset.column("tokens") == [None, None]
+    rows = list(dataset.rows())
+    assert list(rows[0]) == EXAMPLES.names
+    assert [row["question_id"] for row in rows] == [None, None]
+
+
+# The formats
+
+
+def lines(tmp_path, method, examples):
+    file = tmp_path / "lines.jsonl"
+    count = write_jsonl(written(tmp_path, method, examples).rows(), method, file, "it")
+    assert count == len(examples)
+    return file
+
+
+def test_the_supervised_lines_are_read_as_the_same_conversations(tmp_path):
+    given_ = [*made("supervised", 12), example(12, HARD_TEXT)]
+    file = lines(tmp_path, "supervised", given_)
+    for ours, theirs in zip(given_, read_supervised(file), strict=True):
+        assert [(m.role, m.content, m.name) for m in theirs.messages] == [
+            (m["role"], m["content"], m.get("name")) for m in ours.messages
+        ]
+        assert {m.weight for m in theirs.messages} == {1}
+    first = json.loads(file.read_text().splitlines()[0])
+    assert [("name" in m) for m in first["messages"]] == [False, False, True, False]
+
+
+def test_the_preference_lines_are_read_as_the_same_pairs(tmp_path):
+    given_ = [*made("dpo", 12), pair(12, HARD_TEXT)]
+    for ours, theirs in zip(given_, read_preferences(lines(tmp_path, "dpo", given_)), strict=True):
+        assert [m.content for m in theirs.input] == [m["content"] for m in ours.messages]
+        assert theirs.preferred.content == ours.chosen
+        assert theirs.rejected.content == ours.rejected
+
+
+def test_the_trajectory_lines_are_read_as_the_same_tokens(tmp_path):
+    given_ = made("trajectories", 12)
+    read = read_trajectories(lines(tmp_path, "trajectories", given_))
+    for ours, theirs in zip(given_, read, strict=True):
+        assert (theirs.group_id, theirs.advantage) == (ours.group_id, ours.advantage)
+        assert theirs.reward == ours.reward and not theirs.messages
+        for mine, turn in zip(ours.turns, theirs.turns, strict=True):
+            assert list(turn.prompt_token_ids) == mine.prompt_token_ids
+            assert list(turn.completion_token_ids) == mine.completion_token_ids
+            expected = None if mine.logprobs is None else pytest.approx(mine.logprobs)
+            assert turn.logprobs == expected
+
+
+def test_trl_gets_conversations_completions_and_preferences(tmp_path):
+    [row] = written(tmp_path, "supervised", [example(3)]).rows()
+    messages = list(example(3).messages)
+    assert TRL["supervised"](row) == {"messages": messages}
+    assert trl_completion(row) == {"prompt": messages[:-1], "completion": messages[-1:]}
+    [row] = written(tmp_path, "dpo", [pair(3)]).rows()
+    assert TRL["dpo"](row) == {
+        "prompt": list(pair(3).messages),
+        "chosen": [{"role": "assistant", "content": "Decision: accept"}],
+        "rejected": [{"role": "assistant", "content": "no 3"}],
+    }
+
+
+BROKEN = {
+    "supervised": replace(example(3), messages=({"role": "judge", "content": "x"},)),
+    "dpo": replace(pair(3), messages=({"role": "assistant", "content": "x"},)),
+    "trajectories": replace(trajectory(3), turns=()),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_the_receiver_would_refuse_is_refused_with_its_place(method, tmp_path):
+    examples = [*made(method, 2), BROKEN[method]]
+    dataset = written(tmp_path, method, examples)
+    with pytest.raises(StageError, match=r"dataset of group g, iteration 4: line 3: .*uploaded"):
+        write_jsonl(dataset.rows(), method, tmp_path / "x", "dataset of group g, iteration 4")
+
+
+def test_a_number_that_is_none_is_refused_with_its_line(tmp_path):
+    dataset = written(
+        tmp_path, "trajectories", [trajectory(0), replace(trajectory(1), advantage=float("inf"))]
     )
+    with pytest.raises(StageError, match="it: line 2: "):
+        write_jsonl(dataset.rows(), "trajectories", tmp_path / "x", "it")
 
 
-def test_no_examples_are_an_empty_table_of_the_same_schema():
-    table = to_table([])
-    assert table.num_rows == 0 and table.schema.equals(EXAMPLES, check_metadata=True)
-    assert read(to_parquet(table)).num_rows == 0
-    assert to_supervised_jsonl(table) == b""
-    assert len(dataset_digest(table)) == 64
+def test_every_method_has_its_lines():
+    assert set(JSONL) == set(SCHEMAS) == set(FILES) >= set(TRL)
+
+
+# What is held out
+
+
+def test_a_share_of_the_questions_is_held_out_and_each_keeps_its_side():
+    questions = [f"q{i}" for i in range(1000)]
+    out = validation_side(questions, 0.2, seed=7)
+    assert 150 < len(out) < 250
+    assert validation_side(reversed(questions), 0.2, seed=7) == out
+    assert validation_side(questions[:400], 0.2, seed=7) == out & set(questions[:400])
+    assert validation_side(questions, 0.2, seed=8) != out
+    assert out < validation_side(questions, 0.5, seed=7)
+
+
+@settings(max_examples=60)
+@given(
+    questions=st.lists(st.sampled_from([f"q{i}" for i in range(9)]), max_size=9),
+    fraction=st.sampled_from([0.0, 0.2, 0.9, 0.999999]),
+    seed=st.integers(0, 9),
+)
+def test_training_is_never_left_without_a_question(questions, fraction, seed):
+    out = validation_side(questions, fraction, seed)
+    assert out <= set(questions)
+    assert not questions or out != set(questions)
+    assert fraction > 0 or not out

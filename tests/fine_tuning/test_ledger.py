@@ -92,6 +92,65 @@ async def test_asking_again_gives_the_recorded_job_without_any_call(
     assert wire.log == []
 
 
+VALIDATION = DATASET.splitlines(keepends=True)[0] * 2
+WITH_VALIDATION = replace(SPEC, validation_examples=2, validation_digest="v" * 64)
+
+
+async def test_a_validation_file_is_uploaded_by_its_content_and_named_in_the_job(
+    ledger: Ledger, wire: WireServer, tmp_path: Path
+) -> None:
+    training, validation = tmp_path / "training", tmp_path / "validation"
+    training.write_bytes(DATASET)
+    validation.write_bytes(VALIDATION)
+    record = await ledger.ensure_job(WITH_VALIDATION, training, validation, note="12 examples")
+    ((_, body),) = wire.creates
+    assert wire.contents[body["training_file"]] == DATASET
+    assert wire.contents[body["validation_file"]] == VALIDATION
+    assert record.validation_file_id == body["validation_file"] != record.file_id
+    assert (record.validation_examples, record.validation_digest) == (2, "v" * 64)
+    assert record.events[0].what == "intent: 12 examples"
+    # The same from memory has the same names: nothing is uploaded again.
+    other = replace(WITH_VALIDATION, group="verifier")
+    assert (await ledger.ensure_job(other, DATASET, VALIDATION)).file_id == record.file_id
+    assert len(wire.files) == 2
+
+
+async def test_a_refused_job_looks_for_both_files_again(ledger: Ledger, wire: WireServer) -> None:
+    wire.on_create = ["400"]
+    with pytest.raises(JobError):
+        await ledger.ensure_job(WITH_VALIDATION, DATASET, VALIDATION)
+    record = ledger.record(0, "shared")
+    assert record is not None
+    assert (record.file_id, record.validation_file_id) == (None, None)
+    record = await ledger.ensure_job(WITH_VALIDATION, DATASET, VALIDATION)
+    assert record.validation_file_id is not None and len(wire.jobs) == 1
+
+
+def test_what_is_held_out_is_part_of_the_key_and_who_else_is_told_is_not() -> None:
+    assert WITH_VALIDATION.key != SPEC.key
+    told = replace(SPEC, integrations=[{"type": "wandb", "wandb": {"project": "p"}}])
+    assert told.key == SPEC.key
+
+
+async def test_integrations_are_sent_as_openai_has_them(ledger: Ledger, wire: WireServer) -> None:
+    wandb = {"type": "wandb", "wandb": {"project": "p"}}
+    await ledger.ensure_job(replace(SPEC, integrations=[wandb]), DATASET)
+    assert wire.creates[0][1]["integrations"] == [wandb]
+
+
+async def test_a_record_without_the_fields_of_validation_is_read(
+    run: RunStore, backend: OpenAIBackend, fake_time: FakeTime
+) -> None:
+    await make_ledger(run, backend, fake_time).ensure_job(SPEC, DATASET)
+    path = run.job(0, "shared")
+    document = run.read_json(path)
+    for name in ("validation_examples", "validation_digest", "validation_file_id"):
+        del document[name]
+    run.store.put(path, json.dumps(document).encode())
+    record = await make_ledger(run, backend, fake_time).ensure_job(SPEC, DATASET)
+    assert (record.id, record.validation_examples) == ("ftjob-0", 0)
+
+
 @pytest.mark.parametrize("lag_s", [0.0, 7.9])
 @pytest.mark.parametrize(
     "fault", ["drop", "drop_after", "500", "500_after", "503_after", "408", "cut", "garbage"]

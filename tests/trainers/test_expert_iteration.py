@@ -1,119 +1,18 @@
 """Which rollouts become examples, and that an example is what was asked plus what was answered."""
 
-import random
 from collections import Counter
 from itertools import pairwise
 
-import pyarrow as pa
 import pytest
+from handmade import ACCEPT, REJECT, Rollouts, by_key, choice, choose, make_game
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from playing import agent_of, play, problems
 
-from nip_core.agents.render import Game
 from nip_core.errors import StageError
 from nip_core.hashing import derive_seed
 from nip_core.parameters import PureTextEiParameters, TextRlParameters, load_parameters
-from nip_core.rollouts.schema import EPISODES, GENERATIONS
-from nip_core.trainers.expert_iteration import choose_examples, replacement_proportion, select
-
-ACCEPT, REJECT = "Decision: accept", "Decision: reject"
-
-
-def make_game(rounds=3, ei=None, text_rl=None, **more):
-    return Game(
-        load_parameters(
-            {
-                "run_name": "a",
-                "dataset": "x",
-                "nip_protocol": {"max_message_rounds": rounds},
-                "code_validation": {"system_prompt_version": "short"},
-                "pure_text_ei": ei or {},
-                "text_rl": text_rl or {},
-                **more,
-            }
-        )
-    )
-
-
-class Rollouts:
-    """Tables of episodes of the `nip` protocol, written by hand."""
-
-    def __init__(self, run="a"):
-        self.run, self.episodes, self.generations = run, [], []
-
-    def add(self, i, y, texts, rewards, outcome="finished", iteration=0, invalid=()):
-        """`texts` round by round; `rewards` of prover and verifier; `invalid` rounds had an
-        invalid answer first."""
-        key = f"{self.run}-e{iteration}-{i}"
-        last = texts[-1]
-        self.episodes.append(
-            {
-                "key": key,
-                "run": self.run,
-                "split": "train",
-                "iteration": iteration,
-                "problem": f"p{i}",
-                "question_id": f"q{i}",
-                "sample": 0,
-                "branch_path": "",
-                "protocol": "nip",
-                "question": f"Return x plus {i}.",
-                "solution": f"x + {i}",
-                "y": y,
-                "difficulty": None,
-                "mutation": None,
-                "seed": i,
-                "prover_stance": None,
-                "rounds": len(texts),
-                "decision": {ACCEPT: 1, REJECT: 0}.get(last, 2),
-                "decision_value": {ACCEPT: 1.0, REJECT: -1.0}.get(last),
-                "outcome": outcome,
-                "error": "too long" if outcome == "failed" else None,
-                "rewards": [
-                    {"agent": "prover", "reward": rewards[0]},
-                    {"agent": "verifier", "reward": rewards[1]},
-                ],
-            }
-        )
-        for r, text in enumerate(texts):
-            agent = "prover" if r % 2 else "verifier"
-            if r in invalid:
-                self._generation(key, r, agent, 0, "", "empty answer")
-            self._generation(key, r, agent, int(r in invalid), text, None)
-        return self
-
-    def _generation(self, episode, round_, agent, attempt, text, invalid_reason):
-        self.generations.append(
-            {
-                "key": f"{episode}-g{round_}-{attempt}",
-                "parent_key": None,
-                "episode": episode,
-                "branch_path": "",
-                "round": round_,
-                "agent": agent,
-                "attempt": attempt,
-                "model_asked": "m",
-                "model_served": "m",
-                "text": text,
-                "decision": {ACCEPT: 1, REJECT: 0}.get(text, 2),
-                "decision_value": {ACCEPT: 1.0, REJECT: -1.0}.get(text),
-                "finish_reason": "stop",
-                "invalid_reason": invalid_reason,
-                "prompt_tokens": 1,
-                "completion_tokens": 1,
-            }
-        )
-
-    def tables(self, shuffle_seed=None):
-        episodes, generations = list(self.episodes), list(self.generations)
-        if shuffle_seed is not None:
-            random.Random(shuffle_seed).shuffle(episodes)
-            random.Random(shuffle_seed).shuffle(generations)
-        return (
-            pa.Table.from_pylist(episodes, schema=EPISODES),
-            pa.Table.from_pylist(generations, schema=GENERATIONS),
-        )
+from nip_core.trainers.expert_iteration import replacement_proportion, select
 
 
 def six_episodes():
@@ -150,11 +49,11 @@ def chosen(examples):
 
 def test_threshold_keeps_for_each_agent_the_episodes_that_paid_it():
     game, tables = make_game(), six_episodes().tables()
-    assert chosen(choose_examples(game, "verifier", 0, *tables)) == [
+    assert chosen(choose(game, "verifier", 0, *tables)) == [
         ("verifier", "p0", "threshold"),
         ("verifier", "p2", "threshold"),
     ]
-    assert chosen(choose_examples(game, "prover", 0, *tables)) == [
+    assert chosen(choose(game, "prover", 0, *tables)) == [
         ("prover", "p0", "threshold"),
         ("prover", "p1", "threshold"),
     ]
@@ -163,7 +62,7 @@ def test_threshold_keeps_for_each_agent_the_episodes_that_paid_it():
 def test_a_shared_group_gets_the_examples_of_its_agents_together():
     agents = {"_default": {"shared_model_group": "all"}}
     tables = six_episodes().tables()
-    assert chosen(choose_examples(make_game(agents=agents), "all", 0, *tables)) == [
+    assert chosen(choose(make_game(agents=agents), "all", 0, *tables)) == [
         ("prover", "p0", "threshold"),
         ("prover", "p1", "threshold"),
         ("verifier", "p0", "threshold"),
@@ -171,9 +70,18 @@ def test_a_shared_group_gets_the_examples_of_its_agents_together():
     ]
 
 
+def test_the_examples_come_in_the_order_of_play():
+    agents = {"_default": {"shared_model_group": "all"}}
+    tables = six_episodes().tables(shuffle_seed=1)
+    played = tables[0]["key"].to_pylist()
+    examples = choose(make_game(agents=agents), "all", 0, *tables)
+    places = [played.index(example.episode) for example in examples]
+    assert places == sorted(places) and len(set(places)) > 2
+
+
 def test_the_examples_come_neither_agent_by_agent_nor_verdict_by_verdict():
     agents = {"_default": {"shared_model_group": "all"}}
-    examples = choose_examples(make_game(agents=agents), "all", 0, *many(60).tables())
+    examples = choose(make_game(agents=agents), "all", 0, *many(60).tables())
 
     def changes(values):
         return sum(a != b for a, b in pairwise(values))
@@ -186,7 +94,7 @@ def test_the_examples_come_neither_agent_by_agent_nor_verdict_by_verdict():
 def test_an_example_holds_the_conversation_of_its_agent_and_where_it_came_from():
     game, tables = make_game(), six_episodes().tables()
     facts = "Return x plus 0.", "x + 0"
-    [verifier] = [e for e in choose_examples(game, "verifier", 0, *tables) if e.problem == "p0"]
+    [verifier] = [e for e in choose(game, "verifier", 0, *tables) if e.problem == "p0"]
     assert list(verifier.messages) == [
         {"role": "system", "content": game.prompts.render("verifier", *facts, None, 0)},
         {"role": "assistant", "content": "Question: a?"},
@@ -202,7 +110,7 @@ def test_an_example_holds_the_conversation_of_its_agent_and_where_it_came_from()
     )
     # The agent's own valid answers, in the order of play; round 0 took a second attempt.
     assert verifier.generations == ("a-e0-0-g0-1", "a-e0-0-g2-0")
-    [prover] = [e for e in choose_examples(game, "prover", 0, *tables) if e.problem == "p0"]
+    [prover] = [e for e in choose(game, "prover", 0, *tables) if e.problem == "p0"]
     assert list(prover.messages) == [
         {"role": "system", "content": game.prompts.render("prover", *facts, None, 0)},
         {"role": "user", "content": "Question: a?", "name": "Verifier"},
@@ -222,27 +130,27 @@ def test_failed_episodes_are_left_out_however_low_the_threshold(method):
     text_rl = {"verifier_guess_replacement_proportion": 0.4}
     game = make_game(ei=ei, text_rl=text_rl)
     for group in ("prover", "verifier"):
-        examples = choose_examples(game, group, 0, *six_episodes().tables())
+        examples = choose(game, group, 0, *six_episodes().tables())
         assert sorted(e.problem for e in examples) == ["p0", "p1", "p2", "p3", "p4"]
 
 
 def test_an_agent_that_never_spoke_gives_no_example():
     rollouts = Rollouts().add(0, 1, [ACCEPT], (1.0, 1.0))
     game = make_game()
-    assert choose_examples(game, "prover", 0, *rollouts.tables()) == []
-    assert len(choose_examples(game, "verifier", 0, *rollouts.tables())) == 1
+    assert choose(game, "prover", 0, *rollouts.tables()) == []
+    assert len(choose(game, "verifier", 0, *rollouts.tables())) == 1
 
 
 def test_rollouts_that_another_version_read_otherwise_are_refused():
     rollouts = Rollouts().add(0, 1, ["Decision: accept, or reject"], (1.0, 1.0))
     with pytest.raises(StageError, match=r"episode a-e0-0: an answer that counted as valid"):
-        choose_examples(make_game(), "verifier", 0, *rollouts.tables())
+        choose(make_game(), "verifier", 0, *rollouts.tables())
 
 
 def test_no_rollouts_give_no_examples():
     for ei in ({}, {"rollout_selection_method": "weighted_sampling", "balance_decisions": True}):
         for group in ("prover", "verifier"):
-            assert choose_examples(make_game(ei=ei), group, 0, *Rollouts().tables()) == []
+            assert choose(make_game(ei=ei), group, 0, *Rollouts().tables()) == []
 
 
 def test_rollouts_of_several_iterations_are_chosen_from_together():
@@ -250,7 +158,7 @@ def test_rollouts_of_several_iterations_are_chosen_from_together():
     later = many(4, iteration=1)
     rollouts.episodes += later.episodes
     rollouts.generations += later.generations
-    examples = choose_examples(make_game(), "verifier", 1, *rollouts.tables())
+    examples = choose(make_game(), "verifier", 1, *rollouts.tables())
     assert Counter(e.iteration for e in examples) == {0: 2, 1: 2}
     assert len({e.key for e in examples}) == 4
 
@@ -310,7 +218,7 @@ def test_without_replacement_nothing_is_drawn_twice():
 
 def test_one_rollout_drawn_twice_makes_two_examples_with_keys_of_their_own():
     ei = {"rollout_selection_method": "weighted_sampling", "weighting_sample_size_factor": 1.0}
-    examples = choose_examples(make_game(ei=ei), "verifier", 0, *many(12).tables())
+    examples = choose(make_game(ei=ei), "verifier", 0, *many(12).tables())
     assert len(examples) == len({e.key for e in examples}) == 12
     repeated = Counter(e.episode for e in examples)
     assert max(repeated.values()) > 1
@@ -372,12 +280,12 @@ WAYS = [{}, {"ei": {"balance_decisions": True}}, EVERYTHING]
 @pytest.mark.parametrize("way", WAYS, ids=["threshold", "balanced", "everything"])
 def test_neither_the_order_of_the_rows_nor_the_runs_name_matters(way):
     for group in ("prover", "verifier"):
-        usual = choose_examples(make_game(**way), group, 0, *many(40).tables())
+        usual = choose(make_game(**way), group, 0, *many(40).tables())
         assert len(usual) > 5
         for seed in range(3):
             shuffled = many(40).tables(shuffle_seed=seed)
-            assert choose_examples(make_game(**way), group, 0, *shuffled) == usual
-        renamed = choose_examples(make_game(**way), group, 0, *many(40, run="b").tables())
+            assert by_key(choose(make_game(**way), group, 0, *shuffled)) == by_key(usual)
+        renamed = choose(make_game(**way), group, 0, *many(40, run="b").tables())
         assert [(e.problem, e.reason, e.messages) for e in renamed] == [
             (e.problem, e.reason, e.messages) for e in usual
         ]
@@ -387,7 +295,7 @@ def test_neither_the_order_of_the_rows_nor_the_runs_name_matters(way):
 def test_another_seed_or_iteration_draws_anew():
     def draw(iteration=0, **more):
         game = make_game(**EVERYTHING, **more)
-        return chosen(choose_examples(game, "verifier", iteration, *many(40).tables()))
+        return chosen(choose(game, "verifier", iteration, *many(40).tables()))
 
     assert draw() == draw()
     assert draw() != draw(seed=7)
@@ -420,7 +328,7 @@ def test_the_choice_invents_nothing(episodes, way, group):
     for i, (y, (texts, outcome), reward, invalid) in enumerate(episodes):
         rollouts.add(i, y, texts, (reward, reward), outcome, invalid=invalid)
     played = {e["key"]: e for e in rollouts.episodes if e["outcome"] != "failed"}
-    for example in choose_examples(make_game(**way), group, 0, *rollouts.tables()):
+    for example in choose(make_game(**way), group, 0, *rollouts.tables()):
         episode = played[example.episode]
         assert (example.problem, example.y) == (episode["problem"], episode["y"])
         assert example.agent == group
@@ -453,7 +361,7 @@ def replaced(examples):
 )
 def test_as_many_verdicts_as_asked_become_the_true_label(proportion, count, expected):
     game = make_game(text_rl={"verifier_guess_replacement_proportion": proportion})
-    examples = choose_examples(game, "verifier", 0, *many(count).tables())
+    examples = choose(game, "verifier", 0, *many(count).tables())
     assert len(replaced(examples)) == expected
     for example in replaced(examples):
         last = example.messages[-1]
@@ -474,16 +382,14 @@ def test_the_prover_is_never_given_a_label():
         make_game(text_rl={"verifier_guess_replacement_proportion": p}) for p in (0.0, 1.0)
     )
     tables = many(10).tables()
-    assert choose_examples(replacing, "prover", 0, *tables) == choose_examples(
-        plain, "prover", 0, *tables
-    )
+    assert choose(replacing, "prover", 0, *tables) == choose(plain, "prover", 0, *tables)
 
 
 def test_a_last_question_becomes_the_true_label_too():
     game = make_game(text_rl={"verifier_guess_replacement_proportion": 1.0})
     texts = ["Question: a?", "Answer: b", "Question: c?"]
     rollouts = Rollouts().add(0, 0, texts, (0.0, -1.0), outcome="terminated")
-    [example] = choose_examples(game, "verifier", 0, *rollouts.tables())
+    [example] = choose(game, "verifier", 0, *rollouts.tables())
     assert [m["content"] for m in example.messages[1:]] == [
         "Question: a?",
         "Answer: b",
@@ -516,9 +422,7 @@ def test_a_rounding_error_of_the_share_costs_no_label():
         "verifier_guess_replacement_annealing_rate": 0.1,
     }
     game = make_game(text_rl=annealed)
-    counts = [
-        len(replaced(choose_examples(game, "verifier", i, *many(10).tables()))) for i in range(6)
-    ]
+    counts = [len(replaced(choose(game, "verifier", i, *many(10).tables()))) for i in range(6)]
     assert counts == [5, 4, 3, 2, 1, 0]
 
 
@@ -535,17 +439,17 @@ def test_balance_keeps_as_many_accepting_as_rejecting_examples():
         rollouts.add(i, int(i < 5), texts, (1.0, 1.0), outcome)
     for way in ({}, {"weighting_use_replacement": False}):
         game = make_game(ei={"balance_decisions": True, **way})
-        examples = choose_examples(game, "verifier", 0, *rollouts.tables())
+        examples = choose(game, "verifier", 0, *rollouts.tables())
         verdicts = Counter(e.messages[-1]["content"] for e in examples)
         assert verdicts == {ACCEPT: 2, REJECT: 2}
         # The prover's examples are no decisions.
-        assert len(choose_examples(game, "prover", 0, *rollouts.tables())) == 9
+        assert len(choose(game, "prover", 0, *rollouts.tables())) == 9
 
 
 def test_balance_leaves_nothing_when_one_verdict_is_missing():
     rollouts = Rollouts().add(0, 1, [ACCEPT], (1.0, 1.0)).add(1, 1, [ACCEPT], (1.0, 1.0))
     game = make_game(ei={"balance_decisions": True})
-    assert choose_examples(game, "verifier", 0, *rollouts.tables()) == []
+    assert choose(game, "verifier", 0, *rollouts.tables()) == []
 
 
 @pytest.mark.parametrize(
@@ -565,7 +469,7 @@ def test_the_true_label_is_written_on_the_scale_and_is_a_valid_answer(scale, rig
     rollouts = Rollouts()
     for y in (0, 1):
         rollouts.add(y, y, ["Question: a?", "Answer: b", "I see.\nQuestion: c?"], (0.0, -1.0))
-    examples = choose_examples(game, "verifier", 0, *rollouts.tables())
+    examples = choose(game, "verifier", 0, *rollouts.tables())
     last = {e.y: e.messages[-1] for e in examples}
     assert last == {y: {"role": "assistant", "content": f"Decision: {right[y]}"} for y in (0, 1)}
     moves = {y: game.parse("verifier", 2, y, last[y]["content"], []) for y in last}
@@ -573,6 +477,82 @@ def test_the_true_label_is_written_on_the_scale_and_is_a_valid_answer(scale, rig
         0: (0, -1.0),
         1: (1, 1.0),
     }
+
+
+def labels(examples):
+    return Counter(e.y for e in examples)
+
+
+def test_balanced_labels_leave_out_the_surplus_of_each_agent():
+    # Reached by the verifier: y = 1 in p0 to p3, y = 0 in p4 and p5; by the prover: p0 to p3.
+    rollouts = Rollouts()
+    for i in range(6):
+        y = int(i < 4)
+        texts = ["Question: a?", "Answer: b", ACCEPT if y else REJECT]
+        rollouts.add(i, y, texts, (float(y), 1.0))
+    agents = {"_default": {"shared_model_group": "all"}}
+    game = make_game(ei={"balance_labels": True}, agents=agents)
+    found = choice(game, "all", 0, rollouts.tables())
+    examples = list(found.examples)
+    assert {e.agent for e in examples} == {"verifier"}
+    assert labels(examples) == {0: 2, 1: 2}
+    assert found.counts == {"candidates": 12, "below_threshold": 2, "surplus": 6}
+    kept = {e.problem for e in examples if e.y}
+    again = choose(game, "all", 0, *rollouts.tables(shuffle_seed=3))
+    assert {e.problem for e in again if e.y} == kept
+
+
+def test_with_both_balances_both_verdicts_and_both_labels_are_even():
+    rollouts = Rollouts()
+    outcomes = [(1, ACCEPT)] * 5 + [(0, REJECT)] * 3 + [(1, REJECT)] * 1 + [(0, ACCEPT)] * 4
+    for i, (y, verdict) in enumerate(outcomes):
+        rollouts.add(i, y, ["Question: a?", "Answer: b", verdict], (1.0, 1.0))
+    game = make_game(ei={"balance_labels": True, "balance_decisions": True})
+    examples = choose(game, "verifier", 0, *rollouts.tables())
+    cells = Counter((e.y, e.messages[-1]["content"]) for e in examples)
+    assert cells == {(1, ACCEPT): 3, (0, REJECT): 3, (1, REJECT): 1, (0, ACCEPT): 1}
+
+
+def twins():
+    """p0 and p1 are the same problem with the same conversation; p2 ends otherwise."""
+    rollouts = Rollouts()
+    for i, verdict in enumerate([ACCEPT, ACCEPT, REJECT]):
+        rollouts.add(i, 1, ["Question: a?", "Answer: b", verdict], (1.0, 1.0))
+        rollouts.episodes[-1] |= {"question": "Return x.", "solution": "x"}
+    return rollouts
+
+
+def test_of_equal_conversations_of_an_agent_one_is_kept_if_asked_for():
+    game = make_game(ei={"deduplicate": True})
+    for group, count in (("verifier", 2), ("prover", 1)):
+        found = choice(game, group, 0, twins().tables())
+        examples = list(found.examples)
+        assert len(examples) == count
+        assert found.counts == {"candidates": 3, "duplicates": 3 - count}
+        for seed in range(3):
+            again = choose(game, group, 0, *twins().tables(shuffle_seed=seed))
+            assert by_key(again) == by_key(examples)
+    assert len(choose(make_game(), "verifier", 0, *twins().tables())) == 3
+
+
+def test_what_was_left_out_is_counted_by_its_reason():
+    found = choice(make_game(), "verifier", 0, six_episodes().tables())
+    assert found.method == "supervised"
+    assert len(list(found.examples)) == 2
+    assert found.counts == {"candidates": 6, "failed": 1, "below_threshold": 3}
+    silent = Rollouts().add(0, 1, [ACCEPT], (1.0, 1.0)).tables()
+    assert choice(make_game(), "prover", 0, silent).counts == {"candidates": 1, "silent": 1}
+
+
+def test_the_tokens_are_those_of_the_last_answer_and_what_came_before_it():
+    rollouts = Rollouts().add(0, 1, ["Question: a?", "Answer: b", ACCEPT], (1.0, 1.0), invalid=[2])
+    for row in rollouts.generations:
+        row |= {"prompt_tokens": 100 * (row["round"] + 1), "completion_tokens": 7 + row["attempt"]}
+    [example] = choose(make_game(), "verifier", 0, *rollouts.tables())
+    assert example.tokens == 300 + 8
+    rollouts.generations[-1]["prompt_tokens"] = 0  # the server reported none
+    [example] = choose(make_game(), "verifier", 0, *rollouts.tables())
+    assert example.tokens is None
 
 
 # What is trained is what was asked
@@ -656,7 +636,7 @@ async def test_every_example_is_a_request_that_was_made_and_the_answer_to_it(nam
     assert {e["outcome"] for e in played.episodes} <= {"finished", "terminated"}
     assert parameters.groups
     for group in parameters.groups:
-        examples = choose_examples(played.game, group, 0, tables.episodes, tables.generations)
+        examples = choose(played.game, group, 0, tables.episodes, tables.generations)
         # One for each episode in which the agent spoke, and for no other one.
         assert Counter(e.episode for e in examples) == Counter(
             episode for episode, agent in spoke if agent == group

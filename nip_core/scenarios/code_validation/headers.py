@@ -83,6 +83,10 @@ class AnswerLines:
             elif fence == opened:  # without a language, which only an opening fence has
                 opened = None
 
+    def contain(self, word: str) -> bool:
+        """Whether any line contains a lower-case word."""
+        return word in self._lower
+
     def free_with(self, word: str) -> Iterator[tuple[int, str]]:
         """Index and plain text of the free lines that contain a lower-case word."""
         line = counted = 0

@@ -98,6 +98,8 @@ def parse_response(text: str, form: AnswerForm) -> Move:
     the part for a channel is missing, empty or there twice, and InvalidDecision for a decision
     that is none, or is two.
     """
+    if _is_all_message(text, form):
+        return Move(messages={form.channels[0]: text.strip()})
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -124,6 +126,18 @@ def parse_response(text: str, form: AnswerForm) -> Move:
     return Move(messages=parts(lines, starts, form.channels, form.headers))
 
 
+def _is_all_message(text: str, form: AnswerForm) -> bool:
+    """Whether the whole text is a message for the only channel, as it is in most answers.
+
+    True only where what follows in `parse_response` would come to the same.
+    """
+    if len(form.channels) != 1 or form.has_reasoning or not text.isascii() or "think>" in text:
+        return False
+    if form.scale is not None and "decision" in text.lower():
+        return False
+    return bool(text.strip().strip("\0 \t\r\n"))
+
+
 def parse_decision(text: str, scale: DecisionScale) -> str | None:
     """The answer of the scale that `text` decides for; None where it has no decision line.
 
@@ -140,6 +154,17 @@ class _DecisionLine:
     is_apart: bool  # in quotation marks, brackets or backticks
 
 
+_READERS: dict[tuple[tuple[str, float], ...], VerdictReader] = {}
+
+
+def _reader(scale: DecisionScale) -> VerdictReader:
+    """The scale's reader, of which there need not be more than one."""
+    answers = tuple(scale.values.items())
+    if answers not in _READERS:
+        _READERS[answers] = VerdictReader(scale)
+    return _READERS[answers]
+
+
 def _decision(
     lines: AnswerLines, scale: DecisionScale, own: int, *, last_counts: bool
 ) -> str | None:
@@ -147,7 +172,9 @@ def _decision(
 
     With `last_counts` a decision in the last line makes what is before it reasoning.
     """
-    reader = VerdictReader(scale)
+    if not lines.contain("decision"):
+        return None
+    reader = _reader(scale)
     found = _decision_lines(lines, reader, own)
     if any(line.is_apart for line in found) and not _is_all(lines, found, own):
         found = [line for line in found if not line.is_apart]
@@ -212,7 +239,7 @@ def _ends_with_quoted(lines: AnswerLines, scale: DecisionScale) -> bool:
     last = lines.next_filled(len(lines.read) - 1, -1)
     line = "" if last is None else plain(lines.read[last])
     start = _DECISION.match(line)
-    return start is not None and VerdictReader(scale).is_exactly(line[start.end() :])
+    return start is not None and _reader(scale).is_exactly(line[start.end() :])
 
 
 def _final_run(lines: AnswerLines, found: Sequence[_DecisionLine]) -> Sequence[_DecisionLine]:

@@ -52,8 +52,34 @@ _DECIDE = {
     "v2": "Reason, then decide: end with exactly $decision_line.",
     "short": "Decide now.",
 }
+_PROBLEM = ("question", "solution")
 _TEMPLATES = Path(__file__).parent / "templates"
 _ZERO_KNOWLEDGE = "zero_knowledge"
+
+
+class FilledPrompt:
+    """A system prompt in which only the problem is missing."""
+
+    def __init__(self, template: string.Template, values: Mapping[str, str | int]):
+        """`values` has all placeholders of the template but ``question`` and ``solution``."""
+        self._parts: list[str] = [""]  # text, then name and text in turn
+        text, at = template.template, 0
+        for found in template.pattern.finditer(text):
+            self._parts[-1] += text[at : found.start()]
+            at = found.end()
+            name = found["named"] or found["braced"]
+            if name in _PROBLEM:
+                self._parts += [name, ""]
+            else:
+                self._parts[-1] += template.delimiter if name is None else str(values[name])
+        self._parts[-1] += text[at:]
+
+    def fill(self, question: str, solution: str) -> str:
+        """The prompt for a problem."""
+        problem = {"question": question.strip(), "solution": solution.strip()}
+        parts = self._parts.copy()
+        parts[1::2] = [problem[name] for name in parts[1::2]]
+        return "".join(parts)
 
 
 class SystemPrompts:
@@ -88,9 +114,11 @@ class SystemPrompts:
 
         `seed` is the episode's, for protocols in which it deals the roles.
         """
-        return self._templates[agent].substitute(
-            self._values(agent, stance, seed), question=question.strip(), solution=solution.strip()
-        )
+        return self.filled(agent, stance, seed).fill(question, solution)
+
+    def filled(self, agent: str, stance: int | None, seed: int) -> FilledPrompt:
+        """The system prompt of `agent` for any problem; as in `render`."""
+        return FilledPrompt(self._templates[agent], self._values(agent, stance, seed))
 
     def supervisor_message(
         self, agent: str, round_: int, seed: int, stance: int | None = None

@@ -62,7 +62,7 @@ def simplified(text: str) -> str:
 
     It has the same lines.
     """
-    return text.translate(_PLAIN)
+    return text if text.isascii() else text.translate(_PLAIN)
 
 
 def plain(line: str) -> str:

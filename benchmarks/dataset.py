@@ -1,0 +1,295 @@
+"""How fast rollouts become a training dataset, against reading and writing the same with pyarrow.
+
+    python benchmarks/dataset.py [--rollouts 100000] [--out docs/results/dataset.json]
+
+Rollouts of `nip` with nine rounds are made up, with messages of about 300 bytes on problems of the
+bundled `families` set, and committed in shards of 500 by the functions that commit what is played.
+Then, in two cases (the threshold is reached by about half of them; by all), three times each and
+in turn, every one in a process of its own:
+
+nip      choose the verifier's examples by expert iteration, render them, write the Parquet file
+         with its digest, as the stage that builds a dataset does
+pyarrow  read both tables of every shard whole, and write the examples of the file above, which are
+         in memory, in the same schema, row groups and compression
+
+What is covered: time (median), and the peak memory of nip's process. What is not: the JSONL that is
+uploaded, which is derived later (its time is given for information), and the commit's copy.
+"""
+
+import argparse
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nip_core.agents.render import Game
+from nip_core.fine_tuning.dataset import EXAMPLES, Dataset, write_examples
+from nip_core.fine_tuning.lines import write_jsonl
+from nip_core.parameters import load_parameters
+from nip_core.rollouts.plan import EpisodeSpec, plan_episodes
+from nip_core.rollouts.tables import StoredRollouts, build_tables, commit_shard, commit_stage
+from nip_core.run_store.store import LocalStore
+from nip_core.scenarios.code_validation.datasets import load_problems
+from nip_core.trainers import chooser
+
+ROUNDS, SHARD, BYTES, REPEATS = 9, 500, 300, 3
+DIRECTORY = "dataset/iterations/0000/rollouts/train"
+CASES = {"half": 0.9, "all": -9.0}
+MOST_TIMES, MOST_MB = 3.0, 1000.0
+
+
+def make_game(threshold: float, rollouts: int = 1) -> Game:
+    """The game that was played, with a threshold for the verifier."""
+    return Game(
+        load_parameters(
+            {
+                "run_name": "dataset",
+                "dataset": "families",
+                "nip_protocol": {"max_message_rounds": ROUNDS, "min_message_rounds": ROUNDS},
+                "rl": {"rollouts_per_iteration": rollouts},
+                "pure_text_ei": {"reward_threshold": threshold},
+            }
+        )
+    )
+
+
+# Making rollouts up
+
+
+def make_rollouts(place: Path, count: int) -> None:
+    """Commit `count` rollouts under `place`."""
+    store, numbers = LocalStore(place), range(-(-count // SHARD))
+    with ProcessPoolExecutor(initializer=_get_ready, initargs=(place, count)) as processes:
+        names = list(processes.map(_make_shard, numbers))
+    commit_stage(store, DIRECTORY, names)
+
+
+_ready: list[Any] = []
+
+
+def _get_ready(place: Path, count: int) -> None:
+    game, problems = make_game(0.9, count), load_problems("families", "train")
+    words = " ".join(problem.question for problem in problems).split()
+    specs = plan_episodes(game.parameters, problems, "train", 0)
+    _ready[:] = [LocalStore(place), game, specs, words]
+
+
+def _make_shard(number: int) -> str:
+    store, game, specs, words = _ready
+    random = Random(number)
+    mine = specs[number * SHARD : (number + 1) * SHARD]
+    played = [_play(game, spec, words, random) for spec in mine]
+    generations = [row for _, rows in played for row in rows]
+    tables = build_tables([episode for episode, _ in played], generations)
+    commit_shard(store, DIRECTORY, f"{number:04d}", tables)
+    return f"{number:04d}"
+
+
+def _play(
+    game: Game, spec: EpisodeSpec, words: list[str], random: Random
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    decision = random.randrange(2)
+    is_right = decision == spec.problem.y
+    rows: list[dict[str, Any]] = []
+    tokens = 600
+    for round_ in range(ROUNDS):
+        agent = "prover" if round_ % 2 else "verifier"
+        is_last = round_ == ROUNDS - 1
+        text = _message("Answer" if round_ % 2 else "Question", words, random)
+        if is_last:
+            text = f"Decision: {'accept' if decision else 'reject'}"
+        rows.append(
+            {
+                "key": spec.generation_key(round_, agent, 0),
+                "parent_key": rows[-1]["key"] if rows else None,
+                "episode": spec.key,
+                "branch_path": "",
+                "round": round_,
+                "agent": agent,
+                "attempt": 0,
+                "model_asked": f"{agent}-model",
+                "model_served": f"{agent}-model",
+                "text": text,
+                "decision": decision if is_last else 2,
+                "decision_value": (1.0 if decision else -1.0) if is_last else None,
+                "finish_reason": "stop",
+                "invalid_reason": None,
+                "prompt_tokens": tokens,
+                "completion_tokens": len(text) // 4,
+            }
+        )
+        tokens += len(text) // 4
+    episode = {
+        "key": spec.key,
+        "run": spec.run,
+        "split": spec.split,
+        "iteration": 0,
+        "problem": spec.problem.id,
+        "question_id": spec.problem.question_id,
+        "sample": spec.sample,
+        "branch_path": "",
+        "protocol": "nip",
+        "question": spec.problem.question,
+        "solution": spec.problem.solution,
+        "y": spec.problem.y,
+        "difficulty": spec.problem.difficulty,
+        "mutation": spec.problem.mutation,
+        "seed": spec.seed,
+        "prover_stance": None,
+        "rounds": ROUNDS,
+        "decision": decision,
+        "decision_value": 1.0 if decision else -1.0,
+        "outcome": "finished",
+        "error": None,
+        "rewards": [
+            {"agent": "prover", "reward": float(decision)},
+            {"agent": "verifier", "reward": 1.0 if is_right else -1.0},
+        ],
+    }
+    return episode, rows
+
+
+def _message(begin: str, words: list[str], random: Random) -> str:
+    text = " ".join(random.choices(words, k=BYTES // 4))
+    return f"{begin}: {text[: BYTES - len(begin)]}".rstrip()
+
+
+# What is measured, each in a process of its own
+
+
+def run_nip(place: Path, case: str) -> dict[str, Any]:
+    """Build the dataset; its file stays for the others."""
+    game, file = make_game(CASES[case]), place / f"{case}.parquet"
+    rollouts = StoredRollouts(LocalStore(place), [DIRECTORY])
+    began = time.perf_counter()
+    choice = chooser("supervised")(game, "verifier", 0, rollouts, ["verifier"])
+    written = write_examples(file, "supervised", choice.examples)
+    seconds = time.perf_counter() - began
+    return {"seconds": seconds, "examples": written.examples, "digest": written.digest}
+
+
+def run_pyarrow(place: Path, case: str) -> dict[str, Any]:
+    """Read the rollouts' files, and write the examples."""
+    examples = pq.read_table(place / f"{case}.parquet")
+    groups = examples.to_batches(max_chunksize=500)
+    began = time.perf_counter()
+    rows = 0
+    for kind in ("episodes", "generations"):
+        for file in sorted((place / DIRECTORY).glob(f"{kind}-*.parquet")):
+            rows += pq.read_table(file).num_rows
+    read = time.perf_counter() - began
+    with pq.ParquetWriter(place / "again.parquet", EXAMPLES, compression="zstd") as writer:
+        for group in groups:
+            writer.write_table(pa.Table.from_batches([group], EXAMPLES))
+    return {"seconds": time.perf_counter() - began, "read_seconds": read, "rows": rows}
+
+
+def run_jsonl(place: Path, case: str) -> dict[str, Any]:
+    """Derive and check the file that is uploaded."""
+    dataset = Dataset(place / f"{case}.parquet", "supervised", case)
+    began = time.perf_counter()
+    lines = write_jsonl(dataset.rows(), "supervised", place / "lines.jsonl", case)
+    return {"seconds": time.perf_counter() - began, "examples": lines}
+
+
+RUNS = {"nip": run_nip, "pyarrow": run_pyarrow, "jsonl": run_jsonl}
+
+
+def in_own_process(what: str, place: Path, case: str) -> dict[str, Any]:
+    """One measurement."""
+    command = [sys.executable, __file__, "--measure", what, case, "--place", str(place)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    print(f"{case:>5} {what:>8}: {measured['seconds']:.1f} s", file=sys.stderr, flush=True)
+    return measured
+
+
+def measure(place: Path, rollouts: int) -> Iterator[dict[str, Any]]:
+    """A row for each case."""
+    for case in CASES:
+        found: dict[str, list[dict[str, Any]]] = {"nip": [], "pyarrow": []}
+        for _ in range(REPEATS):
+            for what, measured in found.items():
+                measured.append(in_own_process(what, place, case))
+        jsonl = in_own_process("jsonl", place, case)
+        nip, pyarrow = (
+            statistics.median(m["seconds"] for m in found[what]) for what in ("nip", "pyarrow")
+        )
+        assert len({m["digest"] for m in found["nip"]}) == 1
+        yield {
+            "case": case,
+            "rollouts": rollouts,
+            "examples": found["nip"][0]["examples"],
+            "dataset_mb": round((place / f"{case}.parquet").stat().st_size / 1e6, 1),
+            "nip_seconds": round(nip, 2),
+            "pyarrow_seconds": round(pyarrow, 2),
+            "factor": round(nip / pyarrow, 2),
+            "rollouts_per_second": round(rollouts / nip),
+            "peak_rss_mb": round(max(m["peak_rss_mb"] for m in found["nip"])),
+            "jsonl_seconds": round(jsonl["seconds"], 2),
+            "jsonl_peak_rss_mb": round(jsonl["peak_rss_mb"]),
+        }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+    lines = [
+        "| chosen | examples | nip, s | pyarrow, s | factor | rollouts per s | peak memory, MB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['case']} | {row['examples']:,} | {row['nip_seconds']:.1f} "
+            f"| {row['pyarrow_seconds']:.1f} | {row['factor']:.2f} "
+            f"| {row['rollouts_per_second']:,} | {row['peak_rss_mb']:,} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Make the rollouts, measure, print and write the result."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rollouts", type=int, default=100_000)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--place", type=Path, help="keep rollouts here, and use those that are")
+    parser.add_argument("--measure", nargs=2, metavar=("WHAT", "CASE"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        what, case = arguments.measure
+        measured = RUNS[what](arguments.place, case)
+        peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        print(json.dumps({**measured, "peak_rss_mb": peak_kb / 1000}))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        place = arguments.place or Path(temporary)
+        if not (place / DIRECTORY / "manifest.json").exists():
+            make_rollouts(place, arguments.rollouts)
+        rows = list(measure(place, arguments.rollouts))
+    met = all(r["factor"] <= MOST_TIMES and r["peak_rss_mb"] <= MOST_MB for r in rows)
+    result = {
+        "cases": rows,
+        "bar": {"factor": MOST_TIMES, "peak_rss_mb": MOST_MB, "met": met},
+        "machine": {"system": platform.machine(), "python": platform.python_version()},
+        "pyarrow": version("pyarrow"),
+    }
+    print(table(rows))
+    if arguments.out:
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    sys.exit(0 if met else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""What a protocol and the prompts say, asked once for all episodes, or once for each seed.
+
+Rules  rounds as an agent sees them, forms of answers, names, system prompts
+Seen   a round as an agent sees it
+
+Most protocols treat all episodes alike. Of those that are known to, answers are kept for good; of
+all others, those that a user adds included, for a while. Nothing is kept that depends on what was
+said in an episode.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from nip_core.parameters import HyperParameters
+from nip_core.protocols import Move, Protocol, Turn
+from nip_core.protocols.adp import AdpProtocol
+from nip_core.protocols.debate import DebateProtocol
+from nip_core.protocols.mnip import MnipProtocol
+from nip_core.protocols.multi_channel_test import MultiChannelTestProtocol
+from nip_core.protocols.nip import NipProtocol
+from nip_core.protocols.solo_verifier import SoloVerifierProtocol
+from nip_core.protocols.two_provers import TwoProversProtocol
+from nip_core.scenarios.code_validation.parsing import AnswerForm, parse_response
+from nip_core.scenarios.code_validation.prompts import FilledPrompt, SystemPrompts
+
+_T = TypeVar("_T")
+_MOST_KEPT = 4096  # answers, where they are of one episode each; short texts with their moves
+_SHORT = 64  # characters of an answer that is likely to come again, such as a decision
+_SAME_FOR_ALL_SEEDS = (
+    AdpProtocol,
+    DebateProtocol,
+    MnipProtocol,
+    MultiChannelTestProtocol,
+    NipProtocol,
+    SoloVerifierProtocol,
+)
+
+
+def depends_on_seed(protocol: Protocol) -> bool:
+    """Whether an episode's seed may decide anything in the protocol. A subclass may use it."""
+    if isinstance(protocol, TwoProversProtocol) and protocol.randomize_channel_order:
+        return True
+    return type(protocol) not in _SAME_FOR_ALL_SEEDS
+
+
+class Seen(NamedTuple):
+    """A round as one agent sees it."""
+
+    moves: bool  # whether it is the agent's turn
+    told: Mapping[str, str] | None  # the message with which it is told so, if there is one
+    channels: tuple[str, ...]  # that it reads, in the order in which it is shown them
+
+
+class Rules:
+    """The answers of one protocol with its prompts. What it gives out must not be changed."""
+
+    def __init__(self, parameters: HyperParameters, protocol: Protocol, prompts: SystemPrompts):
+        self._parameters, self._protocol, self._prompts = parameters, protocol, prompts
+        self.order = {name: i for i, name in enumerate(protocol.agent_names)}
+        self._by_seed = depends_on_seed(protocol)
+        self._moves_by_turns = type(protocol).movers is not Protocol.movers
+        self._kept: dict[Hashable, Any] = {}
+        self._parsed: dict[Hashable, Move] = {}
+
+    def system_prompt(self, agent: str, stance: int | None, seed: int) -> FilledPrompt:
+        """The agent's system prompt, in which only the problem is missing."""
+        return self._keep(
+            ("system", agent, stance), seed, lambda: self._prompts.filled(agent, stance, seed)
+        )
+
+    def names(self, seed: int) -> Mapping[str, str | None]:
+        """By agent, the name with which its messages reach the others; None: without one."""
+
+        def find() -> Mapping[str, str | None]:
+            return {
+                name: None if spec.anonymous else self._protocol.human_name(name, seed)
+                for name, spec in self._protocol.agents.items()
+            }
+
+        return self._keep("names", seed, find)
+
+    # Rounds.
+
+    def rounds(
+        self,
+        agent: str,
+        last: int,
+        stance: int | None,
+        seed: int,
+        by_round: Mapping[int, Sequence[Turn]],
+    ) -> Sequence[Seen]:
+        """The rounds from the first to `last` as `agent` sees them, with these turns by round."""
+        if self._moves_by_turns:
+            return self._rounds(agent, last, stance, seed, by_round)
+        return self._keep(
+            ("rounds", agent, last, stance),
+            seed,
+            lambda: self._rounds(agent, last, stance, seed, by_round),
+        )
+
+    def _rounds(
+        self,
+        agent: str,
+        last: int,
+        stance: int | None,
+        seed: int,
+        by_round: Mapping[int, Sequence[Turn]],
+    ) -> Sequence[Seen]:
+        found = []
+        before: list[Turn] = []
+        own_turns = 0
+        for round_ in range(last + 1):
+            moves = agent in self._protocol.movers(round_, seed, before)
+            told = self._told(agent, round_, own_turns, stance, seed) if moves else None
+            own_turns += moves
+            channels = self._protocol.channel_order(agent, round_, seed)
+            found.append(Seen(moves, told, tuple(channels)))
+            before += by_round.get(round_, ())
+        return found
+
+    def _told(
+        self, agent: str, round_: int, own_turns: int, stance: int | None, seed: int
+    ) -> Mapping[str, str] | None:
+        settings = self._parameters.model_agents[agent]
+        due = {
+            "none": False,
+            "all": True,
+            "first": own_turns == 0,
+            "all_but_first": own_turns > 0,
+        }[settings.use_supervisor_message]
+        if due:
+            content = self._prompts.supervisor_message(agent, round_, seed, stance)
+            return {"role": "user", "content": content, "name": settings.supervisor_name}
+        last = self._protocol.is_last_turn(agent, round_, seed)
+        if last and self._protocol.agents[agent].last_round_message:
+            return {"role": "system", "content": self._prompts.last_round_message}
+        return None
+
+    # Answers.
+
+    def form(self, agent: str, round_: int, seed: int, before: Sequence[Turn]) -> AnswerForm:
+        """What form the answer of `agent` in the round must have, after the turns before it."""
+        if self._moves_by_turns:
+            return self._form(agent, round_, seed, before)
+        return self._keep(
+            ("form", agent, round_), seed, lambda: self._form(agent, round_, seed, before)
+        )
+
+    def _form(self, agent: str, round_: int, seed: int, before: Sequence[Turn]) -> AnswerForm:
+        protocol = self._protocol
+        channels = protocol.movers(round_, seed, before)[agent]
+        return AnswerForm(
+            channels=channels,
+            headers=protocol.headers(agent, channels, seed),
+            scale=protocol.scale if protocol.may_decide(agent) else None,
+            has_reasoning=self._parameters.code_validation.system_prompt_version == "v2",
+        )
+
+    def parse(self, agent: str, round_: int, seed: int, text: str, before: Sequence[Turn]) -> Move:
+        """The move in `text`. Raises InvalidResponse."""
+        form = self.form(agent, round_, seed, before)
+        if len(text) > _SHORT or self._by_seed or self._moves_by_turns:
+            return parse_response(text, form)
+        place = (agent, round_, text)
+        move = self._parsed.get(place)
+        if move is None:
+            move = parse_response(text, form)
+            if len(self._parsed) >= _MOST_KEPT:
+                self._parsed = {}
+            self._parsed[place] = move
+        return move
+
+    def _keep(self, what: Hashable, seed: int, find: Callable[[], _T]) -> _T:
+        kept = self._kept
+        if self._by_seed:
+            what = (seed, what)
+            if len(kept) >= _MOST_KEPT:
+                kept = self._kept = {}
+        try:
+            known: _T = kept[what]
+        except KeyError:
+            known = kept[what] = find()
+        return known

@@ -1,0 +1,146 @@
+"""From the rollouts of a run to what a group's job is sent.
+
+build_dataset   choose examples and commit them, with what they will cost
+held_out        the questions of a dataset whose examples are not trained on
+write_payloads  a dataset as the files of a job, checked
+describe        a dataset in a few words, for the job's record
+"""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nip_core.fine_tuning.dataset import (
+    FILES,
+    Dataset,
+    Row,
+    validation_side,
+    write_examples,
+)
+from nip_core.fine_tuning.lines import write_jsonl
+from nip_core.parameters import HyperParameters
+from nip_core.rollouts.tables import StoredRollouts
+from nip_core.run_store.manifest import commit, is_committed, read_manifest
+from nip_core.stages.session import Session
+from nip_core.trainers import chooser
+from nip_core.trainers.base import OfProblems, Rollouts
+
+
+def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any]:
+    """Choose and commit the group's examples; a dataset that is committed is left as it is.
+
+    They come from the sides of those of its agents that are trained in this iteration. Returns
+    ``method``, ``agents``, ``examples`` (all rows), ``validation_examples`` of them, ``digest``,
+    ``episodes`` chosen from, ``counts`` of what was left out, ``tokens`` (None: not all are
+    known), ``training_usd`` (None: no price, or no tokens known) and, with a curriculum, its state.
+    """
+    parameters, run, store = session.parameters, session.run, session.run.store
+    every = parameters.text_rl.fine_tune_on_all_previous_rollouts
+    used = range(iteration + 1) if every else [iteration]
+    played = {i: read_manifest(store, run.rollouts(i, "train")) for i in used}
+    inputs = {
+        f"rollouts/{i:04d}": str(manifest.extra["canonical_digest"])
+        for i, manifest in played.items()
+    }
+    directory = run.dataset(iteration, group)
+    if is_committed(store, directory):
+        return dict(commit(store, directory, {}, inputs=inputs).extra)
+    method = parameters.method(iteration)
+    agents = parameters.training_agents(group, iteration)
+    rollouts: Rollouts = StoredRollouts(store, [manifest.directory for manifest in played.values()])
+    facts: dict[str, Any] = {}
+    if parameters.curriculum.enabled:
+        from nip_core.trainers.curriculum import admit
+
+        admission = admit(parameters, agents, iteration, rollouts)
+        rollouts = OfProblems(rollouts, admission.problems)
+        facts["curriculum"] = admission.state
+    choice = chooser(method)(session.game, group, iteration, rollouts, agents)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / FILES[method]
+        written = write_examples(file, method, choice.examples)
+        manifest = commit(
+            store,
+            directory,
+            {file.name: file},
+            inputs=inputs,
+            rows={file.stem: written.examples},
+            extra={
+                "digest": written.digest,
+                "examples": written.examples,
+                "episodes": sum(manifest.rows["episodes"] for manifest in played.values()),
+                "agents": list(agents),
+                "method": method,
+                "counts": dict(choice.counts),
+                **_cost(parameters, group, Dataset(file, method, file.name)),
+                **facts,
+            },
+            lease=session.lease,
+        )
+    return dict(manifest.extra)
+
+
+def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str, Any]:
+    """How much of the dataset is held out, and what training on the rest takes."""
+    tokens, questions = dataset.column("tokens"), _questions(dataset)
+    out = held_out(parameters, dataset)
+    trained = [n for n, question in zip(tokens, questions, strict=True) if question not in out]
+    agent = parameters.group_parameters(group)
+    price = parameters.prices.get(agent.model_name)
+    usd = None
+    if price is not None and None not in trained:
+        epochs = agent.num_epochs or parameters.rl.num_epochs
+        usd = epochs * sum(trained) * price.training_usd / 1e6
+    return {
+        "validation_examples": len(tokens) - len(trained),
+        "tokens": None if None in tokens else sum(tokens),
+        "training_usd": usd,
+    }
+
+
+def held_out(parameters: HyperParameters, dataset: Dataset) -> frozenset[str]:
+    """The questions whose examples go into the validation file; empty: there is none."""
+    fraction = parameters.fine_tuning.validation_fraction
+    return validation_side(_questions(dataset), fraction, parameters.seed)
+
+
+def _questions(dataset: Dataset) -> list[str]:
+    ids = zip(dataset.column("question_id"), dataset.column("problem"), strict=True)
+    return [_question({"question_id": question, "problem": problem}) for question, problem in ids]
+
+
+def _question(row: Row) -> str:
+    # A dataset of an earlier version names no questions, so each problem is one.
+    return str(row["problem"] if row["question_id"] is None else row["question_id"])
+
+
+def write_payloads(
+    dataset: Dataset, out: frozenset[str], folder: Path, what: str
+) -> tuple[Path, Path | None]:
+    """The training file of a job and, unless `out` is empty, its validation file.
+
+    Raises StageError, which names `what`, the file and the line, for what the receiver would
+    refuse.
+    """
+    training = folder / "training.jsonl"
+    rows = (row for row in dataset.rows() if _question(row) not in out)
+    write_jsonl(rows, dataset.method, training, f"{what}, training file")
+    if not out:
+        return training, None
+    validation = folder / "validation.jsonl"
+    rows = (row for row in dataset.rows() if _question(row) in out)
+    write_jsonl(rows, dataset.method, validation, f"{what}, validation file")
+    return training, validation
+
+
+def describe(facts: Mapping[str, Any], epochs: int) -> str:
+    """What a dataset's manifest says of it and its cost, in a few words."""
+    count, out = facts["examples"], facts.get("validation_examples", 0)
+    words = [f"{count - out} examples", *([f"{out} for validation"] if out else [])]
+    tokens, usd = facts.get("tokens"), facts.get("training_usd")
+    words.append("tokens unknown" if tokens is None else f"{tokens} tokens")
+    words.append(f"{epochs} epochs")
+    if usd is not None:
+        words.append(f"{usd:.2f} US dollars")
+    return ", ".join(words)

@@ -1,0 +1,120 @@
+"""Curriculum: begin with some problems, those with the highest rewards, and take in more and more.
+
+admit       settings and rollouts -> the problems that are used, and the state of the curriculum
+Admission   that
+percentile  the share of the problems that an iteration uses
+
+For any trainer: it says which problems' rollouts are chosen from, not how. The method is that of
+NVIDIA's NeMo Agent Toolkit (`CurriculumLearningConfig`), whose schedule counts from -1, so that the
+first stage is an iteration shorter than the others; unlike there, draws are seeded and nothing has
+to be remembered: the state of an iteration follows from the settings and its rollouts.
+
+How hard a problem is, is read from the rollouts themselves, anew in each iteration. The problems
+are ranked among those of the iteration; one that has left comes back when its rewards do.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nip_core.hashing import derive_key
+from nip_core.parameters import CurriculumParameters, HyperParameters
+from nip_core.trainers.base import Rollouts
+
+_ROUNDING = 1e-9  # 3 * 0.1 is a little more than 0.3
+
+_COLUMNS = ("iteration", "problem", "sample", "outcome", "rewards")
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Which problems are used, and why not the others."""
+
+    problems: frozenset[str]
+    state: dict[str, Any] = field(default_factory=dict)
+    """``current_percentile``, ``last_expansion_epoch`` (-1 before the first), ``total_groups``,
+    ``included_groups`` (problems, sorted), and how many were ``left_out`` because they were
+    ``too_equal``, because it is ``too_early`` for them, or as ``not_drawn``. JSON, for the record;
+    empty without a curriculum."""
+
+
+def admit(
+    parameters: HyperParameters, agents: Sequence[str], iteration: int, rollouts: Rollouts
+) -> Admission:
+    """The problems whose rollouts are used to train `agents` in `iteration`.
+
+    A problem's rewards are those of its episodes, each the mean over `agents`; a tree of responses
+    is one episode, with the mean of its leaves. Failed episodes have none, and a problem with only
+    such is not admitted. A problem that was played once has nothing to differ from and is not
+    measured by `min_reward_diff`. A single problem is taken as it is.
+    """
+    settings = parameters.curriculum
+    rewards = _rewards(agents, rollouts)
+    if not settings.enabled:
+        return Admission(frozenset(rewards))
+    share, last = percentile(settings, iteration)
+    seed = parameters.seed
+    left_out = {"too_equal": 0, "too_early": 0, "not_drawn": 0}
+    problems = sorted(rewards)
+    if len(problems) > 1:
+        problems = [p for p in problems if not _too_equal(rewards[p], settings.min_reward_diff)]
+        left_out["too_equal"] = len(rewards) - len(problems)
+        sign = 1 if settings.sort_ascending else -1
+        means = {p: math.fsum(rewards[p]) / len(rewards[p]) for p in problems}
+        problems.sort(key=lambda p: (sign * means[p], derive_key("curriculum", seed, p)))
+        kept = problems[: max(1, _ceil(len(problems) * share))]
+        left_out["too_early"] = len(problems) - len(kept)
+        drawn = _drawn(kept, settings.random_subsample, seed, iteration)
+        left_out["not_drawn"] = len(kept) - len(drawn)
+        problems = drawn
+    state = {
+        "current_percentile": share,
+        "last_expansion_epoch": last,
+        "total_groups": len(rewards),
+        "included_groups": sorted(problems),
+        "left_out": left_out,
+    }
+    return Admission(frozenset(problems), state)
+
+
+def percentile(settings: CurriculumParameters, iteration: int) -> tuple[float, int]:
+    """The share of the problems in `iteration`, above 0 to 1, and when it was last increased."""
+    share, last = settings.initial_percentile, -1
+    for now in range(iteration + 1):
+        if now - last >= settings.expansion_interval and share < 1:
+            share, last = min(1.0, round(share + settings.increment_percentile, 9)), now
+    return share, last
+
+
+def _rewards(agents: Sequence[str], rollouts: Rollouts) -> Mapping[str, list[float]]:
+    """By problem, the rewards of its episodes."""
+    leaves: dict[tuple[str, int, int], list[float]] = defaultdict(list)
+    for episode in rollouts.episodes(_COLUMNS).to_pylist():
+        if episode["outcome"] == "failed":
+            continue
+        paid = {entry["agent"]: entry["reward"] for entry in episode["rewards"]}
+        mean = math.fsum(paid[agent] for agent in agents) / len(agents)
+        leaves[episode["problem"], episode["iteration"], episode["sample"]].append(mean)
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for (problem, _, _), values in sorted(leaves.items()):
+        rewards[problem].append(math.fsum(values) / len(values))
+    return dict(rewards)
+
+
+def _too_equal(rewards: Sequence[float], least: float) -> bool:
+    return len(rewards) > 1 and max(rewards) - min(rewards) < least - _ROUNDING
+
+
+def _drawn(problems: Sequence[str], fraction: float | None, seed: int, iteration: int) -> list[str]:
+    if fraction is None:
+        return list(problems)
+    shuffled = sorted(
+        problems, key=lambda p: derive_key("curriculum subsample", seed, iteration, p)
+    )
+    return shuffled[: _ceil(len(problems) * fraction)]
+
+
+def _ceil(number: float) -> int:
+    return math.ceil(number - _ROUNDING)

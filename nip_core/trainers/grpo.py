@@ -1,0 +1,217 @@
+"""Policy gradient: the tokens of an agent, and how much better than others its episode went.
+
+choose_trajectories   rollouts -> trajectories with their advantages (method ``trajectories``)
+advantages            rewards of episodes that are compared -> an advantage each
+
+An episode is compared with the others of its group: episodes of one problem, of one iteration, by
+one agent (GRPO: Shao et al., 2024). With ``baseline: role`` it is compared with all episodes of the
+iteration that the agent played with the same stance (Liu et al., "SPIRAL", 2025): where agents
+share a model, each role has an own mean reward, which says nothing about what was done in it.
+Dividing by the standard deviation is a setting and off, because it gives more weight to problems
+that are nearly always or never solved (Liu et al., "Understanding R1-Zero-Like Training", 2025).
+
+What is not trained: failed episodes, answers in an invalid form (the one that was asked for
+instead is), and episodes that taught nothing because all of a group paid the same. The loss is the
+server's, see `nip_core.lm_server.training.policy_gradient`.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nip_core.agents.render import Game
+from nip_core.errors import StageError
+from nip_core.hashing import derive_key
+from nip_core.parameters import HyperParameters, PureTextGrpoParameters
+from nip_core.rollouts.plan import group_size
+from nip_core.rollouts.tables import Rollouts as Shard
+from nip_core.trainers.base import Choice, Rollouts, Trajectory, Turn
+
+SAME = 1e-9
+"""Rewards whose spread is at most this share of their size are equal: the rest is rounding."""
+
+_EPISODE = (
+    *("key", "split", "iteration", "problem", "question_id", "sample", "y", "prover_stance"),
+    *("outcome", "rewards"),
+)
+_TOKENS = ("prompt_token_ids", "completion_token_ids", "completion_logprobs")
+
+
+@dataclass(frozen=True)
+class _Side:
+    """An episode as one agent played it."""
+
+    episode: Mapping[str, Any]
+    agent: str
+    reward: float
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A side that is trained."""
+
+    side: _Side
+    group_id: str
+    advantage: float
+
+
+def choose_trajectories(
+    game: Game, group: str, iteration: int, rollouts: Rollouts, agents: Sequence[str]
+) -> Choice:
+    """One trajectory for each episode and agent of `agents`, with the agent's turns in order.
+
+    The counts are of ``candidates`` (groups, for each agent), and of what is left out:
+    ``failed_episodes``; ``not_acted``, sides of agents that had no turn; ``small_groups`` with
+    nothing to compare; ``zero_variance_groups`` and the ``zero_variance_episodes`` in them. Raises
+    StageError, when the examples are gone through, for generations whose tokens are not recorded.
+    """
+    parameters = game.parameters
+    settings = parameters.pure_text_grpo
+    counts: Counter[str] = Counter()
+    chosen: dict[tuple[str, str], _Chosen] = {}
+    groups = _groups(parameters, rollouts, agents, counts)
+    counts["candidates"] = len(groups)
+    for group_id, sides in groups.items():
+        if len(sides) < 2 and settings.baseline != "role":
+            counts["small_groups"] += 1
+            continue
+        found = advantages([side.reward for side in sides], settings)
+        if found is None:
+            counts["zero_variance_groups"] += 1
+            counts["zero_variance_episodes"] += len(sides)
+            continue
+        for side, advantage in zip(sides, found, strict=True):
+            key = (side.episode["key"], side.agent)
+            chosen[key] = _Chosen(side, group_id, advantage)
+    return Choice(
+        method="trajectories",
+        examples=_trajectories(rollouts, agents, chosen, settings.baseline),
+        counts=dict(counts),
+    )
+
+
+def advantages(rewards: Sequence[float], settings: PureTextGrpoParameters) -> list[float] | None:
+    """What each reward is above the baseline of the others; None if all are equal.
+
+    They sum to zero. The standard deviation is that of a sample (n - 1).
+    """
+    size = max(map(abs, rewards), default=0.0)
+    if max(rewards) - min(rewards) <= SAME * size:
+        return None
+    count, total = len(rewards), math.fsum(rewards)
+    mean = total / count
+    above = [reward - mean for reward in rewards]
+    scale = 1.0
+    if settings.scale_by_std:
+        scale /= math.sqrt(math.fsum(value * value for value in above) / (count - 1))
+    if settings.baseline == "leave_one_out":
+        scale *= count / (count - 1)  # r - (total - r) / (n - 1) = (r - mean) n / (n - 1)
+    return [value * scale for value in above]
+
+
+def _groups(
+    parameters: HyperParameters, rollouts: Rollouts, agents: Sequence[str], counts: Counter[str]
+) -> dict[str, list[_Side]]:
+    """The sides that are compared with each other, by the id of their group."""
+    acted = _acted(rollouts)
+    groups: dict[str, list[_Side]] = defaultdict(list)
+    for episode in rollouts.episodes(_EPISODE).to_pylist():
+        if episode["outcome"] == "failed":
+            counts["failed_episodes"] += 1
+            continue
+        rewards = {entry["agent"]: entry["reward"] for entry in episode["rewards"]}
+        for agent in agents:
+            # An episode can end before an agent's first turn: then it did nothing to be rewarded.
+            if (episode["key"], agent) not in acted:
+                counts["not_acted"] += 1
+                continue
+            side = _Side(episode, agent, rewards[agent])
+            groups[_group_id(parameters, side)].append(side)
+    return groups
+
+
+def _acted(rollouts: Rollouts) -> set[tuple[str, str]]:
+    """(episode, agent) of every valid answer."""
+    rows = rollouts.generations(["episode", "agent", "invalid_reason"])
+    rows = rows.filter(pc.is_null(rows["invalid_reason"]))
+    return set(zip(rows["episode"].to_pylist(), rows["agent"].to_pylist(), strict=True))
+
+
+def _group_id(parameters: HyperParameters, side: _Side) -> str:
+    """Equal for sides that are compared; the same for two runs of the same game."""
+    episode = side.episode
+    if parameters.pure_text_grpo.baseline == "role":
+        role = (episode["iteration"], side.agent, episode["prover_stance"])
+        return derive_key("role", *role)
+    # One problem has several groups in an iteration where all problems are used up in it.
+    number = episode["sample"] // group_size(parameters, episode["split"])
+    return derive_key("group", episode["iteration"], episode["problem"], number, side.agent)
+
+
+def _trajectories(
+    rollouts: Rollouts,
+    agents: Sequence[str],
+    chosen: Mapping[tuple[str, str], _Chosen],
+    baseline: str,
+) -> Iterator[Trajectory]:
+    for shard in rollouts.shards():
+        rows = _valid_rows(shard)
+        for episode in shard.episodes["key"].to_pylist():
+            for agent in agents:
+                one = chosen.get((episode, agent))
+                if one is not None:
+                    yield _trajectory(one, shard.generations, rows[episode, agent], baseline)
+
+
+def _valid_rows(shard: Shard) -> dict[tuple[str, str], list[int]]:
+    """Where the valid answers of an agent in an episode stand, in the order of its turns."""
+    columns = ["episode", "agent", "round", "invalid_reason"]
+    found: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    for index, row in enumerate(shard.generations.select(columns).to_pylist()):
+        if row["invalid_reason"] is None:
+            found[row["episode"], row["agent"]].append((row["round"], index))
+    return {key: [index for _, index in sorted(places)] for key, places in found.items()}
+
+
+def _trajectory(
+    one: _Chosen, generations: pa.Table, rows: Sequence[int], baseline: str
+) -> Trajectory:
+    episode, agent = one.side.episode, one.side.agent
+    # One trajectory's tokens are Python objects at a time; those of a shard would not fit.
+    recorded = generations.select(["key", *_TOKENS]).take(rows).to_pylist()
+    for row in recorded:
+        if not row["prompt_token_ids"] or not row["completion_token_ids"]:
+            raise StageError(
+                f"episode {episode['key']}: generation {row['key']} of {agent} was recorded "
+                "without its token ids, which trainer pure_text_grpo trains; play the iteration "
+                "with this trainer, in a new run, or train with another one"
+            )
+    turns = tuple(
+        Turn(
+            prompt_token_ids=row["prompt_token_ids"],
+            completion_token_ids=row["completion_token_ids"],
+            logprobs=row["completion_logprobs"],
+        )
+        for row in recorded
+    )
+    return Trajectory(
+        key=derive_key("trajectory", episode["key"], agent),
+        agent=agent,
+        episode=episode["key"],
+        generations=tuple(row["key"] for row in recorded),
+        iteration=episode["iteration"],
+        problem=episode["problem"],
+        question_id=episode["question_id"],
+        y=episode["y"],
+        reward=one.side.reward,
+        reason=f"baseline {baseline}",
+        tokens=sum(len(t.prompt_token_ids) + len(t.completion_token_ids) for t in turns),
+        turns=turns,
+        group_id=one.group_id,
+        advantage=one.advantage,
+    )

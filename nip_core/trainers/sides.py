@@ -1,0 +1,164 @@
+"""Rollouts as trainers look at them: small columns of everything, then whole episodes one by one.
+
+Sides    who earned what in which episode, and whether the agent spoke
+played   chosen episodes with their turns, shard by shard in the order of play
+Episode, Own   one of them, and what an agent did in it
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nip_core.agents.render import Game, InvalidResponse, Situation, Turn
+from nip_core.errors import StageError
+from nip_core.hashing import derive_key
+from nip_core.rollouts.tables import Rollouts as Shard
+from nip_core.trainers.base import Rollouts
+
+_PLACE = ("split", "iteration", "problem", "sample", "branch_path")
+_FACTS = ("key", *_PLACE, "y", "decision", "outcome", "rewards")
+_OF_EPISODES = (
+    *("key", "iteration", "problem", "question_id", "y", "rounds"),
+    *("question", "solution", "prover_stance", "seed"),
+)
+_OF_GENERATIONS = (
+    *("episode", "round", "agent", "text"),
+    *("key", "prompt_tokens", "completion_tokens"),
+)
+
+
+class Sides:
+    """All episodes from the sides of some agents. Arrays have one entry per episode."""
+
+    def __init__(self, rollouts: Rollouts, agents: Sequence[str]):
+        episodes = rollouts.episodes(_FACTS)
+        self._places = episodes.select(_PLACE)
+        self.keys: list[str] = episodes["key"].to_pylist()
+        self.y = _numbers(episodes["y"])
+        self.decision = _numbers(episodes["decision"])
+        self.failed = _numbers(pc.equal(episodes["outcome"], "failed"))
+        self.rewards = {a: _rewards(episodes["rewards"], a) for a in agents}
+        valid = rollouts.generations(("episode", "agent", "invalid_reason"))
+        valid = valid.filter(pc.is_null(valid["invalid_reason"]))
+        self.spoke = {}
+        for agent in agents:
+            spoken = valid.filter(pc.equal(valid["agent"], agent))["episode"]
+            self.spoke[agent] = _numbers(pc.is_in(episodes["key"], value_set=spoken))
+
+    @cached_property
+    def places(self) -> list[str]:
+        """By episode, a hash of which one it is, without the run's name."""
+        columns = [column.to_pylist() for column in self._places.columns]
+        return [derive_key(*place) for place in zip(*columns, strict=True)]
+
+
+class Own(NamedTuple):
+    """What an agent did in an episode."""
+
+    generations: tuple[str, ...]  # keys of its valid ones, in order
+    tokens: int | None  # prompt and answer of the last one; None: not reported
+
+
+class _Answer(NamedTuple):
+    """A valid generation. The fields are the columns."""
+
+    episode: str
+    round: int
+    agent: str
+    text: str
+    key: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A played episode."""
+
+    key: str
+    iteration: int
+    problem: str
+    question_id: str
+    y: int
+    rounds: int
+    situation: Situation
+    turns: Sequence[Turn]
+    answers: Sequence[_Answer]
+
+    def own(self, agent: str) -> Own:
+        """What the agent did."""
+        own = [answer for answer in self.answers if answer.agent == agent]
+        own.sort(key=lambda answer: (answer.round, answer.key))
+        prompt, completion = own[-1].prompt_tokens, own[-1].completion_tokens
+        tokens = prompt + completion if prompt > 0 and completion > 0 else None
+        return Own(tuple(answer.key for answer in own), tokens)
+
+
+def played(game: Game, rollouts: Rollouts, keys: Collection[str]) -> Iterator[Episode]:
+    """The episodes with these keys, one shard in memory at a time.
+
+    Raises StageError for an answer that this version of nip reads otherwise.
+    """
+    if not keys:
+        return
+    for shard in rollouts.shards():
+        yield from _of_shard(game, shard, keys)
+
+
+def _of_shard(game: Game, shard: Shard, keys: Collection[str]) -> Iterator[Episode]:
+    here = shard.episodes["key"].to_pylist()
+    wanted = [i for i, key in enumerate(here) if key in keys]
+    if not wanted:
+        return
+    episodes, generations = shard.episodes.select(_OF_EPISODES), shard.generations
+    valid = pc.is_null(generations["invalid_reason"])
+    generations = generations.select(_OF_GENERATIONS)
+    if len(wanted) < len(here):
+        episodes = episodes.take(wanted)
+        valid = pc.and_(valid, pc.is_in(generations["episode"], value_set=episodes["key"]))
+    by_episode: dict[str, list[_Answer]] = defaultdict(list)
+    for row in _rows(generations.filter(valid)):
+        answer = _Answer._make(row)
+        by_episode[answer.episode].append(answer)
+    for row in _rows(episodes):
+        key, iteration, problem, question_id, y, rounds, question, solution, stance, seed = row
+        answers = by_episode[key]
+        try:
+            turns = game.turns_of(((a.round, a.agent, a.text, None) for a in answers), seed)
+        except InvalidResponse as invalid:
+            raise StageError(
+                f"episode {key}: an answer that counted as valid when it was played is not "
+                f"({invalid.reason}); another version of nip has played it: train with that one"
+            ) from None
+        situation = Situation(question, solution, stance, seed)
+        yield Episode(key, iteration, problem, question_id, y, rounds, situation, turns, answers)
+
+
+def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """The rows, made column by column, which is much faster than `to_pylist`."""
+    return zip(*(column.to_pylist() for column in table.columns), strict=True)
+
+
+def _numbers(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    numbers: np.ndarray[Any, Any] = column.to_numpy()
+    return numbers
+
+
+def _rewards(rewards: pa.ChunkedArray, agent: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The agent's reward in each episode; NaN where it is not there."""
+    found = np.full(len(rewards), np.nan)
+    at = 0
+    for chunk in rewards.chunks:
+        entries = chunk.flatten()
+        is_agent = pc.equal(entries.field("agent"), agent)
+        parents = pc.list_parent_indices(chunk).filter(is_agent).to_numpy(zero_copy_only=False)
+        values = entries.field("reward").filter(is_agent).to_numpy(zero_copy_only=False)
+        found[at + parents] = values
+        at += len(chunk)
+    return found

@@ -1,0 +1,133 @@
+"""What a configuration says of training is what the trainer does, by the loop's own path."""
+
+import json
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_examples import made
+from served_here import KEY, serve
+
+from nip_core.fine_tuning.dataset import FILES, Dataset, write_examples
+from nip_core.fine_tuning.job import JobSpec
+from nip_core.fine_tuning.ledger import Ledger
+from nip_core.fine_tuning.openai_backend import OpenAIBackend
+from nip_core.lm_server import slots
+from nip_core.lm_server.spec import ServerSpec
+from nip_core.lm_server.trainers import SubprocessTrainer
+from nip_core.models import resolve_model
+from nip_core.parameters import load_parameters
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import LocalStore
+from nip_core.stages.fine_tuning import training_settings
+from nip_core.stages.training_data import held_out, write_payloads
+
+RATE = 1.23e-5
+CONFIGURATION = {
+    "run_name": "rate",
+    "dataset": "x",
+    "rl": {"lr": RATE, "num_epochs": 1},
+    "fine_tuning": {
+        "lr_scheduler": "constant",
+        "warmup_ratio": 0.25,
+        "weight_decay": 0.03,
+        "validation_fraction": 0.3,
+        "max_length": 64,
+    },
+    "pure_text_grpo": {"clip_low": 0.11, "clip_high": 0.22, "kl_penalty": 0.33},
+    "agents": {
+        "_default": {
+            "model_provider": "SelfHosted",
+            "model_name": "tiny",
+            "per_device_train_batch_size": 5,
+            "lora_rank": 4,
+            "dpo_beta": 0.44,
+            "shared_model_group": "all",
+        }
+    },
+}
+OF_METHOD: dict[str, dict[str, Any]] = {
+    "supervised": {},
+    "dpo": {"beta": 0.44},
+    "trajectories": {
+        "advantage": "given",
+        "clip_low": 0.11,
+        "clip_high": 0.22,
+        "kl_penalty": 0.33,
+    },
+}
+
+
+class TrainerHere(SubprocessTrainer):
+    """Trains in this process, which spares the start of another; what it is given is the same."""
+
+    async def _run_child(self, task: Any, report: Any, started: Any, stop: Any) -> Any:
+        from nip_core.lm_server.training.main import main
+
+        task.output_dir.mkdir(parents=True)
+        returncode = main(["--job-dir", str(task.job_dir)])
+        lines = (task.job_dir / "events.jsonl").read_text().splitlines()
+        report([json.loads(line) for line in lines])
+        return returncode, None
+
+
+@pytest.mark.parametrize("method", list(OF_METHOD))
+async def test_the_configured_hyper_parameters_are_those_of_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Any
+) -> None:
+    pytest.importorskip("trl")
+    monkeypatch.setattr(slots, "SubprocessTrainer", TrainerHere)
+    parameters = load_parameters(CONFIGURATION)
+    file = tmp_path / FILES[method]
+    digest = write_examples(file, method, made(method, 20)).digest
+    dataset = Dataset(file, method, "it")
+    out = held_out(parameters, dataset)
+    training, validation = write_payloads(dataset, out, tmp_path, "it")
+    examples = len(training.read_bytes().splitlines())
+    assert validation is not None and 10 <= examples < 20
+    hyper_parameters, extensions = training_settings(
+        parameters, "all", from_base=True, method=method
+    )
+    assert {name: hyper_parameters.get(name) for name in OF_METHOD[method]} == OF_METHOD[method]
+    spec = JobSpec(
+        run="rate",
+        iteration=0,
+        group="all",
+        dataset_digest=digest,
+        parent_model="tiny",
+        parent_model_digest="m",
+        seed=7,
+        examples=examples,
+        method=method,
+        hyper_parameters=hyper_parameters,
+        extensions=extensions,
+        validation_examples=20 - examples,
+        validation_digest="v",
+    )
+    run = RunStore(LocalStore(tmp_path / "runs"), "rate")
+    place = ServerSpec(
+        "embedded", resolve_model("tiny"), served_model_name="tiny", options={"threads": 1}
+    )
+    async with (
+        serve(tmp_path / "server", spec=place) as here,
+        aclosing(OpenAIBackend(f"{here.url}/v1", KEY, extensions=True)) as backend,
+    ):
+        ledger = Ledger(run, backend, settle_s=0)
+        record = await ledger.ensure_job(spec, training, validation)
+        record = await ledger.poll(record, interval_s=0.1, deadline_s=60)
+    assert record.outcome == "succeeded", record.reason
+    assert record.effective is not None
+    assert record.effective["nip"]["effective_learning_rate"] == RATE
+    asked = OF_METHOD[method]
+    assert {name: record.effective[name] for name in asked} == asked
+    words = "effective arguments "
+    [told] = [e["message"] for e in record.backend_events if e["message"].startswith(words)]
+    used = json.loads(told.removeprefix(words))
+    assert used["learning_rate"] == RATE
+    assert (used["lr_scheduler"], used["weight_decay"]) in {
+        ("constant", 0.03),
+        ("constant_with_warmup", 0.03),
+    }
+    assert (used["n_epochs"], used["batch_size"], used["lora_rank"]) == (1, 5, 4)
+    assert any("validation loss" in e["message"] for e in record.backend_events)
