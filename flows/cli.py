@@ -380,6 +380,8 @@ def _show_plan(parameters: HyperParameters, as_json: bool) -> None:
     print()
     print(f"{estimate.iterations} iterations, nothing was started. At most:")
     print(f"  {estimate.train_episodes} training and {estimate.test_episodes} test episodes")
+    if estimate.gate_episodes:
+        print(f"  {estimate.gate_episodes} validation episodes to choose models by")
     print(f"  {estimate.calls} calls, not counting answers that have to be asked for again")
     print(f"  {estimate.prompt_tokens} prompt and {estimate.completion_tokens} generated tokens")
     print(f"  {estimate.training_tokens} tokens trained on")
@@ -438,6 +440,17 @@ def _verdict_line(test: dict[str, Any]) -> str:
     )
 
 
+def _gate_line(decision: dict[str, Any]) -> str:
+    from nip_core.evaluation.report_text import promotion_words
+
+    low, high = decision["ci95"]
+    return (
+        f"{promotion_words(decision)} on {decision['problems']} validation problems (difference "
+        f"{decision['difference']:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}, margin "
+        f"{decision['margin']:g})"
+    )
+
+
 def _show_run(result: dict[str, Any]) -> None:
     width = max(shutil.get_terminal_size((110, 24)).columns, 80)
     console = Console(width=width)
@@ -461,6 +474,8 @@ def _show_run(result: dict[str, Any]) -> None:
         )
     console.print(table)
     for entry in result["iterations"]:
+        if entry.get("promotion"):
+            print(f"iteration {entry['iteration']}: new models {_gate_line(entry['promotion'])}")
         for group, job in entry["jobs"].items():
             if job.get("reason"):
                 print(f"iteration {entry['iteration']}, {group}: {job['status']}: {job['reason']}")

@@ -1,4 +1,4 @@
-"""One iteration: test, play, choose, train, swap.
+"""One iteration: test, play, choose, train, prove, compare, swap.
 
 iteration    all of that
 retest       the test alone, with models of another run
@@ -13,8 +13,16 @@ from prefect import flow
 from nip_core.concurrency import together
 from nip_core.stages.estimate import is_tested
 from nip_core.stages.fine_tuning import pass_on, scheduled
+from nip_core.stages.gate import NEW, OLD, is_due
 from tasks.evaluate import measure
-from tasks.fine_tune import await_job, build_dataset, prove_serving, submit_job, swap_models
+from tasks.fine_tune import (
+    await_job,
+    build_dataset,
+    prove_candidates,
+    prove_serving,
+    submit_job,
+    swap_models,
+)
 from tasks.play import commit_rollouts, plan, play_shard
 from tasks.publish import publish
 from tasks.runtime import limited, session_of
@@ -49,6 +57,11 @@ async def iteration(run: str, iteration: int) -> dict[str, Any]:
         for group in groups:
             await submit(run, iteration, group)
         await together(await_job(run, iteration, group) for group in groups)
+    if is_due(session, iteration):
+        with timed(times, "gate"):
+            await prove_candidates(run, iteration)
+            await play_split(run, iteration, OLD)
+            await play_split(run, iteration, NEW)
     with timed(times, "swap"):
         models = await swap_models(run, iteration)
     session.run.write_json_once(

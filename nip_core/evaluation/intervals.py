@@ -2,16 +2,18 @@
 
 wilson            95 % interval of a rate over independent trials
 bootstrap_rate    95 % interval of a rate whose trials come in groups (several plays of a problem)
+bootstrap_ratio   the same for a mean of values that come in groups
 bootstrap_mean    95 % interval of a mean over problems, one value each
 rate_interval     picks between the first two
 
 All are deterministic: the bootstraps take a seed, and the order of their input does not matter.
+Where more than 4,000 problems differ from each other, the bootstraps give the normal interval with
+the standard error between problems instead: the same for so many, and quick.
 What is not covered: problems count as independent of each other, also where they are variants of
 one question.
 """
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,7 @@ Interval = tuple[float, float]
 Z_95 = 1.959963984540054
 RESAMPLES = 2_000
 _DRAWN_AT_ONCE = 2_000_000  # keeps the bootstrap's memory under about 50 MB
+_MANY = 4_000  # different problems; resampling these would take seconds
 
 
 def wilson(successes: float, trials: int) -> Interval | None:
@@ -42,7 +45,7 @@ def wilson(successes: float, trials: int) -> Interval | None:
 
 
 def bootstrap_rate(
-    successes: NDArray[np.int64], trials: NDArray[np.int64], seed: int
+    successes: NDArray[np.int64] | NDArray[np.float64], trials: NDArray[np.int64], seed: int
 ) -> Interval | None:
     """95 % percentile bootstrap of sum(successes) / sum(trials), resampling whole problems.
 
@@ -56,13 +59,22 @@ def bootstrap_rate(
     rates = successes / trials
     if np.all(rates == rates[0]):
         return wilson(float(rates[0]) * len(rates), len(rates))
-    pairs = np.stack([successes, trials], axis=1).astype(np.float64)
+    found = bootstrap_ratio(successes.astype(np.float64), trials, seed)
+    assert found is not None  # there are problems
+    return max(0.0, found[0]), min(1.0, found[1])
 
-    def rate(counts: NDArray[np.int64], kinds: NDArray[np.float64]) -> NDArray[np.float64]:
-        sums = counts @ kinds
-        return np.asarray(sums[:, 0] / sums[:, 1], dtype=np.float64)
 
-    return _percentiles(pairs, rate, seed)
+def bootstrap_ratio(
+    sums: NDArray[np.float64], counts: NDArray[np.int64], seed: int
+) -> Interval | None:
+    """95 % percentile bootstrap of sum(sums) / sum(counts), resampling whole problems.
+
+    Per problem, `sums` is the sum of `counts` values, at least 1; None without problems. Equal
+    means give an interval of width 0.
+    """
+    if len(counts) == 0:
+        return None
+    return _percentiles(np.stack([sums, counts.astype(np.float64)], axis=1), seed)
 
 
 def bootstrap_mean(values: NDArray[np.float64], seed: int) -> Interval | None:
@@ -70,14 +82,7 @@ def bootstrap_mean(values: NDArray[np.float64], seed: int) -> Interval | None:
 
     Equal values give an interval of width 0.
     """
-    if len(values) == 0:
-        return None
-    problems = len(values)
-
-    def mean(counts: NDArray[np.int64], kinds: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray((counts @ kinds)[:, 0] / problems, dtype=np.float64)
-
-    return _percentiles(np.asarray(values, dtype=np.float64)[:, None], mean, seed)
+    return bootstrap_ratio(np.asarray(values), np.ones(len(values), dtype=np.int64), seed)
 
 
 def rate_interval(
@@ -89,23 +94,39 @@ def rate_interval(
     return bootstrap_rate(successes, trials, seed)
 
 
-def _percentiles(
-    rows: NDArray[np.float64],
-    statistic: Callable[[NDArray[np.int64], NDArray[np.float64]], NDArray[np.float64]],
-    seed: int,
-) -> Interval:
-    """The 2.5th and 97.5th percentile of `statistic` over resamples of `rows`.
+def _percentiles(rows: NDArray[np.float64], seed: int) -> Interval:
+    """The 2.5th and 97.5th percentile of the ratio of the two columns' sums over resamples.
 
     Equal rows are exchangeable, so how often each distinct row is drawn is multinomial: the same
     bootstrap as drawing the rows one by one, at a cost that grows with the distinct rows only.
     """
-    kinds, counts = np.unique(rows, axis=0, return_counts=True)
+    kinds, counts = _distinct(rows)
+    if len(kinds) > _MANY:
+        return _normal(kinds, counts)
     generator = np.random.Generator(np.random.PCG64(seed))
     at_once = max(1, _DRAWN_AT_ONCE // len(kinds))
     found: list[NDArray[np.float64]] = []
     for start in range(0, RESAMPLES, at_once):
         size = min(at_once, RESAMPLES - start)
         drawn = generator.multinomial(len(rows), counts / len(rows), size=size)
-        found.append(statistic(drawn, kinds))
+        sums = drawn @ kinds
+        found.append(sums[:, 0] / sums[:, 1])
     low, high = np.quantile(np.concatenate(found), [0.025, 0.975])
     return float(low), float(high)
+
+
+def _distinct(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """The different rows of two columns, sorted, and how often each occurs."""
+    ordered = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
+    starts = np.flatnonzero(np.append(True, np.any(ordered[1:] != ordered[:-1], axis=1)))
+    return ordered[starts], np.diff(np.append(starts, len(rows)))
+
+
+def _normal(kinds: NDArray[np.float64], counts: NDArray[np.int64]) -> Interval:
+    """The ratio, plus and minus 1.96 standard errors: those of its linear part, by problem."""
+    rows = counts.sum()
+    whole = float(counts @ kinds[:, 1])
+    ratio = float(counts @ kinds[:, 0]) / whole
+    residuals = kinds[:, 0] - ratio * kinds[:, 1]
+    error = math.sqrt(float(counts @ residuals**2) * rows / (rows - 1)) / whole
+    return ratio - Z_95 * error, ratio + Z_95 * error

@@ -2,6 +2,7 @@
 
 evaluate            every metric of one batch, with intervals and breakdowns
 paired_difference   how much better one batch is than another on the same problems
+mean_by_problem     accuracy or a reward, every problem counting the same
 
 Conventions
 - An episode is right when the verifier decided and its decision equals `y`. No decision counts
@@ -11,6 +12,8 @@ Conventions
   one (y = 0) is rejected.
 - A rate of nothing is None (JSON null), never NaN; so is its interval.
 - Numbers don't depend on the order of the rows.
+- Episodes of one problem (repeated plays, groups, the leaves of a tree) are not independent of
+  each other: intervals come from the differences between problems.
 
 Everything is columnar: no Python loop runs over rows.
 """
@@ -25,13 +28,37 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nip_core.errors import DatasetError
-from nip_core.evaluation.intervals import bootstrap_mean, rate_interval
+from nip_core.evaluation.intervals import (
+    Interval,
+    bootstrap_mean,
+    bootstrap_rate,
+    bootstrap_ratio,
+    rate_interval,
+)
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION
 
 _DECISIONS = 4  # different decisions, see `nip_core.protocols.scales`
+_GENERATION_COLUMNS = (
+    "episode",
+    "agent",
+    "invalid_reason",
+    "finish_reason",
+    "prompt_tokens",
+    "completion_tokens",
+)
+_GENERATION_METRICS = (
+    "generations",
+    "retry_rate",
+    "retry_rate_ci95",
+    "token_limit_rate",
+    "token_limit_rate_ci95",
+    "prompt_tokens",
+    "completion_tokens",
+)
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -49,12 +76,13 @@ class _Columns:
 def evaluate(episodes: pa.Table, generations: pa.Table | None, *, seed: int = 0) -> dict[str, Any]:
     """All metrics of the `episodes`, and of the `generations` they are made of if given.
 
-    Rates are in [0, 1]; intervals are [low, high] at 95 %: Wilson's where each problem was
-    played once, else a bootstrap by problem drawn from `seed`. The keys:
+    Rates are in [0, 1]. Each rate and mean `x` has its 95 % interval [low, high] under `x_ci95`:
+    Wilson's for a rate where each problem was tried once, else a bootstrap by problem from `seed`.
+    The keys:
 
     - ``episodes``, ``distinct_problems``
     - ``accuracy``, ``completeness``, ``soundness``, ``precision`` (correct solutions among the
-      accepted), each with ``…_ci95``
+      accepted)
     - ``acceptance_rate``, ``neither_rate`` (decided in the middle of the scale),
       ``no_decision_rate`` (failed episodes included), ``terminated_rate`` (ended by the protocol,
       undecided), ``failed_rate``
@@ -63,37 +91,65 @@ def evaluate(episodes: pa.Table, generations: pa.Table | None, *, seed: int = 0)
     - ``agreement``: how often two plays of one problem end with the same decision, mean over the
       problems played at least twice without failing
     - ``mean_rounds`` of the episodes that didn't fail
-    - ``retry_rate`` (invalid answers), ``token_limit_rate`` (cut off), ``prompt_tokens``,
-      ``completion_tokens``: over generations, None without them
-    - ``agents``: by agent ``mean_reward`` and ``std_reward`` over the episodes that rewarded it,
-      and the generation metrics again
-    - ``by_difficulty``, ``by_mutation``: by value the counts and the first three rates with
-      the interval of accuracy. "none" is unmutated and correct, "unknown" has no value recorded.
+    - ``retry_rate`` (invalid answers), ``token_limit_rate`` (cut off): over generations, None
+      without them; ``generations``, ``prompt_tokens``, ``completion_tokens``: counts
+    - ``agents``: by agent ``mean_reward`` and ``std_reward`` (no interval) over the episodes that
+      rewarded it, and the generation metrics again
+    - ``by_difficulty``, ``by_mutation``: by value, all of the above of these episodes. "none" is
+      unmutated and correct, "unknown" has no value recorded.
+
+    Raises:
+        DatasetError: a generation belongs to none of the episodes.
     """
-    columns = _columns(episodes)
-    total = len(columns.y)
-    accepted = columns.decision == ACCEPT
-    every = np.ones(total, dtype=bool)
-    result: dict[str, Any] = {
-        "episodes": total,
-        "distinct_problems": len(columns.problem_ids),
-        **_verdict_rates(columns, every, seed),
-        **_rate("precision", columns, columns.y == 1, accepted, seed),
-        "acceptance_rate": _ratio(accepted.sum(), total),
-        "neither_rate": _ratio((columns.decision == NEITHER).sum(), total),
-        "no_decision_rate": _ratio((columns.decision == NO_DECISION).sum(), total),
-        "mean_decision_value": _mean_decision_value(episodes, columns),
-        "terminated_rate": _ratio(_equals(episodes["outcome"], "terminated").sum(), total),
-        "failed_rate": _ratio(columns.failed.sum(), total),
-        "always_fail_rate": _always_fail_rate(columns),
-        "agreement": _agreement(columns),
-        "mean_rounds": _mean_rounds(episodes, columns),
-        **_generation_rates(generations),
-        "agents": _by_agent(episodes, generations),
-        "by_difficulty": _breakdown(columns, episodes["difficulty"], seed),
-        "by_mutation": _breakdown(columns, _mutation(episodes), seed),
+    spoken = None if generations is None else generations.select(_GENERATION_COLUMNS)
+    return {
+        **_measures(episodes, spoken, seed),
+        "by_difficulty": _breakdown(episodes, spoken, episodes["difficulty"], seed),
+        "by_mutation": _breakdown(episodes, spoken, _mutation(episodes), seed),
     }
-    return result
+
+
+def _measures(episodes: pa.Table, generations: pa.Table | None, seed: int) -> dict[str, Any]:
+    """What `evaluate` returns, without the breakdowns."""
+    columns = _columns(episodes)
+    problem, decision = columns.problem, columns.decision
+    of_generations = None if generations is None else problem[_rows_of(generations, episodes)]
+    whole = {
+        "acceptance_rate": decision == ACCEPT,
+        "neither_rate": decision == NEITHER,
+        "no_decision_rate": decision == NO_DECISION,
+        "terminated_rate": _equals(episodes["outcome"], "terminated"),
+        "failed_rate": columns.failed,
+    }
+    rounds = _integers(episodes["rounds"]).astype(np.float64)
+    values = np.asarray(episodes["decision_value"].to_numpy(), dtype=np.float64)  # null is NaN
+    valued = ~columns.failed & ~np.isnan(values)
+    return {
+        "episodes": len(problem),
+        "distinct_problems": len(columns.problem_ids),
+        **_rate("accuracy", problem, columns.right, seed),
+        **_rate("completeness", problem, columns.right, seed, among=columns.y == 1),
+        **_rate("soundness", problem, columns.right, seed, among=columns.y == 0),
+        **_rate("precision", problem, columns.y == 1, seed, among=decision == ACCEPT),
+        **{
+            key: v
+            for name, hit in whole.items()
+            for key, v in _rate(name, problem, hit, seed).items()
+        },
+        **_average("mean_decision_value", problem[valued], values[valued], seed),
+        **_always_fail_rate(columns, seed),
+        **_agreement(columns, seed),
+        **_average("mean_rounds", problem[~columns.failed], rounds[~columns.failed], seed),
+        **_generation_rates(generations, of_generations, seed),
+        "agents": _by_agent(episodes, columns, generations, of_generations, seed),
+    }
+
+
+def mean_by_problem(episodes: pa.Table, reward_of: str | None = None) -> float | None:
+    """Accuracy, or the reward of the agent `reward_of`: the mean over problems of the mean over
+    their plays; None without problems. Counted as in `paired_difference`, whose difference it is
+    between two tables."""
+    return _mean(_problem_means(_columns(episodes), episodes, reward_of))
 
 
 def paired_difference(
@@ -136,6 +192,15 @@ def _columns(episodes: pa.Table) -> _Columns:
     return _Columns(_integers(problem), tuple(ids), y, decision, failed, decision == y)
 
 
+def _rows_of(generations: pa.Table, episodes: pa.Table) -> Ints:
+    """The row in `episodes` of each generation's episode."""
+    rows = pc.index_in(generations["episode"], value_set=episodes["key"].combine_chunks())
+    if rows.null_count:
+        lost = generations["episode"].filter(pc.is_null(rows))[0].as_py()
+        raise DatasetError(f"generations of episode {lost}, which is not among the episodes")
+    return _integers(rows)
+
+
 def _integers(column: pa.ChunkedArray) -> Ints:
     return np.asarray(column.to_numpy(), dtype=np.int64)
 
@@ -148,39 +213,51 @@ def _ratio(part: float, whole: float) -> float | None:
     return None if whole == 0 else float(part) / float(whole)
 
 
-def _mean(values: NDArray[np.float64]) -> float | None:
+def _mean(values: Floats) -> float | None:
     # fsum rounds once, so that the order of the rows can't show in the last digit.
     return None if len(values) == 0 else math.fsum(values.tolist()) / len(values)
 
 
-def _rate(name: str, columns: _Columns, hit: Bools, among: Bools, seed: int) -> dict[str, Any]:
-    """The share of `hit` within `among`, and its interval under `<name>_ci95`."""
-    size = len(columns.problem_ids)
-    trials = np.bincount(columns.problem[among], minlength=size)
-    successes = np.bincount(columns.problem[among & hit], minlength=size)
+def _with_interval(name: str, value: float | None, interval: Interval | None) -> dict[str, Any]:
+    return {name: value, f"{name}_ci95": None if interval is None else list(interval)}
+
+
+def _rate(
+    name: str, problem: Ints, hit: Bools, seed: int, *, among: Bools | None = None
+) -> dict[str, Any]:
+    """The share of `hit` within `among`, and its interval; `problem` is that of each entry."""
+    if among is not None:
+        problem, hit = problem[among], hit[among]
+    trials = np.bincount(problem)
+    successes = np.bincount(problem[hit], minlength=len(trials))
     tried = trials > 0
     interval = rate_interval(successes[tried], trials[tried], seed)
-    return {
-        name: _ratio(successes.sum(), trials.sum()),
-        f"{name}_ci95": None if interval is None else list(interval),
-    }
+    return _with_interval(name, _ratio(successes.sum(), trials.sum()), interval)
 
 
-def _verdict_rates(columns: _Columns, among: Bools, seed: int) -> dict[str, Any]:
-    return {
-        **_rate("accuracy", columns, columns.right, among, seed),
-        **_rate("completeness", columns, columns.right, among & (columns.y == 1), seed),
-        **_rate("soundness", columns, columns.right, among & (columns.y == 0), seed),
-    }
+def _average(name: str, problem: Ints, values: Floats, seed: int) -> dict[str, Any]:
+    """The mean of `values`, and its interval; `problem` is that of each value."""
+    counts = np.bincount(problem)
+    played = counts > 0
+    sums = _sums(problem, values, len(counts))
+    interval = bootstrap_ratio(sums[played], counts[played], seed)
+    return _with_interval(name, _mean(values), interval)
 
 
-def _always_fail_rate(columns: _Columns) -> float | None:
+def _sums(problem: Ints, values: Floats, size: int) -> Floats:
+    """The sum of the values of each problem."""
+    order = np.lexsort((values, problem))  # a sum in one order, whatever the order of the rows
+    sums = np.bincount(problem[order], weights=values[order], minlength=size)
+    return np.asarray(sums, dtype=np.float64)
+
+
+def _always_fail_rate(columns: _Columns, seed: int) -> dict[str, Any]:
     size = len(columns.problem_ids)
     right = np.bincount(columns.problem[columns.right], minlength=size)
-    return _ratio((right == 0).sum(), size)
+    return _rate("always_fail_rate", np.arange(size), right == 0, seed)
 
 
-def _agreement(columns: _Columns) -> float | None:
+def _agreement(columns: _Columns, seed: int) -> dict[str, Any]:
     """Mean over repeated problems of the share of pairs of plays with equal decisions."""
     size = len(columns.problem_ids)
     played = ~columns.failed
@@ -189,34 +266,29 @@ def _agreement(columns: _Columns) -> float | None:
     plays = counts.sum(axis=1)
     repeated = plays >= 2
     equal = (counts * (counts - 1)).sum(axis=1)[repeated]
-    return _mean(equal / (plays * (plays - 1))[repeated])
+    shares = equal / (plays * (plays - 1))[repeated]
+    interval = bootstrap_rate(shares, np.ones(len(shares), dtype=np.int64), seed)
+    return _with_interval("agreement", _mean(shares), interval)
 
 
-def _mean_decision_value(episodes: pa.Table, columns: _Columns) -> float | None:
-    values = np.asarray(episodes["decision_value"].to_numpy(), dtype=np.float64)  # null is NaN
-    return _mean(values[~columns.failed & ~np.isnan(values)])
-
-
-def _mean_rounds(episodes: pa.Table, columns: _Columns) -> float | None:
-    rounds = _integers(episodes["rounds"])[~columns.failed]
-    return _ratio(rounds.sum(), len(rounds))
-
-
-def _generation_rates(generations: pa.Table | None) -> dict[str, Any]:
-    if generations is None:
-        names = ("generations", "retry_rate", "token_limit_rate")
-        return dict.fromkeys((*names, "prompt_tokens", "completion_tokens"))
-    rows = generations.num_rows
+def _generation_rates(
+    generations: pa.Table | None, problem: Ints | None, seed: int
+) -> dict[str, Any]:
+    """`problem` is that of each generation."""
+    if generations is None or problem is None:
+        return dict.fromkeys(_GENERATION_METRICS)
+    invalid = np.asarray(pc.is_valid(generations["invalid_reason"]).to_numpy(), dtype=bool)
+    cut = _equals(generations["finish_reason"], "length")
     return {
-        "generations": rows,
-        "retry_rate": _ratio(rows - generations["invalid_reason"].null_count, rows),
-        "token_limit_rate": _ratio(_equals(generations["finish_reason"], "length").sum(), rows),
+        "generations": generations.num_rows,
+        **_rate("retry_rate", problem, invalid, seed),
+        **_rate("token_limit_rate", problem, cut, seed),
         "prompt_tokens": int(_integers(generations["prompt_tokens"]).sum()),
         "completion_tokens": int(_integers(generations["completion_tokens"]).sum()),
     }
 
 
-def _rewards(episodes: pa.Table) -> tuple[Ints, pa.ChunkedArray, NDArray[np.float64]]:
+def _rewards(episodes: pa.Table) -> tuple[Ints, pa.ChunkedArray, Floats]:
     """The rewards as (row of the episode, agent, reward), one entry per rewarded agent."""
     column = episodes["rewards"]
     lengths = np.asarray(pc.list_value_length(column).to_numpy(), dtype=np.int64)
@@ -226,23 +298,31 @@ def _rewards(episodes: pa.Table) -> tuple[Ints, pa.ChunkedArray, NDArray[np.floa
     return rows, pc.struct_field(flat, "agent"), values
 
 
-def _by_agent(episodes: pa.Table, generations: pa.Table | None) -> dict[str, Any]:
-    _, rewarded, rewards = _rewards(episodes)
+def _by_agent(
+    episodes: pa.Table,
+    columns: _Columns,
+    generations: pa.Table | None,
+    of_generations: Ints | None,
+    seed: int,
+) -> dict[str, Any]:
+    rows, rewarded, rewards = _rewards(episodes)
     names = set(pc.unique(rewarded).to_pylist())
     if generations is not None:
         names |= set(pc.unique(generations["agent"]).to_pylist())
     found: dict[str, Any] = {}
     for name in sorted(names):
-        own = rewards[_equals(rewarded, name)]
-        mean = _mean(own)
-        spread = None if mean is None else _mean((own - mean) ** 2)
-        rows = None
-        if generations is not None:
-            rows = generations.filter(pc.equal(generations["agent"], name))
+        is_own = _equals(rewarded, name)
+        own = rewards[is_own]
+        mean = _average("mean_reward", columns.problem[rows[is_own]], own, seed)
+        spread = _mean((own - mean["mean_reward"]) ** 2) if len(own) else None
+        spoken, problem = None, None
+        if generations is not None and of_generations is not None:
+            said = _equals(generations["agent"], name)
+            spoken, problem = generations.filter(pa.array(said)), of_generations[said]
         found[name] = {
-            "mean_reward": mean,
+            **mean,
             "std_reward": None if spread is None else math.sqrt(spread),
-            **_generation_rates(rows),
+            **_generation_rates(spoken, problem, seed),
         }
     return found
 
@@ -252,24 +332,22 @@ def _mutation(episodes: pa.Table) -> pa.ChunkedArray:
     return pc.coalesce(episodes["mutation"], none)
 
 
-def _breakdown(columns: _Columns, by: pa.ChunkedArray, seed: int) -> dict[str, Any]:
+def _breakdown(
+    episodes: pa.Table, generations: pa.Table | None, by: pa.ChunkedArray, seed: int
+) -> dict[str, Any]:
     values = pc.fill_null(by, "unknown")
+    rows = None if generations is None else _rows_of(generations, episodes)
     found: dict[str, Any] = {}
     for name in sorted(pc.unique(values).to_pylist()):
         among = _equals(values, name)
-        rates = _verdict_rates(columns, among, seed)
-        found[name] = {
-            "episodes": int(among.sum()),
-            "distinct_problems": len(np.unique(columns.problem[among])),
-            **{key: rates[key] for key in ("accuracy", "accuracy_ci95")},
-            **{key: rates[key] for key in ("completeness", "soundness")},
-        }
+        spoken = None
+        if generations is not None and rows is not None:
+            spoken = generations.filter(pa.array(among[rows]))
+        found[name] = _measures(episodes.filter(pa.array(among)), spoken, seed)
     return found
 
 
-def _problem_means(
-    columns: _Columns, episodes: pa.Table, reward_of: str | None
-) -> NDArray[np.float64]:
+def _problem_means(columns: _Columns, episodes: pa.Table, reward_of: str | None) -> Floats:
     """The mean per problem, in the order of the sorted ids, of accuracy or of a reward."""
     size = len(columns.problem_ids)
     plays = np.bincount(columns.problem, minlength=size)
@@ -278,7 +356,5 @@ def _problem_means(
         return np.asarray(right / plays, dtype=np.float64)
     rows, agents, rewards = _rewards(episodes)
     own = _equals(agents, reward_of)
-    problems, values = columns.problem[rows[own]], rewards[own]
-    order = np.lexsort((values, problems))  # a sum in one order, whatever the order of the rows
-    sums = np.bincount(problems[order], weights=values[order], minlength=size)
+    sums = _sums(columns.problem[rows[own]], rewards[own], size)
     return np.asarray(sums / plays, dtype=np.float64)

@@ -4,8 +4,9 @@ ReportData, IterationReport, GroupReport   the plain data it is built from
 build_report                               the page
 metrics_table                              the numbers by iteration as rows, for a table elsewhere
 
-Its parts: `report_sections` turns the data into tables, `report_text` values into text;
-`report_template.html`, `report.css` and `report.js` are put together here.
+Its parts: `report_sections` and `report_training` turn the data into tables (`report_tables`),
+`report_text` values into text; `report_template.html`, `report.css` and `report.js` are put
+together here.
 
 What is covered: text that models or data sets wrote can't run as script. It is embedded as JSON
 in which no character can end the element, the page shows it as text only, and its content
@@ -24,8 +25,10 @@ from importlib import resources
 from typing import Any
 
 from nip_core.evaluation import report_sections as sections
+from nip_core.evaluation import report_training as training
 from nip_core.evaluation.plots import MetricsByIteration, learning_curve_svg
-from nip_core.evaluation.report_text import percent, percent_range, signed
+from nip_core.evaluation.report_tables import nothing
+from nip_core.evaluation.report_text import percent, percent_range, promotion_words, signed
 from nip_core.evaluation.transcripts import Transcript
 
 TRANSCRIPTS_PER_GROUP = 40
@@ -45,6 +48,10 @@ class GroupReport:
     model_after: str | None = None
     proof: str | None = None  # how it was shown that the new weights answer
     note: str | None = None  # for example why nothing was trained
+    method: str | None = None  # of the training: supervised, dpo or trajectories
+    counts: Mapping[str, int] = field(default_factory=dict)  # what was left out, by reason
+    tokens: int | None = None  # of the examples, before the job
+    training_usd: float | None = None  # what training on them was expected to cost
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,8 @@ class IterationReport:
     groups: Mapping[str, GroupReport] = field(default_factory=dict)
     stage_s: Mapping[str, float] = field(default_factory=dict)  # seconds by stage
     cost_usd: float | None = None
+    promotion: Mapping[str, Any] | None = None  # what the gate decided after the training
+    gate: Sequence[Mapping[str, Any]] = ()  # metrics of what both sides played for it
 
 
 @dataclass(frozen=True)
@@ -87,9 +96,11 @@ def build_report(report: ReportData) -> str:
         "script": script,
         "header": sections.header(report),
         "headline": sections.headline(report),
-        "curve": learning_curve_svg(curve) if curve else sections.nothing("Nothing was tested."),
+        "curve": learning_curve_svg(curve) if curve else nothing("Nothing was tested."),
         "verdicts": sections.verdict_table(report),
-        "training": sections.training_table(report),
+        "training": training.training_table(report),
+        "promotion": training.promotion_part(report),
+        "episodes": sections.episode_table(report),
         "agents": sections.agent_table(report),
         "difficulty": sections.breakdown_table(report, "by_difficulty", "Difficulty"),
         "mutation": sections.breakdown_table(report, "by_mutation", "Mutation"),
@@ -102,8 +113,17 @@ def build_report(report: ReportData) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _asset("report_template.html"))
 
 
-def metrics_table(rows: MetricsByIteration) -> list[dict[str, Any]]:
-    """One flat dict of short texts and counts per (iteration, metrics), for a table artifact."""
+def metrics_table(
+    rows: MetricsByIteration, promotions: Mapping[int, Mapping[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """One flat dict of short texts and counts per iteration, for a table artifact.
+
+    `rows` are (iteration, metrics); `promotions` has the decisions of the gate by iteration, also
+    of such as were not tested.
+    """
+    promotions = promotions or {}
+    tested = dict(rows)
+    rows = [(i, tested.get(i, {})) for i in sorted({*tested, *promotions})]
     scaled = sections.has_neither(metrics for _, metrics in rows)
     return [
         {
@@ -121,6 +141,7 @@ def metrics_table(rows: MetricsByIteration) -> list[dict[str, Any]]:
                 f"reward {name}": signed(values.get("mean_reward"))
                 for name, values in (metrics.get("agents") or {}).items()
             },
+            **({"new models": promotion_words(promotions.get(iteration))} if promotions else {}),
         }
         for iteration, metrics in rows
     ]

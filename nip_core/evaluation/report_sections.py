@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from nip_core.evaluation.report_tables import (
+    Metrics,
+    mean_cell,
+    nothing,
+    rate_cell,
+    reward_cell,
+    table,
+)
 from nip_core.evaluation.report_text import (
-    DASH,
     THIN,
     Html,
     escape,
@@ -18,18 +24,10 @@ from nip_core.evaluation.report_text import (
     percent,
     percent_range,
     seconds,
-    signed,
 )
 
 if TYPE_CHECKING:
-    from nip_core.evaluation.report import GroupReport, IterationReport, ReportData
-
-Metrics = Mapping[str, Any]
-
-
-def nothing(what: str) -> Html:
-    """A quiet line where a part has nothing to show."""
-    return Html(f'<p class="quiet">{escape(what)}</p>')
+    from nip_core.evaluation.report import IterationReport, ReportData
 
 
 def header(report: ReportData) -> Html:
@@ -89,38 +87,6 @@ def _change(first: Metrics, last: Metrics, paired: Metrics | None) -> str:
     return f"Accuracy changed by {100 * (last['accuracy'] - first['accuracy']):+.1f} points."
 
 
-def _table(
-    label: str, columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Html]], kind: str = ""
-) -> Html:
-    """A table that scrolls by itself; `columns` are (heading, "text" or "number")."""
-    heads = "".join(
-        f'<th scope="col" class="{alignment}">{escape(heading)}</th>'
-        for heading, alignment in columns
-    )
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td class="{alignment}">{cell}</td>'
-            for cell, (_, alignment) in zip(row, columns, strict=True)
-        )
-        + "</tr>"
-        for row in rows
-    )
-    return Html(
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}">'
-        f'<table class="{kind}"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
-
-
-def _rate_cell(metrics: Metrics, name: str) -> Html:
-    """A rate with its interval in small print."""
-    interval = percent_range(metrics.get(f"{name}_ci95"))
-    return Html(
-        f'<span class="rate">{escape(percent(metrics.get(name)))}</span>'
-        f' <span class="small">{escape(interval)}</span>'
-    )
-
-
 def verdict_table(report: ReportData) -> Html:
     """How the verifier decided, by iteration and split, with the baselines below."""
     columns = [("Iteration", "text"), ("Split", "text"), ("Episodes", "number")]
@@ -138,9 +104,9 @@ def verdict_table(report: ReportData) -> Html:
     if has_neither(metrics for _, _, metrics in found):
         columns += [("Neither", "number"), ("Mean value", "number")]
         for row, (_, _, metrics) in zip(rows, found, strict=True):
-            row.append(escape(percent(metrics.get("neither_rate"))))
-            row.append(escape(signed(metrics.get("mean_decision_value"))))
-    return _table("Verdicts by iteration", columns, rows)
+            row.append(rate_cell(metrics, "neither_rate"))
+            row.append(reward_cell(metrics, "mean_decision_value"))
+    return table("Verdicts by iteration", columns, rows)
 
 
 def has_neither(metrics: Iterable[Metrics]) -> bool:
@@ -151,107 +117,51 @@ def has_neither(metrics: Iterable[Metrics]) -> bool:
 def _verdict_cells(metrics: Metrics) -> list[Html]:
     return [
         escape(number(metrics.get("episodes"))),
-        *(_rate_cell(metrics, name) for name in ("accuracy", "completeness", "soundness")),
-        *(
-            escape(percent(metrics.get(name)))
-            for name in ("precision", "no_decision_rate", "always_fail_rate")
-        ),
+        *(rate_cell(metrics, name) for name in ("accuracy", "completeness", "soundness")),
+        *(rate_cell(metrics, name) for name in ("precision", "no_decision_rate")),
+        rate_cell(metrics, "always_fail_rate"),
     ]
 
 
-def training_table(report: ReportData) -> Html:
-    """One row per iteration and shared model group: what was learned from, and the result."""
+def episode_table(report: ReportData) -> Html:
+    """How test episodes went, whoever spoke: length, agreement, invalid and cut answers."""
+    tested = [(entry.iteration, entry.test) for entry in report.iterations if entry.test]
+    if not tested:
+        return nothing("No test episode has been played yet.")
+    columns = [("Iteration", "text"), ("Rounds", "number")]
+    columns += [(name, "number") for name in ("Agreement", "Terminated", "Failed")]
+    columns += [("Invalid answers", "number"), ("Cut off", "number")]
+    names = ("agreement", "terminated_rate", "failed_rate", "retry_rate", "token_limit_rate")
     rows = [
-        [escape(entry.iteration), escape(name), *_training_cells(group)]
-        for entry in report.iterations
-        for name, group in entry.groups.items()
+        [
+            escape(iteration),
+            mean_cell(metrics, "mean_rounds"),
+            *(rate_cell(metrics, name) for name in names),
+        ]
+        for iteration, metrics in tested
     ]
-    if not rows:
-        return nothing("Nothing was trained.")
-    columns = [("Iteration", "text"), ("Group", "text"), ("Examples", "number")]
-    columns += [("Job", "text"), ("Loss", "text"), ("Tokens", "number"), ("Served", "text")]
-    return _table("Training by iteration", columns, rows, "top")
-
-
-def _training_cells(group: GroupReport) -> list[Html]:
-    examples = number(group.examples)
-    if group.episodes is not None:
-        examples += f" of {number(group.episodes)}"
-    job = [f"<code>{escape(group.job_id)}</code>"] if group.job_id else []
-    if group.status:
-        job.append(f'<span class="small">{escape(group.status)}</span>')
-    if group.note:
-        job.append(f'<span class="small">{escape(group.note)}</span>')
-    served = [f"<code>{escape(group.model_before)}</code>"] if group.model_before else []
-    if group.model_after and group.model_after != group.model_before:
-        served.append(f"→ <code>{escape(group.model_after)}</code>")
-    if group.proof:
-        served.append(f'<span class="small">{escape(group.proof)}</span>')
-    return [
-        escape(examples),
-        Html("<br>".join(job) or DASH),
-        _loss_cell(group.loss),
-        escape(number(group.trained_tokens)),
-        Html("<br>".join(served) or DASH),
-    ]
-
-
-def _loss_cell(loss: Sequence[tuple[int, float]]) -> Html:
-    if not loss:
-        return Html(DASH)
-    words = f"{number(loss[0][1])} → {number(loss[-1][1])}"
-    return Html(f'<span class="nowrap">{escape(words)}</span><br>{_sparkline(loss)}')
-
-
-def _sparkline(points: Sequence[tuple[int, float]], width: int = 110, height: int = 24) -> Html:
-    """A small curve without axes, decorative: the numbers stand beside it."""
-    finite = [(x, y) for x, y in points if math.isfinite(y)]
-    if len(finite) < 2:
-        return Html("")
-    xs, ys = zip(*finite, strict=True)
-    x_span, y_span = max(xs) - min(xs) or 1, max(ys) - min(ys) or 1
-    path = " ".join(
-        f"{2 + (width - 4) * (x - min(xs)) / x_span:.1f},"
-        f"{2 + (height - 4) * (max(ys) - y) / y_span:.1f}"
-        for x, y in finite
-    )
-    return Html(
-        f'<svg class="spark" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'aria-hidden="true"><polyline points="{path}"/></svg>'
-    )
+    return table("Episodes by iteration", columns, rows)
 
 
 def agent_table(report: ReportData) -> Html:
-    """How the game went on test problems: lengths, rewards, invalid and cut answers."""
-    tested = [(entry.iteration, entry.test) for entry in report.iterations if entry.test]
-    names = sorted({name for _, metrics in tested for name in metrics.get("agents") or {}})
-    if not names:
+    """How each agent did on test problems: reward, invalid and cut answers."""
+    rows = [
+        [
+            escape(entry.iteration),
+            escape(name),
+            reward_cell(agent, "mean_reward"),
+            rate_cell(agent, "retry_rate"),
+            rate_cell(agent, "token_limit_rate"),
+        ]
+        for entry in report.iterations
+        if entry.test
+        for name, agent in sorted((entry.test.get("agents") or {}).items())
+    ]
+    if not rows:
         return nothing("No agent has played a test episode yet.")
-    columns = [("Iteration", "text"), ("Rounds", "number")]
-    for name in names:
-        columns += [
-            (f"{name}: reward", "number"),
-            (f"{name}: invalid", "number"),
-            (f"{name}: cut off", "number"),
-        ]
-    columns += [("Agreement", "number"), ("Failed", "number")]
-    rows = []
-    for iteration, metrics in tested:
-        rounds = metrics.get("mean_rounds")
-        row = [escape(iteration), escape(None if rounds is None else f"{rounds:.1f}")]
-        for name in names:
-            agent = (metrics.get("agents") or {}).get(name, {})
-            row += [
-                escape(signed(agent.get("mean_reward"))),
-                escape(percent(agent.get("retry_rate"))),
-                escape(percent(agent.get("token_limit_rate"))),
-            ]
-        row += [
-            escape(percent(metrics.get("agreement"))),
-            escape(percent(metrics.get("failed_rate"))),
-        ]
-        rows.append(row)
-    return _table("Play by iteration", columns, rows)
+    columns = [("Iteration", "text"), ("Agent", "text"), ("Reward", "number")]
+    columns += [("Invalid answers", "number"), ("Cut off", "number")]
+    return table("Agents by iteration", columns, rows)
 
 
 def breakdown_table(report: ReportData, key: str, heading: str) -> Html:
@@ -263,7 +173,7 @@ def breakdown_table(report: ReportData, key: str, heading: str) -> Html:
         return nothing(f"Nothing to break down by {heading.lower()}.")
     columns = [(heading, "text"), ("Episodes", "number"), ("First", "number"), ("Last", "number")]
     columns += [(f"0 to 100{THIN}%", "text"), ("Completeness", "number")]
-    columns += [("Soundness", "number")]
+    columns += [(name, "number") for name in ("Soundness", "Precision", "No decision")]
     rows = []
     for name, after in last.items():
         before = first.get(name, {})
@@ -271,14 +181,16 @@ def breakdown_table(report: ReportData, key: str, heading: str) -> Html:
             [
                 escape(name),
                 escape(number(after.get("episodes"))),
-                escape(percent(before.get("accuracy"))),
-                escape(percent(after.get("accuracy"))),
-                _dumbbell(before.get("accuracy"), after.get("accuracy"), after["accuracy_ci95"]),
-                escape(percent(after.get("completeness"))),
-                escape(percent(after.get("soundness"))),
+                rate_cell(before, "accuracy"),
+                rate_cell(after, "accuracy"),
+                _dumbbell(
+                    before.get("accuracy"), after.get("accuracy"), after.get("accuracy_ci95")
+                ),
+                *(rate_cell(after, name) for name in ("completeness", "soundness", "precision")),
+                rate_cell(after, "no_decision_rate"),
             ]
         )
-    return _table(f"Accuracy by {heading.lower()}", columns, rows)
+    return table(f"Accuracy by {heading.lower()}", columns, rows)
 
 
 def _dumbbell(
@@ -325,12 +237,12 @@ def resource_table(report: ReportData) -> Html:
         # A dash, not 0.0 s, where a stage didn't run.
         shown = [seconds(time or None) for time in (*times, sum(times))]
         rows.append([*row, *map(escape, shown)])
-    return _table("Tokens and time by iteration", columns, rows, "totals")
+    return table("Tokens and time by iteration", columns, rows, "totals")
 
 
 def _spent(entry: IterationReport, stages: Sequence[str]) -> list[float]:
     """Prompt, generated and trained tokens, dollars, then seconds by stage."""
-    played = [metrics for metrics in (entry.test, entry.train) if metrics]
+    played = [metrics for metrics in (entry.test, entry.train, *entry.gate) if metrics]
     return [
         sum(metrics.get("prompt_tokens") or 0 for metrics in played),
         sum(metrics.get("completion_tokens") or 0 for metrics in played),

@@ -6,8 +6,8 @@ sees where something was forgotten.
 
 import html
 import math
-from collections.abc import Sequence
-from typing import NewType
+from collections.abc import Mapping, Sequence
+from typing import Any, NewType
 
 Html = NewType("Html", str)
 
@@ -44,6 +44,28 @@ def number(value: float | None, digits: int = 3) -> str:
 def signed(value: float | None) -> str:
     """A reward as "+0.56", a dash for None."""
     return DASH if value is None else f"{value:+.2f}"
+
+
+def signed_range(interval: Sequence[float]) -> str:
+    """An interval of rewards as "+0.41 – +0.56"."""
+    return f"{signed(interval[0])}{THIN}–{THIN}{signed(interval[1])}"
+
+
+def plain_range(interval: Sequence[float]) -> str:
+    """An interval of small numbers as "3.2 – 3.8"."""
+    return f"{interval[0]:.1f}{THIN}–{THIN}{interval[1]:.1f}"
+
+
+def promotion_words(decision: Mapping[str, Any] | None) -> str:
+    """What the gate decided, as "refused: accuracy 61.0 % after 65.0 %"; a dash for None."""
+    if decision is None:
+        return DASH
+    show = percent if decision["metric"] == "accuracy" else signed
+    return (
+        f"{'taken' if decision['promoted'] else 'refused'}: "
+        f"{decision['metric'].replace('_', ' ')} {show(decision['candidate'])} "
+        f"after {show(decision['validation'])}"
+    )
 
 
 def seconds(value: float | None) -> str:

@@ -2,16 +2,22 @@
 
 Calls and tokens are upper bounds: every episode plays all its rounds and every message is as
 long as it may be, with four bytes to a token; an agent reads all that is written in channels that
-it sees. Where an episode's seed decides who speaks, the dearest seed counts. Invalid answers that
-are asked for again come on top. An estimate of training tokens counts every rollout as chosen.
+it sees. Where an episode's seed decides who speaks, the dearest seed counts; of trees of responses,
+the dearest of many. A prompt to which several answers are asked for is one call and counts once,
+for servers that can do so. Invalid answers that are asked for again come on top.
+
+An estimate of training tokens counts everything as chosen: every conversation; of trees, a pair of
+each agent at each node that branches; of trajectories, every turn with its whole prompt.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from nip_core.agents.render import Game
-from nip_core.parameters import HyperParameters
+from nip_core.parameters import HyperParameters, Method
+from nip_core.rollouts.plan import episode_spec, group_size
+from nip_core.rollouts.trees import Branching
 from nip_core.scenarios.code_validation.datasets import Problem
 from nip_core.stages.providers import is_paid
 
@@ -19,6 +25,8 @@ _BYTES_PER_TOKEN = 4
 _PROMPT_TOKENS = 300  # instructions, before the problem
 _RANDOM_TOKENS = 10  # what an agent without a model says
 _SEEDS = 16
+_TREES = 128  # looked at in each iteration
+_BYTES_PER_RECORDED_TOKEN = 8  # its id and log-probability
 _TABLES_AND_JOURNAL = 3  # what is journalled is written again as Parquet; room for both and more
 
 
@@ -27,8 +35,9 @@ class Estimate:
     """Upper bounds for a whole run."""
 
     iterations: int
-    train_episodes: int
+    train_episodes: int  # or trees of them
     test_episodes: int
+    gate_episodes: int  # on validation problems, old and new models together
     calls: int
     prompt_tokens: int
     completion_tokens: int
@@ -44,14 +53,15 @@ class Estimate:
 
 def is_tested(parameters: HyperParameters, iteration: int) -> bool:
     """Whether the models that play `iteration` are tested (the final ones: num_iterations)."""
-    return scheme_tests(parameters.text_rl.test_scheme, parameters.rl.num_iterations, iteration)
+    text_rl, last = parameters.text_rl, parameters.rl.num_iterations
+    return scheme_tests(text_rl.test_scheme, last, iteration, text_rl.test_interval)
 
 
-def scheme_tests(scheme: str, last: int, iteration: int) -> bool:
-    """`is_tested` by the test scheme and the number of iterations."""
+def scheme_tests(scheme: str, last: int, iteration: int, interval: int = 1) -> bool:
+    """`is_tested` by the test scheme, the number of iterations and the test interval."""
     match scheme:
         case "all":
-            return True
+            return iteration % interval == 0 or iteration == last
         case "last":
             return iteration == last
         case "first_and_last":
@@ -61,68 +71,119 @@ def scheme_tests(scheme: str, last: int, iteration: int) -> bool:
 
 @dataclass
 class _Load:
-    """Bounds for one agent in one episode."""
+    """Bounds for one agent in one episode or tree."""
 
     calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     conversation_tokens: int = 0  # its whole chat at the end: what one training example has
+    pair_tokens: int = 0  # of all pairs of answers at the nodes that branch, prompts included
+
+    def trained_tokens(self, method: Method) -> int:
+        """What training on everything that the agent said reads."""
+        match method:
+            case "dpo":
+                return self.pair_tokens
+            case "trajectories":
+                return self.prompt_tokens + self.completion_tokens
+        return self.conversation_tokens
+
+
+Loads = dict[str, _Load]
+"""By agent with a model."""
 
 
 def estimate_run(game: Game, problems: Mapping[str, Sequence[Problem]]) -> Estimate:
     """Upper bounds from settings and problems; no call is made."""
     parameters = game.parameters
     iterations = parameters.rl.num_iterations
-    per_iteration = parameters.rollouts_per_iteration or len(problems["train"])
-    per_test = len(problems["test"]) * parameters.rl.num_test_iterations
-    if not parameters.text_rl.test_on_whole_dataset:
-        per_test = min(per_iteration, len(problems["test"])) * parameters.rl.num_test_iterations
     trains = parameters.base_run.base_run_type != "rerun_tests"
+    per_iteration = parameters.rollouts_per_iteration
+    if per_iteration is None:
+        per_iteration = len(problems["train"]) * group_size(parameters, "train")
+    times = parameters.rl.num_test_iterations
+    per_test = len(problems["test"])
+    if not parameters.text_rl.test_on_whole_dataset:
+        per_test = min(per_iteration, per_test)
     tests = sum(is_tested(parameters, i) for i in range(iterations + 1))
-    train, test = iterations * per_iteration * trains, tests * per_test
-    everything = [*problems["train"], *problems["test"]]
-    size = sum(len(p.question.encode()) + len(p.solution.encode()) for p in everything)
-    problem_tokens = size // max(len(everything), 1) // _BYTES_PER_TOKEN
-    by_seed = [_loads_of(game, seed, problem_tokens) for seed in range(_SEEDS)]
-    loads = max(by_seed, key=_tokens)
-    training = _training_tokens(parameters, loads, per_iteration) if trains else {}
-    episodes = train + test
+    gates = sum(_may_be_gated(parameters, i) for i in range(iterations)) * trains
+    played = [*problems["train"], *problems["test"]]
+    size = sum(len(p.question.encode()) + len(p.solution.encode()) for p in played)
+    problem_tokens = size // max(len(played), 1) // _BYTES_PER_TOKEN
+
+    plain = [_loads_of(game, seed, problem_tokens) for seed in range(_SEEDS)]
+    test, gate = tests * per_test * times, gates * 2 * len(problems["validation"]) * times
+    stages = [(test + gate, plain)]
+    training = dict.fromkeys(parameters.trainable_groups if trains else (), 0)
+    recorded = 0
+    for iteration in range(iterations * trains):
+        method = parameters.method(iteration)
+        possible = plain
+        if method == "dpo":
+            possible = _trees(game, problems["train"], iteration, problem_tokens)
+        stages.append((per_iteration, possible))
+        loads = max(possible, key=_tokens)
+        for group, tokens in _training_tokens(parameters, iteration, loads).items():
+            training[group] += per_iteration * tokens
+        if method == "trajectories":
+            recorded += per_iteration * _tokens(loads)
     missing = _missing_prices(parameters)
     usd = None
-    if not missing:  # the seed with the most tokens need not be the dearest
-        usd = max(_cost(parameters, one, episodes, training) for one in by_seed)
-    completion = sum(load.completion_tokens for load in loads.values())
-    text_bytes = (problem_tokens + _PROMPT_TOKENS + completion) * _BYTES_PER_TOKEN
+    if not missing:  # what has the most tokens need not be the dearest
+        usd = _training_usd(parameters, training) + sum(
+            count * max(_usd(parameters, loads) for loads in possible) for count, possible in stages
+        )
+    dearest = [(count, max(possible, key=_tokens)) for count, possible in stages]
+    completion = sum(count * load.completion_tokens for count, load in _each(dearest))
+    episodes = sum(count for count, _ in stages)
+    text = (episodes * (problem_tokens + _PROMPT_TOKENS) + completion) * _BYTES_PER_TOKEN
     return Estimate(
         iterations=iterations,
-        train_episodes=train,
+        train_episodes=iterations * per_iteration * trains,
         test_episodes=test,
-        calls=episodes * sum(load.calls for load in loads.values()),
-        prompt_tokens=episodes * sum(load.prompt_tokens for load in loads.values()),
-        completion_tokens=episodes * completion,
+        gate_episodes=gate,
+        calls=sum(count * load.calls for count, load in _each(dearest)),
+        prompt_tokens=sum(count * load.prompt_tokens for count, load in _each(dearest)),
+        completion_tokens=completion,
         training_tokens=sum(training.values()),
         usd=usd,
         missing_prices=missing,
-        disk_bytes=text_bytes * episodes * _TABLES_AND_JOURNAL,
+        disk_bytes=(text + recorded * _BYTES_PER_RECORDED_TOKEN) * _TABLES_AND_JOURNAL,
     )
 
 
-def _tokens(loads: Mapping[str, _Load]) -> int:
+def _each(stages: Sequence[tuple[int, Loads]]) -> Iterator[tuple[int, _Load]]:
+    return ((count, load) for count, loads in stages for load in loads.values())
+
+
+def _may_be_gated(parameters: HyperParameters, iteration: int) -> bool:
+    trained = (parameters.training_agents(g, iteration) for g in parameters.trainable_groups)
+    return parameters.promotion.enabled and any(trained)
+
+
+def _tokens(loads: Loads) -> int:
     return sum(load.completion_tokens + load.prompt_tokens for load in loads.values())
 
 
-def _loads_of(game: Game, seed: int, problem_tokens: int) -> dict[str, _Load]:
-    """By agent with a model, in an episode of this seed."""
+def _loads_of(
+    game: Game, seed: int, problem_tokens: int, shape: Sequence[int] | None = None
+) -> Loads:
+    """By agent, in an episode of this seed; or in a tree, `shape` being the children by round."""
     protocol, agents = game.protocol, game.parameters.model_agents
     loads = {agent: _Load(conversation_tokens=problem_tokens + _PROMPT_TOKENS) for agent in agents}
+    nodes = 1
     for round_ in range(protocol.max_message_rounds):
         active = protocol.active(round_, seed)
+        children = 1 if shape is None else shape[round_]
         for agent in active:
             if agent in loads:  # a random agent costs nothing
-                load = loads[agent]
-                load.calls += 1
-                load.prompt_tokens += load.conversation_tokens
-                load.completion_tokens += game.parameters.max_tokens(agent)
+                load, answer = loads[agent], game.parameters.max_tokens(agent)
+                load.calls += nodes
+                load.prompt_tokens += nodes * load.conversation_tokens
+                load.completion_tokens += nodes * children * answer
+                if children > 1:
+                    load.pair_tokens += nodes * 2 * (load.conversation_tokens + answer)
+        nodes *= children
         for agent, channels in active.items():
             said = game.parameters.max_tokens(agent) if agent in agents else _RANDOM_TOKENS
             for reader, load in loads.items():
@@ -131,37 +192,48 @@ def _loads_of(game: Game, seed: int, problem_tokens: int) -> dict[str, _Load]:
     return loads
 
 
-def _training_tokens(
-    parameters: HyperParameters, loads: Mapping[str, _Load], per_iteration: int
-) -> dict[str, int]:
-    """By group, over all iterations in which it is trained."""
-    tokens = dict.fromkeys(parameters.trainable_groups, 0)
-    for iteration in range(parameters.rl.num_iterations):
-        seen = iteration + 1 if parameters.text_rl.fine_tune_on_all_previous_rollouts else 1
-        for group in tokens:
-            epochs = parameters.group_parameters(group).num_epochs or parameters.rl.num_epochs
-            for agent in parameters.training_agents(group, iteration):
-                episode = loads[agent].conversation_tokens
-                tokens[group] += seen * per_iteration * epochs * episode
+def _trees(
+    game: Game, problems: Sequence[Problem], iteration: int, problem_tokens: int
+) -> list[Loads]:
+    """The loads of some of the trees that the iteration may play, where no episode ends early."""
+    parameters = game.parameters
+    branching = Branching(parameters, game.protocol, iteration)
+    found = []
+    for problem in problems[:_TREES]:
+        spec = episode_spec(parameters, "train", iteration, problem, 0)
+        found.append(_loads_of(game, spec.seed, problem_tokens, branching.shape(spec)))
+    return found
+
+
+def _training_tokens(parameters: HyperParameters, iteration: int, loads: Loads) -> dict[str, int]:
+    """By group, in the job of the iteration, for each episode or tree of an iteration."""
+    method = parameters.method(iteration)
+    seen = 1
+    if parameters.text_rl.fine_tune_on_all_previous_rollouts:
+        seen += iteration
+        if method == "dpo":  # episodes without branches give no pairs
+            seen -= parameters.pure_text_malt.num_initial_ei_iterations
+    tokens = {}
+    for group in parameters.trainable_groups:
+        epochs = parameters.group_parameters(group).num_epochs or parameters.rl.num_epochs
+        agents = parameters.training_agents(group, iteration)
+        tokens[group] = seen * epochs * sum(loads[a].trained_tokens(method) for a in agents)
     return tokens
 
 
-def _cost(
-    parameters: HyperParameters,
-    loads: Mapping[str, _Load],
-    episodes: int,
-    training: Mapping[str, int],
-) -> float:
-    """US dollars; one's own hardware costs nothing here."""
+def _usd(parameters: HyperParameters, loads: Loads) -> float:
+    """US dollars for one episode or tree; one's own hardware costs nothing here."""
     usd = 0.0
     for name, agent in parameters.model_agents.items():
-        if not is_paid(agent):
-            continue
-        price, load = parameters.prices[agent.model_name], loads[name]
-        spent = (
-            load.prompt_tokens * price.prompt_usd + load.completion_tokens * price.completion_usd
-        )
-        usd += episodes * spent / 1e6
+        if is_paid(agent):
+            price, load = parameters.prices[agent.model_name], loads[name]
+            usd += load.prompt_tokens * price.prompt_usd
+            usd += load.completion_tokens * price.completion_usd
+    return usd / 1e6
+
+
+def _training_usd(parameters: HyperParameters, training: Mapping[str, int]) -> float:
+    usd = 0.0
     for group, tokens in training.items():
         agent = parameters.group_parameters(group)
         if is_paid(agent):

@@ -31,7 +31,7 @@ from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunRecord, RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.stages.estimate import scheme_tests
-from nip_core.stages.models import NOT_SCHEDULED
+from nip_core.stages.models import CANDIDATE, NOT_SCHEDULED
 from nip_core.stages.providers import dummy_name, served_name
 from nip_core.stages.session import Session
 
@@ -198,6 +198,7 @@ def summary(run: RunStore) -> dict[str, Any]:
                     )
                 },
                 "models": _served(run, settings, iteration),
+                "promotion": promotion_of(run, iteration),
                 "jobs": {
                     group: {
                         "id": job["id"],
@@ -228,6 +229,27 @@ def _served(run: RunStore, settings: _Shown, iteration: int) -> dict[str, str]:
             except (KeyError, TypeError, AttributeError) as error:
                 raise _damaged(path, error) from error
     return dict(settings.first_models)
+
+
+def promotion_of(run: RunStore, iteration: int) -> dict[str, Any] | None:
+    """What the gate decided after the training of an iteration; None where there was none.
+
+    As `gate.record` wrote it. Raises CorruptionError for a record that makes no sense.
+    """
+    path = run.models(iteration)
+    found = (_document(run, path, "groups") or {}).get("promotion")
+    if found is None:
+        return None
+    numbers = ("validation", "candidate", "difference", "margin", "problems")
+    try:
+        sound = all(isinstance(found[key], int | float) for key in numbers)
+        sound &= isinstance(found["promoted"], bool) and len(found["ci95"]) == 2
+        sound &= isinstance(found["candidates"], dict) and isinstance(found["metric"], str)
+    except (KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
+    if not sound:
+        raise CorruptionError(f"{path}: damaged, the record of the gate is not what nip writes")
+    return dict(found)
 
 
 def _jobs(run: RunStore, settings: _Shown, iteration: int) -> dict[str, Any]:
@@ -309,6 +331,12 @@ def write_report(run: RunStore, status: str | None = None) -> str:
                 test=test,
                 train=train,
                 groups=_group_reports(run, settings, iteration),
+                promotion=promotion_of(run, iteration),
+                gate=[
+                    played
+                    for split in ("validation", CANDIDATE)
+                    if (played := run.read_json_or_none(run.metrics(iteration, split)))
+                ],
                 stage_s=run.read_json_or_none(f"{run.iteration(iteration)}/times.json") or {},
             )
         )
@@ -354,6 +382,10 @@ def _group_reports(run: RunStore, settings: _Shown, iteration: int) -> dict[str,
             model_after=after["model"] if after else None,
             proof=_describe_proof(after["proof"]) if after and after.get("proof") else None,
             note=job["reason"],
+            method=extra.get("method"),
+            counts=extra.get("counts") or {},
+            tokens=extra.get("tokens"),
+            training_usd=extra.get("training_usd"),
         )
     return reports
 

@@ -1,18 +1,29 @@
 """Which model each group plays with: first models, then what iterations have trained.
 
+models_for     the models that play an iteration
+candidates     the models that an iteration has trained, by group
+playing        the models that play one split of an iteration
+write_models   record the swap of an iteration
+
 ``models.json`` of iteration i says which models serve from iteration i + 1 on, and which groups
-were not trained in i because no agent's update schedule said so.
+were not trained in i because no agent's update schedule said so. Where the settings ask for a
+promotion gate and there was a new model, it also has the gate's decision, see `gate`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from nip_core.fine_tuning.job import JobRecord
+
 if TYPE_CHECKING:
     from nip_core.stages.session import Session
 
 NOT_SCHEDULED = "not scheduled"
 """The status of a job that there is none of, as no agent of its group trains in the iteration."""
+
+CANDIDATE = "candidate"
+"""The split in which the models that an iteration has trained play its validation episodes."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +50,47 @@ def models_for(session: "Session", iteration: int) -> dict[str, ServedModel]:
     return {group: ServedModel(**model) for group, model in stored["groups"].items()}
 
 
+def candidates(session: "Session", iteration: int) -> dict[str, ServedModel]:
+    """By group, the models of the iteration's succeeded jobs; not yet proved."""
+    found = {}
+    for group in session.parameters.trainable_groups:
+        stored = session.run.read_json_or_none(session.run.job(iteration, group))
+        record = None if stored is None else JobRecord.model_validate(stored)
+        if record is not None and record.succeeded:
+            assert record.model is not None  # a succeeded job has one
+            found[group] = ServedModel(
+                model=record.model,
+                base_model=session.base_model(group),
+                trained_in=iteration,
+                job_id=record.id,
+            )
+    return found
+
+
+def playing(session: "Session", iteration: int, split: str) -> dict[str, ServedModel]:
+    """The models that play a split of the iteration: those of the iteration, or the candidates
+    of all groups together."""
+    models = models_for(session, iteration)
+    return models | candidates(session, iteration) if split == CANDIDATE else models
+
+
 def write_models(
     session: "Session",
     iteration: int,
     models: Mapping[str, ServedModel],
     not_scheduled: Sequence[str] = (),
+    promotion: Mapping[str, Any] | None = None,
 ) -> dict[str, ServedModel]:
-    """Record the swap of `iteration`, once; returns what stands on record."""
+    """Record the swap of `iteration`, once; returns what stands on record.
+
+    `promotion` is the decision of the gate, where there was one.
+    """
     stored = session.run.write_json_once(
         session.run.models(iteration),
         {
             "groups": {group: asdict(model) for group, model in models.items()},
             "not_scheduled": list(not_scheduled),
+            **({} if promotion is None else {"promotion": dict(promotion)}),
         },
         lease=session.lease,
     )

@@ -20,7 +20,8 @@ from nip_core.agents.random_agent import RANDOM_MODEL
 from nip_core.agents.render import Game
 from nip_core.errors import StoreError
 from nip_core.parameters import HyperParameters, RandomAgentParameters
-from nip_core.rollouts.engine import Failures, Player
+from nip_core.rollouts.calls import Player
+from nip_core.rollouts.engine import Failures
 from nip_core.rollouts.plan import SPLITS, shuffle_labels
 from nip_core.rollouts.progress import Progress
 from nip_core.run_store.lease import Lease, acquire
@@ -114,14 +115,18 @@ class Session:
 def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
     """The problems of every split, checked. Raises DatasetError."""
     options, scenario = parameters.dataset_options, parameters.code_validation
+    gate = parameters.promotion
     sizes = {
         "train": options.max_train_size,
         "validation": options.max_validation_size,
         "test": options.max_test_size,
     }
+    if gate.enabled and gate.episodes is not None:
+        sizes["validation"] = min(gate.episodes, sizes["validation"] or gate.episodes)
     problems = {}
     for split in SPLITS:
         played = split in ("train", parameters.test_dataset_split)
+        played |= split == "validation" and gate.enabled
         problems[split] = load_problems(
             parameters.dataset,
             split,

@@ -8,11 +8,17 @@ import yaml
 from prefect import Flow
 from prefect.utilities.callables import parameter_schema
 
+from nip_core.agents.render import Game
 from nip_core.parameters import load_parameters
+from nip_core.protocols import make_protocol
+from nip_core.scenarios.code_validation.datasets import BUNDLED
+from nip_core.stages.estimate import Estimate, estimate_run
+from nip_core.stages.session import load_all_problems
 
 ROOT = Path(__file__).parents[2]
 PREFECT = yaml.safe_load((ROOT / "prefect.yaml").read_text())
 CONFIGS = sorted((ROOT / "deployments" / "configs").glob("*.yaml"))
+BUNDLED_DATA = [c for c in CONFIGS if yaml.safe_load(c.read_text())["dataset"] in BUNDLED]
 
 DEPLOYMENT_KEYS = {
     "name",
@@ -52,8 +58,54 @@ def test_there_is_one_for_the_quick_start_and_a_scheduled_one():
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_every_configuration_loads_under_its_own_name(config):
-    assert load_parameters(config).run_name == config.stem
+def test_every_configuration_loads_under_its_own_name_and_says_what_it_is(config):
+    parameters = load_parameters(config)
+    assert parameters.run_name == config.stem
+    assert make_protocol(parameters).agent_names
+    comment = config.read_text().partition("run_name:")[0]
+    assert comment and all(line.startswith("# ") for line in comment.splitlines())
+
+
+def _estimate(config: Path) -> Estimate:
+    parameters = load_parameters(config)
+    return estimate_run(Game(parameters), load_all_problems(parameters))
+
+
+@pytest.mark.parametrize("config", BUNDLED_DATA, ids=lambda path: path.stem)
+def test_the_size_of_a_configuration_is_known_without_a_network(config):
+    estimate = _estimate(config)
+    assert estimate.train_episodes > 0 and estimate.test_episodes > 0
+    assert estimate.training_tokens > 0 and estimate.usd == 0  # one's own hardware
+
+
+def test_the_comments_of_the_configurations_say_what_they_play():
+    for name in ("solo-verifier", "solo-labels", "malt-tiny"):
+        config = ROOT / "deployments" / "configs" / f"{name}.yaml"
+        found, comment = (
+            _estimate(config),
+            " ".join(config.read_text().split("run_name:")[0].split()),
+        )
+        comment = comment.replace(" # ", " ")
+        for count, what in ((found.train_episodes, "train"), (found.test_episodes, "test"),
+                            (found.calls, "calls")):  # fmt: skip
+            assert f"{count:,} " in comment, (name, what, count)
+
+
+def test_every_trainer_has_a_configuration_for_a_laptop():
+    laptop = {
+        parameters.trainer
+        for parameters in map(load_parameters, BUNDLED_DATA)
+        if parameters.group_parameters(next(iter(parameters.groups))).model_name == "tiny"
+    }
+    assert laptop == {"pure_text_ei", "pure_text_malt", "pure_text_grpo"}
+
+
+def test_the_papers_experiment_is_as_in_the_paper():
+    for name in ("ei-paper-openai", "ei-paper-local"):
+        paper = load_parameters(ROOT / "deployments" / "configs" / f"{name}.yaml")
+        assert (paper.rl.num_iterations, paper.rl.rollouts_per_iteration) == (8, 200)
+        assert make_protocol(paper).max_message_rounds == 9
+        assert not paper.protocol_common.shared_reward
 
 
 def test_the_quick_start_is_what_the_readme_promises():

@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nip_core.evaluation.intervals import (
+    _normal,
     bootstrap_mean,
     bootstrap_rate,
+    bootstrap_ratio,
     rate_interval,
     wilson,
 )
@@ -95,3 +97,15 @@ def test_order_does_not_matter_and_the_interval_is_within_0_and_1(pairs) -> None
     low, high = bootstrap_rate(successes, trials, 0)
     assert 0 <= low <= high <= 1
     assert bootstrap_rate(successes[::-1], trials[::-1], 0) == (low, high)
+
+
+@pytest.mark.parametrize("plays", [1, 3])
+def test_for_many_different_problems_the_normal_interval_is_the_bootstrap(plays) -> None:
+    random = np.random.default_rng(3)
+    counts = np.full(3_900, plays)
+    sums = random.exponential(size=3_900) * plays
+    resampled = bootstrap_ratio(sums, counts, 0)
+    at_once = _normal(np.stack([sums, counts], axis=1), np.ones(3_900, dtype=np.int64))
+    assert at_once == pytest.approx(resampled, abs=0.004)  # a tenth of the width
+    twice = bootstrap_ratio(np.append(sums, sums + 1e-9), np.append(counts, counts), 0)
+    assert twice[1] - twice[0] == pytest.approx((at_once[1] - at_once[0]) / 2**0.5, rel=1e-3)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nip_core.errors import DatasetError
 from nip_core.evaluation.baselines import believe_the_prover
 from nip_core.evaluation.intervals import wilson
-from nip_core.evaluation.metrics import evaluate, paired_difference
+from nip_core.evaluation.metrics import evaluate, mean_by_problem, paired_difference
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
 
 
@@ -94,14 +94,11 @@ def test_neither_is_wrong_and_is_no_missing_decision(episodes_of) -> None:
 def test_breakdowns_are_counted_as_by_hand(dozen) -> None:
     found = evaluate(dozen, None)
     assert set(found["by_difficulty"]) == {"easy", "hard", "unknown"}
-    assert found["by_difficulty"]["easy"] == {
-        "episodes": 4,
-        "distinct_problems": 4,
-        "accuracy": 1.0,
-        "accuracy_ci95": list(wilson(4, 4)),
-        "completeness": 1.0,
-        "soundness": 1.0,
-    }
+    easy = found["by_difficulty"]["easy"]
+    assert (easy["episodes"], easy["distinct_problems"], easy["accuracy"]) == (4, 4, 1.0)
+    assert easy["accuracy_ci95"] == list(wilson(4, 4))
+    assert (easy["completeness"], easy["soundness"], easy["precision"]) == (1.0, 1.0, 1.0)
+    assert easy["completeness_ci95"] == list(wilson(2, 2))
     assert found["by_difficulty"]["hard"]["accuracy"] == 3 / 7
     assert found["by_difficulty"]["unknown"]["completeness"] is None
     mutations = {name: value["episodes"] for name, value in found["by_mutation"].items()}
@@ -145,16 +142,94 @@ def test_generations_are_counted_by_agent(episodes_of, generations_of) -> None:
     assert found["generations"] == 4
     assert (found["retry_rate"], found["token_limit_rate"]) == (1 / 4, 1 / 4)
     assert (found["prompt_tokens"], found["completion_tokens"]) == (490, 77)
+    # All of one problem: as sure as one trial is.
+    half, none = list(wilson(0.5, 1)), list(wilson(0, 1))
     assert found["agents"] == {
         "prover": {
-            "mean_reward": None, "std_reward": None, "generations": 2, "retry_rate": 0.5,
-            "token_limit_rate": 0.0, "prompt_tokens": 240, "completion_tokens": 20,
+            "mean_reward": None, "mean_reward_ci95": None, "std_reward": None,
+            "generations": 2, "retry_rate": 0.5, "retry_rate_ci95": half,
+            "token_limit_rate": 0.0, "token_limit_rate_ci95": none,
+            "prompt_tokens": 240, "completion_tokens": 20,
         },
         "verifier": {
-            "mean_reward": 1.0, "std_reward": 0.0, "generations": 2, "retry_rate": 0.0,
-            "token_limit_rate": 0.5, "prompt_tokens": 250, "completion_tokens": 57,
+            "mean_reward": 1.0, "mean_reward_ci95": [1.0, 1.0], "std_reward": 0.0,
+            "generations": 2, "retry_rate": 0.0, "retry_rate_ci95": none,
+            "token_limit_rate": 0.5, "token_limit_rate_ci95": half,
+            "prompt_tokens": 250, "completion_tokens": 57,
         },
     }  # fmt: skip
+
+
+def test_a_generation_of_no_episode_is_refused(episodes_of, generations_of) -> None:
+    with pytest.raises(DatasetError, match="episode e7, which is not among"):
+        evaluate(episodes_of({}), generations_of({"episode": "e7"}))
+
+
+@pytest.fixture(scope="module")
+def ten_problems(episodes_of, generations_of) -> tuple[pa.Table, pa.Table]:
+    """Ten problems, each played twice; those of half of them all went badly."""
+    plays = [
+        {"problem": f"p{i // 2}", "y": 1, "decision": int(i < 10), "rounds": 3 + (i < 10),
+         "rewards": {"verifier": float(i < 10)}, "difficulty": "easy" if i < 10 else "hard"}
+        for i in range(20)
+    ]  # fmt: skip
+    spoken = [
+        {"episode": f"e{i}", "invalid_reason": "no" if i < 10 else None,
+         "finish_reason": "stop" if i < 10 else "length"}
+        for i in range(20)
+    ]  # fmt: skip
+    return episodes_of(*plays), generations_of(*spoken)
+
+
+def test_plays_of_one_problem_count_as_one_in_every_interval(ten_problems) -> None:
+    """All these are the share k/10 of problems: percentiles of Binomial(10, 0.5) / 10, where
+    twenty independent plays would have given 6 and 14 of 20."""
+    found = evaluate(*ten_problems)
+    of_problems = [0.2, 0.8]
+    for name in ("accuracy", "acceptance_rate", "retry_rate", "token_limit_rate"):
+        assert (found[name], found[f"{name}_ci95"]) == (0.5, of_problems), name
+    assert found["agents"]["verifier"]["mean_reward_ci95"] == of_problems
+    assert found["mean_rounds"] == 3.5
+    assert found["mean_rounds_ci95"] == pytest.approx([3.2, 3.8])
+    assert (found["always_fail_rate"], found["agreement"]) == (0.5, 1.0)
+    assert found["always_fail_rate_ci95"] == list(wilson(5, 10))
+    assert found["agreement_ci95"] == list(wilson(10, 10))
+
+
+def test_every_metric_is_also_given_by_difficulty_and_by_mutation(ten_problems) -> None:
+    found = evaluate(*ten_problems)
+    nested = {"by_difficulty", "by_mutation"}
+    for part in (*found["by_difficulty"].values(), *found["by_mutation"].values()):
+        assert set(part) == set(found) - nested
+    easy, hard = found["by_difficulty"]["easy"], found["by_difficulty"]["hard"]
+    assert (easy["accuracy"], hard["accuracy"]) == (1.0, 0.0)
+    assert (easy["retry_rate"], hard["retry_rate"]) == (1.0, 0.0)
+    assert (easy["agents"]["prover"]["generations"], easy["generations"]) == (10, 10)
+    assert (easy["agents"]["verifier"]["mean_reward"], hard["mean_rounds"]) == (1.0, 3.0)
+
+
+def test_every_rate_and_mean_has_an_interval_around_it(ten_problems) -> None:
+    found = evaluate(*ten_problems)
+    for part in (found, *found["agents"].values()):
+        named = {"accuracy", "completeness", "soundness", "precision", "agreement"} & set(part)
+        named |= {name for name in part if name.endswith("_rate")}
+        named |= {"mean_reward", "mean_rounds", "mean_decision_value"} & set(part)
+        assert {f"{name}_ci95" for name in named} == {n for n in part if n.endswith("_ci95")}
+        for name in named:
+            interval = part[f"{name}_ci95"]
+            assert (part[name] is None) == (interval is None), name
+            assert interval is None or interval[0] <= part[name] <= interval[1], name
+
+
+def test_a_mean_by_problem_is_what_a_paired_difference_compares(episodes_of) -> None:
+    plays = [{"problem": "a", "decision": d} for d in (1, 1, 1)] + [{"problem": "b", "decision": 0}]
+    assert mean_by_problem(episodes_of(*plays)) == 0.5
+    assert mean_by_problem(EPISODES.empty_table()) is None
+    paid = episodes_of(
+        {"problem": "a", "rewards": {"verifier": 1.0}}, {"problem": "a", "outcome": "failed"},
+        {"problem": "b", "rewards": {"verifier": -1.0, "prover": 9.0}},
+    )  # fmt: skip
+    assert mean_by_problem(paid, "verifier") == -0.25
 
 
 def test_nothing_divided_by_nothing_is_null() -> None:
@@ -208,8 +283,10 @@ def test_rates_are_within_0_and_1_and_the_order_of_rows_does_not_matter(
     for name, value in found.items():
         if name.endswith("_ci95") and value is not None:
             rate = found[name.removesuffix("_ci95")]
-            assert 0 <= value[0] <= value[1] <= 1
-            assert 0 <= rate <= 1
+            assert value[0] <= value[1]
+            if not name.startswith("mean_"):
+                assert 0 <= value[0] <= value[1] <= 1
+                assert 0 <= rate <= 1
         elif name.endswith("_rate") and value is not None:
             assert 0 <= value <= 1
     if rows:

@@ -220,6 +220,72 @@ def test_metrics_without_values_show_dashes(episodes_of, report) -> None:
     assert (row["completeness"], row["precision"], row["accuracy"]) == ("–", "–", "0.0\u202f%")
 
 
+def _decision(promoted: bool, metric: str = "accuracy") -> dict:
+    return {
+        "promoted": promoted, "metric": metric, "validation": 0.65, "candidate": 0.61,
+        "difference": -0.04, "ci95": [-0.1, 0.02], "problems": 60, "margin": 0.05 * promoted,
+        "candidates": {"verifier": {"model": "ft:tiny:a-0000-verifier"}},
+    }  # fmt: skip
+
+
+def test_the_decision_of_the_gate_is_shown(report) -> None:
+    assert "Promotion" not in Page(build_report(report)).text
+    first, second = report.iterations
+    decided = replace(
+        report,
+        iterations=[
+            replace(first, promotion=_decision(False)),
+            replace(second, promotion=_decision(True, "verifier_reward")),
+        ],
+    )
+    text = Page(build_report(decided)).text.replace(" ", " ")
+    for expected in (
+        "0 accuracy 65.0 % 61.0 % -4.0 pts -10.0 pts to +2.0 pts 60 problems 0.0 pts refused",
+        "1 verifier reward +0.65 +0.61 -0.04 -0.10 to +0.02 60 problems 0.05 taken",
+        "verifier: ft:tiny:a-0000-verifier",
+    ):
+        assert expected in text, expected
+
+
+def test_the_table_shows_what_the_gate_decided_of_untested_iterations_too(report) -> None:
+    tested = [(0, report.iterations[0].test)]
+    assert "new models" not in metrics_table(tested)[0]
+    first, second = metrics_table(tested, {1: _decision(False)})
+    assert (first["iteration"], first["new models"]) == (0, "–")
+    assert (second["iteration"], second["accuracy"]) == (1, "–")
+    assert second["new models"] == "refused: accuracy 61.0 % after 65.0 %"
+    json.dumps([first, second])
+
+
+def test_what_the_trainer_left_out_is_shown_with_the_method_and_the_price(report) -> None:
+    group = replace(
+        report.iterations[0].groups["players"],
+        method="dpo",
+        counts={"candidates": 300, "too_close": 177},
+        tokens=5_000,
+        trained_tokens=None,
+        training_usd=0.125,
+    )
+    data = replace(report, iterations=[replace(report.iterations[0], groups={"players": group})])
+    text = Page(build_report(data)).text.replace(" ", " ")
+    for expected in ("candidates 300 too close 177", "method dpo", "about 5 000", "about $0.12"):
+        assert expected in text, expected
+
+
+def test_metrics_of_an_older_version_are_shown_without_their_intervals(report) -> None:
+    """They had intervals of four rates only, and few numbers in the breakdowns."""
+    old = dict(report.iterations[0].test)
+    kept = {f"{name}_ci95" for name in ("accuracy", "completeness", "soundness", "precision")}
+    old = {key: value for key, value in old.items() if not key.endswith("_ci95") or key in kept}
+    old["agents"] = {"verifier": {"mean_reward": 0.5, "std_reward": 0.1}}
+    few = ("episodes", "distinct_problems", "accuracy", "accuracy_ci95", "completeness")
+    for name in ("by_difficulty", "by_mutation"):
+        old[name] = {key: {k: part[k] for k in few} for key, part in old[name].items()}
+    text = Page(build_report(replace(report, iterations=[IterationReport(0, old)]))).text
+    assert "verifier +0.50 – –" in text and "50.0" in text
+    assert metrics_table([(0, old)])[0]["reward verifier"] == "+0.50"
+
+
 def test_neither_has_a_column_where_a_verdict_was_neither(episodes_of, report) -> None:
     assert "Neither" not in Page(build_report(report)).text
     middle = evaluate(
@@ -227,7 +293,7 @@ def test_neither_has_a_column_where_a_verdict_was_neither(episodes_of, report) -
     )
     scaled = replace(report, iterations=[*report.iterations, IterationReport(2, middle)])
     shown = Page(build_report(scaled)).text.replace("\u202f", " ")
-    assert "Neither" in shown and "50.0 % +0.25" in shown
+    assert "Neither" in shown and "50.0 % 9.5 – 90.5 % +0.25 +0.00 – +0.50" in shown
     assert [row["neither"] for row in metrics_table([(2, middle), (3, report.iterations[0].test)])]
 
 

@@ -246,6 +246,30 @@ def test_a_question_in_two_splits_is_named(tmp_path):
         check_splits(splits)
 
 
+@pytest.mark.parametrize(
+    "pair", [("train", "validation"), ("train", "test"), ("validation", "test")]
+)
+def test_any_two_splits_may_not_share_a_question(pair):
+    """Also where its text differs in white space and the ids differ."""
+    splits = {
+        split: [Problem(split, f"q-{split}", f"Return {split}.", "s", 1)]
+        for split in ("train", "validation", "test")
+    }
+    check_splits(splits)
+    for split in pair:
+        splits[split].append(
+            Problem(
+                f"x-{split}",
+                f"x-{split}",
+                "Add\n one  to x." if split == pair[0] else "Add one to x.",
+                "s",
+                0,
+            )
+        )
+    with pytest.raises(DatasetError, match=f"stands in two splits: x-{pair[0]} in {pair[0]}"):
+        check_splits(splits)
+
+
 def test_a_question_id_in_two_splits_is_named():
     one = Problem("a", "same", "q", "s", 1)
     with pytest.raises(DatasetError, match="stands in two splits: a in train and b in test"):

@@ -5,7 +5,7 @@ from small_game import write_config
 
 from nip_core.agents.render import Game
 from nip_core.parameters import load_parameters
-from nip_core.stages.estimate import estimate_run
+from nip_core.stages.estimate import estimate_run, is_tested
 from nip_core.stages.session import load_all_problems
 
 
@@ -24,3 +24,110 @@ def test_where_the_seed_decides_who_speaks_the_dearest_one_is_paid(tmp_path, pai
     episodes = estimate.train_episodes + estimate.test_episodes
     assert estimate.calls == episodes * 2
     assert estimate.usd == episodes * parameters.max_tokens(paid)
+
+
+def estimated(folder, **changes):
+    parameters = load_parameters(write_config(folder, **changes))
+    key = str((parameters.dataset_options, parameters.promotion))
+    if key not in _problems:
+        _problems[key] = load_all_problems(parameters)
+    return estimate_run(Game(parameters), _problems[key])
+
+
+_problems: dict[str, dict[str, list]] = {}
+
+
+ONE_ITERATION = {"num_iterations": 1, "rollouts_per_iteration": 10, "num_epochs": 1}
+NO_TESTS = {"test_scheme": "none"}
+MOST = 32  # tokens of a message in the small game; there are three rounds
+
+
+def by_hand(folder):
+    """Tokens of a problem with its instructions: what a plain run of one agent's turn reads."""
+    plain = estimated(folder, rl=ONE_ITERATION, text_rl=NO_TESTS)
+    # The verifier reads p and p + 2m, the prover p + m.
+    assert (plain.calls, plain.completion_tokens) == (30, 30 * MOST)
+    start = (plain.prompt_tokens - 10 * 3 * MOST) // 30
+    assert plain.prompt_tokens == 10 * (3 * start + 3 * MOST)
+    assert plain.training_tokens == 10 * 2 * (start + 3 * MOST)
+    return start
+
+
+def test_a_prompt_with_several_answers_is_read_once_and_each_node_gives_a_pair(tmp_path):
+    """Trees of 2, 4 and 8 nodes: the verifier, the prover, the verifier."""
+    start = by_hand(tmp_path)
+    found = estimated(tmp_path, trainer="pure_text_malt", rl=ONE_ITERATION, text_rl=NO_TESTS)
+    assert found.train_episodes == 10
+    assert found.calls == 10 * (1 + 2 + 4)
+    assert found.completion_tokens == 10 * (2 + 4 + 8) * MOST
+    read = start + 2 * (start + MOST) + 4 * (start + 2 * MOST)
+    assert found.prompt_tokens == 10 * read
+    assert found.training_tokens == 10 * 2 * (read + 7 * MOST)
+
+
+def test_frozen_agents_and_the_limit_on_nodes_make_trees_smaller(tmp_path):
+    frozen = {"prover": {"freeze_agent": True}}
+    agents = {"_default": {"model_provider": "SelfHosted", "model_name": "deterministic",
+                           "max_tokens_per_message": MOST}}  # fmt: skip
+    malt = {"trainer": "pure_text_malt", "rl": ONE_ITERATION, "text_rl": NO_TESTS}
+    half = estimated(tmp_path, agents=agents | frozen, **malt)
+    assert half.calls == 10 * (1 + 2 + 2) and half.completion_tokens == 10 * (2 + 2 + 4) * MOST
+    few = estimated(tmp_path, pure_text_malt={"max_nodes": 5}, **malt)
+    assert few.completion_tokens <= 10 * 5 * MOST
+    assert few.calls == 10 * (1 + 1 + 2)  # branches once: at the latest turn, or before
+    plain = estimated(tmp_path, **malt | {"pure_text_malt": {"num_initial_ei_iterations": 1}})
+    assert plain.calls == 30
+
+
+def test_trajectories_are_trained_with_the_prompt_of_every_turn(tmp_path):
+    start = by_hand(tmp_path)
+    rl = ONE_ITERATION | {"rollouts_per_iteration": 16}
+    agents = {"_default": {"model_provider": "SelfHosted", "model_name": "deterministic",
+                           "max_tokens_per_message": MOST, "fine_tune_from_scratch": False}}  # fmt: skip
+    grpo = {"trainer": "pure_text_grpo", "text_rl": NO_TESTS, "agents": agents}
+    found = estimated(tmp_path, rl=rl, **grpo)
+    assert (found.train_episodes, found.calls) == (16, 48)
+    assert found.training_tokens == 16 * (3 * start + 3 * MOST + 3 * MOST)
+    every = estimated(
+        tmp_path,
+        rl=rl | {"rollouts_per_iteration": None},
+        dataset_options={"max_train_size": 10},
+        **grpo,
+    )
+    assert every.train_episodes == 80  # groups of 8
+
+
+def test_the_gate_is_counted_for_every_iteration_that_trains(tmp_path):
+    gate = {"promotion": {"enabled": True, "episodes": 6}, "text_rl": NO_TESTS}
+    found = estimated(tmp_path, **gate)
+    assert found.gate_episodes == 2 * 2 * 6
+    assert found.calls == 3 * (found.train_episodes + found.gate_episodes)
+    assert estimated(tmp_path, text_rl=NO_TESTS).gate_episodes == 0
+    agents = {"_default": {"model_provider": "SelfHosted", "model_name": "deterministic",
+                           "freeze_agent": True}}  # fmt: skip
+    assert estimated(tmp_path, agents=agents, **gate).gate_episodes == 0
+
+
+@pytest.mark.parametrize(
+    ("scheme", "interval", "last", "tested"),
+    [
+        ("all", 1, 3, [0, 1, 2, 3]),
+        ("all", 2, 5, [0, 2, 4, 5]),
+        ("all", 3, 6, [0, 3, 6]),
+        ("all", 9, 4, [0, 4]),
+        ("all", 5, 0, [0]),
+        ("last", 2, 4, [4]),
+        ("first_and_last", 2, 3, [0, 3]),
+        ("none", 1, 3, []),
+    ],
+)
+def test_tests_come_before_the_first_every_so_manieth_and_after_the_last(
+    tmp_path, scheme, interval, last, tested
+):
+    changes = {
+        "rl": {"num_iterations": last, "rollouts_per_iteration": 10},
+        "text_rl": {"test_scheme": scheme, "test_interval": interval},
+    }
+    parameters = load_parameters(write_config(tmp_path, **changes))
+    assert [i for i in range(last + 1) if is_tested(parameters, i)] == tested
+    assert estimated(tmp_path, **changes).test_episodes == 20 * len(tested)

@@ -1,0 +1,130 @@
+"""The gate's rule: new models are taken unless they are worse by more than the margin."""
+
+import pyarrow as pa
+import pytest
+from small_game import write_config
+
+from nip_core.errors import DatasetError, SettingsError
+from nip_core.parameters import load_parameters
+from nip_core.rollouts.plan import plan_episodes, replayed
+from nip_core.rollouts.schema import EPISODES
+from nip_core.stages.gate import compare, record
+from nip_core.stages.models import ServedModel
+from nip_core.stages.session import load_all_problems
+
+BLANK = {
+    "run": "a", "split": "validation", "iteration": 0, "sample": 0, "branch_path": "",
+    "protocol": "nip", "question": "q", "solution": "s", "y": 1, "seed": 0, "rounds": 1,
+    "outcome": "finished",
+}  # fmt: skip
+
+
+def side(right: int, of: int = 10, reward: float = 1.0, outcome: str = "finished") -> pa.Table:
+    """Episodes of `of` problems; the verifier is right on the first `right`, and paid for it."""
+    rows = [
+        {**BLANK, "key": f"{i}", "problem": f"p{i}", "question_id": f"q{i}", "outcome": outcome,
+         "decision": int(i < right),
+         "rewards": [{"agent": "verifier", "reward": reward * (i < right)},
+                     {"agent": "prover", "reward": 7.0}]}
+        for i in range(of)
+    ]  # fmt: skip
+    return pa.Table.from_pylist(rows, EPISODES)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "margin", "promoted"),
+    [
+        (6, 7, 0.0, True),
+        (6, 6, 0.0, True),
+        (6, 5, 0.0, False),
+        (8, 7, 0.1, True),  # 0.8 - 0.1 is a little more than 0.7
+        (8, 6, 0.1, False),
+        (8, 6, 0.19, False),
+        (8, 6, 0.2, True),
+        (9, 0, 1.0, True),
+    ],
+)
+def test_new_models_may_be_worse_by_the_margin_and_no_more(old, new, margin, promoted):
+    found = compare(side(old), side(new), "accuracy", margin, 3)
+    assert found.promoted is promoted
+    assert (found.validation, found.candidate) == (old / 10, new / 10)
+    assert found.difference == pytest.approx((new - old) / 10)
+    assert (found.margin, found.problems, found.metric) == (margin, 10, "accuracy")
+
+
+def test_the_difference_is_paired_and_has_its_interval():
+    """Five of ten problems went better: percentiles of Binomial(10, 0.5) / 10."""
+    found = compare(side(4), side(9), "accuracy", 0.0, 0)
+    assert (found.difference, found.ci95) == (0.5, (0.2, 0.8))
+    same = compare(side(4), side(4), "accuracy", 0.0, 0)
+    assert (same.difference, same.ci95) == (0.0, (0.0, 0.0))
+
+
+def test_the_verifiers_reward_can_be_what_counts():
+    found = compare(side(6, reward=1.0), side(5, reward=2.0), "verifier_reward", 0.0, 0)
+    assert (found.promoted, found.validation, found.candidate) == (True, 0.6, 1.0)
+
+
+def test_candidates_whose_episodes_fail_are_wrong_in_them():
+    found = compare(side(5), side(10, outcome="failed"), "accuracy", 0.4, 0)
+    assert (found.promoted, found.candidate) == (False, 0.0)
+
+
+def test_other_problems_on_the_two_sides_are_refused():
+    with pytest.raises(DatasetError, match="needs the same problems"):
+        compare(side(5), side(5, of=9), "accuracy", 0.0, 0)
+
+
+def test_the_record_names_the_models_that_were_not_taken():
+    model = ServedModel("ft:a", "a", trained_in=3, job_id="j", digest="d")
+    found = record(compare(side(5), side(4), "accuracy", 0.0, 0), {"verifier": model})
+    assert found["promoted"] is False and found["ci95"] == [-0.3, 0.0]
+    candidate = found["candidates"]["verifier"]
+    assert (candidate["model"], candidate["digest"], candidate["trained_in"]) == ("ft:a", "d", 3)
+
+
+GATE = {"enabled": True, "episodes": 8}
+
+
+def test_both_sides_play_the_same_problems_with_the_same_seeds(tmp_path):
+    parameters = load_parameters(write_config(tmp_path, promotion=GATE))
+    problems = load_all_problems(parameters)["validation"]
+    old = plan_episodes(parameters, problems, "validation", 2)
+    new = replayed(old, "candidate")
+    assert [s.problem for s in new] == [s.problem for s in old] and len(new) == 8
+    assert [(s.seed, s.stance) for s in new] == [(s.seed, s.stance) for s in old]
+    call = (1, "verifier", 0)
+    seeds = [[s.generation_seed(5, *call) for s in specs] for specs in (old, new)]
+    assert seeds[0] == seeds[1] and len(set(seeds[0])) == 8
+    keys = {s.key for s in (*old, *new)} | {s.generation_key(*call) for s in (*old, *new)}
+    assert len(keys) == 32 and {s.split for s in new} == {"candidate"}
+
+
+def test_as_many_validation_problems_are_played_as_asked_and_half_of_them_are_right(tmp_path):
+    def played(**promotion):
+        config = write_config(tmp_path, promotion={"enabled": True, **promotion})
+        return load_all_problems(load_parameters(config))
+
+    some, more, every = played(episodes=8), played(episodes=20), played()
+    assert len(some["validation"]) == 8 and sum(p.y for p in some["validation"]) == 4
+    ids = [{p.id for p in problems["validation"]} for problems in (some, more, every)]
+    assert ids[0] < ids[1] < ids[2]  # drawn by a stable hash
+    assert not ids[2] & {p.id for split in ("train", "test") for p in every[split]}
+
+
+def test_a_dataset_without_problems_to_choose_by_is_refused(tmp_path):
+    rows = [
+        f'{{"question": "{split} {i}", "solution": "s{i}", "y": {i % 2}, "split": "{split}"}}'
+        for split in ("train", "test")
+        for i in range(4)
+    ]
+    (tmp_path / "own.jsonl").write_text("\n".join(rows))
+    config = write_config(tmp_path, dataset=str(tmp_path / "own.jsonl"), promotion=GATE)
+    with pytest.raises(DatasetError, match="split 'validation': there are no problems"):
+        load_all_problems(load_parameters(config))
+
+
+def test_what_is_tested_on_is_not_chosen_by(tmp_path):
+    config = write_config(tmp_path, promotion=GATE, test_dataset_split="validation")
+    with pytest.raises(SettingsError, match=r"promotion\.enabled"):
+        load_parameters(config)
