@@ -6,20 +6,59 @@ TrajectoryCollection   what is submitted: for each example a list of Trajectory
 Trajectory             an episode with its reward; its items are EpisodeItem or DPOItem
 TrainingJobRef         names a submission; any process can ask about it, any number of times
 TrainingJobStatus      what is known of it
-FinetuneConfig         what `initialize` is given
+TrainerAdapterConfig   the base of every adapter's configuration
+FinetuneConfig         what `initialize` is given; CurriculumLearningConfig is a part of it
+UnhealthyError         the back-end is not there, or would not take a job
 
 The names and their meaning are those of NVIDIA's NeMo Agent Toolkit (`nat.finetuning`,
-`nat.data_models.finetuning`); what these models refuse and its own let pass is in docs/adapters.md.
+`nat.data_models.finetuning`). A key that a model does not know is an error; what else these models
+refuse and its own let pass is in docs/adapters.md.
 """
 
-import math
 from abc import ABC, abstractmethod
 from enum import StrEnum
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    FiniteFloat,
+    Tag,
+    model_validator,
+)
+
+from nip_core.errors import NipError
+from nip_core.parameters import CurriculumParameters as CurriculumLearningConfig
+
+__all__ = [
+    "CurriculumLearningConfig",
+    "DPOItem",
+    "EpisodeItem",
+    "EpisodeItemRole",
+    "FinetuneConfig",
+    "FinetuneRunConfig",
+    "OpenAIMessage",
+    "RewardFunctionConfig",
+    "TrainerAdapter",
+    "TrainerAdapterConfig",
+    "TrainerConfig",
+    "TrainingJobRef",
+    "TrainingJobStatus",
+    "TrainingStatusEnum",
+    "Trajectory",
+    "TrajectoryBuilderConfig",
+    "TrajectoryCollection",
+    "UnhealthyError",
+]
 
 RunId = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class UnhealthyError(NipError, ConnectionError):
+    """The back-end is not there, or would not take a job. The message says why."""
 
 
 class _Model(BaseModel):
@@ -71,7 +110,10 @@ class EpisodeItemRole(StrEnum):
 
 
 class EpisodeItem(_Model):
-    """One message. One of the assistant's needs the log-probabilities with which it was sampled."""
+    """One message. One of the assistant's needs the log-probabilities with which it was sampled.
+
+    What they may look like is looked at where they are used, see `conversion`.
+    """
 
     role: EpisodeItemRole
     content: str
@@ -100,19 +142,31 @@ class DPOItem(_Model):
     rejected_response: str
 
 
+def _kind_of_items(episode: Any) -> Literal["messages", "pairs"]:
+    """What the items of an episode are, by the first: errors are told for that kind alone."""
+    first = episode[0] if isinstance(episode, list | tuple) and episode else None
+    if isinstance(first, dict):
+        is_pair = "role" not in first and bool({"chosen_response", "rejected_response"} & {*first})
+    else:
+        is_pair = isinstance(first, DPOItem)
+    return "pairs" if is_pair else "messages"
+
+
+Episode = Annotated[
+    Annotated[list[EpisodeItem], Tag("messages")] | Annotated[list[DPOItem], Tag("pairs")],
+    Discriminator(_kind_of_items),
+]
+"""Messages, or preference pairs; not both. An empty one is a list of no messages."""
+
+
 class Trajectory(_Model):
-    """An episode with its reward."""
+    """An episode with its reward. An empty episode is refused when it is submitted."""
 
-    episode: list[EpisodeItem] | list[DPOItem]
-    reward: float
-    shaped_rewards: list[float] | None = None
+    episode: Episode
+    reward: FiniteFloat
+    shaped_rewards: list[FiniteFloat] | None = None
+    """Kept for whoever reads it. No method here learns from more than one reward per episode."""
     metadata: dict[str, Any] | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> "Trajectory":
-        if not math.isfinite(self.reward):
-            raise ValueError(f"reward must be a finite number (got {self.reward})")
-        return self
 
 
 class TrajectoryCollection(_Model):
@@ -128,23 +182,79 @@ class RewardFunctionConfig(_Model):
     name: Annotated[str, Field(min_length=1)]
 
 
-class FinetuneConfig(BaseModel):
-    """What `initialize` is given. Fields that no adapter here reads are kept, not refused."""
+class _ComponentConfig(_Model):
+    reward: RewardFunctionConfig | None = None
+    """Set by `initialize` to what the whole configuration says."""
 
-    model_config = ConfigDict(extra="allow")
+
+class TrainerConfig(_ComponentConfig):
+    """The base of a trainer's configuration."""
+
+
+class TrajectoryBuilderConfig(_ComponentConfig):
+    """The base of a trajectory builder's configuration."""
+
+
+class TrainerAdapterConfig(_ComponentConfig):
+    """The base of a trainer adapter's configuration."""
+
+
+class FinetuneRunConfig(_Model):
+    """What the command line of NeMo's `nat finetune` says. No adapter here reads it."""
+
+    config_file: Path | BaseModel
+    dataset: str | Path | None = None
+    result_json_path: str = "$"
+    endpoint: str | None = None
+    endpoint_timeout: Annotated[int, Field(ge=1)] = 300
+    override: tuple[tuple[str, str], ...] = ()
+    validation_dataset: str | Path | None = None
+    validation_interval: Annotated[int, Field(ge=1)] = 5
+    validation_config_file: str | Path | None = None
+
+
+class FinetuneConfig(_Model):
+    """What `initialize` is given. The adapters here read `reward_function` of it."""
 
     enabled: bool = False
+    trainer: str | None = None
+    trajectory_builder: str | None = None
+    trainer_adapter: str | None = None
     reward_function: RewardFunctionConfig | None = None
+    target_functions: list[str] = Field(default_factory=lambda: ["<workflow>"])
+    target_model: str | None = None
+    curriculum_learning: CurriculumLearningConfig = CurriculumLearningConfig()
     num_epochs: Annotated[int, Field(ge=1)] = 1
-    output_dir: str = "./.tmp/nat/finetuning/"
+    output_dir: Path = Path("./.tmp/nat/finetuning/")
+    run_configuration: FinetuneRunConfig | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "FinetuneConfig":
+        names = ("trainer", "trajectory_builder", "trainer_adapter")
+        missing = [name for name in names if getattr(self, name) is None]
+        if self.enabled and missing:
+            raise ValueError(
+                "When fine-tuning is enabled, the following fields must be set: "
+                + ", ".join(missing)
+            )
+        return self
 
 
 class TrainerAdapter(ABC):
     """A trainer back-end. Create it with its configuration, then `initialize` it once."""
 
-    @abstractmethod
+    def __init__(self, adapter_config: TrainerAdapterConfig) -> None:
+        """Reaches nothing and writes nothing."""
+        self.adapter_config = adapter_config
+        self.run_config: FinetuneConfig | None = None
+
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Get ready. Raises ConnectionError if the back-end is not there or not healthy."""
+        """Get ready. Raises ConnectionError if the back-end is not there or not healthy.
+
+        This part of it notes what the adapter is used for.
+        """
+        self.run_config = run_config
+        self.adapter_config.reward = run_config.reward_function
 
     @abstractmethod
     async def is_healthy(self) -> bool:

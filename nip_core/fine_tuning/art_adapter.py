@@ -1,0 +1,420 @@
+"""The trainer adapter over OpenPipe ART: NeMo's `ARTTrainerAdapter`, for jobs that outlive it.
+
+ARTTrainerAdapter   submit, status, wait_until_complete, cancel ... over an `art.Backend`
+
+By default that is `LmServerBackend` at the configured address. What is submitted is on record in
+the state directory (`art_jobs`), a step's job in the backend's (`art_backend`): a reference
+outlives its process, and asking twice changes nothing. Any other `art.Backend` trains in a task of
+this process; then only the end is on record, and a job whose process died without one has failed.
+
+Needs the package `art` (scripts/build_art.sh). Differences from NeMo's: docs/art.md.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+try:
+    import art
+except ImportError as error:
+    raise ImportError(
+        "nip_core.fine_tuning.art_adapter needs OpenPipe ART (openpipe-art): build an environment "
+        "with it by scripts/build_art.sh and run there; see docs/art.md"
+    ) from error
+
+from nip_core.errors import NipError, StageError
+from nip_core.fine_tuning.art_adapter_config import ARTBackendConfig, ARTTrainerAdapterConfig
+from nip_core.fine_tuning.art_backend import LmServerBackend
+from nip_core.fine_tuning.art_client import lists_model
+from nip_core.fine_tuning.art_episodes import check_order, to_art
+from nip_core.fine_tuning.art_jobs import AdapterJob, AdapterJobs
+from nip_core.fine_tuning.art_steps import JobFailed, StepJob
+from nip_core.fine_tuning.interface import (
+    FinetuneConfig,
+    TrainerAdapter,
+    TrainingJobRef,
+    TrainingJobStatus,
+    TrainingStatusEnum,
+    Trajectory,
+    TrajectoryCollection,
+    UnhealthyError,
+)
+from nip_core.fine_tuning.job import Busy, JobView, NoAnswer, Refused
+from nip_core.fine_tuning.progress_log import append_progress
+from nip_core.hashing import digest
+from nip_core.redaction import redact
+from nip_core.run_store.lease import ThisMachine
+
+__all__ = [
+    "BACKEND",
+    "ARTBackendConfig",
+    "ARTTrainerAdapter",
+    "ARTTrainerAdapterConfig",
+    "JobExistsError",
+]
+
+BACKEND = "openpipe-art"
+_MESSAGES = {
+    TrainingStatusEnum.PENDING: "Training has not begun.",
+    TrainingStatusEnum.RUNNING: "Training is in progress.",
+    TrainingStatusEnum.COMPLETED: "Training completed successfully.",
+    TrainingStatusEnum.CANCELED: "Training was cancelled.",
+}
+_LOOK_S = 0.2
+_log = logging.getLogger(__name__)
+
+
+class JobExistsError(NipError, AssertionError, ValueError):
+    """A job under this run id is under way."""
+
+
+class ARTTrainerAdapter(TrainerAdapter):
+    """Trains an ART model. `backend` replaces the one made of the configuration."""
+
+    adapter_config: ARTTrainerAdapterConfig
+    remote_backend: "art.Backend"
+    model: "art.TrainableModel[Any, Any]"
+
+    def __init__(
+        self, adapter_config: ARTTrainerAdapterConfig, backend: "art.Backend | None" = None
+    ) -> None:
+        """Reaches nothing. Raises SettingsError for options that can't be done."""
+        super().__init__(adapter_config)
+        where = adapter_config.backend
+        self.remote_backend = backend or LmServerBackend(
+            where.url,
+            api_key=where.key(),
+            state_dir=adapter_config.state_dir,
+            deadline_s=adapter_config.deadline_s,
+            poll_interval_s=_LOOK_S,
+            wait_at_register=False,
+        )
+        self._server: LmServerBackend | None = (
+            self.remote_backend if isinstance(self.remote_backend, LmServerBackend) else None
+        )
+        given = {
+            "init_args": where.init_args,
+            "engine_args": where.engine_args,
+            "trainer_args": adapter_config.trainer_args(),
+        }
+        self._model_internal_config = art.dev.InternalModelConfig(
+            **{name: value for name, value in given.items() if value}
+        )
+        self.model = art.TrainableModel(
+            name=where.name,
+            project=where.project,
+            base_model=where.base_model,
+            base_path=f"{adapter_config.state_dir}/art",
+            _internal_config=self._model_internal_config,
+        )
+        self._training_jobs: dict[str, asyncio.Task[None]] = {}
+        self._jobs = AdapterJobs(adapter_config.state_dir)
+        self._submitting = asyncio.Lock()
+
+    @property
+    def training_jobs(self) -> dict[str, asyncio.Task[None]]:
+        """The tasks of this process that train, or wait for a server's training, by run id."""
+        return self._training_jobs
+
+    async def initialize(self, run_config: FinetuneConfig) -> None:
+        """Register the model. Raises UnhealthyError, a ConnectionError, if the back-end is not
+        healthy; SettingsError for a configuration that it can't do."""
+        await super().initialize(run_config)
+        if self._server is not None and not await self.is_healthy():
+            raise UnhealthyError("Failed to connect to ART backend.")
+        await self.model.register(
+            self.remote_backend, _openai_client_config=self.adapter_config.backend.server_config
+        )
+        if not await self.is_healthy():
+            raise UnhealthyError("Failed to connect to ART backend.")
+
+    async def is_healthy(self) -> bool:
+        """Whether the server at the configured port takes the key and has the model."""
+        where = self.adapter_config.backend
+        if self._server is not None:
+            return await self._server.is_healthy(where.base_model)
+        base = self.model.inference_base_url or f"{where.url}/v1"
+        key = self.model.inference_api_key or where.key()
+        return await lists_model(base, key, (where.base_model, where.name))
+
+    async def _validate_episode_order(self, traj: Trajectory) -> None:
+        """Raise ValueError unless the episode's order keeps the rules, see `check_order`."""
+        check_order(traj, strict=self.adapter_config.strict)
+
+    async def _construct_trajectory_groups(
+        self, trajectory_lists: list[list[Trajectory]]
+    ) -> "list[art.TrajectoryGroup]":
+        """ART's groups, one for each example; empty ones are left out.
+
+        Raises ValueError, naming the place, if any trajectory is invalid. Not strict, one whose
+        order is right but that can't be converted is left out, with a warning.
+        """
+        groups = []
+        for number, trajectories in enumerate(trajectory_lists):
+            members = []
+            for index, trajectory in enumerate(trajectories):
+                await self._validate_episode_order(trajectory)
+                try:
+                    members.append(to_art(trajectory, f"trajectories[{number}][{index}]"))
+                except ValueError as error:
+                    if self.adapter_config.strict:
+                        raise
+                    _log.warning("left out: %s", error)
+            if members:
+                groups.append(art.TrajectoryGroup(members))
+        return groups
+
+    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
+        """Train on `trajectories`, and return once a server has the job, or the task has begun.
+
+        While a job under the run id is under way, another raises JobExistsError, an AssertionError
+        and a ValueError; but the same collection, of a process that is gone, goes on and gives the
+        same reference. After the end it is the next submission. Raises ValueError for what can't
+        be trained on.
+        """
+        async with self._submitting:
+            groups = await self._construct_trajectory_groups(trajectories.trajectories)
+            if not groups:
+                raise ValueError("No valid trajectory groups to submit.")
+            self.model.backend()  # raises if there was no initialize
+            job = await self._begin_job(trajectories)
+            if job.step is not None and job.submission is not None:
+                return self._reference(job)  # of a process that is gone, and submitted
+            if self.adapter_config.backend.delete_old_checkpoints:
+                await self._delete_old_checkpoints()
+            try:
+                job = await self._start(job, groups)
+            except BaseException as error:
+                # Where a job was created all the same, the next submission finds it.
+                self._end(job, "failed", f"Training failed with error: {error!r}")
+                raise
+            return self._reference(job)
+
+    async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
+        """Where the job stands, from any process; after its end always the same.
+
+        Raises ValueError for a reference that nothing is known of.
+        """
+        job = self._known(ref)
+        view: JobView | None = None
+        trouble = ""
+        if job.state == "running":
+            job, view, trouble = await self._refreshed(job)
+        return self._status(ref, job, view, trouble)
+
+    async def wait_until_complete(
+        self, ref: TrainingJobRef, poll_interval: float = 10.0
+    ) -> TrainingJobStatus:
+        """Wait for the end of the job, looking every `poll_interval` seconds, above 0."""
+        if not poll_interval > 0:
+            raise ValueError(f"poll_interval must be above 0 seconds (got {poll_interval})")
+        while (status := await self.status(ref)).status in (
+            TrainingStatusEnum.PENDING,
+            TrainingStatusEnum.RUNNING,
+        ):
+            task = self._training_jobs.get(ref.run_id)
+            if task is not None and not task.done():
+                await asyncio.wait([task], timeout=poll_interval)
+            else:
+                await asyncio.sleep(poll_interval)
+        return status
+
+    async def cancel(self, ref: TrainingJobRef) -> TrainingJobStatus:
+        """Stop the job; one that has ended stays as it is. Returns where it stands then."""
+        job = self._known(ref)
+        if job.state == "running":
+            if self._server is not None:
+                await self._registered()
+                await self._server.cancel(self.model)
+            elif job.owner_is_me():
+                task = self._training_jobs.get(job.run_id)
+                if task is not None:
+                    task.cancel()
+                    await asyncio.wait([task])
+                    if task.cancelled():  # perhaps before it had begun
+                        self._end(job, "canceled", None)
+            else:
+                raise StageError(f"run_id {job.run_id!r}: it can be cancelled by its process only")
+        return await self.status(ref)
+
+    def log_progress(
+        self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
+    ) -> None:
+        """Append one JSON line: timestamp, run_id, backend, trainer_config, and `metrics`.
+
+        The file is ``trainer_adapter_<run id>.jsonl`` in `output_dir`, see `progress_log`.
+        """
+        where = self.adapter_config.backend
+        trainer_config = {
+            "base_model": where.base_model,
+            "project": where.project,
+            "name": where.name,
+        }
+        append_progress(ref, metrics, trainer_config, output_dir)
+
+    # Inside -----------------------------------------------------------------------------------
+
+    async def _begin_job(self, trajectories: TrajectoryCollection) -> AdapterJob:
+        """The record of a new submission, or of one of the same that was cut short."""
+        run_id = trajectories.run_id
+        content = digest(trajectories.model_dump(mode="json", include={"trajectories"}))
+        newest = self._jobs.newest(run_id)
+        if newest is not None and newest.state == "running":
+            same = newest.digest == content and newest.owner_is_gone()
+            if same and newest.submission is not None:
+                return newest
+            newest, _, _ = await self._refreshed(newest)
+        if newest is not None and newest.state == "running":
+            raise JobExistsError(f"Training job with run_id {run_id} already exists.")
+        where = self.adapter_config.backend
+        owner = ThisMachine().owner()
+        job = AdapterJob(
+            run_id=run_id,
+            number=0 if newest is None else newest.number + 1,
+            project=where.project,
+            name=where.name,
+            digest=content,
+            owner=vars(owner),
+        )
+        if not self._jobs.add(job):
+            raise JobExistsError(f"Training job with run_id {run_id} already exists.")
+        return job
+
+    async def _start(self, job: AdapterJob, groups: "list[art.TrajectoryGroup]") -> AdapterJob:
+        """Submit to the server, or begin the task that trains."""
+        options = self.adapter_config.options()
+        if self._server is None:
+            work = self._train(job, groups, options)
+        else:
+            await self._settle()
+            step = await self._server.begin(self.model, groups, **options)
+            job = self._jobs.update(job, step=step.step, submission=step.submission)
+            if step.submission is None:
+                return self._end(job, "completed", None, metrics=step.counted)
+            work = self._follow(job, step)
+        task = asyncio.create_task(work, name=f"art-train:{job.run_id}")
+        self._training_jobs[job.run_id] = task
+        return job
+
+    async def _train(
+        self, job: AdapterJob, groups: "list[art.TrajectoryGroup]", options: dict[str, Any]
+    ) -> None:
+        """Train with a backend that is not ours, and record the end."""
+        try:
+            result = await self.remote_backend.train(self.model, groups, **options)
+        except asyncio.CancelledError:
+            self._end(job, "canceled", None)
+            raise
+        except Exception as error:
+            _log.exception("training of run_id %s failed", job.run_id)
+            self._end(job, "failed", f"Training failed with error: {error!r}")
+        else:
+            self._jobs.update(job, step=result.step)
+            self._end(job, "completed", None, metrics=result.metrics)
+
+    async def _follow(self, job: AdapterJob, step: StepJob) -> None:
+        """Wait for the server's job, so that its end is on record when this process goes on."""
+        assert self._server is not None
+        try:
+            await self._finish(job, step)
+        except NipError as error:
+            _log.warning("run_id %s: %s", job.run_id, error)
+
+    async def _finish(self, job: AdapterJob, step: StepJob) -> AdapterJob:
+        """Wait for a step's end, and record it. Raises JobError while its fate is unknown."""
+        assert self._server is not None
+        try:
+            result = await self._server.finish(self.model, step)
+        except JobFailed as error:
+            if error.outcome == "cancelled":
+                return self._end(job, "canceled", None)
+            return self._end(job, "failed", f"Training failed with error: {error}")
+        return self._end(job, "completed", None, metrics=result.metrics, model=result.model)
+
+    async def _refreshed(self, job: AdapterJob) -> tuple[AdapterJob, JobView | None, str]:
+        """A job that had not ended, as it stands now; and why it can't be seen, if so."""
+        if self._server is None or job.submission is None or job.step is None:
+            if not job.owner_is_gone():
+                return job, None, ""
+            died = "its process ended"
+            if self._server is not None:
+                died += " before it was submitted; submit again, what was sent is then found"
+            return self._end(job, "failed", f"Training failed with error: {died}"), None, ""
+        step = StepJob(job.step, job.submission, {})
+        try:
+            await self._registered()
+            record, view = await self._server.look(self.model, step)
+        except (Busy, NoAnswer, Refused) as error:
+            return job, None, f"The last look failed: {error}"
+        if record.state == "terminal":
+            return await self._finish(job, step), None, ""
+        return job, view, ""
+
+    async def _registered(self) -> None:
+        """Register the model, where a process only asks about jobs and never called initialize."""
+        if self.model._backend is None:
+            await self.model.register(self.remote_backend)
+
+    async def _settle(self) -> None:
+        """Count the step of a job that has ended while nobody waited for it."""
+        assert self._server is not None
+        newest = self._server.under_way(self.model)
+        if newest is None or newest[1].state == "intent":
+            return
+        step = StepJob(await self.model.get_step() + 1, newest[0], {})
+        record, _ = await self._server.look(self.model, step)
+        if record.succeeded:
+            await self._server.finish(self.model, step)
+
+    async def _delete_old_checkpoints(self) -> None:
+        try:
+            await self.model.delete_checkpoints()
+        except Exception as error:
+            _log.warning("old checkpoints can't be deleted: %s", error)
+
+    def _end(self, job: AdapterJob, state: str, message: str | None, **changes: Any) -> AdapterJob:
+        if message is not None:
+            message = redact(message, self.adapter_config.backend.key())
+        return self._jobs.update(job, state=state, message=message, **changes)
+
+    def _reference(self, job: AdapterJob) -> TrainingJobRef:
+        metadata = {"submission": job.number, "step": job.step}
+        return TrainingJobRef(run_id=job.run_id, backend=BACKEND, metadata=metadata)
+
+    def _known(self, ref: TrainingJobRef) -> AdapterJob:
+        """The job of a reference; of one without a number, the newest."""
+        number = (ref.metadata or {}).get("submission")
+        job = None
+        if ref.backend == BACKEND and number is None:
+            job = self._jobs.newest(ref.run_id)
+        elif ref.backend == BACKEND and isinstance(number, int) and 0 <= number <= 9999:
+            job = self._jobs.load(ref.run_id, number)
+        if job is None:
+            raise ValueError(f"No training job found with run_id {ref.run_id}.")
+        return job
+
+    def _status(
+        self, ref: TrainingJobRef, job: AdapterJob, view: JobView | None, trouble: str
+    ) -> TrainingJobStatus:
+        status = TrainingStatusEnum(job.state)
+        if view is not None and view.status in ("validating_files", "queued"):
+            status = TrainingStatusEnum.PENDING
+        progress = 100.0 if status is TrainingStatusEnum.COMPLETED else None
+        told = (view.effective.get("nip") or {}).get("progress") if view is not None else None
+        if isinstance(told, dict) and told.get("total_steps"):
+            progress = min(100.0, 100.0 * told["step"] / told["total_steps"])
+        message = job.message or _MESSAGES[status]
+        return TrainingJobStatus(
+            run_id=ref.run_id,
+            backend=ref.backend,
+            status=status,
+            progress=progress,
+            message=f"{message} {trouble}".strip(),
+            metadata={
+                "submission": job.number,
+                "step": job.step,
+                "model": job.model,
+                "metrics": job.metrics,
+                "job_id": None if view is None else view.id,
+            },
+        )

@@ -1,0 +1,97 @@
+"""The settings of the ART trainer adapter, every one of them checked before anything is sent.
+
+ARTBackendConfig         where is trained, and what; the names are NeMo's
+ARTTrainerAdapterConfig  that, how is trained, and where the adapter keeps its jobs
+"""
+
+import os
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, model_validator
+
+from nip_core.fine_tuning.art_options import (
+    is_train_option,
+    model_options,
+    train_options,
+)
+from nip_core.fine_tuning.interface import TrainerAdapterConfig
+
+DEFAULT_KEY = "default"
+DEFAULT_LEARNING_RATE = 5e-5
+KEY_VARIABLE = "NIP_API_KEY"
+
+
+class ARTBackendConfig(BaseModel):
+    """A server and a model on it."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    ip: Annotated[str, Field(min_length=1)]
+    """Host name or address."""
+    port: Annotated[int, Field(ge=1, le=65535)]
+    name: Annotated[str, Field(min_length=1)] = "trainer_run"
+    """ART's name of the model."""
+    project: Annotated[str, Field(min_length=1)] = "trainer_project"
+    base_model: Annotated[str, Field(min_length=1)] = "Qwen/Qwen2.5-7B-Instruct"
+    api_key: SecretStr = SecretStr(DEFAULT_KEY)
+    """"default": the environment's NIP_API_KEY, if it is set."""
+    delete_old_checkpoints: bool = False
+    """Before each submission, delete all models of earlier steps but the newest and the best."""
+    init_args: dict[str, Any] | None = None
+    engine_args: dict[str, Any] | None = None
+    server_config: dict[str, Any] | None = None
+
+    @field_serializer("api_key")
+    def _hide(self, key: SecretStr) -> str:
+        return str(key)
+
+    def key(self) -> str:
+        """The key itself."""
+        key = self.api_key.get_secret_value()
+        return os.environ.get(KEY_VARIABLE, key) if key == DEFAULT_KEY else key
+
+    @property
+    def url(self) -> str:
+        """The server's address, without a path."""
+        host = f"[{self.ip}]" if ":" in self.ip else self.ip
+        return f"http://{host}:{self.port}"
+
+
+class ARTTrainerAdapterConfig(TrainerAdapterConfig):
+    """The whole configuration. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    backend: ARTBackendConfig
+    training: dict[str, Any] | None = None
+    """learning_rate (default 5e-5), beta (that is kl_penalty_coef) and everything else of
+    `art_options.TrainOptions`; and of the trainer's own arguments num_train_epochs,
+    per_device_train_batch_size, weight_decay ... Names and values are checked here."""
+    strict: bool = True
+    """Whether an episode's order must keep all four documented rules. False: those that NeMo's
+    code checks, see docs/art.md; and a trajectory that can't be converted is left out."""
+    state_dir: Annotated[str, Field(min_length=1)] = ".art/lm_server"
+    """Directory of steps and jobs. Processes that share it know each other's."""
+    deadline_s: Annotated[float, Field(gt=0)] = 24 * 3600.0
+    """Longest life of a job, from submission, in seconds, above 0."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "ARTTrainerAdapterConfig":
+        train_options(self.options())
+        model_options({"trainer_args": self.trainer_args()})
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """What goes to `train`. Raises ValueError for `beta` beside `kl_penalty_coef`."""
+        given = dict(self.training or {})
+        if "beta" in given:
+            if "kl_penalty_coef" in given:
+                raise ValueError("training: beta and kl_penalty_coef are the same; give one")
+            given["kl_penalty_coef"] = given.pop("beta")
+        given.setdefault("learning_rate", DEFAULT_LEARNING_RATE)
+        return {name: value for name, value in given.items() if is_train_option(name)}
+
+    def trainer_args(self) -> dict[str, Any]:
+        """What goes into the model's configuration."""
+        given = self.training or {}
+        return {n: v for n, v in given.items() if n != "beta" and not is_train_option(n)}

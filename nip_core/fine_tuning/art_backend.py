@@ -1,0 +1,448 @@
+"""An `art.Backend` over lm_server: programs written for OpenPipe ART train on it.
+
+LmServerBackend       register, train, train_sft and what ART's models call of a back-end
+LmServerTrainResult   what `train` returns: ART's result with the model's name on the server
+
+    backend = LmServerBackend("http://127.0.0.1:8000", state_dir="./art-state")
+    await model.register(backend)
+    result = await backend.train(model, groups, learning_rate=1e-5)
+
+A step is one job, submitted by the ledger through `submissions` under a run id of project, name and
+step. A program that is killed while a step is trained, and run again, goes on with the job that it
+had submitted: `register` waits for it, and `train` with the same groups returns it. With other
+groups the finished step counts, and the next one is trained. Needs the package `art`
+(scripts/build_art.sh); what is supported of ART is in docs/art.md.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+try:
+    import art
+except ImportError as error:
+    raise ImportError(
+        "nip_core.fine_tuning.art_backend needs OpenPipe ART (openpipe-art): build an environment "
+        "with it by scripts/build_art.sh and run the program there; see docs/art.md"
+    ) from error
+from art.metrics_taxonomy import (
+    TRAIN_GRADIENT_STEPS_KEY,
+    average_metric_samples,
+    build_training_summary_metrics,
+    summarize_trajectory_groups,
+)
+from openai import AsyncOpenAI
+
+from nip_core.errors import SettingsError
+from nip_core.fine_tuning.art_client import TokenIdsClient, delete_model, health_problem
+from nip_core.fine_tuning.art_options import (
+    job_settings,
+    model_options,
+    refuse_server_arguments,
+    sft_options,
+    sft_settings,
+    train_options,
+)
+from nip_core.fine_tuning.art_rows import Data, sft_data, training_data
+from nip_core.fine_tuning.art_steps import (
+    JobFailed,
+    ModelRecord,
+    Step,
+    StepJob,
+    StepRecords,
+    job_metrics,
+    step_of,
+)
+from nip_core.fine_tuning.job import Busy, JobRecord, JobSpec, JobView, NoAnswer, Refused
+from nip_core.fine_tuning.openai_backend import OpenAIBackend
+from nip_core.fine_tuning.submissions import LiveSubmission, Submissions
+from nip_core.hashing import derive_seed
+
+KEY_VARIABLE = "NIP_API_KEY"
+DEFAULT_STATE_DIR = ".art/lm_server"
+_GROUP = "art"
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class LmServerTrainResult(art.TrainResult):  # type: ignore[misc]
+    """`model` is the step's, as the server names it; `job_id` is None if nothing was trained."""
+
+    model: str | None = None
+    job_id: str | None = None
+
+
+class LmServerBackend:
+    """Trains ART's models on a running lm_server. One program at a time may train a model."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        state_dir: str | os.PathLike[str] = DEFAULT_STATE_DIR,
+        poll_interval_s: float = 1.0,
+        deadline_s: float = 86400.0,
+        wait_at_register: bool = True,
+    ) -> None:
+        """`api_key`: default is the environment's NIP_API_KEY. `state_dir` keeps steps and jobs.
+
+        Looks at a job every `poll_interval_s`, and gives up on it `deadline_s` after its
+        submission. Raises SettingsError without a key, StoreError for a directory that can't be
+        used. Nothing is sent yet. Without `wait_at_register` a step that an earlier program left
+        under way is not waited for.
+        """
+        key = api_key or os.environ.get(KEY_VARIABLE)
+        if not key:
+            raise SettingsError(f"api_key: none is given; pass it, or set {KEY_VARIABLE}")
+        self._root = base_url.rstrip("/").removesuffix("/v1")
+        self._api_key = key
+        self._state_dir = os.fspath(state_dir)
+        self._poll_interval_s, self._deadline_s = poll_interval_s, deadline_s
+        address = self._root + "/v1"
+        self._client = AsyncOpenAI(base_url=address, api_key=key, max_retries=0, timeout=120.0)
+        self._server = OpenAIBackend(address, key, extensions=True, client=self._client)
+        self._submissions = Submissions(self._state_dir, _GROUP, settle_s=0.0)
+        self._records = StepRecords(self._state_dir)
+        self._wait_at_register = wait_at_register
+        self._lock = asyncio.Lock()
+        self._models: dict[tuple[str, str], ModelRecord] = {}
+        self._clients: list[TokenIdsClient] = []
+
+    def __repr__(self) -> str:
+        return f"LmServerBackend({self._root!r}, state_dir={self._state_dir!r})"
+
+    # What ART's models call ---------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Close the connections. Jobs go on, and the server too."""
+        await self._server.aclose()
+        for client in self._clients:
+            await client.close()
+
+    async def register(self, model: "art.Model[Any, Any]") -> None:
+        """Record a model, and wait for the step that an earlier program left under way.
+
+        Raises SettingsError if the server has no such base model, or for a configuration that it
+        can't do; Refused or NoAnswer if the server refuses or doesn't answer.
+        """
+        if not model.trainable:
+            return
+        model_options(model._internal_config)
+        await self._check_base(model.base_model)
+        record = self._records.open(model.project, model.name, model.base_model)
+        self._models[model.project, model.name] = record
+        if self._wait_at_register:
+            await self._take_over(model)
+
+    async def _prepare_backend_for_training(
+        self, model: "art.TrainableModel[Any, Any]", config: Mapping[str, Any] | None = None
+    ) -> tuple[str, str]:
+        """Address and key for the model's OpenAI client."""
+        refuse_server_arguments(config)
+        self._record(model)
+        address = self._root + "/v1"
+        if model._openai_client is None:
+            client = TokenIdsClient(address, self._api_key)
+            self._clients.append(client)
+            model._openai_client = client
+        return address, self._api_key
+
+    def _model_inference_name(self, model: "art.Model[Any, Any]", step: int | None = None) -> str:
+        """What the server calls the model of `step`, or of the newest one."""
+        if not model.trainable:
+            return str(model.inference_model_name or model.name)
+        record = self._record(model)
+        if step is None:
+            return record.served
+        if not 0 <= step <= record.step:
+            raise ValueError(
+                f"model {model.project}/{model.name}: there is no step {step}, the newest is "
+                f"{record.step}"
+            )
+        return record.steps[step].model
+
+    async def _get_step(self, model: "art.TrainableModel[Any, Any]") -> int:
+        return self._record(model).step
+
+    async def _delete_checkpoint_files(
+        self, model: "art.TrainableModel[Any, Any]", steps_to_keep: list[int]
+    ) -> None:
+        """Delete the models of all other steps. The server keeps one that another came of."""
+        record = self._record(model)
+        kept = {record.steps[step].model for step in {*steps_to_keep, record.step} if step >= 0}
+        names = dict.fromkeys(step.model for step in reversed(record.steps))
+        for name in names:
+            if name in kept or name == record.base_model:
+                continue
+            needed = await delete_model(self._client, name)
+            if needed:
+                _log.info("checkpoint %s stays: %s", name, needed)
+
+    async def train(
+        self,
+        model: "art.TrainableModel[Any, Any]",
+        trajectory_groups: "Iterable[art.TrajectoryGroup]",
+        **options: Any,
+    ) -> LmServerTrainResult:
+        """Train one step on groups of trajectories; `options` are `art_options.TrainOptions`.
+
+        Where no group says what is better the step advances without a job. Raises SettingsError
+        for options and trajectories that can't be trained, before anything is sent; JobFailed;
+        JobError if the job's fate is unknown (run again then); LiveSubmission if another program
+        trains this step.
+        """
+        return await self.finish(model, await self.begin(model, trajectory_groups, **options))
+
+    async def _train_model(
+        self,
+        model: "art.TrainableModel[Any, Any]",
+        trajectory_groups: "list[art.TrajectoryGroup]",
+        config: "art.TrainConfig",
+        dev_config: Mapping[str, Any],
+        verbose: bool = False,
+    ) -> AsyncIterator[dict[str, float]]:
+        """Train one step; the figures of each of its optimizer steps."""
+        options = {**config.model_dump(), **dev_config, "verbose": verbose}
+        step = await self.begin(model, trajectory_groups, **options)
+        for figures in await self._figures(model, step):
+            yield figures
+
+    async def _train_sft(
+        self,
+        model: "art.TrainableModel[Any, Any]",
+        trajectories: "Iterable[art.Trajectory]",
+        config: "art.TrainSFTConfig",
+        dev_config: Mapping[str, Any],
+        verbose: bool = False,
+    ) -> AsyncIterator[dict[str, float]]:
+        """Learn the assistant messages of trajectories, once each; figures as `_train_model`."""
+        for name in dev_config:
+            raise SettingsError(f"train_sft: there is no option {name!r}")
+        configured = model_options(model._internal_config)
+        data = sft_data(trajectories)
+        if data.lines == 0:
+            raise SettingsError("train_sft: there is no trajectory to learn from")
+        settings = sft_settings(sft_options(config.model_dump()), configured, repeats=data.repeats)
+        step = await self._begin(model, "supervised", data, settings, dict(data.metrics))
+        for figures in await self._figures(model, step):
+            yield figures
+
+    # Beyond ART -----------------------------------------------------------------------------------
+
+    async def begin(
+        self,
+        model: "art.TrainableModel[Any, Any]",
+        trajectory_groups: "Iterable[art.TrajectoryGroup]",
+        **options: Any,
+    ) -> StepJob:
+        """The first half of `train`: returns when the job of the step is submitted."""
+        groups, checked = list(trajectory_groups), train_options(options)
+        record = self._record(model)
+        reference = checked.kl_penalty_reference_step
+        if reference is not None and reference != record.step:
+            raise SettingsError(
+                f"kl_penalty_reference_step: {reference} can't be done by lm_server; the reference "
+                f"is the step that is trained from, which is {record.step}"
+            )
+        data = training_data(groups, checked)
+        summary = build_training_summary_metrics(
+            summarize_trajectory_groups(groups), include_trainable_groups=True
+        )
+        settings = job_settings(
+            checked, model_options(model._internal_config), repeats=data.repeats
+        )
+        counted = {**summary, **data.metrics}
+        if data.lines:
+            return await self._begin(model, "trajectories", data, settings, counted)
+        _log.warning("no group says what is better: the step advances and nothing is trained")
+        self._add(model, Step(model=record.served))
+        return StepJob(record.step + 1, None, {**counted, "data/step_trainer_tokens": 0.0})
+
+    async def finish(
+        self, model: "art.TrainableModel[Any, Any]", step: StepJob
+    ) -> LmServerTrainResult:
+        """The second half of `train`: waits for the step's model. Raises JobFailed."""
+        samples = await self._figures(model, step)
+        record = self._record(model)
+        job = self._job(record, step)
+        return LmServerTrainResult(
+            step=step.step,
+            metrics=average_metric_samples(samples),
+            model=record.steps[step.step].model,
+            job_id=None if job is None else job.id,
+        )
+
+    async def look(
+        self, model: "art.TrainableModel[Any, Any]", step: StepJob
+    ) -> tuple[JobRecord, JobView | None]:
+        """The record of a step's job, and what the server says while it goes on. It has one."""
+        run_id, number = self._record(model).run_id(step.step), step.submission
+        return await self._submissions.look(run_id, -1 if number is None else number, self._server)
+
+    async def cancel(self, model: "art.TrainableModel[Any, Any]") -> None:
+        """Stop the job of the step that is being trained, if there is one."""
+        newest = self.under_way(model)
+        if newest is not None and newest[1].state != "terminal":
+            record = self._record(model)
+            await self._submissions.cancel(record.run_id(record.step + 1), newest[0], self._server)
+
+    async def is_healthy(self, base_model: str) -> bool:
+        """Whether the server takes the key, is healthy and has `base_model`."""
+        problem = await health_problem(self._root)
+        if problem is None:
+            try:
+                await self._check_base(base_model)
+            except (Refused, Busy, NoAnswer, SettingsError) as error:
+                problem = str(error)
+        if problem is not None:
+            _log.warning("%s is not healthy: %s", self._root, problem)
+        return problem is None
+
+    def under_way(self, model: "art.TrainableModel[Any, Any]") -> tuple[int, JobRecord] | None:
+        """The newest job of the step after the newest one and its number, as recorded."""
+        record = self._record(model)
+        return self._submissions.newest(record.run_id(record.step + 1))
+
+    # Inside ---------------------------------------------------------------------------------------
+
+    def _record(self, model: "art.Model[Any, Any]") -> ModelRecord:
+        try:
+            return self._models[model.project, model.name]
+        except KeyError:
+            raise ValueError(
+                f"model {model.project}/{model.name} is not registered with {self!r}; call "
+                "model.register(backend) first"
+            ) from None
+
+    def _add(self, model: "art.TrainableModel[Any, Any]", step: Step) -> None:
+        record = self._record(model)
+        self._put(model, record, steps=(*record.steps, step))
+
+    def _put(
+        self, model: "art.TrainableModel[Any, Any]", record: ModelRecord, **changes: Any
+    ) -> None:
+        record = self._records.put(record, **changes)
+        self._models[model.project, model.name] = record
+        if model.inference_model_name is not None:
+            model.inference_model_name = record.served
+
+    def _job(self, record: ModelRecord, step: StepJob) -> JobRecord | None:
+        if step.submission is None:
+            return None
+        return self._submissions.record(record.run_id(step.step), step.submission)
+
+    async def _check_base(self, base_model: str) -> None:
+        try:
+            described = await self._server.model(base_model)
+        except Refused as error:
+            if error.status != 404:
+                raise
+            raise SettingsError(
+                f"base_model: {self._root} has no model {base_model!r}; name one that it serves"
+            ) from None
+        if (described.get("nip") or {}).get("kind", "base") != "base":
+            raise SettingsError(f"base_model: {base_model!r} is a fine-tune on {self._root}")
+
+    async def _begin(
+        self,
+        model: "art.TrainableModel[Any, Any]",
+        method: str,
+        data: Data,
+        settings: tuple[dict[str, Any], dict[str, Any]],
+        counted: dict[str, float],
+    ) -> StepJob:
+        """Submit the job of the next step, or find the one that was submitted before."""
+        record, digest = self._record(model), hashlib.sha256(data.jsonl).hexdigest()
+        last = record.steps[-1]
+        if not last.returned and last.digest == digest:
+            return StepJob(record.step, last.submission, counted)
+        number, run_id = record.step + 1, record.run_id(record.step + 1)
+        found = self._submissions.newest(run_id)
+        if found is not None and found[1].succeeded:
+            if found[1].dataset_digest != digest:
+                raise LiveSubmission(
+                    f"model {record.project}/{record.name}: another program has trained step "
+                    f"{number}; register the model again to go on from there"
+                )
+            return StepJob(number, found[0], counted)
+        hyper_parameters, extensions = settings
+        seed = model_options(model._internal_config).seed
+
+        def make_spec(submission: int) -> JobSpec:
+            return self._submissions.spec(
+                run_id,
+                submission,
+                parent_model=record.served,
+                dataset_digest=digest,
+                examples=data.lines,
+                method=method,
+                seed=derive_seed(run_id) if seed is None else seed,
+                hyper_parameters=hyper_parameters,
+                extensions=extensions,
+            )
+
+        cut_short = found if found is not None and found[1].state == "intent" else None
+        if cut_short is not None and make_spec(cut_short[0]).key != cut_short[1].key:
+            await self._submissions.cancel(run_id, cut_short[0], self._server)
+        submission, _ = await self._submissions.submit(run_id, make_spec, data.jsonl, self._server)
+        return StepJob(number, submission, counted)
+
+    async def _figures(
+        self, model: "art.TrainableModel[Any, Any]", step: StepJob
+    ) -> list[dict[str, float]]:
+        """Wait for a step's model, count the step, and give the figures of its training."""
+        if step.submission is None:
+            return [{**step.counted, TRAIN_GRADIENT_STEPS_KEY: 0.0}]
+        record = self._record(model)
+        if record.step < step.step:
+            await self._follow(record, step.submission)
+        async with self._lock:
+            record = self._records.load(model.project, model.name)  # others may wait for it too
+            self._models[model.project, model.name] = record
+            job = self._job(record, step)
+            assert job is not None  # documents are never deleted
+            if record.step < step.step:
+                self._add(model, step_of(step.submission, job, returned=True))
+            elif not record.steps[step.step].returned:
+                steps = list(record.steps)
+                steps[step.step] = steps[step.step].model_copy(update={"returned": True})
+                self._put(model, record, steps=tuple(steps))
+        return [{**step.counted, **figures} for figures in job_metrics(job)]
+
+    async def _follow(self, record: ModelRecord, submission: int) -> JobRecord:
+        """Wait for the model of the step after the newest. Raises JobFailed."""
+        job = await self._submissions.follow(
+            record.run_id(record.step + 1),
+            submission,
+            self._server,
+            interval_s=self._poll_interval_s,
+            deadline_s=self._deadline_s,
+        )
+        if not job.succeeded:
+            raise JobFailed(
+                f"model {record.project}/{record.name}, step {record.step + 1}: job {job.id} "
+                f"{job.outcome}: {job.reason}",
+                job.outcome or "failed",
+            )
+        return job
+
+    async def _take_over(self, model: "art.TrainableModel[Any, Any]") -> None:
+        """Wait for the job that an earlier program left, and count its step."""
+        record = self._record(model)
+        found = self._submissions.newest(record.run_id(record.step + 1))
+        if found is None:
+            return
+        submission, job = found
+        if job.state == "submitted":
+            _log.info("step %d is under way as job %s: waiting", record.step + 1, job.id)
+            try:
+                job = await self._follow(record, submission)
+            except JobFailed as error:
+                _log.warning("%s; the step is still to be trained", error)
+        if job.succeeded:
+            self._add(model, step_of(submission, job, returned=False))

@@ -1,0 +1,84 @@
+"""What ART's own client and ours have no words for.
+
+TokenIdsClient   an OpenAI client that asks for token ids wherever log-probabilities are asked for
+health_problem   what is wrong with a server, within a few seconds
+delete_model     take a model off a server, unless it needs it
+lists_model      whether a server has a model
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+from openai import APIStatusError, AsyncOpenAI, OpenAIError, Timeout
+
+from nip_core.redaction import redact
+
+_log = logging.getLogger(__name__)
+_TIMEOUT_S = 1200.0
+_CONNECT_S = 5.0
+_HEALTH_S = 10.0
+_NOT_FOUND, _NEEDED = 404, 409
+
+
+class TokenIdsClient(AsyncOpenAI):
+    """What `model.openai_client()` gives, with ART's own timeouts.
+
+    ART's servers are started so that tokens are named by their ids. Here a request that wants
+    log-probabilities asks for the ids; they are then in the answer's choices as ``token_ids``.
+    """
+
+    def __init__(self, base_url: str, api_key: str) -> None:
+        timeout = Timeout(_TIMEOUT_S, connect=_CONNECT_S)
+        super().__init__(base_url=base_url, api_key=api_key, timeout=timeout)
+
+    async def _prepare_options(self, options: Any) -> Any:
+        body = options.json_data
+        if isinstance(body, dict) and options.url.endswith("/completions") and body.get("logprobs"):
+            options.json_data = {"return_token_ids": True, **body}
+        return options
+
+
+async def health_problem(root: str) -> str | None:
+    """What is wrong with the server at `root`; None if nothing is.
+
+    An engine that has left its device to a training comes back by itself, and is no problem.
+    """
+    try:
+        timeout = aiohttp.ClientTimeout(total=_HEALTH_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            async with session.get(f"{root}/health") as response:
+                told = await response.json(content_type=None)
+                if response.status == 200:
+                    return None
+                problems = told.get("problems") or [f"HTTP {response.status}"]
+                lent = told.get("lent_to_training") or []
+                return None if len(problems) <= len(lent) else "; ".join(problems)
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+async def delete_model(client: AsyncOpenAI, name: str) -> str | None:
+    """Delete a model; why the server keeps it, or None. One that is gone is no error."""
+    try:
+        await client.models.delete(name)
+    except APIStatusError as error:
+        if error.status_code == _NOT_FOUND:
+            return None
+        if error.status_code != _NEEDED:
+            raise
+        return str(error)
+    return None
+
+
+async def lists_model(base_url: str, api_key: str, names: Sequence[str]) -> bool:
+    """Whether a server takes the key and lists one of the models, or a step of it (``name@3``)."""
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=_HEALTH_S)
+    async with client:
+        try:
+            listed = [model.id async for model in client.models.list()]
+        except OpenAIError as error:
+            _log.warning("%s is not healthy: %s", base_url, redact(str(error), api_key))
+            return False
+    return any(name in names or name.rpartition("@")[0] in names for name in listed)

@@ -1,0 +1,108 @@
+"""NeMo's trajectories as ART's.
+
+check_order       the rules of an episode's order, strict or as NeMo's code has them
+to_art            one trajectory
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import art
+from openai.types.chat.chat_completion import Choice
+
+from nip_core.fine_tuning.conversion import sampled_tokens
+from nip_core.fine_tuning.interface import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
+
+_SPEAKERS = (EpisodeItemRole.USER, EpisodeItemRole.SYSTEM, EpisodeItemRole.ASSISTANT)
+_FIRST = (EpisodeItemRole.USER, EpisodeItemRole.SYSTEM)
+_NAMES = "'user', 'system' or 'assistant'"
+
+
+def check_order(trajectory: Trajectory, *, strict: bool) -> None:
+    """Raise ValueError for the first rule that the episode breaks.
+
+    Strict: the four documented rules. Else those that NeMo's code checks: it begins with user or
+    system, and no two assistant messages follow each other. An empty episode breaks both.
+    """
+    episode = trajectory.episode
+    if not episode:
+        raise ValueError("Trajectory episode is empty.")
+    roles = []
+    for item in episode:
+        if isinstance(item, DPOItem):
+            raise ValueError("ART trains on messages, but the episode has preference pairs.")
+        roles.append(item.role)
+    if strict:
+        for role in roles:
+            if role not in _SPEAKERS:
+                raise ValueError(
+                    f"Every message in the trajectory must be from {_NAMES} (got '{role}')."
+                )
+    if roles[0] not in _FIRST:
+        raise ValueError("The first message in the trajectory must be from 'user' or 'system'.")
+    if strict and roles[-1] is not EpisodeItemRole.ASSISTANT:
+        raise ValueError("The last message in the trajectory must be from 'assistant'.")
+    for before, role in pairwise(roles):
+        is_repeated = before is role and role is not EpisodeItemRole.SYSTEM
+        if is_repeated and (strict or role is EpisodeItemRole.ASSISTANT):
+            raise ValueError(f"Consecutive {role} messages from the same role found in trajectory.")
+
+
+def to_art(trajectory: Trajectory, place: str) -> "art.Trajectory":
+    """ART's trajectory; assistant messages become choices, which are what is trained.
+
+    Metadata that ART has a type for is kept, and `shaped_rewards` as metrics. Raises ValueError.
+    """
+    items = [
+        _item(item, f"{place}.episode[{index}]")
+        for index, item in enumerate(trajectory.episode)
+        if isinstance(item, EpisodeItem)
+    ]
+    metadata = {
+        name: value
+        for name, value in (trajectory.metadata or {}).items()
+        if value is None or isinstance(value, str | int | float | bool)
+    }
+    shaped = enumerate(trajectory.shaped_rewards or [])
+    return art.Trajectory(
+        messages_and_choices=items,
+        reward=trajectory.reward,
+        metadata=metadata,
+        metrics={f"shaped_reward_{index}": reward for index, reward in shaped},
+    )
+
+
+def _item(item: EpisodeItem, place: str) -> Any:
+    if item.role in _FIRST:
+        return {"role": str(item.role), "content": item.content}
+    if item.role is not EpisodeItemRole.ASSISTANT:  # lenient; what is no choice is not trained
+        return {"role": "assistant", "content": item.content}
+    return Choice.model_validate(
+        {
+            "index": 0,
+            "finish_reason": "stop",
+            "message": {"role": "assistant", "content": item.content},
+            "logprobs": {"content": _scored_tokens(item, place)},
+        }
+    )
+
+
+def _scored_tokens(item: EpisodeItem, place: str) -> list[dict[str, Any]]:
+    """What a chat answer has under ``logprobs.content``, with token ids where there are any."""
+    token_ids, logprobs = sampled_tokens(item, place)
+    if token_ids is not None:
+        if len(token_ids) != len(logprobs):
+            raise ValueError(
+                f"{place}: {len(token_ids)} token ids but {len(logprobs)} log-probabilities"
+            )
+        names = [f"token_id:{token}" for token in token_ids]
+    else:
+        given = getattr(item.logprobs, "content", None) or (
+            item.logprobs.get("content") if isinstance(item.logprobs, dict) else None
+        )
+        texts = [getattr(t, "token", None) or dict(t)["token"] for t in given or ()]
+        names = list(map(str, texts)) or [""] * len(logprobs)
+    return [
+        {"token": name, "logprob": logprob, "top_logprobs": []}
+        for name, logprob in zip(names, logprobs, strict=True)
+    ]

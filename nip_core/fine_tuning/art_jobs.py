@@ -1,0 +1,105 @@
+"""The jobs of the ART trainer adapter on record, so that any process can answer for them.
+
+AdapterJob    one submission under a run id: what it trains, and how it ended
+AdapterJobs   reads and writes them: ``<state directory>/art-jobs/<run id>/0002.json``
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from nip_core.errors import CorruptionError
+from nip_core.fine_tuning.submissions import run_name
+from nip_core.run_store.lease import Owner, ThisMachine
+from nip_core.run_store.store import MissingFileError, open_store
+
+State = Literal["running", "completed", "failed", "canceled"]
+
+
+class AdapterJob(BaseModel):
+    """One submission. Only its state, and what its job is called, ever change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format_version: Literal[1] = 1
+    run_id: str
+    number: int
+    project: str
+    name: str
+    digest: str  # of what was submitted
+    owner: dict[str, Any]  # the process that submitted it
+    step: int | None = None  # of the model, where the back-end is lm_server
+    submission: int | None = None  # of the step; None: it had nothing to train
+    state: State = "running"
+    message: str | None = None
+    metrics: dict[str, float] = {}
+    model: str | None = None
+
+    def owner_is_gone(self) -> bool:
+        """Whether the process that submitted it ran on this machine and has ended."""
+        return ThisMachine().is_gone(Owner(**self.owner))
+
+    def owner_is_me(self) -> bool:
+        """Whether this process submitted it."""
+        me = ThisMachine().owner()
+        return (self.owner["machine"], self.owner["pid"]) == (me.machine, me.pid) and (
+            abs(self.owner["process_start_s"] - me.process_start_s) < 0.05
+        )
+
+
+class AdapterJobs:
+    """The jobs in a state directory."""
+
+    def __init__(self, directory: str) -> None:
+        """Raises StoreError for a directory that can't be used."""
+        self._store = open_store(directory)
+
+    def newest(self, run_id: str) -> AdapterJob | None:
+        """The last submission under a run id."""
+        names = self._store.list(_directory(run_id))
+        numbers = [int(name.removesuffix(".json")) for name in names]
+        return self.load(run_id, max(numbers)) if numbers else None
+
+    def load(self, run_id: str, number: int) -> AdapterJob | None:
+        """One submission, or None."""
+        found = self._load(run_id, number)
+        return None if found is None else found[0]
+
+    def add(self, job: AdapterJob) -> bool:
+        """Write a new submission; False if there is one of its number."""
+        return self._store.put_if_absent(_path(job.run_id, job.number), _encode(job))
+
+    def update(self, job: AdapterJob, **changes: Any) -> AdapterJob:
+        """Write changes, unless the job has ended by now; the job as it stands."""
+        while True:
+            found = self._load(job.run_id, job.number)
+            assert found is not None  # documents are never deleted
+            stored, etag = found
+            if stored.state != "running":
+                return stored
+            after = stored.model_copy(update=changes)
+            if self._store.put_if_match(_path(job.run_id, job.number), _encode(after), etag):
+                return after
+
+    def _load(self, run_id: str, number: int) -> tuple[AdapterJob, str] | None:
+        path = _path(run_id, number)
+        try:
+            data, etag = self._store.get_with_etag(path)
+        except MissingFileError:
+            return None
+        try:
+            return AdapterJob.model_validate_json(data), etag
+        except ValidationError as error:
+            raise CorruptionError(f"{path}: damaged, no record of a job ({error})") from error
+
+
+def _directory(run_id: str) -> str:
+    return f"art-jobs/{run_name(run_id)}"
+
+
+def _path(run_id: str, number: int) -> str:
+    return f"{_directory(run_id)}/{number:04d}.json"
+
+
+def _encode(job: AdapterJob) -> bytes:
+    return (job.model_dump_json(indent=1) + "\n").encode()

@@ -1,0 +1,305 @@
+"""What an ART program may ask of a training, and what our server is told of it.
+
+TrainOptions    the arguments of ART's `backend.train`, checked; what the server can't do is refused
+SftOptions      those of its supervised training
+ModelOptions    what a model's `_internal_config` says of its adapter and its trainer
+job_settings    both together -> the settings of a job, in the server's words
+refuse_server_arguments   those of an inference server, which runs already
+
+Defaults are ART's own (openpipe-art 0.5), except for `batch_size`: ART makes one step of each row
+that it packs. An option that nothing here can do is accepted at its default only, so that none is
+ever dropped in silence.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from nip_core.errors import SettingsError
+
+DEFAULT_BATCH_SIZE = 8
+_PPO_CLIP = 0.2
+_CISPO_CLIP = (1.0, 4.0)
+"""Bounds of ART's default loss. Within them it has the gradient of the server's clipped loss."""
+
+_CANT = {
+    "kl_ref_adapter_path": None,
+    "importance_sampling_level": "token",
+    "max_negative_advantage_importance_sampling_weight": None,
+    "mask_prob_ratio": False,
+    "kimi_k2_tau": None,
+    "plot_tensors": False,
+    "truncated_importance_sampling": None,
+    "scale_learning_rate_by_reward_std_dev": False,
+    "logprob_calculation_chunk_size": 1024,
+    "num_trajectories_learning_rate_multiplier_power": 0.0,
+    "save_checkpoint": True,
+}
+"""Options of ART that the server has no words for, at the value that means nothing is asked."""
+
+_CANT_CONFIG: dict[str, dict[str, tuple[Any, ...]]] = {
+    "init_args": {"fast_inference": (False,), "use_exact_model_name": (True, False)},
+    "peft_args": {"bias": ("none",), "use_rslora": (False,), "modules_to_save": (None,)},
+    "trainer_args": {"report_to": ("none",), "save_strategy": ("no",), "num_generations": (None,)},
+}
+"""What may stand in a model's configuration besides what is read, with the values that are alike
+for every back-end."""
+
+_Rate = Annotated[float, Field(ge=0, le=1)]
+_Batch = Annotated[int, Field(ge=1, le=256)]
+_Scheduler = Literal["linear", "cosine", "constant", "constant_with_warmup"]
+_Optimizer = Literal["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "sgd"]
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TrainOptions(_Options):
+    """ART's arguments of `train`. The last two are ours."""
+
+    learning_rate: _Rate = 5e-6
+    kl_penalty_coef: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Weight of the divergence from the weights that the step starts from."""
+    kl_penalty_reference_step: Annotated[int, Field(ge=0)] | None = None
+    """Only the step that is trained from; None means that one too."""
+    ppo: bool = False
+    epsilon: Annotated[float, Field(ge=0, le=1)] | None = None
+    epsilon_high: Annotated[float, Field(ge=0, le=10)] | None = None
+    advantage_balance: Annotated[float, Field(ge=-1, le=1)] = 0.0
+    scale_rewards: bool = True
+    precalculate_logprobs: bool = False
+    """Leave the sampler's log-probabilities out; the server computes those of the start."""
+    allow_training_without_logprobs: bool = False
+    verbose: bool = False
+    batch_size: _Batch | None = None
+    """Conversations in an optimizer step. Default: the model's configuration, else 8."""
+    n_epochs: Annotated[int, Field(ge=1, le=50)] | None = None
+    """Passes over the groups. Default: the model's configuration, else 1."""
+
+    @property
+    def clip(self) -> tuple[float, float]:
+        """How far below and above 1 the ratio of new to old probability counts."""
+        low = _PPO_CLIP if self.ppo else _CISPO_CLIP[0]
+        high = None if self.ppo else _CISPO_CLIP[1]
+        low = low if self.epsilon is None else self.epsilon
+        high = high if self.epsilon_high is None else self.epsilon_high
+        return low, low if high is None else high
+
+
+class SftOptions(_Options):
+    """ART's TrainSFTConfig. A list of learning rates must be of one value."""
+
+    learning_rate: _Rate = 5e-5
+    batch_size: _Batch = 2
+
+
+class ModelOptions(_Options):
+    """What is read of a model's `_internal_config`, in the server's words."""
+
+    max_length: Annotated[int, Field(ge=8)] | None = None
+    quantization: Literal["none", "8bit", "4bit"] | None = None
+    use_lora: bool = True
+    lora_rank: Annotated[int, Field(ge=1, le=512)] = 8
+    lora_alpha: Annotated[float, Field(gt=0, le=4096)] = 16
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    lora_target_modules: list[str] | Literal["all-linear"] | None = None
+    gradient_checkpointing: bool | None = None
+    batch_size: _Batch | None = None
+    n_epochs: Annotated[int, Field(ge=1, le=50)] | None = None
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
+    max_grad_norm: Annotated[float, Field(gt=0, le=1000)] = 0.1
+    lr_scheduler: _Scheduler = "constant"
+    warmup_ratio: Annotated[float, Field(ge=0, le=1)] | None = None
+    optimizer: _Optimizer | None = None
+    precision: Literal["bfloat16", "float16", "float32"] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nones(cls, given: Any) -> Any:
+        return {name: value for name, value in dict(given).items() if value is not None}
+
+
+def train_options(given: Mapping[str, Any]) -> TrainOptions:
+    """The checked arguments of a training. Raises SettingsError naming what can't be done."""
+    return _checked(TrainOptions, _without(given, _CANT), "train")
+
+
+def is_train_option(name: str) -> bool:
+    """Whether an option is one of `train`, and not of a model's configuration."""
+    return name in TrainOptions.model_fields or name in _CANT
+
+
+def sft_options(given: Mapping[str, Any]) -> SftOptions:
+    """The checked fields of a TrainSFTConfig. Raises SettingsError."""
+    values = dict(given)
+    rates = values.get("learning_rate")
+    if isinstance(rates, list):
+        if len(set(rates)) != 1:
+            raise SettingsError(
+                "learning_rate: a rate for each batch can't be done by lm_server; give one number"
+            )
+        values["learning_rate"] = rates[0]
+    if values.get("batch_size") == "auto":
+        del values["batch_size"]
+    return _checked(SftOptions, values, "train_sft")
+
+
+def model_options(config: Mapping[str, Any] | None) -> ModelOptions:
+    """What a model's `_internal_config` asks for. Raises SettingsError for what can't be done."""
+    config = dict(config or {})
+    parts = {
+        part: dict(config.pop(part, None) or {})
+        for part in ("init_args", "peft_args", "trainer_args")
+    }
+    refuse_server_arguments({"engine_args": config.pop("engine_args", None)})
+    for name, value in config.items():
+        if value:
+            raise SettingsError(f"_internal_config.{name}: {value!r} means nothing to lm_server")
+    found = {
+        **_init_settings(parts["init_args"]),
+        **_peft_settings(parts["peft_args"]),
+        **_trainer_settings(parts["trainer_args"]),
+    }
+    for part, left in parts.items():
+        for name, value in left.items():
+            if value not in _CANT_CONFIG[part].get(name, ()):
+                raise SettingsError(f"{part}.{name}: {value!r} can't be done by lm_server")
+    if not found.get("use_lora", True):
+        for name in ("lora_rank", "lora_alpha"):
+            if name in found:
+                raise SettingsError("init_args.full_finetuning: it leaves no adapter to shape")
+    return _checked(ModelOptions, found, "_internal_config")
+
+
+def refuse_server_arguments(config: Mapping[str, Any] | None) -> None:
+    """Raise SettingsError for arguments of an inference server: lm_server runs already."""
+    for part, values in (config or {}).items():
+        for name in values or {}:
+            where = f"{part}.{name}" if isinstance(values, Mapping) else part
+            raise SettingsError(
+                f"{where}: the server runs already; give this to it where it is started "
+                "(nip serve --option)"
+            )
+
+
+def job_settings(
+    options: TrainOptions, model: ModelOptions, *, repeats: int = 1
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Hyper-parameters and extensions of a job of method `trajectories`.
+
+    `repeats`: how many times the data has each line. A step then takes as many lines more, so
+    that it stays the same step.
+    """
+    low, high = options.clip
+    batch = options.batch_size or model.batch_size or DEFAULT_BATCH_SIZE
+    hyper_parameters = {
+        "n_epochs": options.n_epochs or model.n_epochs or 1,
+        "batch_size": min(256, batch * repeats),
+        "clip_low": low,
+        "clip_high": high,
+        "kl_penalty": options.kl_penalty_coef,
+        "advantage": "given",
+    }
+    return hyper_parameters, _extensions(options.learning_rate, model)
+
+
+def sft_settings(
+    options: SftOptions, model: ModelOptions, *, repeats: int = 1
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Hyper-parameters and extensions of a job of method `supervised`; see `job_settings`."""
+    batch = min(256, options.batch_size * repeats)
+    return {"n_epochs": 1, "batch_size": batch}, _extensions(options.learning_rate, model)
+
+
+def _extensions(learning_rate: float, model: ModelOptions) -> dict[str, Any]:
+    settings = model.model_dump(exclude={"batch_size", "n_epochs", "seed"}, exclude_none=True)
+    if not model.use_lora:
+        for name in ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules"):
+            settings.pop(name, None)
+    return {"learning_rate": learning_rate, **settings}
+
+
+def _without(given: Mapping[str, Any], cant: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` without the options that can't be done. Raises SettingsError if one is asked for."""
+    left = dict(given)
+    for name, default in cant.items():
+        value = left.pop(name, default)
+        if value != default:
+            raise SettingsError(
+                f"{name}: {value!r} can't be done by lm_server; leave it at {default!r}"
+            )
+    return left
+
+
+def _init_settings(given: dict[str, Any]) -> dict[str, Any]:
+    found = {"max_length": given.pop("max_seq_length", None)}
+    eight, four = given.pop("load_in_8bit", None), given.pop("load_in_4bit", None)
+    if eight is not None or four is not None:
+        found["quantization"] = "4bit" if four else "8bit" if eight else "none"
+    if given.pop("full_finetuning", False):
+        found["use_lora"] = False
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _peft_settings(given: dict[str, Any]) -> dict[str, Any]:
+    names = {
+        "r": "lora_rank",
+        "lora_alpha": "lora_alpha",
+        "lora_dropout": "lora_dropout",
+        "target_modules": "lora_target_modules",
+        "max_seq_length": "max_length",
+        "random_state": "seed",
+    }
+    found = {ours: given.pop(theirs) for theirs, ours in names.items() if theirs in given}
+    if "use_gradient_checkpointing" in given:
+        found["gradient_checkpointing"] = bool(given.pop("use_gradient_checkpointing"))
+    return found
+
+
+def _trainer_settings(given: dict[str, Any]) -> dict[str, Any]:
+    names = {
+        "num_train_epochs": "n_epochs",
+        "weight_decay": "weight_decay",
+        "max_grad_norm": "max_grad_norm",
+        "lr_scheduler_type": "lr_scheduler",
+        "warmup_ratio": "warmup_ratio",
+        "optim": "optimizer",
+        "seed": "seed",
+        "gradient_checkpointing": "gradient_checkpointing",
+    }
+    found = {ours: given.pop(theirs) for theirs, ours in names.items() if theirs in given}
+    for name in ("lr_scheduler", "optimizer"):  # ART has enumerations of both
+        if name in found:
+            found[name] = getattr(found[name], "value", found[name])
+    if "per_device_train_batch_size" in given or "gradient_accumulation_steps" in given:
+        device = given.pop("per_device_train_batch_size", DEFAULT_BATCH_SIZE)
+        found["batch_size"] = device * given.pop("gradient_accumulation_steps", 1)
+    for name, precision in (("bf16", "bfloat16"), ("fp16", "float16")):
+        if given.pop(name, False):
+            found["precision"] = precision
+    for name in ("learning_rate", "beta"):
+        if name in given:
+            raise SettingsError(
+                f"trainer_args.{name}: ART gives it with each training; "
+                f"pass {'kl_penalty_coef' if name == 'beta' else name} to train()"
+            )
+    return found
+
+
+def _checked(kind: type[_Model], given: Mapping[str, Any], where: str) -> _Model:
+    try:
+        return kind.model_validate(dict(given))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(str(step) for step in first["loc"][:1])
+        if first["type"] == "extra_forbidden":
+            message = f"{where}: there is no option {name!r}"
+        else:
+            message = f"{where}: {name}: {first['msg']} (got {first['input']!r})"
+        raise SettingsError(message) from None

@@ -1,0 +1,383 @@
+"""The trainer adapter for servers that speak OpenAI's protocol: OpenAI's own, and lm_server.
+
+OpenAITrainerAdapter         submit, status, wait_until_complete, cancel ... over them
+
+Rows come from `conversion`, jobs are created by the ledger under numbers that `submissions` keeps
+in the state directory. So a reference outlives its process, and asking twice changes nothing.
+Every call has connections of its own: an adapter may be used from one event loop after another.
+
+The key is read from the environment when it is needed. It is in no configuration, file, log line
+or representation.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Any
+
+import aiohttp
+from openai import AsyncOpenAI, OpenAIError
+
+from nip_core.errors import JobError, SettingsError
+from nip_core.fine_tuning.conversion import to_jsonl_rows
+from nip_core.fine_tuning.interface import (
+    FinetuneConfig,
+    TrainerAdapter,
+    TrainingJobRef,
+    TrainingJobStatus,
+    TrainingStatusEnum,
+    TrajectoryCollection,
+    UnhealthyError,
+)
+from nip_core.fine_tuning.job import Busy, JobRecord, JobSpec, JobView, NoAnswer, Refused
+from nip_core.fine_tuning.openai_adapter_config import OpenAITrainerAdapterConfig
+from nip_core.fine_tuning.openai_backend import OpenAIBackend
+from nip_core.fine_tuning.progress_log import append_progress
+from nip_core.fine_tuning.submissions import Submissions
+from nip_core.lm_server.version import SERVER_VERSION, compatible
+from nip_core.lm_server.wire import NipSettings
+from nip_core.redaction import redact
+
+__all__ = ["BACKEND", "OpenAITrainerAdapter", "OpenAITrainerAdapterConfig"]
+
+BACKEND = "openai"
+_HEALTH_TIMEOUT_S = 15.0
+_STATUSES = {
+    "validating_files": TrainingStatusEnum.PENDING,
+    "queued": TrainingStatusEnum.PENDING,
+    "succeeded": TrainingStatusEnum.COMPLETED,
+    "cancelled": TrainingStatusEnum.CANCELED,
+    "failed": TrainingStatusEnum.FAILED,
+    "not_found": TrainingStatusEnum.FAILED,
+    "refused": TrainingStatusEnum.FAILED,
+    "skipped": TrainingStatusEnum.FAILED,
+}
+"""Of jobs and outcomes; what is not here goes on."""
+
+
+class OpenAITrainerAdapter(TrainerAdapter):
+    """Trains on a server that speaks OpenAI's protocol. See `OpenAITrainerAdapterConfig`."""
+
+    def __init__(self, adapter_config: OpenAITrainerAdapterConfig) -> None:
+        super().__init__(adapter_config)
+        self.config = adapter_config
+        server = adapter_config.server
+        self._nip: bool | None = None if server == "auto" else server == "nip"
+
+    async def initialize(self, run_config: FinetuneConfig) -> None:
+        """Reach the server. Raises UnhealthyError, a ConnectionError, with the reason why not;
+        SettingsError for settings that the server has no words for."""
+        await super().initialize(run_config)
+        problem = await self._problem()
+        if problem is not None:
+            raise UnhealthyError(problem)
+        await self._settings()
+
+    async def is_healthy(self) -> bool:
+        """Whether the server knows the key and the model, fits this version, and shows its jobs."""
+        return await self._problem() is None
+
+    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
+        """Train on `trajectories`, once.
+
+        The same collection with the same settings under the same run id gives the same reference
+        while it is under way. Another one raises LiveSubmission, a ValueError; after the end it is
+        the next submission. Raises ValueError for what can't be trained on, before anything is
+        sent; JobError for a job that the server refuses.
+        """
+        config, run_id = self.config, trajectories.run_id
+        words, extensions = await self._settings()
+        data, examples = to_jsonl_rows(
+            trajectories,
+            config.method,
+            reward_threshold=config.reward_threshold,
+            advantage=words.get("advantage") or "group_std",
+        )
+        submissions = self._submissions()
+
+        def make(number: int) -> JobSpec:
+            last = None
+            if config.train_from == "last_model":
+                last = submissions.last_model(run_id, number)
+            return submissions.spec(
+                run_id,
+                number,
+                parent_model=last or config.model,
+                dataset_digest=hashlib.sha256(data).hexdigest(),
+                examples=examples,
+                method=config.method,
+                seed=config.seed,
+                hyper_parameters=words,
+                extensions=extensions,
+                integrations=config.integrations,
+            )
+
+        async with aclosing(self._backend()) as backend:
+            number, record = await submissions.submit(run_id, make, data, backend)
+        return TrainingJobRef(
+            run_id=run_id, backend=BACKEND, metadata={"submission": number, "job_id": record.id}
+        )
+
+    async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
+        """Where the job stands, from any process; after its end always the same.
+
+        When the server can't be asked, it is what was last seen, and the message says so.
+        """
+        number = self._number(ref)
+        await self._learn_kind()
+        submissions = self._submissions()
+        async with aclosing(self._backend()) as backend:
+            try:
+                record, view = await submissions.look(ref.run_id, number, backend)
+            except (Busy, NoAnswer, Refused) as error:
+                seen = submissions.record(ref.run_id, number)
+                if seen is None:
+                    raise _unknown(ref, number) from None
+                return self._status(ref, number, seen, None, f"The last look failed: {error}")
+            progress = None if view is None else await self._progress(backend, view)
+        return self._status(ref, number, record, view, progress=progress)
+
+    async def wait_until_complete(
+        self, ref: TrainingJobRef, poll_interval: float = 10.0
+    ) -> TrainingJobStatus:
+        """Wait for the end of the job, looking every `poll_interval` seconds, above 0.
+
+        While nothing changes it looks less often, up to every 30 s. Raises JobError when
+        `deadline_s` after the submission has passed, or the server denies access; the job goes on,
+        and waiting again is fine.
+        """
+        if not poll_interval > 0:
+            raise ValueError(f"poll_interval must be above 0 seconds (got {poll_interval})")
+        number = self._number(ref)
+        await self._learn_kind()
+        async with aclosing(self._backend()) as backend:
+            record = await self._submissions().follow(
+                ref.run_id,
+                number,
+                backend,
+                interval_s=poll_interval,
+                deadline_s=self.config.deadline_s,
+            )
+        return self._status(ref, number, record)
+
+    async def cancel(self, ref: TrainingJobRef) -> TrainingJobStatus:
+        """Ask the server to stop the job, and return where it stands then.
+
+        Raises JobError if the server refuses.
+        """
+        number = self._number(ref)
+        await self._learn_kind()
+        async with aclosing(self._backend()) as backend:
+            try:
+                await self._submissions().cancel(ref.run_id, number, backend)
+            except JobError:
+                status = await self.status(ref)
+                if status.status in (TrainingStatusEnum.PENDING, TrainingStatusEnum.RUNNING):
+                    raise
+                return status  # it had ended before
+        return await self.status(ref)
+
+    def log_progress(
+        self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
+    ) -> None:
+        """Append one JSON line: timestamp, run_id, backend, trainer_config, and `metrics`.
+
+        The file is ``trainer_adapter_<run id>.jsonl`` in `output_dir`, see `progress_log`.
+        """
+        config = self.config
+        trainer_config = {
+            "base_url": config.url,
+            "model": config.model,
+            "method": config.method,
+            "hyperparameters": config.hyperparameters,
+        }
+        append_progress(ref, metrics, trainer_config, output_dir)
+
+    # Inside -----------------------------------------------------------------------------------
+
+    def _client(self, timeout_s: float) -> AsyncOpenAI:
+        return AsyncOpenAI(
+            base_url=self.config.url,
+            api_key=self.config.key(),
+            max_retries=0,
+            timeout=timeout_s,
+        )
+
+    def _backend(self) -> OpenAIBackend:
+        return OpenAIBackend(self.config.url, self.config.key(), extensions=bool(self._nip))
+
+    def _submissions(self) -> Submissions:
+        config = self.config
+        return Submissions(
+            config.state_dir,
+            BACKEND,
+            settle_s=config.settle(is_nip=bool(self._nip)),
+            patience_s=config.patience_s,
+        )
+
+    async def _problem(self) -> str | None:
+        """Why the server would not take a job, or None."""
+        config = self.config
+        try:
+            key = config.key()
+        except SettingsError as error:
+            return str(error)
+        client = self._client(_HEALTH_TIMEOUT_S)
+        backend = OpenAIBackend(config.url, key, client=client)
+        async with aclosing(backend):
+            try:
+                described = await backend.model(config.model)
+                await client.fine_tuning.jobs.list(limit=1)
+            except (Busy, NoAnswer, Refused) as error:
+                return f"{config.url}: model {config.model!r} can't be had: {error}"
+            except OpenAIError as error:
+                return redact(f"{config.url}: its jobs can't be listed: {error}", key)
+        if config.server == "auto":
+            self._nip = isinstance(described.get("nip"), dict)
+        return await self._version_problem() if self._nip else None
+
+    async def _version_problem(self) -> str | None:
+        url = self.config.url.removesuffix("/v1") + "/version"
+        timeout = aiohttp.ClientTimeout(total=_HEALTH_TIMEOUT_S)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as http,
+                http.get(url) as response,
+            ):
+                body = await response.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            return f"{url}: no usable answer ({type(error).__name__}: {error})"
+        theirs = body.get("version") if isinstance(body, dict) else None
+        if isinstance(theirs, str) and compatible(theirs):
+            return None
+        return (
+            f"{url}: the server has version {theirs}, this is {SERVER_VERSION}; use the same "
+            "version on both sides"
+        )
+
+    async def _learn_kind(self) -> None:
+        """Find out whether the server is ours, if it can be asked; else that stays open."""
+        if self._nip is None:
+            await self._problem()
+
+    async def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The settings to send. Raises SettingsError where the server has no words for them."""
+        if self._nip is None:
+            problem = await self._problem()
+            if self._nip is None:
+                raise UnhealthyError(str(problem))
+        config = self.config
+        words, extensions = config.settings()
+        wrong = None
+        if self._nip and config.wandb_project is not None:
+            wrong = "wandb_project: only OpenAI reports its jobs there"
+        elif not self._nip and config.method == "trajectories":
+            wrong = "method trajectories needs a server of nip"
+        elif not self._nip and extensions:
+            wrong = f"hyperparameters {sorted(extensions)} need a server of nip"
+        if wrong is not None:
+            raise SettingsError(f"{config.url}: {wrong}")
+        return words, extensions
+
+    def _number(self, ref: TrainingJobRef) -> int:
+        """The number of the submission; of a reference without one, the newest."""
+        submissions = self._submissions()
+        number: Any = (ref.metadata or {}).get("submission")
+        if number is None and (newest := submissions.newest(ref.run_id)) is not None:
+            number = newest[0]
+        is_number = isinstance(number, int) and not isinstance(number, bool)
+        if ref.backend != BACKEND or not is_number:
+            raise _unknown(ref, number)
+        if submissions.record(ref.run_id, number) is None:
+            raise _unknown(ref, number)
+        return int(number)
+
+    async def _progress(self, backend: OpenAIBackend, view: JobView) -> float | None:
+        """Share of the steps that are done, in percent, where the server tells it."""
+        told = (view.effective.get("nip") or {}).get("progress")
+        if told is None and not self._nip and view.status == "running":
+            try:
+                events = await backend.job_events(view.id)
+            except (Busy, NoAnswer, Refused):
+                return None
+            told = next(filter(None, map(_steps, reversed(events))), None)
+        return _percent(told)
+
+    def _status(
+        self,
+        ref: TrainingJobRef,
+        number: int,
+        record: JobRecord,
+        view: JobView | None = None,
+        trouble: str = "",
+        progress: float | None = None,
+    ) -> TrainingJobStatus:
+        last = record.outcome or (view.status if view is not None else record.status)
+        if record.state == "intent":
+            status, message = TrainingStatusEnum.PENDING, "Being submitted, or cut short."
+        else:
+            status = _STATUSES.get(str(last), TrainingStatusEnum.RUNNING)
+            message = {
+                TrainingStatusEnum.PENDING: f"Training has not begun ({last}).",
+                TrainingStatusEnum.RUNNING: f"Training is in progress ({last}).",
+                TrainingStatusEnum.COMPLETED: "Training completed successfully.",
+                TrainingStatusEnum.CANCELED: "Training was cancelled.",
+                TrainingStatusEnum.FAILED: f"Training failed with error: {record.reason}",
+            }[status]
+        if status is TrainingStatusEnum.COMPLETED:
+            progress = 100.0
+        return TrainingJobStatus(
+            run_id=ref.run_id,
+            backend=ref.backend,
+            status=status,
+            progress=progress,
+            message=f"{message} {trouble}".strip(),
+            metadata={
+                "submission": number,
+                "job_id": record.id,
+                "model": record.model,
+                "parent_model": record.parent_model,
+                "method": record.method,
+                "examples": record.examples,
+                "trained_tokens": record.trained_tokens,
+                "last_status": last,
+                "hyperparameters": _settings_used(view.effective if view else record.effective),
+            },
+        )
+
+
+def _unknown(ref: TrainingJobRef, number: Any) -> ValueError:
+    return ValueError(
+        f"No training job found with run_id {ref.run_id}. (backend {ref.backend!r}, submission "
+        f"{number!r}; this adapter knows those of backend {BACKEND!r} in its state_dir)"
+    )
+
+
+def _settings_used(effective: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The settings that the server says it trains with, ours among the rest."""
+    if effective is None:
+        return None
+    ours = effective.get("nip") or {}
+    known = {*NipSettings.model_fields, "effective_learning_rate"}
+    plain = {name: value for name, value in effective.items() if name != "nip"}
+    return plain | {name: value for name, value in ours.items() if name in known}
+
+
+def _steps(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The step that an event of OpenAI's tells: in its data, or as in "Step 8/90: ..."."""
+    data = event.get("data")
+    if isinstance(data, Mapping) and "step" in data and "total_steps" in data:
+        return data
+    found = re.match(r"Step (\d+)/(\d+)", str(event.get("message")))
+    return None if found is None else {"step": int(found[1]), "total_steps": int(found[2])}
+
+
+def _percent(told: Any) -> float | None:
+    """100 * step / total_steps, where both are numbers."""
+    if not isinstance(told, Mapping):
+        return None
+    step, total = told.get("step"), told.get("total_steps")
+    if not isinstance(step, int | float) or not isinstance(total, int | float) or total <= 0:
+        return None
+    return round(min(100.0, max(0.0, 100.0 * step / total)), 2)

@@ -1,0 +1,136 @@
+"""The settings of the OpenAI trainer adapter, every one of them checked before anything is sent.
+
+OpenAITrainerAdapterConfig   where is trained, from which model, how, and where its state lies
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationError,
+    model_validator,
+)
+
+from nip_core.errors import SettingsError
+from nip_core.fine_tuning.conversion import Method
+from nip_core.fine_tuning.interface import TrainerAdapterConfig
+from nip_core.lm_server.wire import METHOD_HYPERPARAMETERS, NipSettings
+from nip_core.parameters.addresses import plain_address
+
+_OPENAI_HOST = "api.openai.com"
+_OPENAI_SETTLE_S = 60.0
+
+
+class OpenAITrainerAdapterConfig(TrainerAdapterConfig):
+    """Where and how is trained. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    base_url: Annotated[str, BeforeValidator(plain_address)]
+    """Address of the API, like http://127.0.0.1:8000/v1; without a path, ``/v1`` is added."""
+    model: Annotated[str, Field(min_length=1)]
+    """Name of the model to start from."""
+    state_dir: Annotated[str, Field(min_length=1)]
+    """Directory of the submissions. Processes that share it know each other's."""
+    method: Method = "supervised"
+    """"supervised", "dpo", or on a server of nip "trajectories"."""
+    hyperparameters: dict[str, Any] = Field(default_factory=dict)
+    """n_epochs, batch_size, learning_rate_multiplier, for dpo beta; on a server of nip also what
+    its trajectories method and its ``nip`` object take: learning_rate, lora_rank ... Names and
+    values are checked here."""
+    reward_threshold: FiniteFloat | None = None
+    """For supervised: trajectories with a smaller reward are not imitated. None: all are."""
+    train_from: Literal["last_model", "model"] = "last_model"
+    """Where a later submission of a run id starts: "last_model", with what the last successful one
+    made, or "model", with `model` each time."""
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """Seed of every job."""
+    wandb_project: Annotated[str, Field(min_length=1)] | None = None
+    """Weights & Biases project to which OpenAI reports its jobs. None: none. OpenAI only."""
+    server: Literal["auto", "nip", "openai"] = "auto"
+    """Whether the server is an lm_server. "auto": it is asked."""
+    api_key_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    """Environment variable with the key. None: OPENAI_API_KEY for api.openai.com, else
+    NIP_API_KEY."""
+    settle_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """How long the server's lists may lag behind, in seconds, at least 0. None: 0 for a server of
+    nip, else 60."""
+    patience_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 300.0
+    """How long to bear with a busy or silent server while submitting, in seconds, above 0."""
+    deadline_s: Annotated[float, Field(gt=0)] = 24 * 3600.0
+    """Longest life of a job for `wait_until_complete`, from submission, in seconds, above 0."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.reward_threshold is not None and self.method != "supervised":
+            raise ValueError(f"reward_threshold: only for supervised, not for {self.method}")
+        words, extensions = self.settings()
+        for model, given in (
+            (METHOD_HYPERPARAMETERS[self.method], words),
+            (NipSettings, extensions),
+        ):
+            _check_values(model, given)
+        if words.get("advantage") == "given":
+            raise ValueError("hyperparameters.advantage: trajectories carry none to be 'given'")
+        return self
+
+    def settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The hyper-parameters of the method, and what goes into the ``nip`` object.
+
+        Raises ValueError for names that neither knows.
+        """
+        words = METHOD_HYPERPARAMETERS[self.method].model_fields
+        unknown = sorted({*self.hyperparameters} - {*words} - {*NipSettings.model_fields})
+        if unknown:
+            raise ValueError(
+                f"hyperparameters: unknown for method {self.method}: {unknown}; known: "
+                f"{sorted({*words, *NipSettings.model_fields})}"
+            )
+        named = {name: v for name, v in self.hyperparameters.items() if name in words}
+        return named, {n: v for n, v in self.hyperparameters.items() if n not in words}
+
+    @property
+    def integrations(self) -> list[dict[str, Any]]:
+        """Who else is told of the jobs, in the words of OpenAI's API."""
+        project = self.wandb_project
+        return [] if project is None else [{"type": "wandb", "wandb": {"project": project}}]
+
+    @property
+    def url(self) -> str:
+        """The address with its path."""
+        address = self.base_url.rstrip("/")
+        return address if urlsplit(address).path else f"{address}/v1"
+
+    def settle(self, *, is_nip: bool) -> float:
+        """`settle_s`, or its default for the kind of server."""
+        if self.settle_s is not None:
+            return self.settle_s
+        return 0.0 if is_nip else _OPENAI_SETTLE_S
+
+    def key(self) -> str:
+        """The key from the environment. Raises SettingsError if it is not set."""
+        is_openai = urlsplit(self.base_url).hostname == _OPENAI_HOST
+        variable = self.api_key_variable or ("OPENAI_API_KEY" if is_openai else "NIP_API_KEY")
+        key = os.environ.get(variable, "")
+        if not key:
+            raise SettingsError(f"{self.url}: its key is expected in the environment: {variable}")
+        return key
+
+
+def _check_values(model: type[BaseModel], given: Mapping[str, Any]) -> None:
+    """Raise ValueError for the first value that the server would refuse."""
+    try:
+        model.model_validate(dict(given))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"][:1])
+        raise ValueError(
+            f"hyperparameters.{name}: {first['msg']} (got {given.get(name)!r})"
+        ) from None
