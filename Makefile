@@ -4,12 +4,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 VLLM ?= .vllm
+ART ?= .art
 PIP_OPTIONS ?=
 TEST_JOBS ?= 2
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install quickstart test coverage check format bench test-engines test-learning test-cluster kill-matrix test-gpu clean
+.PHONY: help install quickstart test coverage check format bench test-engines test-art test-learning test-cluster kill-matrix test-gpu clean
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -17,6 +18,7 @@ help:
 	@echo "make coverage       the tests again, measuring what of nip_core they run (at least 85 %)"
 	@echo "make check          formatting, lint, types, import contracts"
 	@echo "make test-engines   build an environment with vLLM (CPU) and run the tests on it"
+	@echo "make test-art       build an environment with OpenPipe ART's client and run the tests on it"
 	@echo "make test-gpu       what needs CUDA; NIP_VLLM names the vllm command"
 	@echo "make kill-matrix    kill runs and servers at 130 moments, compare with ones that never were"
 	@echo "make test-learning  measure learning over seeds and controls (about an hour)"
@@ -55,9 +57,16 @@ test-engines: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_vllm_cpu.sh $(VLLM)
 	NIP_VLLM=$(abspath $(VLLM))/bin/vllm $(BIN)/python -m pytest tests/engines
 
+# OpenPipe ART's client in an environment of its own; the servers run in $(VENV).
+test-art: install
+	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_art.sh $(ART)
+	NIP_PYTHON=$(abspath $(BIN))/python $(ART)/bin/python -m pytest tests/art
+
 test-learning: install
 	$(BIN)/python benchmarks/server_learning.py --out docs/results/server_learning.json
 	$(BIN)/python benchmarks/learning.py --out docs/results/learning.json
+	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_art.sh $(ART)
+	$(BIN)/python benchmarks/art_learning.py --art $(ART)/bin/python --out docs/results/art_learning.json
 
 # NIP_VLLM: the `vllm` command of a CUDA build, in an environment of its own.
 test-gpu: install

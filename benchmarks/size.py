@@ -32,7 +32,8 @@ from nip_core.lm_server.auth import KeyRing
 from nip_core.lm_server.http import make_runner
 from nip_core.lm_server.spec import ServerSpec
 from nip_core.parameters import HyperParameters, load_parameters
-from nip_core.rollouts.engine import PlayedShard, Player, Table, play_shard
+from nip_core.rollouts.calls import Player
+from nip_core.rollouts.engine import PlayedShard, Table, play_shard
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.progress import Progress
 from nip_core.rollouts.tables import build_tables, parquet_bytes

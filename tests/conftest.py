@@ -15,7 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 settings.register_profile("nip", deadline=None)
 settings.load_profile("nip")
 
-TIERS = ("engines", "gpu", "cluster")
+TIERS = ("engines", "art", "gpu", "cluster")
 """Folders that run on their own (`make test-engines`, ...), as they need more than `make install`."""
 
 

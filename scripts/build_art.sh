@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Builds an environment with the client of OpenPipe ART and nip beside it, for `make test-art` and
+# for ART programs that train on lm_server (docs/art.md).
+#
+#   scripts/build_art.sh [DIR]           DIR is .art in the repository root unless given
+#
+#   PYTHON=python3.12    the interpreter to build it with (3.11 to 3.13)
+#   PIP_OPTIONS="..."    more options for pip
+#   REBUILD=1            build again although DIR is up to date
+#
+# It takes about two minutes and 0.9 GB, and has no torch: the server has that.
+#
+# Does nothing if DIR was built by this very script with these very constraints. It is an
+# environment of its own because ART's client and nip do not install together: what ART requires
+# (litellm) asks for openai<3, nip for openai>=3. The parts of nip that train on a server work with
+# both, so nip is installed here without its requirements, and those that these parts need are
+# named below.
+set -euo pipefail
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+DIR="${1:-$ROOT/.art}"
+PYTHON="${PYTHON:-python3}"
+PIP_OPTIONS="${PIP_OPTIONS:-}"
+ART_VERSION=0.5.17
+CONSTRAINTS="$ROOT/scripts/art_constraints.txt"
+STAMP="$DIR/.built"
+
+digest() {
+    cat "${BASH_SOURCE[0]}" "$CONSTRAINTS" |
+        "$PYTHON" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest(), sys.version)'
+}
+WANTED="$(digest) $ROOT"
+if [ -z "${REBUILD:-}" ] && [ -x "$DIR/bin/python" ] && [ "$(cat "$STAMP" 2>/dev/null)" = "$WANTED" ]; then
+    echo "$DIR is up to date"
+    exit 0
+fi
+"$PYTHON" -c 'import sys; assert (3, 11) <= sys.version_info[:2] <= (3, 13), f"nip needs Python 3.11 to 3.13, this is {sys.version.split()[0]}; set PYTHON=..."'
+if [ -e "$DIR" ] && [ ! -f "$DIR/pyvenv.cfg" ] && [ -n "$(ls -A "$DIR")" ]; then
+    echo "$DIR exists and is no virtual environment; remove it or name another directory" >&2
+    exit 1
+fi
+
+"$PYTHON" -m venv --clear "$DIR"
+echo '*' > "$DIR/.gitignore"
+# PIP_OPTIONS is meant to be split into words.
+# shellcheck disable=SC2086
+pip_install() {
+    "$DIR/bin/python" -m pip install --quiet --quiet --disable-pip-version-check $PIP_OPTIONS "$@"
+}
+echo "openpipe-art $ART_VERSION and what it requires ..."
+pip_install -c "$CONSTRAINTS" "openpipe-art==$ART_VERSION" \
+    aiohttp numpy psutil pyarrow pydantic pyyaml pytest pytest-asyncio pytest-timeout hypothesis
+echo "nip ..."
+pip_install --no-deps -e "$ROOT"
+LITELLM_LOCAL_MODEL_COST_MAP=True "$DIR/bin/python" - <<'EOF'
+from importlib.metadata import version
+
+import art
+import nip_core.fine_tuning.ledger
+import nip_core.fine_tuning.openai_backend
+
+print(f"openpipe-art {version('openpipe-art')}, openai {version('openai')}")
+EOF
+echo "$WANTED" > "$STAMP"
