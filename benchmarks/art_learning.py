@@ -76,7 +76,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--art", default=str(ROOT / ".art" / "bin" / "python"))
+    parser.add_argument("--art", default=str(ROOT / ".art-env" / "bin" / "python"))
     options = parser.parse_args()
     rows = []
     for seed in options.seeds:

@@ -31,6 +31,7 @@ CONFIGS = {
     "MALT": "deployments/configs/malt-tiny.yaml",
     "policy gradient": "deployments/configs/grpo-tiny.yaml",
 }
+ITERATIONS = {"expert iteration": 1, "MALT": 2, "policy gradient": 2}
 SEEDS = (1, 2, 3)
 REWARD_OF = "verifier"
 TEST_PROBLEMS = 400
@@ -51,6 +52,7 @@ def train(method: str, seed: int, store: Path, threads: int | None) -> float:
         f"run_name={run_name(method, seed)}",
         f"run_store={store}",
         f"seed={seed}",
+        f"rl.num_iterations={ITERATIONS[method]}",
         f"dataset_options.max_test_size={TEST_PROBLEMS}",
     ):
         command += ["--set", setting]
