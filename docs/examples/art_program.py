@@ -5,7 +5,7 @@ A report names an operation first, and the operation alone decides whether "Deci
 with 1, and trains. Printed is the mean reward on held-out reports, before and after.
 
     nip serve --engine embedded --model tiny --state ./server-state      # in another terminal
-    NIP_API_KEY=... .art/bin/python docs/examples/art_program.py
+    NIP_API_KEY=... .art-env/bin/python docs/examples/art_program.py
 
 Only the line that makes the backend is not ART's own.
 """

@@ -70,6 +70,8 @@ def _examples_cell(group: GroupReport) -> Html:
 
 def _tokens_cell(group: GroupReport) -> Html:
     """Tokens trained on; what was expected where the back-end does not tell, and the price."""
+    if group.status == "skipped":
+        return Html(DASH)
     text = escape(number(group.trained_tokens))
     if group.trained_tokens is None and group.tokens is not None:
         text = escape(f"about {number(group.tokens)}")

@@ -118,6 +118,8 @@ def check_training(parameters: "HyperParameters") -> None:
             "text_rl.verifier_guess_replacement_proportion is for expert iteration, which trainer "
             f"{parameters.trainer!r} does not do; set it to 0"
         )
+    if parameters.trainer == "pure_text_malt":
+        _check_malt(parameters)
     if parameters.trainer == "pure_text_grpo":
         _check_grpo(parameters)
     if parameters.promotion.enabled and parameters.test_dataset_split == "validation":
@@ -133,6 +135,17 @@ def check_training(parameters: "HyperParameters") -> None:
             "fine_tuning.wandb_project: OpenAI reports its jobs there, and no agent has "
             "model_provider: OpenAI; leave it out"
         )
+
+
+def _check_malt(parameters: "HyperParameters") -> None:
+    """Answers to one prompt can differ."""
+    for group in parameters.trainable_groups:
+        for name in parameters.groups[group]:
+            if parameters.model_agents[name].temperature == 0:
+                raise ValueError(
+                    f"agents.{name}.temperature: trainer 'pure_text_malt' compares answers to one "
+                    "prompt, which are all equal with it (got 0); raise it, or leave it out"
+                )
 
 
 def _check_grpo(parameters: "HyperParameters") -> None:

@@ -25,7 +25,8 @@ class RlTrainerParameters(Parameters):
     """Training episodes per iteration, at least 1. None: every training problem once, or
     pure_text_grpo.group_size times with that trainer."""
     num_test_iterations: Count = 1
-    """How often each test problem is played in one test, at least 1."""
+    """How often each test problem is played in one test, and each validation problem by old and by
+    new models where promotion.enabled, at least 1."""
     num_epochs: Annotated[int, Field(ge=1, le=50)] = 3
     """Passes over the dataset in a fine-tune job of any method, 1 to 50, unless the agent sets its
     own."""
@@ -112,9 +113,9 @@ class PureTextMaltParameters(Parameters):
     """Which two answers to one prompt make a pair. "positive_negative": one whose expected reward
     reaches the middle between the agent's least and most, and one below; "interval": any two whose
     expected rewards lie far enough apart."""
-    interval_threshold_proportion: Annotated[float, Field(gt=0, le=1)] = 0.25
+    interval_threshold_proportion: Annotated[float, Field(gt=0, lt=1)] = 0.25
     """How far: more than this share of the distance from the agent's least to its most reward,
-    above 0, at most 1."""
+    above 0, below 1."""
     frozen_agents_generate_one_response: bool = True
     """Ask for one answer only in rounds in which no agent moves that is trained in the
     iteration."""

@@ -12,9 +12,10 @@ episode: it stops the shard too, so that the data never depend on the weather.
 
 Where an episode branches, the answers of an agent in all children are asked for by one request
 where the server can, with a seed from the node; the i-th is child i's. What is missing in the
-answer, and what is asked again because it was invalid, is a request of its own with the child's
-key and seed. A child goes on as soon as its own agents have answered. Each answer is a record of
-its own; after a kill those found are kept, and the same request is made for the others.
+answer or refused together, and what is asked again because it was invalid, is a request of its
+own with the child's key and seed. A child goes on as soon as its own agents have answered. Each
+answer is a record of its own; after a kill those found are kept, and the same request is made for
+the others.
 
 A prover without a valid answer ends its episode, unless the settings have a penalty for that:
 then it is paid the penalty and is silent in that round, which leaves no turn behind.
@@ -26,7 +27,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-from nip_core.agents.chat_client import ChatClient, RequestRefusedError
+from nip_core.agents.chat_client import ChatClient, ContextLengthError, RequestRefusedError
 from nip_core.agents.render import ChatMessage, Game, Situation, tokens_of
 from nip_core.concurrency import together
 from nip_core.errors import StageError
@@ -196,7 +197,7 @@ def _in_episode(record: Row, episode: str) -> Row:
     return {**record, "generation": {**generation, "episode": episode}}
 
 
-_First = tuple[Row, Move] | RequestRefusedError | None
+_First = tuple[Row, Move] | ContextLengthError | None
 """An answer that was asked for together with others; None: it has to be asked for alone."""
 
 
@@ -309,8 +310,10 @@ class _Node:
         if missing and player.gives_several:
             try:
                 call = await self._call(self.spec, agent, 0, len(children))
-            except RequestRefusedError as error:
+            except ContextLengthError as error:
                 found = [error] * len(children)
+            except RequestRefusedError:
+                pass  # perhaps only because it asks for several, which some servers don't take
             else:
                 given = [i for i in missing if i < len(call.answers)]
                 kept = await together(self._keep(call, i, children[i], 0) for i in given)
@@ -333,7 +336,7 @@ class _Node:
             else:
                 try:
                     given = await first if first is not None and attempt == 0 else None
-                    if isinstance(given, RequestRefusedError):
+                    if isinstance(given, ContextLengthError):
                         raise given
                     if given is None:
                         call = await self._call(spec, agent, attempt)

@@ -32,8 +32,9 @@ def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any
 
     They come from the sides of those of its agents that are trained in this iteration. Returns
     ``method``, ``agents``, ``examples`` (all rows), ``validation_examples`` of them, ``digest``,
-    ``episodes`` chosen from, ``counts`` of what was left out, ``tokens`` (None: not all are
-    known), ``training_usd`` (None: no price, or no tokens known) and, with a curriculum, its state.
+    ``episodes`` chosen from, ``counts`` of what was left out, ``tokens`` that are trained on once
+    in each epoch (None: not all are known), ``training_usd`` (None: no price, or no tokens known)
+    and, with a curriculum, its state.
     """
     parameters, run, store = session.parameters, session.run, session.run.store
     every = parameters.text_rl.fine_tune_on_all_previous_rollouts
@@ -86,15 +87,16 @@ def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str
     tokens, questions = dataset.column("tokens"), _questions(dataset)
     out = held_out(parameters, dataset)
     trained = [n for n, question in zip(tokens, questions, strict=True) if question not in out]
+    known = None if None in trained else sum(trained)
     agent = parameters.group_parameters(group)
     price = parameters.prices.get(agent.model_name)
     usd = None
-    if price is not None and None not in trained:
+    if price is not None and known is not None:
         epochs = agent.num_epochs or parameters.rl.num_epochs
-        usd = epochs * sum(trained) * price.training_usd / 1e6
+        usd = epochs * known * price.training_usd / 1e6
     return {
         "validation_examples": len(tokens) - len(trained),
-        "tokens": None if None in tokens else sum(tokens),
+        "tokens": known,
         "training_usd": usd,
     }
 

@@ -103,15 +103,16 @@ def advantages(rewards: Sequence[float], settings: PureTextGrpoParameters) -> li
     size = max(map(abs, rewards), default=0.0)
     if max(rewards) - min(rewards) <= SAME * size:
         return None
-    count, total = len(rewards), math.fsum(rewards)
-    mean = total / count
+    count = len(rewards)
+    mean = math.fsum(rewards) / count
     above = [reward - mean for reward in rewards]
-    scale = 1.0
     if settings.scale_by_std:
-        scale /= math.sqrt(math.fsum(value * value for value in above) / (count - 1))
+        std = math.hypot(*above) / math.sqrt(count - 1)  # squares of tiny rewards would be zero
+        above = [value / std for value in above]
     if settings.baseline == "leave_one_out":
-        scale *= count / (count - 1)  # r - (total - r) / (n - 1) = (r - mean) n / (n - 1)
-    return [value * scale for value in above]
+        # r - (total - r) / (n - 1) = (r - mean) n / (n - 1)
+        above = [value * (count / (count - 1)) for value in above]
+    return above
 
 
 def _groups(

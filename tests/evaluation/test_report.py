@@ -272,6 +272,21 @@ def test_what_the_trainer_left_out_is_shown_with_the_method_and_the_price(report
         assert expected in text, expected
 
 
+def test_a_skipped_job_has_trained_on_no_tokens_and_cost_nothing(report) -> None:
+    group = replace(
+        report.iterations[0].groups["players"],
+        status="skipped",
+        note="7 examples, 10 needed",
+        tokens=5_000,
+        trained_tokens=None,
+        training_usd=0.125,
+    )
+    data = replace(report, iterations=[replace(report.iterations[0], groups={"players": group})])
+    text = Page(build_report(data)).text
+    assert "skipped: 7 examples, 10 needed" in text
+    assert "about" not in text[text.index("7 examples, 10 needed") :][:80]
+
+
 def test_metrics_of_an_older_version_are_shown_without_their_intervals(report) -> None:
     """They had intervals of four rates only, and few numbers in the breakdowns."""
     old = dict(report.iterations[0].test)

@@ -287,7 +287,8 @@ def test_an_agent_that_can_never_be_trained_is_warned_of_in_the_plan(tmp_path):
     assert "agents.adversarial_verifier can earn at most 0" in line
     assert "weighted_sampling" in line
     weighted = "pure_text_ei.rollout_selection_method=weighted_sampling"
-    for way_out in (weighted, "agents.adversarial_verifier.freeze_agent=true"):
+    prefers = "trainer=pure_text_malt"  # which has no threshold
+    for way_out in (weighted, "agents.adversarial_verifier.freeze_agent=true", prefers):
         assert nip(*arguments, "--set", way_out).stderr == ""
 
 

@@ -16,7 +16,7 @@ from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 
-KILLS = int(os.environ.get("NIP_KILLS", "4"))
+KILLS = int(os.environ.get("NIP_KILLS", "2"))
 DEADLINE_S = 120
 
 

@@ -21,8 +21,8 @@ from nip_core.lm_server.state import read_card
 from nip_core.models import resolve_model
 
 WRAPPER = Path(__file__).parents[1] / "helpers" / "killed_server.py"
-POINTS = int(os.environ.get("NIP_SERVER_KILLS", "30"))
-REAL_POINTS = int(os.environ.get("NIP_SERVER_KILLS_TRAINING", "2"))
+POINTS = int(os.environ.get("NIP_SERVER_KILLS", "18"))
+REAL_POINTS = int(os.environ.get("NIP_SERVER_KILLS_TRAINING", "1"))
 DEADLINE_S = 90.0
 KEY = "key-of-the-killed-server"
 _READY = "os.rename STATE/server.json.part"

@@ -81,6 +81,12 @@ def groups_of(size, count=200, **more):
             "set test_dataset_split: test",
         ),
         (
+            {**MALT, "agents": {"verifier": {"temperature": 0}}},
+            "agents.verifier.temperature",
+            "got 0",
+            "raise it, or leave it out",
+        ),
+        (
             grpo(fine_tuning={"wandb_project": "p"}),
             "fine_tuning.wandb_project",
             "no agent has model_provider: OpenAI",
@@ -100,6 +106,7 @@ def test_what_a_trainer_can_not_do_is_refused(settings, setting, got, remedy):
     [
         grpo(),
         MALT,
+        {**MALT, "agents": {"prover": {"freeze_agent": True, "temperature": 0}}},
         # The first iterations imitate.
         MALT | REPLACED | {"pure_text_malt": {"num_initial_ei_iterations": 1}},
         groups_of(1, baseline="role"),
@@ -125,6 +132,7 @@ def test_what_it_can_do_is_taken(settings):
     [
         ({"pure_text_malt": {"num_responses_per_timestep": 1}}, "num_responses_per_timestep"),
         ({"pure_text_malt": {"interval_threshold_proportion": 0}}, "interval_threshold_proportion"),
+        ({"pure_text_malt": {"interval_threshold_proportion": 1}}, "interval_threshold_proportion"),
         ({"pure_text_malt": {"pair_selection_method": "best"}}, "pair_selection_method"),
         ({"pure_text_malt": {"max_nodes": 0}}, "max_nodes"),
         ({"pure_text_grpo": {"group_size": 257}}, "group_size"),

@@ -350,7 +350,22 @@ async def test_a_leaf_that_fails_leaves_the_others_alone():
     assert played.progress.episodes_done == 1
 
 
-async def test_a_request_that_is_refused_fails_all_children_and_is_not_sent_again():
+async def test_a_server_that_refuses_to_give_several_answers_is_asked_for_each():
+    def script(body):
+        if "n" in body:
+            return web.json_response({"error": {"message": "n is not supported"}}, status=400)
+        return ACCEPT
+
+    played = await grow(settings("solo_verifier"), script)
+    assert [body.get("n") for body in played.server.bodies] == [2, None, None]
+    assert {row["outcome"] for row in played.shard.episodes} == {"finished"}
+    assert {place: g["text"] for place, g in said(played).items()} == {
+        ("0", "verifier", 0): ACCEPT,
+        ("1", "verifier", 0): ACCEPT,
+    }
+
+
+async def test_a_prompt_that_is_too_long_fails_all_children_and_is_not_sent_again():
     error = {"message": "too long", "code": "context_length_exceeded"}
     played = await grow(
         settings("solo_verifier"),

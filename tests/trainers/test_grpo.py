@@ -325,6 +325,12 @@ def test_advantages_sum_to_zero_and_keep_the_order_of_the_rewards(rewards, basel
     assert [found[i] for i in order] == sorted(found)
 
 
+def test_rewards_whose_squares_are_too_small_for_numbers_are_scaled_like_others():
+    for size in (1e-300, 1.0, 1e300):
+        found = advantages([0.0, size], settings_of("group", True))
+        assert found == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)])
+
+
 @LAWS
 @given(reward_lists, st.booleans())
 def test_the_advantages_of_a_group_are_the_server_s_own(rewards, scale):

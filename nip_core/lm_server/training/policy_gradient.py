@@ -136,5 +136,6 @@ def group_advantages(rewards: Sequence[float], *, divide_by_std: bool) -> list[f
     advantages = [reward - mean for reward in rewards]
     if not divide_by_std:
         return advantages
-    std = math.sqrt(math.fsum(value * value for value in advantages) / (len(rewards) - 1))
+    # hypot, because squares of very small rewards would be 0
+    std = math.hypot(*advantages) / math.sqrt(len(rewards) - 1)
     return [value / std for value in advantages]
