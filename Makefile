@@ -4,7 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 VLLM ?= .vllm
-ART ?= .art
+ART ?= .art-env
+NIP_GPU_MODEL ?= Qwen/Qwen2.5-3B-Instruct
 PIP_OPTIONS ?=
 TEST_JOBS ?= 2
 BIN := $(VENV)/bin
@@ -65,13 +66,16 @@ test-art: install
 test-learning: install
 	$(BIN)/python benchmarks/server_learning.py --out docs/results/server_learning.json
 	$(BIN)/python benchmarks/learning.py --out docs/results/learning.json
+	$(BIN)/python benchmarks/methods.py --out docs/results/methods.json
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_art.sh $(ART)
 	$(BIN)/python benchmarks/art_learning.py --art $(ART)/bin/python --out docs/results/art_learning.json
 
-# NIP_VLLM: the `vllm` command of a CUDA build, in an environment of its own.
+# NIP_VLLM: the `vllm` command of a CUDA build, in an environment of its own. NIP_GPU_MODEL: a model of
+# a few billion parameters, by name or path, for an iteration of the paper's size.
 test-gpu: install
 	$(BIN)/python -m pytest tests/gpu
 	$(BIN)/python benchmarks/packing.py
+	$(BIN)/python benchmarks/paper_iteration.py --model $(NIP_GPU_MODEL) --out docs/results/paper_iteration.json
 
 kill-matrix: install
 	NIP_KILLS=40 NIP_SERVER_KILLS=60 NIP_SERVER_KILLS_TRAINING=30 \
@@ -83,6 +87,7 @@ test-cluster:
 
 bench: install
 	$(BIN)/python benchmarks/chat_client.py
+	$(BIN)/python benchmarks/dataset.py --out docs/results/dataset.json
 	$(BIN)/python benchmarks/embedded_engine.py --http
 	NIP_VLLM=$(abspath $(VLLM))/bin/vllm $(BIN)/python benchmarks/pass_through.py
 

@@ -12,7 +12,9 @@ nip      choose the verifier's examples by expert iteration, render them, write 
 pyarrow  read both tables of every shard whole, and write the examples of the file above, which are
          in memory, in the same schema, row groups and compression
 
-What is covered: time (median), and the peak memory of nip's process. What is not: the JSONL that is
+What is covered: time and processor time (medians), the latter of all processes and threads, and
+the peak memory of nip's processes together (sampled; what they share counts for each). The bar is
+on time and memory. What is not: the JSONL that is
 uploaded, which is derived later (its time is given for information), and the commit's copy.
 """
 
@@ -24,14 +26,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -174,35 +178,68 @@ def run_nip(place: Path, case: str) -> dict[str, Any]:
     """Build the dataset; its file stays for the others."""
     game, file = make_game(CASES[case]), place / f"{case}.parquet"
     rollouts = StoredRollouts(LocalStore(place), [DIRECTORY])
-    began = time.perf_counter()
+    used = stopwatch()
     choice = chooser("supervised")(game, "verifier", 0, rollouts, ["verifier"])
     written = write_examples(file, "supervised", choice.examples)
-    seconds = time.perf_counter() - began
-    return {"seconds": seconds, "examples": written.examples, "digest": written.digest}
+    return {**used(), "examples": written.examples, "digest": written.digest}
 
 
 def run_pyarrow(place: Path, case: str) -> dict[str, Any]:
     """Read the rollouts' files, and write the examples."""
     examples = pq.read_table(place / f"{case}.parquet")
     groups = examples.to_batches(max_chunksize=500)
-    began = time.perf_counter()
+    used = stopwatch()
     rows = 0
     for kind in ("episodes", "generations"):
         for file in sorted((place / DIRECTORY).glob(f"{kind}-*.parquet")):
             rows += pq.read_table(file).num_rows
-    read = time.perf_counter() - began
+    read = used()["seconds"]
     with pq.ParquetWriter(place / "again.parquet", EXAMPLES, compression="zstd") as writer:
         for group in groups:
             writer.write_table(pa.Table.from_batches([group], EXAMPLES))
-    return {"seconds": time.perf_counter() - began, "read_seconds": read, "rows": rows}
+    return {**used(), "read_seconds": read, "rows": rows}
 
 
 def run_jsonl(place: Path, case: str) -> dict[str, Any]:
     """Derive and check the file that is uploaded."""
     dataset = Dataset(place / f"{case}.parquet", "supervised", case)
-    began = time.perf_counter()
+    used = stopwatch()
     lines = write_jsonl(dataset.rows(), "supervised", place / "lines.jsonl", case)
-    return {"seconds": time.perf_counter() - began, "examples": lines}
+    return {**used(), "examples": lines}
+
+
+def stopwatch() -> Callable[[], dict[str, float]]:
+    """What says how long it has been, and how much processor time was used meanwhile."""
+
+    def now() -> tuple[float, float]:
+        usages = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return time.perf_counter(), sum(u.ru_utime + u.ru_stime for u in usages)
+
+    began = now()
+    return lambda: dict(
+        zip(("seconds", "cpu_seconds"), map(float.__sub__, now(), began), strict=True)
+    )
+
+
+class PeakMemory(threading.Thread):
+    """The most memory that this process and those it started had together, in MB."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.mb = 0.0
+
+    def run(self) -> None:
+        """Look ten times a second."""
+        own = psutil.Process()
+        while True:
+            total = 0
+            for process in (own, *own.children(recursive=True)):
+                try:
+                    total += process.memory_info().rss
+                except psutil.NoSuchProcess:
+                    continue
+            self.mb = max(self.mb, total / 1e6)
+            time.sleep(0.1)
 
 
 RUNS = {"nip": run_nip, "pyarrow": run_pyarrow, "jsonl": run_jsonl}
@@ -225,8 +262,10 @@ def measure(place: Path, rollouts: int) -> Iterator[dict[str, Any]]:
             for what, measured in found.items():
                 measured.append(in_own_process(what, place, case))
         jsonl = in_own_process("jsonl", place, case)
-        nip, pyarrow = (
-            statistics.median(m["seconds"] for m in found[what]) for what in ("nip", "pyarrow")
+        nip, pyarrow, nip_cpu, pyarrow_cpu = (
+            statistics.median(m[kind] for m in found[what])
+            for kind in ("seconds", "cpu_seconds")
+            for what in ("nip", "pyarrow")
         )
         assert len({m["digest"] for m in found["nip"]}) == 1
         yield {
@@ -237,6 +276,10 @@ def measure(place: Path, rollouts: int) -> Iterator[dict[str, Any]]:
             "nip_seconds": round(nip, 2),
             "pyarrow_seconds": round(pyarrow, 2),
             "factor": round(nip / pyarrow, 2),
+            "nip_cpu_seconds": round(nip_cpu, 2),
+            "pyarrow_cpu_seconds": round(pyarrow_cpu, 2),
+            "cpu_factor": round(nip_cpu / pyarrow_cpu, 2),
+            "all_seconds": {w: [round(m["seconds"], 2) for m in found[w]] for w in found},
             "rollouts_per_second": round(rollouts / nip),
             "peak_rss_mb": round(max(m["peak_rss_mb"] for m in found["nip"])),
             "jsonl_seconds": round(jsonl["seconds"], 2),
@@ -247,13 +290,14 @@ def measure(place: Path, rollouts: int) -> Iterator[dict[str, Any]]:
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as Markdown."""
     lines = [
-        "| chosen | examples | nip, s | pyarrow, s | factor | rollouts per s | peak memory, MB |",
-        "|---|---|---|---|---|---|---|",
+        "| chosen | examples | nip, s | pyarrow, s | factor | of processor time | rollouts per s "
+        "| peak memory, MB |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         lines.append(
             f"| {row['case']} | {row['examples']:,} | {row['nip_seconds']:.1f} "
-            f"| {row['pyarrow_seconds']:.1f} | {row['factor']:.2f} "
+            f"| {row['pyarrow_seconds']:.1f} | {row['factor']:.2f} | {row['cpu_factor']:.2f} "
             f"| {row['rollouts_per_second']:,} | {row['peak_rss_mb']:,} |"
         )
     return "\n".join(lines)
@@ -269,10 +313,12 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.measure:
         what, case = arguments.measure
+        memory = PeakMemory()
+        memory.start()
         measured = RUNS[what](arguments.place, case)
-        peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        print(json.dumps({**measured, "peak_rss_mb": peak_kb / 1000}))
+        print(json.dumps({**measured, "peak_rss_mb": memory.mb}))
         return
+    load = psutil.getloadavg()[0]
     with tempfile.TemporaryDirectory() as temporary:
         place = arguments.place or Path(temporary)
         if not (place / DIRECTORY / "manifest.json").exists():
@@ -282,7 +328,12 @@ def main() -> None:
     result = {
         "cases": rows,
         "bar": {"factor": MOST_TIMES, "peak_rss_mb": MOST_MB, "met": met},
-        "machine": {"system": platform.machine(), "python": platform.python_version()},
+        "machine": {
+            "system": platform.machine(),
+            "python": platform.python_version(),
+            "cores": psutil.cpu_count(),
+            "load_before": round(load, 1),
+        },
         "pyarrow": version("pyarrow"),
     }
     print(table(rows))

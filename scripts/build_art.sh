@@ -2,7 +2,7 @@
 # Builds an environment with the client of OpenPipe ART and nip beside it, for `make test-art` and
 # for ART programs that train on lm_server (docs/art.md).
 #
-#   scripts/build_art.sh [DIR]           DIR is .art in the repository root unless given
+#   scripts/build_art.sh [DIR]           DIR is .art-env in the repository root unless given
 #
 #   PYTHON=python3.12    the interpreter to build it with (3.11 to 3.13)
 #   PIP_OPTIONS="..."    more options for pip
@@ -18,7 +18,7 @@
 set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-DIR="${1:-$ROOT/.art}"
+DIR="${1:-$ROOT/.art-env}"
 PYTHON="${PYTHON:-python3}"
 PIP_OPTIONS="${PIP_OPTIONS:-}"
 ART_VERSION=0.5.17

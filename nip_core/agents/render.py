@@ -39,6 +39,10 @@ class Game:
         self.protocol: Protocol = make_protocol(parameters)
         self.prompts = SystemPrompts(parameters, self.protocol)
         self._rules = Rules(parameters, self.protocol, self.prompts)
+        self._formats = {name: a.chat_format for name, a in parameters.model_agents.items()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.parameters,)  # another process makes its own
 
     def render(
         self, agent: str, situation: Situation, turns: Sequence[Turn], round_: int
@@ -80,7 +84,7 @@ class Game:
                         chat.append(message)
         spoke = any(turn.agent == agent for turn in by_round.get(round_, ()))
         asked = rounds[-1].moves and not spoke
-        return format_chat(chat, self.parameters.model_agents[agent].chat_format, asked=asked)
+        return format_chat(chat, self._formats[agent], asked=asked)
 
     def form(self, agent: str, round_: int, seed: int, turns: Sequence[Turn]) -> AnswerForm:
         """What form the answer of `agent` in `round_` must have, after `turns`."""
@@ -115,14 +119,15 @@ class Game:
 
     def turns_of(self, answers: Iterable[Answer], seed: int) -> list[Turn]:
         """The turns of an episode's valid answers, in the order of play. Raises InvalidResponse."""
-        order = self._rules.order
+        rules, order = self._rules, self._rules.order
         turns: list[Turn] = []
         before: list[Turn] = []
-        for answer in sorted(answers, key=lambda a: (a[0], order[a[1]])):
-            round_, agent, text, tokens = answer
-            if turns and turns[-1].round < round_:
+        for round_, agent, text, tokens in sorted(
+            answers, key=lambda a: a[0] * len(order) + order[a[1]]
+        ):
+            if rules.moves_by_turns and turns and turns[-1].round < round_:
                 before = turns.copy()
-            move = self._rules.parse(agent, round_, seed, text, before)
+            move = rules.parse(agent, round_, seed, text, before)
             turns.append(Turn(round_, agent, text, move, tokens))
         return turns
 

@@ -8,8 +8,8 @@ all others, those that a user adds included, for a while. Nothing is kept that d
 said in an episode.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Protocol, Turn
@@ -23,8 +23,8 @@ from nip_core.protocols.two_provers import TwoProversProtocol
 from nip_core.scenarios.code_validation.parsing import AnswerForm, parse_response
 from nip_core.scenarios.code_validation.prompts import FilledPrompt, SystemPrompts
 
-_T = TypeVar("_T")
-_MOST_KEPT = 4096  # answers, where they are of one episode each; short texts with their moves
+_MOST_KEPT = 4096  # short texts with their moves
+_MOST_SEEDS = 128
 _SHORT = 64  # characters of an answer that is likely to come again, such as a decision
 _SAME_FOR_ALL_SEEDS = (
     AdpProtocol,
@@ -51,6 +51,18 @@ class Seen(NamedTuple):
     channels: tuple[str, ...]  # that it reads, in the order in which it is shown them
 
 
+class _Kept:
+    """Answers for all seeds, or for one."""
+
+    __slots__ = ("forms", "names", "prompts", "rounds")
+
+    def __init__(self) -> None:
+        self.prompts: dict[tuple[str, int | None], FilledPrompt] = {}
+        self.names: Mapping[str, str | None] | None = None
+        self.rounds: dict[tuple[str, int, int | None], Sequence[Seen]] = {}
+        self.forms: dict[tuple[str, int], AnswerForm] = {}
+
+
 class Rules:
     """The answers of one protocol with its prompts. What it gives out must not be changed."""
 
@@ -58,26 +70,39 @@ class Rules:
         self._parameters, self._protocol, self._prompts = parameters, protocol, prompts
         self.order = {name: i for i, name in enumerate(protocol.agent_names)}
         self._by_seed = depends_on_seed(protocol)
-        self._moves_by_turns = type(protocol).movers is not Protocol.movers
-        self._kept: dict[Hashable, Any] = {}
-        self._parsed: dict[Hashable, Move] = {}
+        self.moves_by_turns = type(protocol).movers is not Protocol.movers
+        """Whether who moves may depend on what was said."""
+        self._same = _Kept()
+        self._of_seeds: dict[int, _Kept] = {}
+        self._parsed: dict[tuple[str, int, str], Move] = {}
 
     def system_prompt(self, agent: str, stance: int | None, seed: int) -> FilledPrompt:
         """The agent's system prompt, in which only the problem is missing."""
-        return self._keep(
-            ("system", agent, stance), seed, lambda: self._prompts.filled(agent, stance, seed)
-        )
+        kept = self._kept(seed).prompts
+        found = kept.get((agent, stance))
+        if found is None:
+            found = kept[agent, stance] = self._prompts.filled(agent, stance, seed)
+        return found
 
     def names(self, seed: int) -> Mapping[str, str | None]:
         """By agent, the name with which its messages reach the others; None: without one."""
-
-        def find() -> Mapping[str, str | None]:
-            return {
+        kept = self._kept(seed)
+        if kept.names is None:
+            kept.names = {
                 name: None if spec.anonymous else self._protocol.human_name(name, seed)
                 for name, spec in self._protocol.agents.items()
             }
+        return kept.names
 
-        return self._keep("names", seed, find)
+    def _kept(self, seed: int) -> _Kept:
+        if not self._by_seed:
+            return self._same
+        kept = self._of_seeds.get(seed)
+        if kept is None:
+            if len(self._of_seeds) >= _MOST_SEEDS:
+                self._of_seeds = {}
+            kept = self._of_seeds[seed] = _Kept()
+        return kept
 
     # Rounds.
 
@@ -90,13 +115,14 @@ class Rules:
         by_round: Mapping[int, Sequence[Turn]],
     ) -> Sequence[Seen]:
         """The rounds from the first to `last` as `agent` sees them, with these turns by round."""
-        if self._moves_by_turns:
+        if self.moves_by_turns:
             return self._rounds(agent, last, stance, seed, by_round)
-        return self._keep(
-            ("rounds", agent, last, stance),
-            seed,
-            lambda: self._rounds(agent, last, stance, seed, by_round),
-        )
+        kept = self._kept(seed).rounds
+        found = kept.get((agent, last, stance))
+        if found is None:
+            found = self._rounds(agent, last, stance, seed, by_round)
+            kept[agent, last, stance] = found
+        return found
 
     def _rounds(
         self,
@@ -140,11 +166,13 @@ class Rules:
 
     def form(self, agent: str, round_: int, seed: int, before: Sequence[Turn]) -> AnswerForm:
         """What form the answer of `agent` in the round must have, after the turns before it."""
-        if self._moves_by_turns:
+        if self.moves_by_turns:
             return self._form(agent, round_, seed, before)
-        return self._keep(
-            ("form", agent, round_), seed, lambda: self._form(agent, round_, seed, before)
-        )
+        kept = self._kept(seed).forms
+        found = kept.get((agent, round_))
+        if found is None:
+            found = kept[agent, round_] = self._form(agent, round_, seed, before)
+        return found
 
     def _form(self, agent: str, round_: int, seed: int, before: Sequence[Turn]) -> AnswerForm:
         protocol = self._protocol
@@ -159,7 +187,7 @@ class Rules:
     def parse(self, agent: str, round_: int, seed: int, text: str, before: Sequence[Turn]) -> Move:
         """The move in `text`. Raises InvalidResponse."""
         form = self.form(agent, round_, seed, before)
-        if len(text) > _SHORT or self._by_seed or self._moves_by_turns:
+        if len(text) > _SHORT or self._by_seed or self.moves_by_turns:
             return parse_response(text, form)
         place = (agent, round_, text)
         move = self._parsed.get(place)
@@ -169,15 +197,3 @@ class Rules:
                 self._parsed = {}
             self._parsed[place] = move
         return move
-
-    def _keep(self, what: Hashable, seed: int, find: Callable[[], _T]) -> _T:
-        kept = self._kept
-        if self._by_seed:
-            what = (seed, what)
-            if len(kept) >= _MOST_KEPT:
-                kept = self._kept = {}
-        try:
-            known: _T = kept[what]
-        except KeyError:
-            known = kept[what] = find()
-        return known

@@ -1,7 +1,7 @@
 """Training examples as Parquet, the source of every back-end's format.
 
 SCHEMAS, FILES    by method, the table's schema and its file's name
-write_examples    examples -> a file, a row group at a time
+write_examples    examples -> a file, a row group at a time, made by several processes
 Dataset           such a file: its rows in batches, its columns
 open_dataset      the committed one of a directory, checked
 validation_side   the questions whose examples are held out
@@ -14,24 +14,26 @@ Each row names the rollouts it came from. What a back-end wants is derived from 
 
 import hashlib
 import io
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nip_core.errors import CorruptionError
 from nip_core.hashing import derive_seed
 from nip_core.parameters import Method
+from nip_core.processes import how_many, map_in_processes
 from nip_core.rollouts.tables import check_version, in_current_version
 from nip_core.run_store.manifest import read_file, read_manifest, verify
 from nip_core.run_store.store import Store
-from nip_core.trainers.base import AnyExample, Example, Pair, Trajectory
+from nip_core.trainers.base import AnyExample, InParts
 
 SCHEMA_VERSION = 2
 """Version 2 added `question_id` and `tokens`, and the tables of pairs and trajectories."""
@@ -40,7 +42,6 @@ Row = dict[str, Any]
 
 _METADATA = {"nip.schema_version": str(SCHEMA_VERSION)}
 _ROWS_PER_GROUP = 500
-_TOKENS = {"prompt_token_ids": "<i4", "completion_token_ids": "<i4", "logprobs": "<f4"}
 _LINEAGE = [
     pa.field("key", pa.string(), nullable=False),
     pa.field("agent", pa.string(), nullable=False),
@@ -113,17 +114,58 @@ class Written:
     digest: str
 
 
-def write_examples(file: Path, method: Method, examples: Iterable[AnyExample]) -> Written:
+def write_examples(
+    file: Path, method: Method, examples: Iterable[AnyExample], processes: int | None = None
+) -> Written:
     """Write `examples` to a new Parquet file, in their order.
 
-    Equal examples give equal bytes. A few hundred examples are in memory at a time.
+    Equal examples give equal bytes and an equal digest, however many processes make them. A few
+    hundred examples per process are in memory at a time. `processes`: None, as many as are worth
+    it; they are used for examples that are made in parts.
     """
-    examples, hashes = iter(examples), _RowHashes(method)
+    made: Iterator[_Made]
+    parts = examples.parts if isinstance(examples, InParts) else ()
+    processes = how_many(len(parts)) if processes is None else processes
+    if isinstance(examples, InParts) and processes > 1:
+        make = partial(_make_part, method, examples.make)
+        made = map_in_processes(make, parts, processes)
+    else:
+        made = _make(method, examples)
+    hashes: list[bytes] = []
     with pq.ParquetWriter(file, SCHEMAS[method], compression="zstd") as writer:
-        while batch := list(islice(examples, _ROWS_PER_GROUP)):
-            hashes.add(_row(example) for example in batch)
-            writer.write_table(to_table(batch, method))
-    return Written(hashes.count, hashes.digest())
+        for table in _row_groups(made, hashes):
+            writer.write_table(table)
+    return Written(len(hashes), _digest_of(hashes, method))
+
+
+_Made = tuple[pa.Table, list[bytes]]  # examples and the hashes of their rows
+
+
+def _make(method: Method, examples: Iterable[AnyExample]) -> Iterator[_Made]:
+    examples = iter(examples)
+    while batch := list(islice(examples, _ROWS_PER_GROUP)):
+        table = to_table(batch, method)
+        yield table, _row_hashes(table)
+
+
+def _make_part(method: Method, make: Callable[[Any], Iterable[AnyExample]], part: Any) -> _Made:
+    """What a process of its own makes of a part."""
+    made = list(_make(method, make(part)))
+    tables = [SCHEMAS[method].empty_table(), *(table for table, _ in made)]
+    return pa.concat_tables(tables), [one for _, hashes in made for one in hashes]
+
+
+def _row_groups(made: Iterable[_Made], hashes: list[bytes]) -> Iterator[pa.Table]:
+    """The tables cut anew, so that no row group depends on how they came; collects `hashes`."""
+    waiting: pa.Table | None = None
+    for table, of_rows in made:
+        hashes += of_rows
+        waiting = table if waiting is None else pa.concat_tables([waiting, table])
+        while waiting.num_rows >= _ROWS_PER_GROUP:
+            yield waiting.slice(0, _ROWS_PER_GROUP).combine_chunks()
+            waiting = waiting.slice(_ROWS_PER_GROUP)
+    if waiting is not None and waiting.num_rows:
+        yield waiting.combine_chunks()
 
 
 def to_table(examples: Sequence[AnyExample], method: Method = "supervised") -> pa.Table:
@@ -143,9 +185,12 @@ def to_table(examples: Sequence[AnyExample], method: Method = "supervised") -> p
 
 def _message_lists(chats: Sequence[Sequence[Mapping[str, str]]]) -> pa.Array:
     flat = [message for chat in chats for message in chat]
-    parts = [
-        pa.array([message.get(field.name) for message in flat], field.type) for field in _MESSAGE
+    columns: list[list[str | None]] = [
+        [message["role"] for message in flat],
+        [message["content"] for message in flat],
+        [message.get("name") for message in flat],
     ]
+    parts = [pa.array(c, field.type) for c, field in zip(columns, _MESSAGE, strict=True)]
     messages = pa.StructArray.from_arrays(parts, fields=list(_MESSAGE))
     return _lists(chats, messages, _MESSAGES.type)
 
@@ -171,87 +216,95 @@ def _lists(lengths_of: Sequence[Sequence[Any] | None], values: pa.Array, kind: A
     return pa.ListArray.from_arrays(offsets, values, type=kind, mask=mask)
 
 
-def _row(example: AnyExample) -> Row:
-    """The example as its row in the table."""
-    row = {
-        "key": example.key,
-        "agent": example.agent,
-        "episode": example.episode,
-        "generations": list(example.generations),
-        "iteration": example.iteration,
-        "problem": example.problem,
-        "question_id": example.question_id,
-        "y": example.y,
-        "reward": example.reward,
-        "reason": example.reason,
-        "tokens": example.tokens,
-    }
-    match example:
-        case Example():
-            row["messages"] = [{"name": None, **message} for message in example.messages]
-        case Pair():
-            row["messages"] = [{"name": None, **message} for message in example.messages]
-            row |= {"chosen": example.chosen, "rejected": example.rejected}
-            row["rejected_reward"] = example.rejected_reward
-        case Trajectory():
-            row["turns"] = [_turn_row(turn) for turn in example.turns]
-            row |= {"group_id": example.group_id, "advantage": example.advantage}
-    return row
-
-
-def _turn_row(turn: Any) -> Row:
-    logprobs = turn.logprobs
-    return {
-        "prompt_token_ids": np.asarray(turn.prompt_token_ids, np.int32).tolist(),
-        "completion_token_ids": np.asarray(turn.completion_token_ids, np.int32).tolist(),
-        "logprobs": None if logprobs is None else np.asarray(logprobs, np.float32).tolist(),
-    }
-
-
-class _RowHashes:
-    """A digest that grows row by row and does not depend on their order; 48 bytes per row."""
-
-    def __init__(self, method: Method) -> None:
-        self._method, self._rows = method, list[bytes]()
-
-    @property
-    def count(self) -> int:
-        """Rows so far."""
-        return len(self._rows)
-
-    def add(self, rows: Iterable[Row]) -> None:
-        self._rows.extend(
-            row["key"].encode() + hashlib.sha256(_canonical(row)).digest() for row in rows
-        )
-
-    def digest(self) -> str:
-        total = hashlib.sha256(f"nip {self._method} {SCHEMA_VERSION} {self.count}\n".encode())
-        for row in sorted(self._rows):
-            total.update(row)
-        return total.hexdigest()
-
-
-def _canonical(row: Row) -> bytes:
-    """All of a row: as JSON what is short, then the texts and tokens, whose lengths that says."""
-    short, long = row.copy(), []
-    if "messages" in row:
-        texts = [message["content"] for message in row["messages"]]
-        short["messages"] = [[m["role"], m["name"], len(m["content"])] for m in row["messages"]]
-        long.append("".join(texts).encode("utf-8", "surrogatepass"))
-    if "turns" in row:
-        turns = [[(turn[name], kind) for name, kind in _TOKENS.items()] for turn in row["turns"]]
-        short["turns"] = [[None if v is None else len(v) for v, _ in turn] for turn in turns]
-        long += [np.asarray(v, kind).tobytes() for turn in turns for v, kind in turn if v]
-    # NaN, which a table can hold, is written as such.
-    text = json.dumps(short, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return b"\0".join((text.encode("utf-8", "surrogatepass"), *long))
+# The digest ---------------------------------------------------------------------------------------
 
 
 def dataset_digest(rows: Iterable[Row], method: Method = "supervised") -> str:
-    """SHA-256 over all columns of all rows, sorted by key."""
-    hashes = _RowHashes(method)
-    hashes.add(rows)
-    return hashes.digest()
+    """SHA-256 over all columns of all rows, sorted by key.
+
+    Equal rows give an equal digest, in whatever order, shards, row groups and chunks they are.
+    """
+    table = pa.Table.from_pylist(list(rows), schema=SCHEMAS[method])
+    return _digest_of(_row_hashes(table), method)
+
+
+def _digest_of(hashes: list[bytes], method: Method) -> str:
+    total = hashlib.sha256(f"nip {method} {SCHEMA_VERSION} {len(hashes)}\n".encode())
+    for row in sorted(hashes):
+        total.update(row)
+    return total.hexdigest()
+
+
+def _row_hashes(table: pa.Table) -> list[bytes]:
+    """For each row its key and a SHA-256 of all its columns; 48 bytes.
+
+    Hashed are, column by column, numbers in little-endian bytes, a text's or a list's length in
+    four bytes (-1: null) and then what is in it. Of other columns that may be null, a byte each
+    says which value is there. So no two different rows give the same bytes.
+    """
+    if not table.num_rows:
+        return []
+    table, here = table.combine_chunks(), np.arange(table.num_rows + 1)
+    pieces = [
+        piece
+        for field, column in zip(table.schema, table.columns, strict=True)
+        for piece in _pieces(column.chunk(0), here, is_nullable=field.nullable)
+    ]
+    rows = zip(*(_cut(*piece) for piece in pieces), strict=True)
+    keys = table["key"].to_pylist()
+    return [
+        key.encode() + hashlib.sha256(b"".join(row)).digest()
+        for key, row in zip(keys, rows, strict=True)
+    ]
+
+
+_Piece = tuple[memoryview, np.ndarray[Any, Any]]  # bytes, and where each row of the table begins
+
+
+def _pieces(array: pa.Array, ends: np.ndarray[Any, Any], *, is_nullable: bool) -> Iterator[_Piece]:
+    """An array as bytes. `ends`: where in it the rows of the table begin, and its length."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        for field, child in zip(kind, array.flatten(), strict=True):
+            yield from _pieces(child, ends, is_nullable=field.nullable)
+        return
+    if pa.types.is_list(kind) or pa.types.is_string(kind):
+        is_list = pa.types.is_list(kind)
+        lengths = pc.list_value_length(array) if is_list else pc.binary_length(array)
+        yield _numbers(lengths.fill_null(-1), "<i4"), ends * 4
+        offsets = np.concatenate(([0], np.cumsum(lengths.fill_null(0).to_numpy(), dtype=np.int64)))
+        if is_list:
+            items = kind.value_field.nullable
+            yield from _pieces(array.flatten(), offsets[ends], is_nullable=items)
+        else:
+            yield _text(array), offsets[ends]
+        return
+    if is_nullable:
+        yield _numbers(array.is_valid().cast(pa.int8()), "<i1"), ends
+        array = array.fill_null(0)
+    dtype = np.dtype(kind.to_pandas_dtype()).newbyteorder("<")
+    yield _numbers(array, dtype), ends * dtype.itemsize
+
+
+def _numbers(array: pa.Array, dtype: Any) -> memoryview:
+    values = array.to_numpy(zero_copy_only=False).astype(dtype)
+    if values.dtype.kind == "f":
+        values[np.isnan(values)] = np.nan  # of which there are many kinds
+    return memoryview(values.tobytes())
+
+
+def _text(array: pa.Array) -> memoryview:
+    """All texts of a string array, one after the other."""
+    array = array.fill_null("")
+    _, offsets, data = array.buffers()
+    if data is None:
+        return memoryview(b"")
+    begin, end = np.frombuffer(offsets, np.int32)[[array.offset, array.offset + len(array)]]
+    return memoryview(data)[begin:end]
+
+
+def _cut(data: memoryview, ends: np.ndarray[Any, Any]) -> Iterator[memoryview]:
+    return (data[a:b] for a, b in pairwise(ends.tolist()))
 
 
 # Reading ------------------------------------------------------------------------------------------

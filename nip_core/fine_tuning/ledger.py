@@ -201,7 +201,7 @@ class Ledger:
                     f"job {record.id} (group {record.group}, iteration {record.iteration}): not "
                     f"finished {deadline_s:g} s after its submission, last status "
                     f"{record.status!r}{trouble and f', last look failed: {trouble}'}; raise "
-                    "fine_tuning.deadline_s to wait longer, or cancel it"
+                    "deadline_s (of a run: fine_tuning.deadline_s) to wait longer, or cancel it"
                 )
             if trouble:
                 _log.warning("job %s: looking again, because %s", record.id, trouble)

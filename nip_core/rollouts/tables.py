@@ -300,6 +300,7 @@ class StoredRollouts:
     def __init__(self, store: Store, directories: Sequence[str]) -> None:
         """Reads nothing yet."""
         self._store, self._directories = store, tuple(directories)
+        self._manifests: list[Manifest] | None = None
 
     def episodes(self, columns: Sequence[str]) -> pa.Table:
         """These columns of all episodes."""
@@ -311,15 +312,29 @@ class StoredRollouts:
 
     def shards(self) -> Iterator[Rollouts]:
         """Everything, one shard in memory at a time."""
-        for directory in self._directories:
-            yield from iter_rollouts(self._store, directory)
+        for manifest in self._shards():
+            yield _read_shard(self._store, manifest)
+
+    def parts(self) -> "list[StoredRollouts]":
+        """Each shard as rollouts of its own, which can be sent to another process."""
+        parts = []
+        for manifest in self._shards():
+            part = StoredRollouts(self._store, [manifest.directory])
+            part._manifests = [manifest]
+            parts.append(part)
+        return parts
+
+    def _shards(self) -> list[Manifest]:
+        if self._manifests is None:
+            self._manifests = [
+                manifest
+                for directory in self._directories
+                for manifest in _shard_manifests(self._store, directory)
+            ]
+        return self._manifests
 
     def _columns(self, kind: str, columns: Sequence[str]) -> pa.Table:
-        tables = [
-            _read_table(self._store, manifest, kind, columns)
-            for directory in self._directories
-            for manifest in _shard_manifests(self._store, directory)
-        ]
+        tables = [_read_table(self._store, manifest, kind, columns) for manifest in self._shards()]
         return pa.concat_tables([_SCHEMAS[kind].empty_table().select(columns), *tables])
 
 

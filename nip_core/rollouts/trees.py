@@ -6,6 +6,7 @@ steps, ancestors        a branch path as numbers, and the paths above it
 tree_of, tree_order     which tree an episode is in, and where it stands in it
 children_of             which nodes follow which
 generations_by_episode  every episode with its generations, those that it shares included
+for_each_episode        the same as a table
 expected_rewards        what an agent can expect after each answer
 
 A tree is an episode in which a turn is taken several times. A node is a state between two rounds;
@@ -23,6 +24,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters import HyperParameters
@@ -165,6 +169,29 @@ def generations_by_episode(episodes: Iterable[Row], generations: Iterable[R]) ->
         for node in ancestors(path):
             found[key] += at_node.get((trees[key], node), ())
     return found
+
+
+def for_each_episode(episodes: pa.Table, generations: pa.Table) -> pa.Table:
+    """`generations` with a row for every episode that has it, which then stands in `episode`.
+
+    Both tables need the columns that `generations_by_episode` does, and all leaves of their trees
+    must be there. Without trees it is the table that was given.
+    """
+    if not pc.any(pc.not_equal(episodes["branch_path"], "")).as_py():
+        return generations
+    numbered: list[dict[str, Any]] = generations.select(["episode", "branch_path"]).to_pylist()
+    for number, row in enumerate(numbered):
+        row["number"] = number
+    leaves = episodes.select(["key", "branch_path", *TREE_COLUMNS]).to_pylist()
+    pairs = [
+        (key, row["number"])
+        for key, rows in generations_by_episode(leaves, numbered).items()
+        for row in rows
+    ]
+    at = generations.schema.get_field_index("episode")
+    keys = pa.array([key for key, _ in pairs], generations.schema.field(at).type)
+    table = generations.take(pa.array([number for _, number in pairs], pa.int64()))
+    return table.set_column(at, generations.schema.field(at), keys)
 
 
 def children_of(leaves: Iterable[Path]) -> dict[Path, list[Path]]:

@@ -5,6 +5,7 @@ InMemory      such ones that are tables already; OfProblems, those of some probl
 Example       a conversation to imitate (method ``supervised``)
 Pair          a better and a worse answer to one prompt (``dpo``)
 Trajectory    what an agent generated in an episode, with its advantage (``trajectories``)
+InParts       examples that can be made part by part, each in another process
 Choice        what a trainer chose: examples in the order of play, and how many of what
 Chooser       the function that every trainer is
 
@@ -14,9 +15,9 @@ number. Which examples it chooses does not depend on the order of the rows, nor 
 Every example names the episode and the generations it came from, and why it was chosen.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,6 +40,9 @@ class Rollouts(Protocol):
         """Everything, one shard in memory at a time. An episode and its generations, and all
         branches of a tree, are in one shard."""
 
+    def parts(self) -> Sequence["Rollouts"]:
+        """Each shard as rollouts of its own, in order; they are picklable."""
+
 
 @dataclass(frozen=True)
 class InMemory:
@@ -54,6 +58,9 @@ class InMemory:
 
     def shards(self) -> Iterator[Shard]:
         return iter(self.tables)
+
+    def parts(self) -> "list[InMemory]":
+        return [InMemory((shard,)) for shard in self.tables]
 
 
 class OfProblems:
@@ -77,6 +84,11 @@ class OfProblems:
             episodes = self._of_problems(here, shard.episodes.column_names)
             columns = shard.generations.column_names
             yield Shard(episodes, self._of_episodes(here, columns, episodes["key"]))
+
+    def parts(self) -> "list[OfProblems]":
+        """See `Rollouts`."""
+        problems = self._problems.to_pylist()
+        return [OfProblems(part, problems) for part in self._rollouts.parts()]
 
     def _of_problems(self, rollouts: Rollouts, columns: Sequence[str]) -> pa.Table:
         table = rollouts.episodes(_with(columns, "problem"))
@@ -146,6 +158,19 @@ class Trajectory(_Lineage):
 
 
 AnyExample = Example | Pair | Trajectory
+
+
+@dataclass(frozen=True)
+class InParts:
+    """Examples that are made part by part. `make` and the parts are picklable."""
+
+    make: Callable[[Any], Iterable[AnyExample]]
+    parts: Sequence[Any]
+    """In the order of play; each holds what `make` needs."""
+
+    def __iter__(self) -> Iterator[AnyExample]:
+        for part in self.parts:
+            yield from self.make(part)
 
 
 @dataclass

@@ -15,8 +15,10 @@ each choice depends on which problem was played when, on rewards and on seeds.
 """
 
 import hashlib
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +27,7 @@ from nip_core.agents.render import ChatMessage, Game, Situation, Turn
 from nip_core.hashing import canonical_json, derive_key, derive_seed
 from nip_core.parameters import HyperParameters, PureTextEiParameters, TextRlParameters
 from nip_core.protocols import make_protocol
-from nip_core.trainers.base import Choice, Example, Rollouts
+from nip_core.trainers.base import Choice, Example, InParts, Rollouts
 from nip_core.trainers.sides import Episode, Sides, played
 
 TRUE_LABEL = "true_label"
@@ -54,14 +56,14 @@ def choose_examples(
     counts: Counter[str] = Counter(candidates=len(sides.keys) * len(agents))
     picks = [p for agent in agents for p in _pick(game, agent, iteration, sides, counts)]
     if settings.deduplicate:
-        unique = _without_duplicates(game, rollouts, sides, picks)
+        unique = _without_duplicates(game, sides, picks)
         counts["duplicates"] = len(picks) - len(unique)
         picks = unique
     balanced = [p for agent in agents for p in _balanced(settings, agent, sides, picks)]
     counts["surplus"] = len(picks) - len(balanced)
     return Choice(
         "supervised",
-        _examples(game, rollouts, sides, balanced),
+        InParts(partial(_examples, game), _by_part(sides, balanced)),
         {name: count for name, count in counts.items() if count or name == "candidates"},
     )
 
@@ -159,18 +161,17 @@ def select(
     return result
 
 
-def _without_duplicates(
-    game: Game, rollouts: Rollouts, sides: Sides, picks: Sequence[_Pick]
-) -> list[_Pick]:
+def _without_duplicates(game: Game, sides: Sides, picks: Sequence[_Pick]) -> list[_Pick]:
     """One of several picks of an agent with the same conversation, in the order given."""
     first: dict[tuple[str, bytes], tuple[Any, _Pick]] = {}
-    for episode, pick in _played(game, rollouts, sides, picks):
-        conversation = canonical_json(_conversation(game, episode, pick))
-        text = hashlib.sha256(conversation).digest()
-        order = (sides.places[pick.at], pick.reason, pick.draw)
-        known = first.get((pick.agent, text))
-        if known is None or order < known[0]:
-            first[pick.agent, text] = (order, pick)
+    for part in _by_part(sides, picks):
+        for episode, (_, pick, _) in _played(game, part):
+            conversation = canonical_json(_conversation(game, episode, pick))
+            text = hashlib.sha256(conversation).digest()
+            order = (sides.places[pick.at], pick.reason, pick.draw)
+            known = first.get((pick.agent, text))
+            if known is None or order < known[0]:
+                first[pick.agent, text] = (order, pick)
     kept = {pick for _, pick in first.values()}
     return [pick for pick in picks if pick in kept]
 
@@ -247,24 +248,50 @@ def _conversation(game: Game, episode: Episode, pick: _Pick) -> list[ChatMessage
     return own_side(game, pick.agent, situation, turns, episode.rounds - 1, label)
 
 
-def _played(
-    game: Game, rollouts: Rollouts, sides: Sides, picks: Sequence[_Pick]
-) -> Iterator[tuple[Episode, _Pick]]:
-    """The picks with their episodes, in the order of play."""
-    by_episode: dict[str, list[_Pick]] = defaultdict(list)
-    for pick in picks:
-        by_episode[sides.keys[pick.at]].append(pick)
+class _Chosen(NamedTuple):
+    """A pick with what is known of it."""
+
+    episode: str  # its key
+    pick: _Pick
+    reward: float
+
+
+_Part = tuple[Rollouts, list[_Chosen]]
+
+
+def _by_part(sides: Sides, picks: Sequence[_Pick]) -> list[_Part]:
+    """The shards in the order of play, each with the picks from it; those without are left out."""
+    ordered = sorted(picks, key=lambda pick: pick.at)
+    parts, begin, start = [], 0, 0
+    for part, size in zip(sides.parts, sides.sizes, strict=True):
+        start += size
+        end = bisect_left(ordered, start, begin, key=lambda pick: pick.at)
+        chosen = [
+            _Chosen(sides.keys[pick.at], pick, float(sides.rewards[pick.agent][pick.at]))
+            for pick in ordered[begin:end]
+        ]
+        if chosen:
+            parts.append((part, chosen))
+        begin = end
+    return parts
+
+
+def _played(game: Game, part: _Part) -> Iterator[tuple[Episode, _Chosen]]:
+    """What was chosen from a shard with its episodes, in the order of play."""
+    rollouts, chosen = part
+    by_episode: dict[str, list[_Chosen]] = defaultdict(list)
+    for one in chosen:
+        by_episode[one.episode].append(one)
     agents = {agent: i for i, agent in enumerate(game.protocol.agent_names)}
     for episode in played(game, rollouts, by_episode.keys()):
         own = by_episode[episode.key]
-        for pick in sorted(own, key=lambda p: (agents[p.agent], p.reason, p.draw)):
-            yield episode, pick
+        own.sort(key=lambda one: (agents[one.pick.agent], one.pick.reason, one.pick.draw))
+        for one in own:
+            yield episode, one
 
 
-def _examples(
-    game: Game, rollouts: Rollouts, sides: Sides, picks: Sequence[_Pick]
-) -> Iterator[Example]:
-    for episode, pick in _played(game, rollouts, sides, picks):
+def _examples(game: Game, part: _Part) -> Iterator[Example]:
+    for episode, (_, pick, reward) in _played(game, part):
         own = episode.own(pick.agent)
         yield Example(
             key=derive_key("example", episode.key, pick.agent, pick.reason, pick.draw),
@@ -275,7 +302,7 @@ def _examples(
             problem=episode.problem,
             question_id=episode.question_id,
             y=episode.y,
-            reward=float(sides.rewards[pick.agent][pick.at]),
+            reward=reward,
             reason=pick.reason,
             tokens=own.tokens,
             messages=tuple(_conversation(game, episode, pick)),

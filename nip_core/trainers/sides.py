@@ -1,7 +1,7 @@
 """Rollouts as trainers look at them: small columns of everything, then whole episodes one by one.
 
 Sides    who earned what in which episode, and whether the agent spoke
-played   chosen episodes with their turns, shard by shard in the order of play
+played   chosen episodes of a shard with their turns, in the order of play
 Episode, Own   one of them, and what an agent did in it
 """
 
@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,33 +19,41 @@ import pyarrow.compute as pc
 from nip_core.agents.render import Game, InvalidResponse, Situation, Turn
 from nip_core.errors import StageError
 from nip_core.hashing import derive_key
-from nip_core.rollouts.tables import Rollouts as Shard
+from nip_core.rollouts.schema import EPISODES
+from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
 from nip_core.trainers.base import Rollouts
 
 _PLACE = ("split", "iteration", "problem", "sample", "branch_path")
-_FACTS = ("key", *_PLACE, "y", "decision", "outcome", "rewards")
+_FACTS = ("key", "run", *_PLACE, "y", "decision", "outcome", "rewards")
 _OF_EPISODES = (
     *("key", "iteration", "problem", "question_id", "y", "rounds"),
     *("question", "solution", "prover_stance", "seed"),
 )
+_OF_TREES = ("key", "branch_path", *TREE_COLUMNS)
 _OF_GENERATIONS = (
     *("episode", "round", "agent", "text"),
     *("key", "prompt_tokens", "completion_tokens"),
 )
+_Answer = tuple[Any, ...]  # a valid generation, with these columns
+_ROUND_AND_KEY = itemgetter(1, 4)
 
 
 class Sides:
     """All episodes from the sides of some agents. Arrays have one entry per episode."""
 
     def __init__(self, rollouts: Rollouts, agents: Sequence[str]):
-        episodes = rollouts.episodes(_FACTS)
+        self.parts = rollouts.parts()
+        read = [part.episodes(_FACTS) for part in self.parts]
+        self.sizes = [table.num_rows for table in read]  # by part, how many episodes it has
+        episodes = pa.concat_tables([EPISODES.empty_table().select(_FACTS), *read])
         self._places = episodes.select(_PLACE)
         self.keys: list[str] = episodes["key"].to_pylist()
         self.y = _numbers(episodes["y"])
         self.decision = _numbers(episodes["decision"])
         self.failed = _numbers(pc.equal(episodes["outcome"], "failed"))
         self.rewards = {a: _rewards(episodes["rewards"], a) for a in agents}
-        valid = rollouts.generations(("episode", "agent", "invalid_reason"))
+        valid = rollouts.generations(("episode", "branch_path", "agent", "invalid_reason"))
+        valid = for_each_episode(episodes, valid)
         valid = valid.filter(pc.is_null(valid["invalid_reason"]))
         self.spoke = {}
         for agent in agents:
@@ -65,19 +74,7 @@ class Own(NamedTuple):
     tokens: int | None  # prompt and answer of the last one; None: not reported
 
 
-class _Answer(NamedTuple):
-    """A valid generation. The fields are the columns."""
-
-    episode: str
-    round: int
-    agent: str
-    text: str
-    key: str
-    prompt_tokens: int
-    completion_tokens: int
-
-
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Episode:
     """A played episode."""
 
@@ -93,44 +90,37 @@ class Episode:
 
     def own(self, agent: str) -> Own:
         """What the agent did."""
-        own = [answer for answer in self.answers if answer.agent == agent]
-        own.sort(key=lambda answer: (answer.round, answer.key))
-        prompt, completion = own[-1].prompt_tokens, own[-1].completion_tokens
+        own = [answer for answer in self.answers if answer[2] == agent]
+        own.sort(key=_ROUND_AND_KEY)
+        *_, prompt, completion = own[-1]
         tokens = prompt + completion if prompt > 0 and completion > 0 else None
-        return Own(tuple(answer.key for answer in own), tokens)
+        return Own(tuple([answer[4] for answer in own]), tokens)
 
 
-def played(game: Game, rollouts: Rollouts, keys: Collection[str]) -> Iterator[Episode]:
-    """The episodes with these keys, one shard in memory at a time.
+def played(game: Game, part: Rollouts, keys: Collection[str]) -> Iterator[Episode]:
+    """The episodes with these keys in one of the `Sides.parts`, in the order of play.
 
     Raises StageError for an answer that this version of nip reads otherwise.
     """
     if not keys:
         return
-    for shard in rollouts.shards():
-        yield from _of_shard(game, shard, keys)
-
-
-def _of_shard(game: Game, shard: Shard, keys: Collection[str]) -> Iterator[Episode]:
-    here = shard.episodes["key"].to_pylist()
+    episodes = part.episodes(_OF_EPISODES)
+    here = episodes["key"].to_pylist()
     wanted = [i for i, key in enumerate(here) if key in keys]
-    if not wanted:
-        return
-    episodes, generations = shard.episodes.select(_OF_EPISODES), shard.generations
+    generations = part.generations((*_OF_GENERATIONS, "branch_path", "invalid_reason"))
+    generations = for_each_episode(part.episodes(_OF_TREES), generations)
     valid = pc.is_null(generations["invalid_reason"])
-    generations = generations.select(_OF_GENERATIONS)
     if len(wanted) < len(here):
         episodes = episodes.take(wanted)
         valid = pc.and_(valid, pc.is_in(generations["episode"], value_set=episodes["key"]))
     by_episode: dict[str, list[_Answer]] = defaultdict(list)
-    for row in _rows(generations.filter(valid)):
-        answer = _Answer._make(row)
-        by_episode[answer.episode].append(answer)
+    for answer in _rows(generations.filter(valid).select(_OF_GENERATIONS)):
+        by_episode[answer[0]].append(answer)
     for row in _rows(episodes):
         key, iteration, problem, question_id, y, rounds, question, solution, stance, seed = row
         answers = by_episode[key]
         try:
-            turns = game.turns_of(((a.round, a.agent, a.text, None) for a in answers), seed)
+            turns = game.turns_of([(a[1], a[2], a[3], None) for a in answers], seed)
         except InvalidResponse as invalid:
             raise StageError(
                 f"episode {key}: an answer that counted as valid when it was played is not "

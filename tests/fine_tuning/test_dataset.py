@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import fields, replace
+from itertools import pairwise
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from nip_core.fine_tuning.dataset import (
     FILES,
     SCHEMAS,
     Dataset,
+    _row_hashes,
     dataset_digest,
     open_dataset,
     to_table,
@@ -91,6 +94,19 @@ def test_the_digest_is_that_of_the_rows_in_whatever_order(method, tmp_path):
     assert forward.examples == 7
 
 
+@settings(max_examples=30, deadline=None)
+@given(method=st.sampled_from(METHODS), data=st.data())
+def test_a_rows_part_in_the_digest_is_the_same_next_to_any_others(method, data):
+    examples = made(method, 6)
+    if data.draw(st.booleans()):
+        examples[2] = replace(examples[2], tokens=None)
+    whole = to_table(examples, method)
+    ends = sorted(data.draw(st.sets(st.integers(0, 6))) | {0, 6})
+    pieces = [whole.slice(a, b - a) for a, b in pairwise(ends)]
+    assert [h for piece in pieces for h in _row_hashes(piece)] == _row_hashes(whole)
+    assert _row_hashes(pa.concat_tables(pieces)) == _row_hashes(whole)
+
+
 CHANGES = {
     "key": "other",
     "agent": "prover",
@@ -131,6 +147,30 @@ def test_text_that_moves_from_one_message_to_the_next_changes_the_digest():
         return dataset_digest(to_table([replace(example(0), messages=messages)]).to_pylist())
 
     assert len({digest("ab", "c"), digest("a", "bc"), digest("abc", "")}) == 3
+
+
+def test_who_a_message_is_from_has_a_part_in_the_digest():
+    def digest(**one):
+        messages = ({"role": "user", "content": "a", **one},)
+        return dataset_digest(to_table([replace(example(0), messages=messages)]).to_pylist())
+
+    others = ({"role": "system"}, {"name": "Expert_1"}, {"name": "Expert_2"})
+    assert len({digest(), *(digest(**other) for other in others)}) == 4
+
+
+def test_every_token_and_its_log_probability_has_a_part_in_the_digest():
+    def digest(**change):
+        turn = replace(trajectory(0).turns[0], **change)
+        rows = to_table([replace(trajectory(0), turns=(turn,))], "trajectories").to_pylist()
+        return dataset_digest(rows, "trajectories")
+
+    changes = (
+        {"prompt_token_ids": [1, 7]},
+        {"completion_token_ids": [3, 7]},
+        {"logprobs": [-0.25, -7.0]},
+        {"logprobs": None},
+    )
+    assert len({digest(), *(digest(**change) for change in changes)}) == 5
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -16,8 +16,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from job_server import FakeTime, WireServer
 from pydantic import ValidationError
-from served_here import KEY, serve
-from submitted import episodes, pairs, sampled_episodes, served, slow_spec, talks
+from submitted import episodes, pairs, served, slow_spec, talks
 
 from nip_core.errors import JobError, SettingsError
 from nip_core.fine_tuning import (
@@ -29,11 +28,8 @@ from nip_core.fine_tuning import (
     TrainingJobRef,
     TrainingStatusEnum,
 )
-from nip_core.lm_server import slots
 from nip_core.lm_server.owner import ServerHandle
 from nip_core.lm_server.spec import ServerSpec
-from nip_core.lm_server.trainers import SubprocessTrainer
-from nip_core.models import resolve_model
 
 RATE = 1.23e-5
 KEY_VARIABLE = "KEY_OF_TEST_SERVER"
@@ -420,66 +416,3 @@ async def test_the_key_is_in_no_file_log_or_representation(
     files = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()).decode()
     for text in (caplog.text, files, repr(trainer), repr(trainer.config), repr(status), repr(ref)):
         assert server.api_key not in text
-
-
-# What is asked for reaches the trainer ------------------------------------------------------------
-
-
-class TrainerHere(SubprocessTrainer):
-    """Trains in this process, which spares the start of another; what it is given is the same."""
-
-    async def _run_child(self, task: Any, report: Any, started: Any, stop: Any) -> Any:
-        from nip_core.lm_server.training.main import main
-
-        task.output_dir.mkdir(parents=True)
-        returncode = main(["--job-dir", str(task.job_dir)])
-        lines = (task.job_dir / "events.jsonl").read_text().splitlines()
-        report([json.loads(line) for line in lines])
-        return returncode, None
-
-
-@pytest.mark.parametrize("method", ["supervised", "dpo", "trajectories"])
-async def test_the_learning_rate_is_the_one_that_the_trainer_gets_and_steps_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    pytest.importorskip("trl")
-    monkeypatch.setattr(slots, "SubprocessTrainer", TrainerHere)
-    monkeypatch.setenv(KEY_VARIABLE, KEY)
-    settings = {
-        "learning_rate": RATE,
-        "lr_scheduler": "constant",
-        "n_epochs": 1,
-        "batch_size": 5,
-        "lora_rank": 4,
-        "max_length": 64,
-    }
-    spec = ServerSpec(
-        "embedded", resolve_model("tiny"), served_model_name="tiny", options={"threads": 1}
-    )
-    async with serve(tmp_path / "server", spec=spec) as here:
-        trainer = OpenAITrainerAdapter(
-            config(
-                here.url,
-                tmp_path / "state",
-                model="tiny",
-                method=method,
-                hyperparameters=settings,
-            )
-        )
-        if method == "trajectories":
-            collection = await sampled_episodes(here.url, KEY, "tiny", method)
-        else:
-            collection = {"supervised": talks, "dpo": pairs}[method](method)
-        ref = await trainer.submit(collection)
-        end = await trainer.wait_until_complete(ref, poll_interval=0.1)
-    assert end.status is TrainingStatusEnum.COMPLETED, end.message
-    assert end.metadata is not None
-    used = end.metadata["hyperparameters"]
-    assert {name: used[name] for name in settings} == settings
-    (job,) = (tmp_path / "server").rglob("job.json")
-    given = json.loads(job.read_text())["hyperparameters"]
-    assert {name: given[name] for name in settings} == settings
-    (record,) = (tmp_path / "state").rglob("jobs/*.json")
-    events = json.loads(record.read_text())["backend_events"]
-    rates = [event["data"]["learning_rate"] for event in events if event["type"] == "metrics"]
-    assert rates and set(rates) == {RATE}

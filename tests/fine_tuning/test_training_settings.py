@@ -1,4 +1,4 @@
-"""What a configuration says of training is what the trainer does, by the loop's own path."""
+"""What a configuration says of training is what the trainer does: by the loop's path, by an adapter."""
 
 import json
 from contextlib import aclosing
@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from made_examples import made
 from served_here import KEY, serve
+from submitted import pairs, sampled_episodes, talks
 
+from nip_core.fine_tuning import (
+    OpenAITrainerAdapter,
+    OpenAITrainerAdapterConfig,
+    TrainingStatusEnum,
+)
 from nip_core.fine_tuning.dataset import FILES, Dataset, write_examples
 from nip_core.fine_tuning.job import JobSpec
 from nip_core.fine_tuning.ledger import Ledger
@@ -72,6 +78,12 @@ class TrainerHere(SubprocessTrainer):
         return returncode, None
 
 
+def tiny() -> ServerSpec:
+    return ServerSpec(
+        "embedded", resolve_model("tiny"), served_model_name="tiny", options={"threads": 1}
+    )
+
+
 @pytest.mark.parametrize("method", list(OF_METHOD))
 async def test_the_configured_hyper_parameters_are_those_of_the_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Any
@@ -106,11 +118,8 @@ async def test_the_configured_hyper_parameters_are_those_of_the_trainer(
         validation_digest="v",
     )
     run = RunStore(LocalStore(tmp_path / "runs"), "rate")
-    place = ServerSpec(
-        "embedded", resolve_model("tiny"), served_model_name="tiny", options={"threads": 1}
-    )
     async with (
-        serve(tmp_path / "server", spec=place) as here,
+        serve(tmp_path / "server", spec=tiny()) as here,
         aclosing(OpenAIBackend(f"{here.url}/v1", KEY, extensions=True)) as backend,
     ):
         ledger = Ledger(run, backend, settle_s=0)
@@ -131,3 +140,48 @@ async def test_the_configured_hyper_parameters_are_those_of_the_trainer(
     }
     assert (used["n_epochs"], used["batch_size"], used["lora_rank"]) == (1, 5, 4)
     assert any("validation loss" in e["message"] for e in record.backend_events)
+
+
+@pytest.mark.parametrize("method", list(OF_METHOD))
+async def test_the_learning_rate_of_an_adapter_is_the_one_that_the_trainer_gets_and_steps_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    pytest.importorskip("trl")
+    monkeypatch.setattr(slots, "SubprocessTrainer", TrainerHere)
+    monkeypatch.setenv("KEY_OF_TEST_SERVER", KEY)
+    settings = {
+        "learning_rate": RATE,
+        "lr_scheduler": "constant",
+        "n_epochs": 1,
+        "batch_size": 5,
+        "lora_rank": 4,
+        "max_length": 64,
+    }
+    async with serve(tmp_path / "server", spec=tiny()) as here:
+        trainer = OpenAITrainerAdapter(
+            OpenAITrainerAdapterConfig(
+                base_url=here.url,
+                model="tiny",
+                method=method,
+                state_dir=str(tmp_path / "state"),
+                api_key_variable="KEY_OF_TEST_SERVER",
+                hyperparameters=settings,
+            )
+        )
+        if method == "trajectories":
+            collection = await sampled_episodes(here.url, KEY, "tiny", method)
+        else:
+            collection = {"supervised": talks, "dpo": pairs}[method](method)
+        ref = await trainer.submit(collection)
+        end = await trainer.wait_until_complete(ref, poll_interval=0.1)
+    assert end.status is TrainingStatusEnum.COMPLETED, end.message
+    assert end.metadata is not None
+    used = end.metadata["hyperparameters"]
+    assert {name: used[name] for name in settings} == settings
+    (job,) = (tmp_path / "server").rglob("job.json")
+    given = json.loads(job.read_text())["hyperparameters"]
+    assert {name: given[name] for name in settings} == settings
+    (record,) = (tmp_path / "state").rglob("jobs/*.json")
+    events = json.loads(record.read_text())["backend_events"]
+    rates = [event["data"]["learning_rate"] for event in events if event["type"] == "metrics"]
+    assert rates and set(rates) == {RATE}

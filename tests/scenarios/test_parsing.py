@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nip_core.protocols import NO_DECISION
 from nip_core.protocols.scales import SCALES, discrete
+from nip_core.scenarios.code_validation import parsing
 from nip_core.scenarios.code_validation.parsing import (
     AnswerForm,
     InvalidResponse,
@@ -235,6 +236,33 @@ def test_the_kinds_of_invalid_answers_can_be_told_apart():
 def test_a_decision_is_read_without_a_form_too():
     assert parse_decision("**Decision:** 7/10", SCALES["out_of_10"]) == "7"
     assert parse_decision("Why?", SCALES["out_of_10"]) is None
+
+
+PIECES = [
+    "Decision: accept", "decision", "Question:", "Question for Expert_1:", "Answer: it is", "<think>",
+    "</think>", "```", ">", '"', "\n", " ", "\0", "\t", "\x1c", "\x1f", "\u200b", "\xa0", "é", "\udc80", "x",
+]  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=8).map("".join),
+    scale=st.sampled_from([None, "accept_reject", "out_of_10"]),
+    reasoning=st.booleans(),
+)
+def test_a_text_that_is_taken_whole_at_once_is_what_a_full_reading_makes_of_it(
+    text, scale, reasoning
+):
+    form_ = form(scale, reasoning=reasoning)
+    if parsing._is_all_message(text, form_):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(parsing, "_is_all_message", lambda *_: False)
+            assert meaning(text, form_) == {"main": text.strip()}
+
+
+@pytest.mark.parametrize("text", ["Question: why?", "x", " \n It loops. \n"])
+def test_most_messages_are_taken_whole_at_once(text):
+    assert parsing._is_all_message(text, form(None)) and parsing._is_all_message(text, form())
 
 
 LONG = [

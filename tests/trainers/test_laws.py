@@ -3,12 +3,15 @@
 from collections import Counter
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 from handmade import ACCEPT, REJECT, choice, make_game
 from handmade import Rollouts as Made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nip_core.fine_tuning.dataset import dataset_digest, to_table
+from nip_core.errors import StageError
+from nip_core.fine_tuning.dataset import dataset_digest, to_table, write_examples
 from nip_core.rollouts.tables import Rollouts as Shard
 from nip_core.trainers.base import InMemory, OfProblems
 from nip_core.trainers.expert_iteration import choose_examples
@@ -87,6 +90,36 @@ def test_rows_shards_and_repetition_change_nothing(episodes, ei, share, seed, at
     assert digest_of(game, made.tables()) == usual
     assert digest_of(game, made.tables(shuffle_seed=seed)) == usual
     assert digest_of(game, *cut(made.tables(shuffle_seed=seed), at)) == usual
+
+
+def test_the_dataset_is_the_same_however_many_processes_make_it(tmp_path):
+    game, made = game_of({"reward_threshold": -1.0}, 0.4), Made()
+    for i in range(700):
+        made.add(i, i % 2, ["Question: a?", "Answer: b", ACCEPT], (1.0, -1.0))
+    shards = [shard for part in cut(made.tables(), 450) for shard in cut(part, 301)]
+    written = {}
+    for processes in (1, 2):
+        file = tmp_path / str(processes)
+        found = choice(game, "all", 0, *shards).examples
+        written[processes] = write_examples(file, "supervised", found, processes), file.read_bytes()
+    assert written[1] == written[2]
+    assert written[1][0].examples == 1400
+    assert pq.ParquetFile(tmp_path / "2").metadata.num_row_groups == 3
+
+
+def test_an_answer_that_counts_no_more_is_the_same_error_from_another_process(tmp_path):
+    game, made = game_of({"reward_threshold": -1.0}, 0.0), Made()
+    for i in range(4):
+        made.add(
+            i, 1, ["Question: a?", "Answer: b", "Decision: maybe" if i == 3 else ACCEPT], (1, 1)
+        )
+    errors = []
+    for processes in (1, 2):
+        found = choice(game, "all", 0, *cut(made.tables(), 2)).examples
+        with pytest.raises(StageError, match="another version of nip has played it") as raised:
+            write_examples(tmp_path / "a", "supervised", found, processes)
+        errors.append(str(raised.value))
+    assert errors[0] == errors[1] and "a-e0-3" in errors[0]
 
 
 @settings(max_examples=30, deadline=None)

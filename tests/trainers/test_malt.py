@@ -18,6 +18,7 @@ from nip_core.rollouts.schema import EPISODES, GENERATIONS
 from nip_core.rollouts.tables import Rollouts
 from nip_core.rollouts.trees import Branching, ancestors, generations_by_episode, steps
 from nip_core.trainers.base import InMemory
+from nip_core.trainers.expert_iteration import choose_examples
 from nip_core.trainers.malt import choose_pairs
 
 ACCEPT, REJECT = "Decision: accept", "Decision: reject"
@@ -453,3 +454,36 @@ async def test_the_prompt_of_a_pair_is_what_the_server_was_asked():
         mine = [row["key"] for row in by_episode[pair.episode]]
         assert pair.generations[0] in mine and pair.generations[1] not in mine
     assert all(a.problem != b.problem or a.key != b.key for a, b in pairwise(pairs))
+
+
+async def test_expert_iteration_over_earlier_trees_learns_whole_conversations():
+    """A run that goes on from MALT may imitate: what leaves share is part of each of them."""
+    game = make_game(
+        agents={"_default": {"model_provider": "SelfHosted", "model_name": "m"}},
+        rl={"rollouts_per_iteration": None},
+    )
+
+    def script(body):
+        count = body.get("n", 1)
+        if agent_of(body) == "prover":
+            return [f"Answer: {i}" for i in range(count)]
+        if any(m["role"] == "assistant" for m in body["messages"]):
+            return [ACCEPT, REJECT][:count]
+        return [f"Question: {i}?" for i in range(count)]
+
+    branch = Branching(game.parameters, game.protocol, 0)
+    tables = (await play(game.parameters, script, on=problems(3), branch=branch)).tables()
+    shards = InMemory((Rollouts(tables.episodes, tables.generations),))
+    for agent, own in (("verifier", [0, 2]), ("prover", [1])):
+        choice = choose_examples(game, agent, 1, shards, [agent])
+        examples = list(choice.examples)
+        assert len(examples) == 3 * 4 and choice.counts.get("silent") is None
+        rows = {row["key"]: row for row in tables.generations.to_pylist()}
+        paths = {row["key"]: row["branch_path"] for row in tables.episodes.to_pylist()}
+        for example in examples:
+            found = [rows[key] for key in example.generations]
+            assert [row["round"] for row in found] == own
+            leaf = ancestors(paths[example.episode])
+            assert [row["branch_path"] for row in found] == [leaf[r] for r in own]
+            said = [m["content"] for m in example.messages if m["role"] == "assistant"]
+            assert said == [row["text"] for row in found]

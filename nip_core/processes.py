@@ -1,0 +1,158 @@
+"""One function over many items, in processes of its own.
+
+map_in_processes   the results in the order of the items, a few of them under way at a time
+how_many           how many processes are worth it for so many items
+
+The processes are fresh interpreters that talk over pipes. They do not run the caller's main module
+again, as those of multiprocessing would, and end when their caller does: neither a killed one nor
+one that stops listening leaves any behind. What an item prints goes to stderr.
+"""
+
+import contextlib
+import gc
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, BinaryIO, TypeVar, cast
+
+from nip_core.errors import StageError
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+_MOST = 3  # each takes some 150 MB
+_COLLECTED_AFTER = 50_000  # new objects; most are an item's, which go with it
+_FEW = 10  # items that are done before processes have started
+_START = (
+    "import sys; sys.path[:] = {path!r}; from nip_core import processes; processes.serve({caller})"
+)
+_LOOK_S = 1.0  # how often a process looks whether its caller is there
+
+
+def how_many(items: int) -> int:
+    """How many processes are worth it; 1: none but the caller's."""
+    if items <= _FEW:
+        return 1
+    count = getattr(os, "sched_getaffinity", None)
+    return min(_MOST, (len(count(0)) if count else os.cpu_count()) or 1)
+
+
+def map_in_processes(
+    function: Callable[[_T], _R], items: Iterable[_T], processes: int
+) -> Iterator[_R]:
+    """`function` of each item, in order. Function, items and results must be picklable.
+
+    At most two items per process are under way or wait to be taken. An exception comes back as
+    itself, where its item's result would have been. Raises StageError if a process is killed.
+    """
+    team = [_Process(pickle.dumps(function)) for _ in range(processes)]
+    free: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+    for process in team:
+        free.put(process)
+
+    def ask(item: _T) -> _R:
+        process = free.get()
+        try:
+            return cast("_R", process.ask(item))
+        finally:
+            free.put(process)
+
+    threads = ThreadPoolExecutor(processes)
+    under_way: deque[Future[_R]] = deque()
+    try:
+        for item in items:
+            under_way.append(threads.submit(ask, item))
+            if len(under_way) == 2 * processes:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+    finally:
+        for process in team:
+            process.kill()
+        threads.shutdown(cancel_futures=True)
+
+
+class _Process:
+    """A process that has the function, and the pipes to it."""
+
+    def __init__(self, function: bytes):
+        command = [sys.executable, "-c", _START.format(path=sys.path, caller=os.getpid())]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._to = cast("BinaryIO", self._process.stdin)
+        self._from = cast("BinaryIO", self._process.stdout)
+        self._function: bytes | None = function
+
+    def ask(self, item: Any) -> Any:
+        """The function's result. Raises what it raises."""
+        try:
+            if self._function is not None:
+                self._to.write(self._function)
+                self._function = None
+            pickle.dump(item, self._to, pickle.HIGHEST_PROTOCOL)
+            self._to.flush()
+            result, error = pickle.load(self._from)  # noqa: S301
+        except (OSError, EOFError, pickle.UnpicklingError) as broken:
+            status = self._process.wait()
+            raise StageError(
+                f"a process that took part of the work ended with status {status}; if the system "
+                "killed it (status -9), there was too little memory: free some and run again"
+            ) from broken
+        if error is not None:
+            raise error
+        return result
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(OSError):  # what was to be written has no reader
+            self._to.close()
+        self._from.close()
+
+
+def serve(caller: int) -> None:
+    """What such a process does: results for items, from stdin to what was its stdout."""
+    threading.Thread(target=_end_with, args=[caller], daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller, who gets it too, ends this
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    function: Callable[[Any], Any] | None = None
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            result, error = None, None
+            try:
+                if function is None:
+                    function = pickle.load(sys.stdin.buffer)  # noqa: S301
+                    gc.freeze()  # what is there now stays, and need not be looked at again
+                    gc.set_threshold(_COLLECTED_AFTER)
+                result = function(pickle.load(sys.stdin.buffer))  # noqa: S301
+            except EOFError:
+                return
+            except Exception as raised:  # the caller's to handle, whatever it is
+                error = _portable(raised)
+            pickle.dump((result, error), answers, pickle.HIGHEST_PROTOCOL)
+            answers.flush()
+
+
+def _end_with(caller: int) -> None:
+    while os.getppid() == caller:
+        time.sleep(_LOOK_S)
+    os._exit(1)
+
+
+def _portable(error: Exception) -> Exception:
+    """The exception, with where it was raised, or one that says the same if it can't travel."""
+    where = "".join(traceback.format_exception(error))
+    try:
+        error = pickle.loads(pickle.dumps(error))  # noqa: S301
+    except Exception:  # an exception's own code may do anything when it is made again
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    error.add_note(where)
+    return error
