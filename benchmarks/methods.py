@@ -31,7 +31,7 @@ CONFIGS = {
     "MALT": "deployments/configs/malt-tiny.yaml",
     "policy gradient": "deployments/configs/grpo-tiny.yaml",
 }
-ITERATIONS = {"expert iteration": 1, "MALT": 2, "policy gradient": 2}
+ITERATIONS = 1
 SEEDS = (1, 2, 3)
 REWARD_OF = "verifier"
 TEST_PROBLEMS = 400
@@ -52,7 +52,7 @@ def train(method: str, seed: int, store: Path, threads: int | None) -> float:
         f"run_name={run_name(method, seed)}",
         f"run_store={store}",
         f"seed={seed}",
-        f"rl.num_iterations={ITERATIONS[method]}",
+        f"rl.num_iterations={ITERATIONS}",
         f"dataset_options.max_test_size={TEST_PROBLEMS}",
     ):
         command += ["--set", setting]
@@ -76,18 +76,18 @@ def measure(method: str, seed: int, store: Path, threads: int | None) -> dict[st
 
     train(method, seed, store, threads)
     run = RunStore(open_store(str(store)), run_name(method, seed))
-    tested = [i for i in range(100) if run.store.exists(run.metrics(i, "test"))]
+    tested = range(ITERATIONS + 1)
     metrics = [run.read_json(run.metrics(i, "test")) for i in tested]
     before, after = (
         read_rollouts(run.store, run.rollouts(i, "test")).episodes for i in (tested[0], tested[-1])
     )
-    times = [run.read_json(f"{run.iteration(i)}/times.json") for i in tested[:-1]]
+    times = [run.read_json(f"{run.iteration(i)}/times.json") for i in range(ITERATIONS)]
     paired = paired_difference(before, after, seed, reward_of=REWARD_OF)
     return {
         "method": method,
         "seed": seed,
         "config": CONFIGS[method],
-        "iterations": tested[-1],
+        "iterations": ITERATIONS,
         "problems": paired["problems"],
         "rewards": [m["agents"][REWARD_OF]["mean_reward"] for m in metrics],
         "accuracy": [m["accuracy"] for m in metrics],
