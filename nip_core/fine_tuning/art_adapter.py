@@ -12,6 +12,7 @@ Needs the package `art` (scripts/build_art.sh). Differences from NeMo's: docs/ar
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 try:
@@ -22,7 +23,7 @@ except ImportError as error:
         "with it by scripts/build_art.sh and run there; see docs/art.md"
     ) from error
 
-from nip_core.errors import NipError, StageError
+from nip_core.errors import JobError, NipError, StageError
 from nip_core.fine_tuning.art_adapter_config import ARTBackendConfig, ARTTrainerAdapterConfig
 from nip_core.fine_tuning.art_backend import LmServerBackend
 from nip_core.fine_tuning.art_client import lists_model
@@ -205,28 +206,44 @@ class ARTTrainerAdapter(TrainerAdapter):
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
     ) -> TrainingJobStatus:
-        """Wait for the end of the job, looking every `poll_interval` seconds, above 0."""
+        """Wait for the end of the job, looking every `poll_interval` seconds, above 0.
+
+        Raises JobError when `deadline_s` after the submission has passed; the job goes on, and
+        waiting again is fine.
+        """
         if not poll_interval > 0:
             raise ValueError(f"poll_interval must be above 0 seconds (got {poll_interval})")
         while (status := await self.status(ref)).status in (
             TrainingStatusEnum.PENDING,
             TrainingStatusEnum.RUNNING,
         ):
+            deadline_s = self.adapter_config.deadline_s
+            left_s = self._known(ref).created_at + deadline_s - time.time()
+            if left_s <= 0:
+                raise JobError(
+                    f"run_id {ref.run_id!r}: not finished {deadline_s:g} s after its submission "
+                    f"({status.message}); raise deadline_s to wait longer, or cancel it"
+                )
+            pause_s = min(poll_interval, left_s)
             task = self._training_jobs.get(ref.run_id)
             if task is not None and not task.done():
-                await asyncio.wait([task], timeout=poll_interval)
+                await asyncio.wait([task], timeout=pause_s)
             else:
-                await asyncio.sleep(poll_interval)
+                await asyncio.sleep(pause_s)
         return status
 
     async def cancel(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """Stop the job; one that has ended stays as it is. Returns where it stands then."""
         job = self._known(ref)
-        if job.state == "running":
-            if self._server is not None:
-                await self._registered()
-                await self._server.cancel(self.model)
-            elif job.owner_is_me():
+        if self._server is not None:
+            await self._registered()
+            if job.state == "running" and job.step is not None:
+                await self._server.cancel(self.model, StepJob(job.step, job.submission, {}))
+            elif job.step is None:  # cut short, or being submitted by another process
+                self._end(job, "canceled", None)
+                await self._cancel_unclaimed(job.created_at)
+        elif job.state == "running":
+            if job.owner_is_me():
                 task = self._training_jobs.get(job.run_id)
                 if task is not None:
                     task.cancel()
@@ -275,6 +292,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             name=where.name,
             digest=content,
             owner=vars(owner),
+            created_at=time.time(),
         )
         if not self._jobs.add(job):
             raise JobExistsError(f"Training job with run_id {run_id} already exists.")
@@ -288,7 +306,12 @@ class ARTTrainerAdapter(TrainerAdapter):
         else:
             await self._settle()
             step = await self._server.begin(self.model, groups, **options)
-            job = self._jobs.update(job, step=step.step, submission=step.submission)
+            made = self._server.job(self.model, step)
+            job_id = None if made is None else made.id
+            job = self._jobs.update(job, step=step.step, submission=step.submission, job_id=job_id)
+            if job.state != "running":  # another process has cancelled it meanwhile
+                await self._server.cancel(self.model, step)
+                return job
             if step.submission is None:
                 return self._end(job, "completed", None, metrics=step.counted)
             work = self._follow(job, step)
@@ -338,7 +361,7 @@ class ARTTrainerAdapter(TrainerAdapter):
                 return job, None, ""
             died = "its process ended"
             if self._server is not None:
-                died += " before it was submitted; submit again, what was sent is then found"
+                died += " while it was submitted; submit it again, what was sent is then found"
             return self._end(job, "failed", f"Training failed with error: {died}"), None, ""
         step = StepJob(job.step, job.submission, {})
         try:
@@ -356,15 +379,33 @@ class ARTTrainerAdapter(TrainerAdapter):
             await self.model.register(self.remote_backend)
 
     async def _settle(self) -> None:
-        """Count the step of a job that has ended while nobody waited for it."""
+        """Count the step of a job that has ended while nobody waited for it.
+
+        That of a process that was killed before it had a reference still waits for the same groups.
+        """
         assert self._server is not None
         newest = self._server.under_way(self.model)
         if newest is None or newest[1].state == "intent":
             return
-        step = StepJob(await self.model.get_step() + 1, newest[0], {})
+        step = newest[0]
         record, _ = await self._server.look(self.model, step)
-        if record.succeeded:
+        if record.succeeded and self._is_claimed(step):
             await self._server.finish(self.model, step)
+        elif record.succeeded:
+            self._server.count(self.model, step)
+
+    def _is_claimed(self, step: StepJob) -> bool:
+        """Whether a reference names the job of this step."""
+        model = self.model
+        return self._jobs.has(model.project, model.name, step.step, step.submission)
+
+    async def _cancel_unclaimed(self, since_s: float) -> None:
+        """Stop the job that a process left which was killed before it had a reference."""
+        assert self._server is not None
+        newest = self._server.under_way(self.model)
+        if newest is None or newest[1].created_at < since_s or self._is_claimed(newest[0]):
+            return
+        await self._server.cancel(self.model, newest[0])
 
     async def _delete_old_checkpoints(self) -> None:
         try:
@@ -415,6 +456,6 @@ class ARTTrainerAdapter(TrainerAdapter):
                 "step": job.step,
                 "model": job.model,
                 "metrics": job.metrics,
-                "job_id": None if view is None else view.id,
+                "job_id": job.job_id,
             },
         )

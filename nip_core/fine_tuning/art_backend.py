@@ -284,12 +284,11 @@ class LmServerBackend:
         run_id, number = self._record(model).run_id(step.step), step.submission
         return await self._submissions.look(run_id, -1 if number is None else number, self._server)
 
-    async def cancel(self, model: "art.TrainableModel[Any, Any]") -> None:
-        """Stop the job of the step that is being trained, if there is one."""
-        newest = self.under_way(model)
-        if newest is not None and newest[1].state != "terminal":
-            record = self._record(model)
-            await self._submissions.cancel(record.run_id(record.step + 1), newest[0], self._server)
+    async def cancel(self, model: "art.TrainableModel[Any, Any]", step: StepJob) -> None:
+        """Stop the job of a step; one that has ended, or has none, stays as it is."""
+        if step.submission is not None:
+            run_id = self._record(model).run_id(step.step)
+            await self._submissions.cancel(run_id, step.submission, self._server)
 
     async def is_healthy(self, base_model: str) -> bool:
         """Whether the server takes the key, is healthy and has `base_model`."""
@@ -303,10 +302,22 @@ class LmServerBackend:
             _log.warning("%s is not healthy: %s", self._root, problem)
         return problem is None
 
-    def under_way(self, model: "art.TrainableModel[Any, Any]") -> tuple[int, JobRecord] | None:
-        """The newest job of the step after the newest one and its number, as recorded."""
-        record = self._record(model)
-        return self._submissions.newest(record.run_id(record.step + 1))
+    def under_way(self, model: "art.TrainableModel[Any, Any]") -> tuple[StepJob, JobRecord] | None:
+        """The newest job of the step after the newest one, of whichever process."""
+        record = self._records.load(model.project, model.name)
+        self._see(model, record)
+        found = self._submissions.newest(record.run_id(record.step + 1))
+        return None if found is None else (StepJob(record.step + 1, found[0], {}), found[1])
+
+    def count(self, model: "art.TrainableModel[Any, Any]", step: StepJob) -> None:
+        """Count a step that was trained and that no call of `train` has returned."""
+        job = self._job(self._record(model), step)
+        if step.submission is not None and job is not None and job.succeeded:
+            self._add(model, step_of(step.submission, job, returned=False))
+
+    def job(self, model: "art.TrainableModel[Any, Any]", step: StepJob) -> JobRecord | None:
+        """The job of a step as recorded; None if it trained nothing."""
+        return self._job(self._record(model), step)
 
     # Inside ---------------------------------------------------------------------------------------
 
@@ -326,7 +337,10 @@ class LmServerBackend:
     def _put(
         self, model: "art.TrainableModel[Any, Any]", record: ModelRecord, **changes: Any
     ) -> None:
-        record = self._records.put(record, **changes)
+        self._see(model, self._records.put(record, **changes))
+
+    def _see(self, model: "art.TrainableModel[Any, Any]", record: ModelRecord) -> None:
+        """Go on from what is on record."""
         self._models[model.project, model.name] = record
         if model.inference_model_name is not None:
             model.inference_model_name = record.served
@@ -345,7 +359,10 @@ class LmServerBackend:
             raise SettingsError(
                 f"base_model: {self._root} has no model {base_model!r}; name one that it serves"
             ) from None
-        if (described.get("nip") or {}).get("kind", "base") != "base":
+        ours = described.get("nip")
+        if not isinstance(ours, dict):
+            raise SettingsError(f"{self._root} is no lm_server: it says nothing of how it trains")
+        if ours.get("kind", "base") != "base":
             raise SettingsError(f"base_model: {base_model!r} is a fine-tune on {self._root}")
 
     async def _begin(
@@ -398,14 +415,10 @@ class LmServerBackend:
         """Wait for a step's model, count the step, and give the figures of its training."""
         if step.submission is None:
             return [{**step.counted, TRAIN_GRADIENT_STEPS_KEY: 0.0}]
-        record = self._record(model)
-        if record.step < step.step:
-            await self._follow(record, step.submission)
+        job = await self._follow(self._record(model), step.step, step.submission)
         async with self._lock:
             record = self._records.load(model.project, model.name)  # others may wait for it too
-            self._models[model.project, model.name] = record
-            job = self._job(record, step)
-            assert job is not None  # documents are never deleted
+            self._see(model, record)
             if record.step < step.step:
                 self._add(model, step_of(step.submission, job, returned=True))
             elif not record.steps[step.step].returned:
@@ -414,10 +427,10 @@ class LmServerBackend:
                 self._put(model, record, steps=tuple(steps))
         return [{**step.counted, **figures} for figures in job_metrics(job)]
 
-    async def _follow(self, record: ModelRecord, submission: int) -> JobRecord:
-        """Wait for the model of the step after the newest. Raises JobFailed."""
+    async def _follow(self, record: ModelRecord, step: int, submission: int) -> JobRecord:
+        """Wait for the model of a step. Raises JobFailed."""
         job = await self._submissions.follow(
-            record.run_id(record.step + 1),
+            record.run_id(step),
             submission,
             self._server,
             interval_s=self._poll_interval_s,
@@ -425,7 +438,7 @@ class LmServerBackend:
         )
         if not job.succeeded:
             raise JobFailed(
-                f"model {record.project}/{record.name}, step {record.step + 1}: job {job.id} "
+                f"model {record.project}/{record.name}, step {step}: job {job.id} "
                 f"{job.outcome}: {job.reason}",
                 job.outcome or "failed",
             )
@@ -441,7 +454,7 @@ class LmServerBackend:
         if job.state == "submitted":
             _log.info("step %d is under way as job %s: waiting", record.step + 1, job.id)
             try:
-                job = await self._follow(record, submission)
+                job = await self._follow(record, record.step + 1, submission)
             except JobFailed as error:
                 _log.warning("%s; the step is still to be trained", error)
         if job.succeeded:

@@ -28,8 +28,10 @@ class AdapterJob(BaseModel):
     name: str
     digest: str  # of what was submitted
     owner: dict[str, Any]  # the process that submitted it
+    created_at: float  # seconds since the epoch
     step: int | None = None  # of the model, where the back-end is lm_server
     submission: int | None = None  # of the step; None: it had nothing to train
+    job_id: str | None = None
     state: State = "running"
     message: str | None = None
     metrics: dict[str, float] = {}
@@ -65,6 +67,16 @@ class AdapterJobs:
         found = self._load(run_id, number)
         return None if found is None else found[0]
 
+    def has(self, project: str, name: str, step: int, submission: int | None) -> bool:
+        """Whether one of the jobs is this submission of a model's step."""
+        wanted = (project, name, step, submission)
+        for run in self._store.list("art-jobs"):
+            for file in self._store.list(f"art-jobs/{run.rstrip('/')}"):
+                job = self._read(f"art-jobs/{run.rstrip('/')}/{file}")
+                if job and (job[0].project, job[0].name, job[0].step, job[0].submission) == wanted:
+                    return True
+        return False
+
     def add(self, job: AdapterJob) -> bool:
         """Write a new submission; False if there is one of its number."""
         return self._store.put_if_absent(_path(job.run_id, job.number), _encode(job))
@@ -82,7 +94,9 @@ class AdapterJobs:
                 return after
 
     def _load(self, run_id: str, number: int) -> tuple[AdapterJob, str] | None:
-        path = _path(run_id, number)
+        return self._read(_path(run_id, number))
+
+    def _read(self, path: str) -> tuple[AdapterJob, str] | None:
         try:
             data, etag = self._store.get_with_etag(path)
         except MissingFileError:

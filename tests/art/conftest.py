@@ -67,31 +67,41 @@ def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def quick_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running("deterministic", "sim", str(tmp_path_factory.mktemp("server"))) as server:
-        yield server
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Server]]:
+    """Servers with the deterministic engine, one for each text of a replies file."""
+    started: dict[str, Server] = {}
+    with ExitStack() as stack:
+
+        def start(replies: str) -> Server:
+            if replies not in started:
+                directory = tmp_path_factory.mktemp("server")
+                path = directory / "replies.yaml"
+                path.write_text(replies)
+                arguments = ("deterministic", "sim", str(directory / "state"), str(path))
+                started[replies] = stack.enter_context(running(*arguments))
+            return started[replies]
+
+        yield start
 
 
 @pytest.fixture
-def server(quick_server: Server, request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server with the deterministic engine, whose jobs take no time; shared by the tests."""
+def make_server(
+    servers: Callable[[str], Server], request: pytest.FixtureRequest
+) -> Iterator[Callable[[str], Server]]:
+    """A server by the text of its replies file, shared by the tests. Jobs of others don't show."""
     import made
 
-    quick_server.forget()
+    def make(replies: str) -> Server:
+        server = servers(replies)
+        server.forget()
+        return server
+
     before, made.names["model"] = made.names["model"], request.node.name
-    yield quick_server
+    yield make
     made.names["model"] = before
 
 
 @pytest.fixture
-def make_server(tmp_path: Path) -> Iterator[Callable[[str], Server]]:
-    """Servers of a test with the deterministic engine; the text is a replies file's."""
-    with ExitStack() as stack:
-
-        def make(replies: str) -> Server:
-            path = tmp_path / "replies.yaml"
-            path.write_text(replies)
-            arguments = ("deterministic", "sim", str(tmp_path / "server"), str(path))
-            return stack.enter_context(running(*arguments))
-
-        yield make
+def server(make_server: Callable[[str], Server]) -> Server:
+    """A server whose jobs take no time."""
+    return make_server("training: {seconds: 0}\n")

@@ -2,24 +2,34 @@
 
 import asyncio
 import inspect
+import json
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import art
 import made
+import openai
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from pydantic import ValidationError
 from served import Server
 
+from nip_core.errors import JobError
 from nip_core.fine_tuning.art_adapter import (
     ARTBackendConfig,
     ARTTrainerAdapter,
     ARTTrainerAdapterConfig,
     JobExistsError,
 )
+from nip_core.fine_tuning.art_backend import LmServerBackend
+from nip_core.fine_tuning.art_jobs import AdapterJob, AdapterJobs
+from nip_core.fine_tuning.art_steps import StepJob
 from nip_core.fine_tuning.interface import (
     DPOItem,
     EpisodeItem,
@@ -30,8 +40,10 @@ from nip_core.fine_tuning.interface import (
     Trajectory,
     TrajectoryCollection,
 )
+from nip_core.hashing import digest
 
 SLOW = "training: {seconds: 30}\n"
+MEDIUM = "training: {seconds: 2}\n"
 
 
 async def started(server: Server, state: Path, **more: Any) -> ARTTrainerAdapter:
@@ -148,10 +160,10 @@ async def test_an_invalid_trajectory_refuses_the_submission(server: Server, tmp_
 
 
 async def test_a_job_is_submitted_waited_for_and_can_be_asked_about_for_ever(
-    server: Server, tmp_path: Path
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     training = {"learning_rate": 1.23e-5, "beta": 0.25, "num_train_epochs": 2}
-    more = {"training": training}
+    more = {"training": training, "backend": {"delete_old_checkpoints": True}}
     adapter = await started(server, tmp_path, **more)
     ref = await adapter.submit(made.collection())
     assert (ref.run_id, ref.backend) == ("run", "openpipe-art")
@@ -174,6 +186,7 @@ async def test_a_job_is_submitted_waited_for_and_can_be_asked_about_for_ever(
     await adapter.wait_until_complete(second, poll_interval=0.1)
     assert (await adapter.status(ref)).metadata == status.metadata
     assert len(server.jobs()) == 2
+    assert "can't be deleted" not in caplog.text
 
 
 async def test_a_run_id_that_is_under_way_is_refused_and_a_job_can_be_cancelled(
@@ -232,7 +245,32 @@ async def test_healthy_means_that_the_server_takes_the_key_and_has_the_model(
     server: Server, tmp_path: Path
 ) -> None:
     assert await made.adapter(server, tmp_path).is_healthy()
-    wrong = [{"api_key": "wrong"}, {"base_model": "absent"}, {"port": 1}]
+    async with another_server(200, {"id": "sim"}) as stranger, another_server(500, {}) as broken:
+        wrong: list[dict[str, Any]] = [
+            {"api_key": "wrong"},
+            {"base_model": "absent"},
+            {"port": 1},
+            {"port": stranger},
+            {"port": broken},
+        ]
+        await all_are_unhealthy(server, tmp_path, wrong)
+
+
+@asynccontextmanager
+async def another_server(status: int, answer: dict[str, Any]) -> AsyncIterator[int]:
+    """The port of a server that is no lm_server and says the same to everything."""
+
+    async def say(request: web.Request) -> web.Response:
+        return web.json_response(answer, status=status)
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", say)
+    async with TestServer(app) as running:
+        assert running.port is not None
+        yield running.port
+
+
+async def all_are_unhealthy(server: Server, tmp_path: Path, wrong: list[dict[str, Any]]) -> None:
     for backend in wrong:
         adapter = made.adapter(server, tmp_path, backend=backend)
         assert not await adapter.is_healthy()
@@ -322,20 +360,135 @@ async def test_any_other_backend_trains_in_a_task_of_the_process(
     assert (await adapter.cancel(ref)).status is TrainingStatusEnum.CANCELED
 
 
-LEFT = """
-import sys; sys.path.append({tests!r})
-from nip_core.fine_tuning.art_jobs import AdapterJob, AdapterJobs
-from nip_core.run_store.lease import ThisMachine
-AdapterJobs({state!r}).add(AdapterJob(run_id="run", number=0, project="p", name="n", digest="d",
-                                      owner=vars(ThisMachine().owner())))
-"""
+def dead_owner() -> dict[str, Any]:
+    """A process of this machine that has ended."""
+    said = (
+        "import json; from nip_core.run_store.lease import ThisMachine;"
+        "print(json.dumps(vars(ThisMachine().owner())))"
+    )
+    done = subprocess.run([sys.executable, "-c", said], check=True, stdout=subprocess.PIPE)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def leave(state: Path, owner: dict[str, Any] | None = None, **more: Any) -> None:
+    """The record of the first submission under "run" by a process that is no more."""
+    job = AdapterJob(
+        run_id="run",
+        number=0,
+        project="trainer_project",
+        name=made.names["model"],
+        digest=digest(made.collection().model_dump(mode="json", include={"trajectories"})),
+        owner=owner or dead_owner(),
+        created_at=time.time(),
+        **more,
+    )
+    assert AdapterJobs(str(state)).add(job)
+
+
+async def begun(server: Server, state: Path) -> StepJob:
+    """The job of a submission; nobody waits for it."""
+    adapter = await started(server, state)
+    groups = await adapter._construct_trajectory_groups(made.collection().trajectories)
+    backend = adapter.remote_backend
+    assert isinstance(backend, LmServerBackend)
+    return await backend.begin(adapter.model, groups, **adapter.adapter_config.options())
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_process_that_is_killed_in_submit_leaves_one_job_for_the_next(
+    make_server: Callable[[str], Server], tmp_path: Path, ended: bool
+) -> None:
+    server = make_server("training: {seconds: 0}\n" if ended else MEDIUM)
+    leave(tmp_path)
+    await begun(server, tmp_path)
+    adapter = await started(server, tmp_path)
+    while ended and server.jobs()[0].status != "succeeded":
+        await asyncio.sleep(0.05)
+    ref = await adapter.submit(made.collection())
+    status = await adapter.wait_until_complete(ref, poll_interval=0.1)
+    assert status.status is TrainingStatusEnum.COMPLETED, status.message
+    assert [job.id for job in server.jobs()] == [(status.metadata or {})["job_id"]]
+    if ended:  # the same again is the next one
+        ref = await adapter.submit(made.collection())
+        await adapter.wait_until_complete(ref, poll_interval=0.1)
+        assert await adapter.model.get_step() == len(server.jobs()) == 2
+
+
+async def test_what_a_killed_process_left_can_be_cancelled(
+    make_server: Callable[[str], Server], tmp_path: Path
+) -> None:
+    server = make_server(SLOW)
+    leave(tmp_path)
+    await begun(server, tmp_path)
+    adapter = made.adapter(server, tmp_path)
+    ref = TrainingJobRef(run_id="run", backend="openpipe-art")
+    assert "submit it again" in str((await adapter.status(ref)).message)
+    await adapter.cancel(ref)
+    while server.jobs()[0].status != "cancelled":
+        await asyncio.sleep(0.05)
+
+
+async def test_a_submission_of_another_machine_can_be_cancelled(
+    server: Server, tmp_path: Path
+) -> None:
+    leave(tmp_path, {**dead_owner(), "machine": "elsewhere"})
+    adapter = await started(server, tmp_path)
+    with pytest.raises(JobExistsError):
+        await adapter.submit(made.collection())
+    ref = TrainingJobRef(run_id="run", backend="openpipe-art")
+    assert (await adapter.cancel(ref)).status is TrainingStatusEnum.CANCELED
+    assert (await adapter.submit(made.collection())).metadata == {"submission": 1, "step": 1}
+
+
+async def test_a_failure_stays_one_when_the_step_was_trained_by_another_submission(
+    make_server: Callable[[str], Server], tmp_path: Path
+) -> None:
+    server = make_server(MEDIUM)
+    step = await begun(server, tmp_path)
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=server.api_key) as client:
+        client.fine_tuning.jobs.cancel(server.jobs()[0].id)
+    leave(tmp_path, step=step.step, submission=step.submission)
+    adapter = await started(server, tmp_path)
+    ref = await adapter.submit(made.collection("another"))
+    status = await adapter.wait_until_complete(ref, poll_interval=0.1)
+    assert status.status is TrainingStatusEnum.COMPLETED, status.message
+    first = await adapter.status(TrainingJobRef(run_id="run", backend="openpipe-art"))
+    assert first.status is TrainingStatusEnum.CANCELED
+
+
+async def test_an_adapter_sees_and_cancels_what_others_have_submitted_since(
+    make_server: Callable[[str], Server], tmp_path: Path
+) -> None:
+    server = make_server(SLOW)
+    adapter, other = [await started(server, tmp_path) for _ in range(2)]
+    await other.submit(made.collection(answers=1))  # nothing to compare: a step without a job
+    ref = await other.submit(made.collection())
+    assert ref.metadata == {"submission": 1, "step": 2}
+    await adapter.cancel(ref)
+    status = await adapter.wait_until_complete(ref, poll_interval=0.1)
+    assert status.status is TrainingStatusEnum.CANCELED
+    ref = await adapter.submit(made.collection())
+    assert ref.metadata == {"submission": 2, "step": 2}
+    await adapter.cancel(ref)
+
+
+async def test_waiting_ends_at_the_deadline_and_the_job_goes_on(
+    make_server: Callable[[str], Server], tmp_path: Path
+) -> None:
+    server = make_server(SLOW)
+    adapter = await started(server, tmp_path, deadline_s=0.3)
+    ref = await adapter.submit(made.collection())
+    with pytest.raises(JobError, match=r"not finished 0\.3 s .*raise deadline_s"):
+        await adapter.wait_until_complete(ref, poll_interval=0.1)
+    assert (await adapter.status(ref)).status is not TrainingStatusEnum.CANCELED
+    await adapter.cancel(ref)
 
 
 async def test_a_job_whose_process_died_has_failed_and_says_so(
     server: Server, tmp_path: Path
 ) -> None:
-    left = LEFT.format(tests=str(Path(__file__).parent), state=str(tmp_path))
-    subprocess.run([sys.executable, "-c", left], check=True)
+    leave(tmp_path)
     adapter = ARTTrainerAdapter(made.config(server, tmp_path), OtherBackend())
     ref = TrainingJobRef(run_id="run", backend="openpipe-art")
     status = await adapter.wait_until_complete(ref, poll_interval=0.05)

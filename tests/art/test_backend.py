@@ -4,7 +4,6 @@ import asyncio
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from nip_core.fine_tuning.art_backend import LmServerBackend
 from nip_core.fine_tuning.art_steps import JobFailed
 
 MakeServer = Callable[[str], Server]
+MEDIUM = "training: {seconds: 2}\n"
 
 
 def backend(server: Server, state: Path) -> LmServerBackend:
@@ -226,78 +226,70 @@ PROGRAM = """
 
     async def main():
         backend = LmServerBackend({url!r}, api_key={key!r}, state_dir={state!r}, poll_interval_s=0.1)
-        model = made.model()
-        await model.register(backend)
-        print("registered", flush=True)
-        result = await backend.train(model, made.groups(), learning_rate=1e-5)
-        print(result.step, result.job_id, flush=True)
+        models = [made.model(name=name) for name in {names!r}]
+        for model in models:
+            await model.register(backend)
+        steps = [(model, await backend.begin(model, made.groups())) for model in models]
+        print("begun", flush=True)
+        await asyncio.gather(*(backend.finish(model, step) for model, step in steps))
 
     asyncio.run(main())
 """
 
 
-def program(server: Server, state: Path) -> list[str]:
+def begun(server: Server, state: Path, names: tuple[str, ...]) -> set[str]:
+    """The jobs of a program that was killed while it trained."""
     text = textwrap.dedent(PROGRAM).format(
-        tests=str(Path(__file__).parent), url=server.url, key=server.api_key, state=str(state)
+        tests=str(Path(__file__).parent),
+        url=server.url,
+        key=server.api_key,
+        state=str(state),
+        names=names,
     )
-    return [sys.executable, "-c", text]
+    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE) as killed:
+        assert killed.stdout is not None and killed.stdout.readline() == b"begun\n"
+        killed.kill()
+    return {job.id for job in server.jobs()}
 
 
-async def wait_for_a_job(server: Server) -> Any:
-    deadline = time.monotonic() + 200  # the program imports ART
-    while not (found := server.jobs()):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
-    return found[0]
-
-
-async def test_a_killed_program_that_runs_again_goes_on_with_its_job(
+async def test_a_program_that_was_killed_goes_on_with_its_job_or_counts_its_step(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
-    server = make_server("training: {seconds: 4}\n")
-    command = program(server, tmp_path / "state")
-    killed = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    job = await wait_for_a_job(server)
-    killed.kill()
-    killed.wait()
-    again = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
-    assert again.stdout.splitlines()[-1:] == [f"1 {job.id}"], again.stderr[-2000:]
-    assert [one.id for one in server.jobs()] == [job.id]
-    # A program with other groups counts the finished step, and trains the next.
-    ours, model = backend(server, tmp_path / "state"), made.model()
-    await model.register(ours)
-    assert await model.get_step() == 1
-
-
-async def test_a_step_that_a_killed_program_left_counts_for_one_with_other_groups(
-    make_server: MakeServer, tmp_path: Path
-) -> None:
-    server = make_server("training: {seconds: 2}\n")
-    killed = subprocess.Popen(program(server, tmp_path / "state"), stdout=subprocess.DEVNULL)
-    job = await wait_for_a_job(server)
-    killed.kill()
-    killed.wait()
-    ours, model = backend(server, tmp_path / "state"), made.model()
-    await model.register(ours)  # waits
-    assert await model.get_step() == 1
-    result = await ours.train(model, made.groups(rewards=(1.0, 0.0)))
-    assert result.step == 2
-    assert len(server.jobs()) == 2
-    assert server.jobs()[0].model == made.jobs(server.url, server.api_key)[1].fine_tuned_model
-    assert server.jobs()[1].id == job.id
+    server = make_server(MEDIUM)
+    names = ("same", "other")
+    left = await asyncio.to_thread(begun, server, tmp_path / "state", names)
+    ours, same, other = (
+        backend(server, tmp_path / "state"),
+        *(made.model(name=name) for name in names),
+    )
+    await same.register(ours)  # waits for the job
+    assert await same.get_step() == 1
+    result = await ours.train(same, made.groups())
+    assert (result.step, await same.get_step()) == (1, 1)
+    assert {job.id for job in server.jobs()} == left
+    await other.register(ours)
+    counted = other.get_inference_name()
+    result = await ours.train(other, made.groups(rewards=(1.0, 0.0)))
+    assert (result.step, await other.get_step()) == (2, 2)
+    newest, *older = server.jobs()
+    assert (newest.id, newest.model) == (result.job_id, counted)
+    assert {job.id for job in older} == left
 
 
 async def test_checkpoints_are_deleted_unless_the_server_needs_them(
     server: Server, tmp_path: Path
 ) -> None:
-    ours, model = backend(server, tmp_path / "state"), made.model()
+    ours = backend(server, tmp_path / "state")
+    model = made.model(base_path=str(tmp_path / "art"))
     await model.register(ours)
     first = await ours.train(model, made.groups())
     second = await ours.train(model, made.groups(rewards=(1.0, 0.0)))
-    await ours._delete_checkpoint_files(model, [2])
+    await model.log(made.groups(1), split="val")  # the best step is looked for
+    await model.delete_checkpoints()
     client = model.openai_client()
     served = [listed.id async for listed in client.models.list()]
     assert {first.model, second.model} <= {*served}  # the second came of the first
+    await ours.close()
 
 
 def test_a_key_is_needed_and_never_shown(tmp_path: Path) -> None:
