@@ -7,7 +7,8 @@ VLLM ?= .vllm
 ART ?= .art-env
 NIP_GPU_MODEL ?= Qwen/Qwen2.5-3B-Instruct
 PIP_OPTIONS ?=
-TEST_JOBS ?= 2
+# More than a small machine has cores: many tests wait for servers.
+TEST_JOBS ?= 3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
