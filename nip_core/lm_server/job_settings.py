@@ -186,6 +186,7 @@ def _method_settings(method: str, hyper: Hyperparameters, nip: NipSettings) -> d
         return {
             "beta": wire.DEFAULT_BETA if hyper.beta is None else hyper.beta,
             "dpo_reference": nip.dpo_reference,
+            "dpo_sft_weight": nip.dpo_sft_weight,
         }
     if isinstance(hyper, TrajectoriesHyperparameters):
         low = wire.DEFAULT_CLIP if hyper.clip_low is None else hyper.clip_low
@@ -250,8 +251,9 @@ def _check_applies(nip: NipSettings, method: str, start: _Start) -> None:
         for name in _LORA:
             if name in given:
                 raise _invalid(f"nip.{name}", "'nip.use_lora' is false: there is no adapter")
-    if "dpo_reference" in given and method != "dpo":
-        raise _invalid("nip.dpo_reference", f"it belongs to method 'dpo', not {method!r}")
+    for name in ("dpo_reference", "dpo_sft_weight"):
+        if name in given and method != "dpo":
+            raise _invalid(f"nip.{name}", f"it belongs to method 'dpo', not {method!r}")
     if "stack_overflow" in given and start.start_from != "stack":
         raise _invalid(
             "nip.stack_overflow",

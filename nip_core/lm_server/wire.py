@@ -146,6 +146,8 @@ class NipSettings(_Strict):
     model, or the job is refused."""
     dpo_reference: Literal["start", "base"] = "start"
     """What `dpo` compares the policy with: what training starts from, or the base model."""
+    dpo_sft_weight: float = Field(0.0, ge=0, le=100)
+    """Weight of imitating the preferred answers beside preferring them (mean loss per token)."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """"auto": bfloat16 on CUDA, float32 elsewhere. LoRA weights are float32 in any case."""
     quantization: Literal["none", "8bit", "4bit"] = "none"
@@ -218,6 +220,7 @@ class EffectiveSettings(BaseModel):
     """What the training makes: an adapter, or (full training, a stack that is too high) a base."""
     beta: float | None = None
     dpo_reference: Literal["start", "base"] | None = None
+    dpo_sft_weight: float | None = None
     clip_low: float | None = None
     clip_high: float | None = None
     kl_penalty: float | None = None

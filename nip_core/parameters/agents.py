@@ -198,6 +198,9 @@ class PureTextAgentParameters(AgentParameters):
     base_url: Address = None
     """Address of an API that speaks OpenAI's protocol, for this agent's group, like
     https://host/v1. None: the provider's, or lm_server.url."""
+    dpo_sft_weight: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """For training by DPO: the weight of imitating the better answer beside preferring it, 0 to
+    100. DPO alone may make both answers of a pair unlikely. SelfHosted only."""
     chat_format: Literal["named", "alternating", "alternating_no_system"] = "named"
     """How a history becomes a chat. "named": one message each, others with their name. For strict
     chat templates "alternating": user and assistant in turn after one system message, names in the

@@ -32,6 +32,7 @@ GROUP_SETTINGS = (
     "quantization",
     "num_epochs",
     "dpo_beta",
+    "dpo_sft_weight",
     "use_lora",
     "lora_rank",
     "lora_alpha",
@@ -141,10 +142,16 @@ def _check_malt(parameters: "HyperParameters") -> None:
     """Answers to one prompt can differ."""
     for group in parameters.trainable_groups:
         for name in parameters.groups[group]:
-            if parameters.model_agents[name].temperature == 0:
+            agent = parameters.model_agents[name]
+            if agent.temperature == 0:
                 raise ValueError(
                     f"agents.{name}.temperature: trainer 'pure_text_malt' compares answers to one "
                     "prompt, which are all equal with it (got 0); raise it, or leave it out"
+                )
+            if agent.dpo_sft_weight and agent.model_provider != "SelfHosted":
+                raise ValueError(
+                    f"agents.{name}.dpo_sft_weight: {agent.model_provider} has no such setting "
+                    f"(got {agent.dpo_sft_weight}); leave it out, or set model_provider: SelfHosted"
                 )
 
 
@@ -172,7 +179,7 @@ def _check_grpo(parameters: "HyperParameters") -> None:
             agent = parameters.model_agents[name]
             if agent.model_provider != "SelfHosted" and not agent.use_dummy_api:
                 raise ValueError(
-                    f"agents.{name}.model_provider: only an lm_server trains by policy gradient "
+                    f"agents.{name}.model_provider: trainer 'pure_text_grpo' needs an lm_server "
                     f"(got {agent.model_provider}); set SelfHosted, or freeze_agent: true"
                 )
             if agent.fine_tune_from_scratch:

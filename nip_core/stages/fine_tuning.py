@@ -310,6 +310,8 @@ def training_settings(
         "weight_decay": parameters.fine_tuning.weight_decay,
         "start_from": start_from,
     }
+    if method == "dpo" and agent.dpo_sft_weight:
+        extensions["dpo_sft_weight"] = agent.dpo_sft_weight
     if parameters.fine_tuning.max_length is not None:
         extensions["max_length"] = parameters.fine_tuning.max_length
     if agent.quantization != "none" and not is_deterministic(parameters, agent):

@@ -49,6 +49,7 @@ CONFIGURATION = {
             "per_device_train_batch_size": 5,
             "lora_rank": 4,
             "dpo_beta": 0.44,
+            "dpo_sft_weight": 0.6,
             "shared_model_group": "all",
         }
     },
@@ -130,6 +131,7 @@ async def test_the_configured_hyper_parameters_are_those_of_the_trainer(
     assert record.effective["nip"]["effective_learning_rate"] == RATE
     asked = OF_METHOD[method]
     assert {name: record.effective[name] for name in asked} == asked
+    assert record.effective["nip"]["dpo_sft_weight"] == (0.6 if method == "dpo" else None)
     words = "effective arguments "
     [told] = [e["message"] for e in record.backend_events if e["message"].startswith(words)]
     used = json.loads(told.removeprefix(words))

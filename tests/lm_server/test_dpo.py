@@ -62,20 +62,26 @@ def loss_by_hand(base, policy, reference, pairs, beta):
 
 
 def margins(base, adapter, pairs):
-    """Log-probability of the preferred answer less that of the other, by transformers and PEFT."""
+    """Log-probability of the preferred answer less that of the other."""
+    own, other = (log_likelihoods(base, adapter, pairs, a) for a in ("preferred", "rejected"))
+    return [sum(mine) - sum(theirs) for mine, theirs in zip(own, other, strict=True)]
+
+
+def log_likelihoods(base, adapter, pairs, answer):
+    """Log-probability of each token of the answers, by transformers and PEFT."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(base)
     model = (PeftModel.from_pretrained(model, adapter) if adapter else model).eval()
 
-    def of_answer(pair, answer):
-        ids = torch.tensor([[*pair.prompt, *answer]])
+    def of_answer(pair):
+        ids = torch.tensor([[*pair.prompt, *getattr(pair, answer)]])
         with torch.inference_mode():
             scores = model(ids).logits[0, :-1].log_softmax(-1)
-        return float(scores.gather(1, ids[0, 1:, None])[len(pair.prompt) - 1 :].sum())
+        return scores.gather(1, ids[0, 1:, None])[len(pair.prompt) - 1 :].flatten().tolist()
 
-    return [of_answer(pair, pair.preferred) - of_answer(pair, pair.rejected) for pair in pairs]
+    return [of_answer(pair) for pair in pairs]
 
 
 def test_both_answers_follow_the_prompt_that_is_served_and_end_with_the_stop_token(base, tmp_path):
@@ -142,6 +148,23 @@ def test_without_lora_the_reference_is_a_model_of_its_own(base, parent, tmp_path
     start = parent if reference == "start" else None
     expected = loss_by_hand(base, parent, start, encoded(job_dir), 0.3)
     assert progress(job_dir)[0]["loss"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("start_from", ["base", "continue", "stack"])
+def test_imitating_the_preferred_answers_adds_their_mean_loss_per_token(
+    base, parent, tmp_path, start_from
+):
+    start = {} if start_from == "base" else {"parent_adapter_path": parent}
+    job_dir = make_job(
+        base, tmp_path / "job", **STILL, **start, start_from=start_from, dpo_reference="start",
+        dpo_sft_weight=0.7,
+    )  # fmt: skip
+    run_here(job_dir)
+    scores = log_likelihoods(base, start.get("parent_adapter_path"), encoded(job_dir), "preferred")
+    imitated = -sum(map(sum, scores)) / sum(map(len, scores))
+    assert imitated > 0.1
+    (step,) = progress(job_dir)
+    assert step["loss"] == pytest.approx(LN2 + 0.7 * imitated, rel=1e-4)
 
 
 def test_the_loss_after_a_step_is_the_one_computed_by_hand(base, parent, tmp_path):

@@ -134,7 +134,12 @@ def test_every_default_of_each_method_is_filled_in(workshop: Workshop) -> None:
     }
     own: dict[str, dict[str, Any]] = {
         "supervised": {"learning_rate": 2e-4},
-        "dpo": {"learning_rate": 5e-5, "beta": 0.1, "dpo_reference": "start"},
+        "dpo": {
+            "learning_rate": 5e-5,
+            "beta": 0.1,
+            "dpo_reference": "start",
+            "dpo_sft_weight": 0.0,
+        },
         "trajectories": {
             "learning_rate": 1e-4,
             "clip_low": 0.2,
@@ -157,9 +162,10 @@ def test_what_is_asked_for_is_what_is_trained(workshop: Workshop) -> None:
     }  # fmt: skip
     asked = {"n_epochs": 2, "batch_size": 5, "learning_rate_multiplier": 0.5, "beta": 0.7}
     method = {"type": "dpo", "dpo": {"hyperparameters": asked}}
-    settings = workshop.settings(method=method, nip={**nip, "dpo_reference": "base"}).model_dump()
+    dpo = {"dpo_reference": "base", "dpo_sft_weight": 0.3}
+    settings = workshop.settings(method=method, nip={**nip, **dpo}).model_dump()
     assert settings["learning_rate"] == 0.005
-    for name, value in {**nip, **asked, "dpo_reference": "base"}.items():
+    for name, value in {**nip, **asked, **dpo}.items():
         if name != "learning_rate":
             assert settings[name] == value, name
     given = {"clip_low": 0.1, "clip_high": 0.4, "kl_penalty": 0.3, "advantage": "group"}
@@ -193,6 +199,7 @@ def test_the_old_place_for_hyperparameters_serves_every_method(
         ({"method": {"type": "ppo"}}, "method.type"),
         ({"nip": {"dpo_reference": "base"}}, "nip.dpo_reference"),
         ({"nip": {"dpo_reference": "start"}}, "nip.dpo_reference"),  # although it is the default
+        ({"nip": {"dpo_sft_weight": 1.0}}, "nip.dpo_sft_weight"),
         ({"nip": {"stack_overflow": "merge"}}, "nip.stack_overflow"),
         ({"nip": {"packing": True}, "method": {"type": "dpo"}}, "nip.packing"),
         ({"nip": {"use_lora": False, "lora_rank": 4}}, "nip.lora_rank"),

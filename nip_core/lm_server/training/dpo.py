@@ -9,9 +9,13 @@ start    what the training starts from: the base model, the parent for "continue
          for "stack". The loss begins at ln 2.
 base     the base model in any case; over an existing adapter the loss begins elsewhere
 
-It is had for nothing by switching the trained adapter off, except: "continue" against "start"
-keeps a frozen copy of the adapter, and "stack" against "base" or training every weight keeps a
-second model.
+`dpo_sft_weight` adds that many times the mean negative log-likelihood of the preferred answers'
+tokens to the loss (Pang et al., "Iterative Reasoning Preference Optimization", 2024). DPO alone
+only looks at the distance of the two answers, and may make both of them unlikely.
+
+The reference is had for nothing by switching the trained adapter off, except: "continue" against
+"start" keeps a frozen copy of the adapter, and "stack" against "base" or training every weight
+keeps a second model.
 """
 
 import time
@@ -124,7 +128,8 @@ def build_trainer(
         args=DPOConfig(
             **common_arguments(job),
             beta=settings.beta or DEFAULT_BETA,
-            loss_type=["sigmoid"],
+            loss_type=["sigmoid", "sft"] if settings.dpo_sft_weight else ["sigmoid"],
+            loss_weights=[1.0, settings.dpo_sft_weight] if settings.dpo_sft_weight else None,
             max_length=None,  # longer examples were refused, none is ever cut
             precompute_ref_log_probs=False,
             disable_dropout=not settings.lora_dropout,

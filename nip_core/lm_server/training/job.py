@@ -77,6 +77,7 @@ class TrainingSettings(BaseModel):
     """What becomes of the parent: see `wire.NipSettings.start_from`."""
     beta: float | None = Field(None, gt=0)
     dpo_reference: Literal["start", "base"] | None = None
+    dpo_sft_weight: float | None = Field(None, ge=0)
     clip_low: float | None = Field(None, ge=0, le=1)
     clip_high: float | None = Field(None, ge=0)
     kl_penalty: float | None = Field(None, ge=0)
