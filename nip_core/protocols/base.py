@@ -12,7 +12,8 @@ counted from 0; in a round every mover moves once without seeing what the others
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from nip_core.protocols.checks import check_playable
 from nip_core.protocols.scales import (
@@ -45,11 +46,15 @@ class AgentSpec:
     last_round_message: bool = False  # is told in its last turn that it must decide
 
 
-@dataclass(frozen=True)
-class Move:
+_NO_MESSAGES: Mapping[str, str] = MappingProxyType({})
+
+
+# Tuples, as there are millions of moves and turns where rollouts become datasets: a frozen
+# dataclass takes four times as long to make.
+class Move(NamedTuple):
     """What one agent does in one round: a message per channel, or a decision."""
 
-    messages: Mapping[str, str] = field(default_factory=dict)
+    messages: Mapping[str, str] = _NO_MESSAGES
     decision: int = NO_DECISION
     value: float | None = None  # of a decision, in [-1, 1]; see `nip_core.protocols.scales`
 
@@ -63,8 +68,7 @@ class TokenChoice:
     top: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """What one agent wrote in one round, as the model gave it and as the game took it."""
 
     round: int

@@ -16,14 +16,14 @@ CHOICES = st.builds(
 )
 ANSWERS = st.lists(CHOICES, max_size=4)
 MOVES = st.one_of(
-    st.builds(Move, st.dictionaries(st.sampled_from("cd"), TEXTS, min_size=1)),
+    st.dictionaries(st.sampled_from("cd"), TEXTS, min_size=1).map(Move),
     st.builds(
         lambda value: Move(decision=NEITHER if value == 0 else int(value > 0), value=value),
         st.sampled_from([-1.0, -0.4, 0.0, 0.6, 1.0]),
     ),
     st.builds(lambda decision: Move(decision=decision), st.sampled_from([REJECT, ACCEPT, NEITHER])),
 )
-TURNS = st.builds(Turn, st.just(0), st.just("a"), st.just(""), MOVES, st.one_of(st.none(), ANSWERS))
+TURNS = st.tuples(MOVES, st.none() | ANSWERS).map(lambda drawn: Turn(0, "a", "", *drawn))
 
 
 def check_laws(similarity, a, b):
