@@ -173,6 +173,13 @@ def train(
     retry_failed_jobs: Annotated[
         bool, typer.Option("--retry-failed-jobs", help="Submit failed fine-tune jobs anew.")
     ] = False,
+    rerun_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ITERATION[:STAGE]",
+            help="Do it anew from there (stages: test, play, dataset, train, swap).",
+        ),
+    ] = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
@@ -182,6 +189,7 @@ def train(
     if dry_run:
         _show_plan(parameters, as_json)
         return
+    again = _rerun_from(rerun_from)
     if fork is not None:
         parameters, given = _fork(parameters, config, given, fork)
 
@@ -190,7 +198,7 @@ def train(
 
     result = _run_flow(
         parameters,
-        lambda: flow(str(config), given, retry_failed_jobs=retry_failed_jobs),
+        lambda: flow(str(config), given, retry_failed_jobs=retry_failed_jobs, **again),
         as_json,
     )
     if as_json:
@@ -352,6 +360,20 @@ def _with_view(
     # With --json standard output carries the result alone.
     with watch(parameters, progress, Console(stderr=as_json)):
         return run()
+
+
+def _rerun_from(text: str | None) -> dict[str, Any]:
+    """The flow's parameters for ``--rerun-from``."""
+    if text is None:
+        return {}
+    from nip_core.stages.rerun import STAGES
+
+    number, colon, stage = text.partition(":")
+    if not number.isdecimal() or int(number) > 9999 or (colon and stage not in STAGES):
+        raise SettingsError(
+            f"--rerun-from {text!r}: write it as 3 or 3:dataset; stages are {', '.join(STAGES)}"
+        )
+    return {"rerun_from_iteration": int(number), **({"rerun_from_stage": stage} if stage else {})}
 
 
 def _fork(

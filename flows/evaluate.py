@@ -5,11 +5,14 @@ from typing import Any
 
 from prefect import flow
 
+from flows.hooks import HOOKS
 from flows.iteration import play_split
 from nip_core.parameters import load_parameters
 from nip_core.stages.session import open_session
 from tasks.fine_tune import prove_serving
+from tasks.marks import mark_flow_run
 from tasks.runtime import hold
+from tasks.secrets import environment_for
 
 
 @flow(
@@ -17,6 +20,7 @@ from tasks.runtime import hold
     flow_run_name="evaluate-{config}",
     persist_result=False,
     result_serializer="json",
+    **HOOKS,
 )
 async def evaluate(config: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Play the test problems with the run's newest models (the base models of a new run).
@@ -29,7 +33,8 @@ async def evaluate(config: str, overrides: Sequence[str] = ()) -> dict[str, Any]
         The iteration whose models were tested, and the metrics.
     """
     parameters = load_parameters(config, overrides)
-    async with open_session(parameters) as session:
+    async with open_session(parameters, environment=await environment_for(parameters)) as session:
+        await mark_flow_run(session)
         with hold(session):
             newest = session.run.finished_iterations()
             await prove_serving(session.run.name, newest)

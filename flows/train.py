@@ -1,24 +1,54 @@
-"""The training loop: iterations, then a last test of the final models."""
+"""The training loop: iterations, then a last test of the final models.
 
+train         as a configuration says
+continue-run  a run that there is, known by its name alone
+"""
+
+import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from prefect import flow
+from prefect.runtime import flow_run
+from pydantic import Field
 
+from flows.hooks import HOOKS
 from flows.iteration import is_complete, iteration, play_split, retest
-from nip_core.errors import StageError
-from nip_core.parameters import load_parameters
+from nip_core.errors import SettingsError, StageError
+from nip_core.parameters import HyperParameters, load_parameters
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+from nip_core.stages.cancelling import cancel_jobs, check_submissions_known
 from nip_core.stages.estimate import is_tested
 from nip_core.stages.evaluation import summary
-from nip_core.stages.session import open_session
+from nip_core.stages.rerun import Stage, rewind
+from nip_core.stages.session import Session, open_session
 from tasks.fine_tune import prove_serving
-from tasks.publish import publish
+from tasks.marks import mark_flow_run
+from tasks.publish import publish, published_state
 from tasks.runtime import hold
+from tasks.secrets import environment_for
+
+Iteration = Annotated[int, Field(ge=0, le=9999)]
+Count = Annotated[int, Field(ge=1)]
 
 
-@flow(name="train", flow_run_name="train-{config}", persist_result=False, result_serializer="json")
+@flow(
+    name="train",
+    flow_run_name="train-{config}",
+    persist_result=False,
+    result_serializer="json",
+    **HOOKS,
+)
 async def train(
-    config: str, overrides: Sequence[str] = (), retry_failed_jobs: bool = False
+    config: str,
+    overrides: Sequence[str] = (),
+    retry_failed_jobs: bool = False,
+    run_name: str | None = None,
+    num_iterations: Count | None = None,
+    rollouts_per_iteration: Count | None = None,
+    rerun_from_iteration: Iteration | None = None,
+    rerun_from_stage: Literal["test", "play", "dataset", "train", "swap"] = "play",
 ) -> dict[str, Any]:
     """Train as the configuration says, going on where the run of that name stopped.
 
@@ -26,30 +56,117 @@ async def train(
     again with its models.
 
     Args:
-        config: Path of a YAML configuration.
-        overrides: Settings on top of it, each written as "a.b=c".
+        config: Path of a YAML configuration on the worker, for example
+            deployments/configs/quickstart.yaml.
+        overrides: Any settings on top of it, each written as a.b=c, for example rl.lr=0.001.
         retry_failed_jobs: Submit fine-tune jobs that are on record as failed once more.
+        run_name: Another name for the run. A name means one configuration; a run of that name that
+            was stopped goes on.
+        num_iterations: How many iterations instead of the configuration's. More of them extend a
+            finished run.
+        rollouts_per_iteration: How many training episodes per iteration instead of the
+            configuration's.
+        rerun_from_iteration: Do this iteration and all later ones anew. What they have so far is
+            set aside in the run's directory superseded, not deleted.
+        rerun_from_stage: The stage of that iteration to begin with; what comes before it is kept.
 
     Returns:
         The run's summary, as `nip show --json` prints it.
     """
-    given = load_parameters(config, overrides)
-    async with open_session(given, retry_failed_jobs=retry_failed_jobs) as session:
-        parameters = session.parameters
+    chosen = {
+        "run_name": run_name,
+        "rl.num_iterations": num_iterations,
+        "rl.rollouts_per_iteration": rollouts_per_iteration,
+    }
+    given = load_parameters(
+        config, [*overrides, *(f"{key}={value}" for key, value in chosen.items() if value)]
+    )
+    return await _train(given, retry_failed_jobs, rerun_from_iteration, rerun_from_stage)
+
+
+@flow(
+    name="continue-run",
+    flow_run_name="continue-{run}",
+    persist_result=False,
+    result_serializer="json",
+    **HOOKS,
+)
+async def continue_run(
+    run: str,
+    run_store: str | None = None,
+    retry_failed_jobs: bool = False,
+    num_iterations: Count | None = None,
+    rerun_from_iteration: Iteration | None = None,
+    rerun_from_stage: Literal["test", "play", "dataset", "train", "swap"] = "play",
+) -> dict[str, Any]:
+    """Go on with a run that exists, by its name: the settings are those on record.
+
+    Args:
+        run: Name of the run.
+        run_store: Where it is kept. Left empty, the run's artifact nip-<run>-state says so.
+        retry_failed_jobs: Submit fine-tune jobs that are on record as failed once more.
+        num_iterations: How many iterations instead of those on record.
+        rerun_from_iteration: Do this iteration and all later ones anew. What they have so far is
+            set aside in the run's directory superseded, not deleted.
+        rerun_from_stage: The stage of that iteration to begin with; what comes before it is kept.
+
+    Returns:
+        The run's summary, as `nip show --json` prints it.
+    """
+    place = run_store or await _published_store(run)
+    stored = RunStore(open_store(place, read_only=True), run).open().parameters
+    overrides = [f"rl.num_iterations={num_iterations}"] if num_iterations else []
+    given = load_parameters({**stored, "run_store": place}, overrides)
+    return await _train(given, retry_failed_jobs, rerun_from_iteration, rerun_from_stage)
+
+
+async def _published_store(run: str) -> str:
+    state = await published_state(run)
+    if state is None:
+        raise SettingsError(
+            f"run {run!r}: there is no artifact nip-{run}-state here that says where it is kept; "
+            "give run_store"
+        )
+    return str(state["store"])
+
+
+async def _train(
+    given: HyperParameters, retry_failed_jobs: bool, again_from: int | None, stage: Stage
+) -> dict[str, Any]:
+    async with open_session(
+        given, environment=await environment_for(given), retry_failed_jobs=retry_failed_jobs
+    ) as session:
+        await mark_flow_run(session)
+        if again_from is not None:
+            await _rewind(session, again_from, stage)
         with hold(session):
-            run, last = session.run.name, parameters.rl.num_iterations
-            only_tests = parameters.base_run.base_run_type == "rerun_tests"
-            done = next((i for i in range(last) if not is_complete(run, i)), last)
-            if not only_tests:
-                await prove_serving(run, done)
-            for i in range(done, last):
-                result = await (retest if only_tests else iteration)(run, i)
-                # Prefect matches subflows of a retried run by order of call, not by parameters.
-                if result["iteration"] != i:
-                    raise StageError(f"iteration {i} returned the result of {result['iteration']}")
-            if only_tests:
-                await retest(run, last)
-            elif is_tested(parameters, last):
-                await play_split(run, last, "test")
-            await publish(run, "the last test", 1.0)
+            await _all_iterations(session)
         return summary(session.run)
+
+
+async def _all_iterations(session: Session) -> None:
+    parameters = session.parameters
+    run, last = session.run.name, parameters.rl.num_iterations
+    only_tests = parameters.base_run.base_run_type == "rerun_tests"
+    done = next((i for i in range(last) if not is_complete(run, i)), last)
+    if not only_tests:
+        await prove_serving(run, done)
+    for i in range(done, last):
+        result = await (retest if only_tests else iteration)(run, i)
+        # Prefect matches subflows of a retried run by order of call, not by parameters.
+        if result["iteration"] != i:
+            raise StageError(f"iteration {i} returned the result of {result['iteration']}")
+    if only_tests:
+        await retest(run, last)
+    elif is_tested(parameters, last):
+        await play_split(run, last, "test")
+    await publish(run, "the last test", 1.0)
+
+
+async def _rewind(session: Session, from_iteration: int, stage: Stage) -> None:
+    """Set aside what is to be done again; once for each flow run, however often it is retried."""
+    check_submissions_known(session.run, from_iteration)
+    await cancel_jobs(session.run, session.parameters, session.control_endpoint, from_iteration)
+    await asyncio.to_thread(
+        rewind, session.run, session.lease, from_iteration, stage, token=str(flow_run.get_id())
+    )

@@ -53,6 +53,7 @@ DATA_NEUTRAL = frozenset(
         "rollouts",
         "fine_tuning.poll_interval_s",
         "fine_tuning.deadline_s",
+        "fine_tuning.on_cancel",
         "fine_tuning.settle_s",
         "lm_server.start_timeout_s",
         "prices",

@@ -210,6 +210,10 @@ class FineTuningParameters(Parameters):
     """Longest life of a job, counted from submission, in seconds, above 0."""
     settle_s: Annotated[float, Field(ge=0)] = 10.0
     """How long the back-end's list of jobs may lag behind, in seconds, at least 0."""
+    on_cancel: Literal["keep", "cancel"] = "keep"
+    """What becomes of running jobs when the flow run is cancelled in Prefect: "keep", they go on,
+    and are found when the run goes on; "cancel", they are cancelled. The jobs of the run's own
+    server stop with it and go on with it in any case."""
     max_length: Annotated[int, Field(ge=16)] | None = None
     """Longest training example in tokens, at least 16; longer ones fail the job. None: the model's
     context."""

@@ -69,8 +69,11 @@ class Store(Protocol):
     def list(self, directory: str) -> list[str]:
         """Names directly in `directory`, sorted; those of directories end in "/"."""
 
-    def delete(self, path: str) -> None:
-        """Remove the file; nothing happens if there is none."""
+    def delete(self, path: str, *, fence: str | None = None) -> None:
+        """Remove the file; nothing happens if there is none.
+
+        With a `fence` that does not stand, nothing is removed and LeaseError is raised.
+        """
 
     def local_path(self, path: str) -> Path | None:
         """Where `path` lies on this machine's disk, or None if it does not."""
@@ -225,10 +228,20 @@ class LocalStore:
             if not entry.name.startswith(_HIDDEN)
         )
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, *, fence: str | None = None) -> None:
         self._check_writable(path)
-        with _translating(self._file(path), "delete"):
-            self._file(path).unlink(missing_ok=True)
+        target = self._file(path)
+        with _translating(target, "delete"):
+            if fence is None:
+                target.unlink(missing_ok=True)
+            elif target.exists():
+                # Into the fence first: that fails, with the file left alone, once it is taken away.
+                removed = self._file(fence) / f"{_HIDDEN}tmp-{uuid.uuid4().hex}"
+                try:
+                    target.rename(removed)
+                except FileNotFoundError:
+                    raise _out_of_reach(target, fence) from None
+                removed.unlink()
 
     def local_path(self, path: str) -> Path | None:
         return self._file(path)

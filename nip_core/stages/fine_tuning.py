@@ -30,6 +30,7 @@ from nip_core.run_store.manifest import read_manifest
 from nip_core.stages import gate
 from nip_core.stages.models import ServedModel, candidates, models_for, write_models
 from nip_core.stages.providers import is_deterministic, speaks_nip
+from nip_core.stages.rerun import next_attempt
 from nip_core.stages.session import Session
 from nip_core.stages.training_data import describe, held_out, write_payloads
 
@@ -323,7 +324,7 @@ def _attempt(session: Session, iteration: int, group: str) -> int:
     """The attempt on record, or the next one where a failed job is to be tried again."""
     record = _stored(session, iteration, group)
     if record is None:
-        return 0
+        return next_attempt(session.run, iteration, group)
     failed = record.state == "terminal" and record.outcome not in ("succeeded", "skipped")
     return record.attempt + 1 if failed and session.retry_failed_jobs else record.attempt
 

@@ -9,6 +9,7 @@ from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store, walk
 from nip_core.stages.identity import identity
+from nip_core.stages.rerun import finish_rewinds
 from nip_core.stages.session import prepare
 
 # What the forked run's own server makes anew; everything else of its state is the models.
@@ -34,7 +35,8 @@ def fork_run(
     run = RunStore(open_store(source.run_store), source.run_name)
     run.open()  # a run that is not there can't be forked
     prepared = prepare(forked, environment, forked_from=run)
-    with acquire(run.store, run.root):
+    with acquire(run.store, run.root) as lease:
+        finish_rewinds(run, lease)
         kept = [
             name
             for name in (

@@ -1,6 +1,7 @@
 """Where each model group is asked and where it is trained, and with which key.
 
 remote_endpoints  the addresses of every group that is not on the run's own server
+key_variables     the environment variables with the keys that these need
 uses_own_server   whether an agent's model is served by the server that the run starts
 is_deterministic  whether it is answered by the deterministic engine
 speaks_nip        whether its server is an lm_server, with proofs and settings of its own
@@ -66,6 +67,13 @@ def remote_endpoints(
         play, control = _addresses(parameters, agent, environment)
         endpoints[group] = Endpoints(Endpoint(play, key), Endpoint(control, key))
     return endpoints
+
+
+def key_variables(parameters: HyperParameters) -> list[str]:
+    """The environment variables that `remote_endpoints` reads keys from."""
+    agents = (parameters.group_parameters(group) for group in parameters.groups)
+    needed = {_KEYS[a.model_provider] for a in agents if not uses_own_server(parameters, a)}
+    return sorted(needed)
 
 
 def _addresses(

@@ -35,6 +35,7 @@ from nip_core.stages.models import ServedModel
 from nip_core.stages.origin import Origin, bring, find_origin, resolved, takes_over
 from nip_core.stages.own_server import OwnServer, check_server, server_directory, server_spec
 from nip_core.stages.providers import Endpoints, base_name, is_deterministic, remote_endpoints
+from nip_core.stages.rerun import finish_rewinds
 
 T = TypeVar("T")
 
@@ -228,6 +229,7 @@ async def open_session(
     parameters, run = prepared.parameters, prepared.run
     async with contextlib.AsyncExitStack() as stack:
         lease = stack.enter_context(await asyncio.to_thread(acquire, run.store, run.root))
+        await asyncio.to_thread(finish_rewinds, run, lease)
         server = None
         spec = server_spec(parameters)
         if spec is not None:

@@ -1,0 +1,63 @@
+"""Flow runs that Prefect takes for running, but whose process is gone, are ended and go on."""
+
+from typing import Annotated, Any
+
+from prefect import flow, get_client, get_run_logger
+from pydantic import Field
+
+from flows.hooks import tell
+from tasks.reconcile import active_runs, bury, dead_among, restart, restartable
+
+Seconds = Annotated[float, Field(ge=0)]
+
+
+@flow(name="reconcile", flow_run_name="reconcile", persist_result=False, result_serializer="json")
+async def reconcile(
+    silent_after_s: Seconds = 900.0,
+    watch_s: Seconds = 10.0,
+    restart_after_s: Seconds = 60.0,
+    give_up_after_s: Seconds = 86400.0,
+    max_attempts: Annotated[int, Field(ge=0)] = 5,
+) -> dict[str, list[str]]:
+    """Find dead flow runs of nip, set them to Crashed, and let crashed ones go on.
+
+    A worker or machine that dies leaves its flow runs as Running for ever. Here a run's own lease
+    decides whether its process is alive. Run it on a schedule, every few minutes.
+
+    Args:
+        silent_after_s: Seconds without a sign of life after which a flow run counts as dead that
+            has not opened its run yet.
+        watch_s: Least seconds for which a flow run is watched before it counts as dead.
+        restart_after_s: Seconds for which a flow run has to be Crashed before it goes on; at least
+            20, as a worker may report a crash twice.
+        give_up_after_s: Flow runs that crashed longer ago, in seconds, are left as they are.
+        max_attempts: Flow runs that ran so often are left as they are; 0 restarts none.
+
+    Returns:
+        Names of the flow runs that were found dead, and of those that were started again.
+    """
+    log = get_run_logger()
+    async with get_client() as client:
+        runs = await active_runs(client)
+        dead = await dead_among(client, runs, silent_after_s=silent_after_s, watch_s=watch_s)
+        for flow_run in dead:
+            await bury(client, flow_run)
+            log.warning("%s (%s): its process is gone", flow_run.name, flow_run.id)
+            buried = await client.read_flow_run(flow_run.id)
+            if buried.state is not None:
+                name = (await client.read_flow(flow_run.flow_id)).name
+                await tell(name, buried, buried.state)
+        again = await restartable(
+            client,
+            older_than_s=restart_after_s,
+            not_older_than_s=give_up_after_s,
+            max_attempts=max_attempts,
+        )
+        for flow_run in again:
+            await restart(client, flow_run)
+            log.info("%s (%s): started again", flow_run.name, flow_run.id)
+    return _names(dead=dead, restarted=again)
+
+
+def _names(**found: list[Any]) -> dict[str, list[str]]:
+    return {what: [flow_run.name for flow_run in runs] for what, runs in found.items()}

@@ -1,0 +1,156 @@
+"""Doing part of a run again: what comes after a point is set aside, never deleted.
+
+STAGES          the points of an iteration from which it can be done again, in order
+rewind          set aside all that was committed from a stage of an iteration on
+finish_rewinds  complete what a killed rewind has left half done
+next_attempt    the number of a group's next job, after those that were set aside
+
+``<run>/superseded/0001/`` keeps the files of the first rewind under their old paths, beside a
+plan.json that names them. The plan is written first and is the moment at which the rewind counts:
+whoever opens the run next completes it before reading anything else. Results are committed once
+and for all, so this is the only way to have others under the same name; a job that is submitted
+again is a new attempt, and so a new job with a model of its own.
+"""
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Literal, get_args
+
+from nip_core.errors import CorruptionError, SettingsError
+from nip_core.fine_tuning.job import JobRecord
+from nip_core.run_store.lease import Lease
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import MissingFileError, walk
+
+Stage = Literal["test", "play", "dataset", "train", "swap"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""In the order of an iteration. "swap" includes the validation episodes of the gate."""
+
+FORMAT_VERSION = 1
+_STAGE_OF_SPLIT: dict[str, Stage] = {"test": "test", "train": "play"}
+
+_log = logging.getLogger(__name__)
+
+
+def rewind(
+    run: RunStore,
+    lease: Lease,
+    iteration: int,
+    stage: Stage,
+    *,
+    token: str,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> str | None:
+    """Set aside what iteration `iteration` has from `stage` on, and all later iterations.
+
+    `token` names who asked: asked twice by the same one (a retried flow run), the second time does
+    nothing. Returns the directory in the store, or None if there was nothing to set aside.
+
+    Raises SettingsError for a stage that is not known or an iteration that nothing is on record of.
+    """
+    if stage not in STAGES:
+        raise SettingsError(f"stage {stage!r}: use one of {', '.join(STAGES)}")
+    numbers = _rewinds(run)
+    if any(_plan(run, number)["token"] == token for number in numbers):
+        return None
+    if iteration > 0 and not run.store.list(run.iteration(iteration - 1)):
+        raise SettingsError(
+            f"run {run.name!r} can't be done again from iteration {iteration}: there is nothing of "
+            f"iteration {iteration - 1} yet"
+        )
+    files = paths_from(run, iteration, stage)
+    if not files:
+        return None
+    number = max(numbers, default=0) + 1
+    plan = {
+        "format_version": FORMAT_VERSION,
+        "at": now().isoformat(timespec="milliseconds"),
+        "token": token,
+        "iteration": iteration,
+        "stage": stage,
+        "files": files,
+    }
+    stored = run.write_json_once(f"{_directory(run, number)}/plan.json", plan, lease=lease)
+    _complete(run, lease, number, stored)
+    _log.info("%s: set aside %d files in %s", run.name, len(files), _directory(run, number))
+    return _directory(run, number)
+
+
+def finish_rewinds(run: RunStore, lease: Lease) -> None:
+    """Complete every rewind that was begun. Call it with the lease, before reading the run."""
+    for number in _rewinds(run):
+        if not run.store.exists(f"{_directory(run, number)}/done.json"):
+            _complete(run, lease, number, _plan(run, number))
+
+
+def next_attempt(run: RunStore, iteration: int, group: str) -> int:
+    """0, or one more than the newest attempt of the group's job that was set aside."""
+    relative = run.job(iteration, group).removeprefix(f"{run.root}/")
+    attempts = [-1]
+    for number in _rewinds(run):
+        stored = run.read_json_or_none(f"{_directory(run, number)}/{relative}")
+        if stored is not None:
+            attempts.append(JobRecord.model_validate(stored).attempt)
+    return max(attempts) + 1
+
+
+def paths_from(run: RunStore, iteration: int, stage: Stage) -> list[str]:
+    """Files that `rewind` would set aside, journals included, relative to the run's root."""
+    found = []
+    for top in ("iterations", "journals"):
+        for path in walk(run.store, f"{run.root}/{top}"):
+            relative = path.removeprefix(f"{run.root}/")
+            _, number, inner = relative.split("/", 2)
+            of = _stage_of(inner, is_journal=top == "journals")
+            later = int(number) > iteration
+            if later or (int(number) == iteration and STAGES.index(of) >= STAGES.index(stage)):
+                found.append(relative)
+    return found
+
+
+def _stage_of(path: str, *, is_journal: bool) -> Stage:
+    """The stage that wrote a file of an iteration."""
+    first, _, rest = path.partition("/")
+    if is_journal:
+        return _STAGE_OF_SPLIT.get(first, "swap")
+    if first == "rollouts":
+        return _STAGE_OF_SPLIT.get(rest.partition("/")[0], "swap")
+    if first == "datasets":
+        return "dataset"
+    if first == "jobs":
+        return "train"
+    kind, _, split = first.partition(".")[0].partition("-")
+    return _STAGE_OF_SPLIT.get(split, "swap") if kind in ("metrics", "transcripts") else "swap"
+
+
+def _complete(run: RunStore, lease: Lease, number: int, plan: dict[str, Any]) -> None:
+    directory = _directory(run, number)
+    for relative in plan["files"]:
+        source = f"{run.root}/{relative}"
+        try:
+            content = run.store.local_path(source) or run.store.get(source)
+            if run.store.exists(source):
+                run.store.put(f"{directory}/{relative}", content, fence=lease.fence)
+        except MissingFileError:
+            continue  # moved before the process was killed
+        lease.check()
+        run.store.delete(source, fence=lease.fence)
+    run.write_json_once(f"{directory}/done.json", {"files": len(plan["files"])}, lease=lease)
+
+
+def _rewinds(run: RunStore) -> list[int]:
+    names = (name.rstrip("/") for name in run.store.list(f"{run.root}/superseded"))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def _directory(run: RunStore, number: int) -> str:
+    return f"{run.root}/superseded/{number:04d}"
+
+
+def _plan(run: RunStore, number: int) -> dict[str, Any]:
+    path = f"{_directory(run, number)}/plan.json"
+    plan = run.read_json(path)
+    if not isinstance(plan, dict) or not {"token", "files", "iteration", "stage"} <= set(plan):
+        raise CorruptionError(f"{path}: damaged, not the plan of a rewind")
+    return plan

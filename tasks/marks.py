@@ -1,0 +1,45 @@
+"""Marks on flow runs: which run, where, and whose lease. By them a dead flow run is recognised."""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from prefect import get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.runtime import flow_run
+
+from nip_core.stages.session import Session
+
+RUN, STORE, OWNER, ATTEMPT = "nip.run", "nip.store", "nip.owner", "nip.attempt"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a flow run is doing: holding the lease `owner` of `run` in the store at `store`."""
+
+    run: str
+    store: str
+    owner: str
+    attempt: int  # the flow run's run_count then; a retry makes a mark of its own
+
+
+async def mark_flow_run(session: Session) -> None:
+    """Put the mark of an open session on the flow run that opened it."""
+    identifier = flow_run.get_id()
+    if identifier is None:
+        return
+    labels: dict[str, bool | int | float | str] = {
+        RUN: session.run.name,
+        STORE: session.run.store.url,
+        OWNER: session.lease.owner.id,
+        ATTEMPT: flow_run.get_run_count(),
+    }
+    async with get_client() as client:
+        await client.update_flow_run_labels(UUID(identifier), labels)
+
+
+def mark_of(found: FlowRun) -> Mark | None:
+    """The mark of a flow run; None for one that has not opened its run."""
+    labels = found.labels
+    if not {RUN, STORE, OWNER, ATTEMPT} <= set(labels):
+        return None
+    return Mark(str(labels[RUN]), str(labels[STORE]), str(labels[OWNER]), int(labels[ATTEMPT]))

@@ -1,0 +1,236 @@
+"""What Prefect believes of flow runs against what is so. Used by the flow `reconcile`.
+
+active_runs   flow runs that Prefect counts as going on
+dead_among    those of them whose process is gone
+bury          set one, its subflows and its tasks to Crashed, which frees their concurrency slots
+restartable   crashed flow runs that are to go on
+restart       let a worker take one up again
+
+A flow run that has opened its run is marked with the lease it holds (see `marks`): it is dead if
+that lease was released or replaced, or if its heartbeat stands still for the lease's time to live.
+One without a mark is dead if nothing was heard of it in Prefect for long: no change of state, no
+log line, no heartbeat event.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterParentFlowRunId,
+    FlowRunFilterStartTime,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    LogFilter,
+    LogFilterFlowRunId,
+    TaskRunFilter,
+    TaskRunFilterFlowRunId,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.sorting import FlowRunSort, LogSort
+from prefect.events.filters import (
+    EventFilter,
+    EventNameFilter,
+    EventOccurredFilter,
+    EventResourceFilter,
+)
+from prefect.states import AwaitingRetry, Cancelled, Crashed
+
+from nip_core.errors import NipError
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+from nip_core.stages.liveness import Sighting, look
+from tasks.marks import Mark, mark_of
+
+FLOWS = ("train", "continue-run", "evaluate")
+_GOING_ON = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
+_MOST = 200
+_LOOK_EVERY_S = 1.0
+
+
+async def active_runs(client: PrefectClient) -> list[FlowRun]:
+    """Flow runs of nip's flows that Prefect counts as running, pending or being cancelled."""
+    return await client.read_flow_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=list(FLOWS))),
+        flow_run_filter=FlowRunFilter(
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_GOING_ON))
+        ),
+        sort=FlowRunSort.EXPECTED_START_TIME_ASC,
+        limit=_MOST,
+    )
+
+
+async def dead_among(
+    client: PrefectClient, runs: Iterable[FlowRun], *, silent_after_s: float, watch_s: float
+) -> list[FlowRun]:
+    """Those whose process is gone, watched for `watch_s` at least and as long as it takes.
+
+    `silent_after_s`: after how long without a sign of life one counts as dead that holds no run.
+    """
+    marked, unmarked = [], []
+    for flow_run in runs:
+        mark = _current_mark(flow_run)
+        if mark is None:
+            unmarked.append(flow_run)
+        else:
+            marked.append((flow_run, mark))
+    dead = [r for r in unmarked if await _silent_s(client, r) > silent_after_s]
+    dead += await _without_owner(marked, watch_s)
+    # What ended or was started again while it was watched is left alone.
+    return [run for run in dead if await _is_unchanged(client, run)]
+
+
+def _current_mark(flow_run: FlowRun) -> Mark | None:
+    """The mark, if it is of this attempt and the flow is really running."""
+    mark = mark_of(flow_run)
+    is_pending = flow_run.state_type is StateType.PENDING
+    return None if mark is None or is_pending or mark.attempt != flow_run.run_count else mark
+
+
+async def _without_owner(marked: list[tuple[FlowRun, Mark]], watch_s: float) -> list[FlowRun]:
+    """Those whose lease is not theirs any more, or whose heartbeat stopped."""
+    started_s = time.monotonic()
+    first = {flow_run.id: sighting_of(mark) for flow_run, mark in marked}
+    open_ = dict(marked_by_id(marked))
+    dead: list[FlowRun] = []
+    while open_:
+        elapsed_s = time.monotonic() - started_s
+        for identifier, (flow_run, mark) in list(open_.items()):
+            before, now = first[identifier], sighting_of(mark)
+            if now is None or before is None:  # the store can't be read: nothing is known
+                del open_[identifier]
+            elif now.owner == mark.owner and not now.is_gone:
+                if now.heartbeat != before.heartbeat:
+                    del open_[identifier]
+                elif elapsed_s >= max(watch_s, now.ttl_s):
+                    dead.append(open_.pop(identifier)[0])
+            elif elapsed_s >= watch_s:
+                dead.append(flow_run)
+                del open_[identifier]
+        if open_:
+            await asyncio.sleep(_LOOK_EVERY_S)
+    return dead
+
+
+def marked_by_id(marked: list[tuple[FlowRun, Mark]]) -> dict[UUID, tuple[FlowRun, Mark]]:
+    """The pairs by the id of the flow run."""
+    return {flow_run.id: (flow_run, mark) for flow_run, mark in marked}
+
+
+def sighting_of(mark: Mark) -> Sighting | None:
+    """A look at the lease of the marked run; None if its store can't be read from here."""
+    try:
+        return look(RunStore(open_store(mark.store, read_only=True), mark.run))
+    except NipError:
+        return None
+
+
+async def _silent_s(client: PrefectClient, flow_run: FlowRun) -> float:
+    """Seconds since the last that Prefect has heard of the flow run."""
+    now = datetime.now(UTC)
+    heard = [flow_run.state.timestamp if flow_run.state else now]
+    logs = await client.read_logs(
+        LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run.id])),
+        limit=1,
+        sort=LogSort.TIMESTAMP_DESC,
+    )
+    heard += [log.timestamp for log in logs]
+    events = await client.read_events(
+        EventFilter(
+            event=EventNameFilter(name=["prefect.flow-run.heartbeat"]),
+            resource=EventResourceFilter(id=[f"prefect.flow-run.{flow_run.id}"]),
+            occurred=EventOccurredFilter(since=now - timedelta(days=1)),
+        ),
+        limit=1,
+    )
+    heard += [event.occurred for event in events.events]
+    return (now - max(heard)).total_seconds()
+
+
+async def _is_unchanged(client: PrefectClient, flow_run: FlowRun) -> bool:
+    return (await client.read_flow_run(flow_run.id)).state_id == flow_run.state_id
+
+
+async def bury(client: PrefectClient, flow_run: FlowRun) -> None:
+    """Record that the process of the flow run is gone: Crashed, or Cancelled if that was asked."""
+    state: State[Any] = Crashed(message="Its process is gone; found by reconcile.")
+    for child in await client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(
+            parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run.id]),
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_GOING_ON)),
+        )
+    ):
+        await bury(client, child)
+    tasks = await client.read_task_runs(
+        task_run_filter=TaskRunFilter(
+            flow_run_id=TaskRunFilterFlowRunId(any_=[flow_run.id]),
+            state=TaskRunFilterState(type=TaskRunFilterStateType(any_=_GOING_ON)),
+        )
+    )
+    for task_run in tasks:
+        await client.set_task_run_state(task_run.id, state, force=True)
+    if flow_run.state_type is StateType.CANCELLING:
+        state = Cancelled(message="Its process is gone; found by reconcile.")
+    await client.set_flow_run_state(flow_run.id, state, force=True)
+
+
+async def restartable(
+    client: PrefectClient, *, older_than_s: float, not_older_than_s: float, max_attempts: int
+) -> list[FlowRun]:
+    """Crashed flow runs of deployments that nobody else has gone on with.
+
+    `older_than_s` keeps clear of a worker's late second report of a crash. Left alone are those
+    that ran `max_attempts` times, those of a run that another flow run took up later, and those of
+    a run that somebody holds now.
+    """
+    now = datetime.now(UTC)
+    recent = await client.read_flow_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=list(FLOWS))),
+        flow_run_filter=FlowRunFilter(
+            start_time=FlowRunFilterStartTime(after_=now - timedelta(seconds=not_older_than_s))
+        ),
+        sort=FlowRunSort.START_TIME_DESC,
+        limit=_MOST,
+    )
+    newest: dict[tuple[str, str], FlowRun] = {}
+    for flow_run in sorted(recent, key=_changed_at):
+        if (mark := mark_of(flow_run)) is not None:
+            newest[mark.store, mark.run] = flow_run
+    found = []
+    for flow_run in recent:
+        mark = mark_of(flow_run)
+        age_s = (now - _changed_at(flow_run)).total_seconds()
+        if (
+            flow_run.state_type is StateType.CRASHED
+            and flow_run.deployment_id is not None
+            and flow_run.run_count < max_attempts
+            and older_than_s <= age_s <= not_older_than_s
+            and (mark is None or newest[mark.store, mark.run].id == flow_run.id)
+            and not (mark is not None and _is_held(mark))
+        ):
+            found.append(flow_run)
+    return found
+
+
+def _changed_at(flow_run: FlowRun) -> datetime:
+    assert flow_run.state is not None  # one that was started has one
+    return flow_run.state.timestamp
+
+
+def _is_held(mark: Mark) -> bool:
+    seen = sighting_of(mark)
+    return seen is None or (seen.owner not in (None, mark.owner) and not seen.is_gone)
+
+
+async def restart(client: PrefectClient, flow_run: FlowRun) -> None:
+    """What the button Retry does: the next worker that is free goes on with it."""
+    await client.set_flow_run_state(flow_run.id, AwaitingRetry(), force=True)

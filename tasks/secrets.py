@@ -1,0 +1,32 @@
+"""Keys from Prefect's Secret blocks, for workers that have none in their environment.
+
+The block of OPENAI_API_KEY is called openai-api-key, and so on. A key goes from the block to the
+clients that need it: it is no parameter, result, artifact or log line.
+"""
+
+import os
+from typing import Any, cast
+
+from prefect.blocks.system import Secret
+
+from nip_core.parameters import HyperParameters
+from nip_core.stages.providers import key_variables
+
+
+def block_name(variable: str) -> str:
+    """The name of the Secret block that stands for an environment variable."""
+    return variable.lower().replace("_", "-")
+
+
+async def environment_for(parameters: HyperParameters) -> dict[str, str]:
+    """This process's environment, with the keys that the settings need and only blocks have."""
+    environment = dict(os.environ)
+    for variable in key_variables(parameters):
+        if environment.get(variable):
+            continue
+        try:
+            block = await Secret.aload(block_name(variable))
+        except ValueError:  # there is no such block; what is missing is said by whoever needs it
+            continue
+        environment[variable] = str(cast("Secret[Any]", block).get())
+    return environment

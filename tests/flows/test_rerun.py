@@ -1,0 +1,196 @@
+"""Doing part of a run again: what comes after a point is set aside, and trained anew as new jobs."""
+
+import itertools
+import json
+import os
+
+import pytest
+from prefect import get_client
+from prefect.artifacts import Artifact
+from prefect.flow_engine import run_flow
+from prefect.states import Scheduled
+from small_game import write_config
+
+from flows.train import continue_run, train
+from nip_core.errors import LeaseError, SettingsError, StoreError
+from nip_core.parameters import load_parameters
+from nip_core.run_store.lease import acquire
+from nip_core.run_store.manifest import read_manifest
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store, walk
+from nip_core.stages.rerun import STAGES, finish_rewinds, paths_from, rewind
+from nip_core.stages.session import open_session
+
+TWO = {"num_iterations": 2, "rollouts_per_iteration": 40, "num_epochs": 1}
+
+
+def run_in(folder, name="small"):
+    return RunStore(open_store(folder / "runs"), name)
+
+
+def digests(run):
+    return {
+        (i, split): read_manifest(run.store, run.rollouts(i, split)).extra["canonical_digest"]
+        for i, split in ((0, "test"), (0, "train"), (1, "test"), (1, "train"), (2, "test"))
+    }
+
+
+def contents(run, top="iterations"):
+    return {p: run.store.get(p) for p in walk(run.store, f"{run.root}/{top}")}
+
+
+def job(run, iteration, group="prover", root=None):
+    path = run.job(iteration, group)
+    return run.read_json(path if root is None else path.replace(run.root, root, 1))
+
+
+async def test_from_the_dataset_on_keeps_what_was_played_and_trains_a_new_model(
+    tmp_path, prefect_server
+):
+    config = write_config(tmp_path, rl=TWO)
+    await train(str(config))
+    run = run_in(tmp_path)
+    before, played = contents(run), digests(run)
+    models = {i: run.read_json(run.models(i)) for i in (0, 1)}
+
+    result = await train(str(config), rerun_from_iteration=1, rerun_from_stage="dataset")
+
+    assert result["status"] == "finished"
+    aside = f"{run.root}/superseded/0001"
+    expected = {
+        path
+        for path in before
+        if "/0002/" in path
+        or ("/0001/" in path and not any(n in path for n in ("/test/", "/train/", "metrics-t")))
+    }
+    moved = {p.replace(aside, run.root, 1): d for p, d in contents(run, "superseded/0001").items()}
+    assert {p: d for p, d in moved.items() if "/iterations/" in p} == {
+        path: before[path] for path in expected
+    }
+    assert {p: d for p, d in contents(run).items() if p in set(before) - expected} == {
+        path: before[path] for path in set(before) - expected
+    }
+    assert job(run, 1, root=aside)["attempt"] == 0 and job(run, 1)["attempt"] == 1
+    assert job(run, 1)["key"] != job(run, 1, root=aside)["key"]
+    assert job(run, 0)["attempt"] == 0
+    assert run.read_json(run.models(0)) == models[0]
+    assert run.read_json(run.models(1)) != models[1]
+    plan = run.read_json(f"{aside}/plan.json")
+    assert (plan["iteration"], plan["stage"]) == (1, "dataset") and plan["files"]
+    now = digests(run)
+    assert {k: v for k, v in now.items() if k != (2, "test")} == {
+        k: v for k, v in played.items() if k != (2, "test")
+    }
+    served = {group: model["model"] for group, model in models[1]["groups"].items()}
+    assert not set(served.values()) & set(result["iterations"][2]["models"].values())
+
+
+async def test_a_retried_flow_run_does_not_go_back_twice(tmp_path, prefect_server):
+    config = write_config(tmp_path, rl=TWO)
+    await train(str(config))
+    run = run_in(tmp_path)
+    state = await train(
+        str(config), rerun_from_iteration=1, rerun_from_stage="swap", return_state=True
+    )
+    assert state.is_completed()
+    after = contents(run)
+    async with get_client() as client:
+        flow_run = await client.read_flow_run(state.state_details.flow_run_id)
+        await client.set_flow_run_state(flow_run.id, Scheduled(), force=True)
+        flow_run = await client.read_flow_run(flow_run.id)
+    await run_flow(train, flow_run=flow_run, parameters=flow_run.parameters)
+    assert run.store.list(f"{run.root}/superseded") == ["0001/"]
+    assert contents(run) == after
+
+
+@pytest.mark.parametrize("moved", [0, 1, 3])
+async def test_a_rewind_that_was_killed_is_completed_before_anything_else(
+    moved, tmp_path, prefect_server
+):
+    config = write_config(tmp_path, rl=TWO)
+    await train(str(config))
+    run = run_in(tmp_path)
+    files = paths_from(run, 1, "train")
+    assert len(files) > 3
+    plan = {"token": "t", "iteration": 1, "stage": "train", "files": files}
+    run.write_json_once(f"{run.root}/superseded/0001/plan.json", plan)
+    for relative in files[:moved]:
+        run.store.put(
+            f"{run.root}/superseded/0001/{relative}", run.store.get(f"{run.root}/{relative}")
+        )
+        run.store.delete(f"{run.root}/{relative}")
+    async with open_session(load_parameters(config)):
+        assert [f for f in files if run.store.exists(f"{run.root}/{f}")] == []
+    aside = contents(run, "superseded/0001/iterations")
+    assert sorted(aside) == sorted(f"{run.root}/superseded/0001/{f}" for f in files)
+
+
+async def test_a_replaced_runner_sets_nothing_aside(tmp_path, prefect_server):
+    config = write_config(tmp_path, rl=TWO)
+    await train(str(config))
+    run = run_in(tmp_path)
+    before = contents(run)
+    lease = acquire(run.store, run.root)
+    lease.release()
+    with acquire(run.store, run.root), pytest.raises(LeaseError):
+        rewind(run, lease, 0, "play", token="late")
+    path = next(iter(before))
+    with pytest.raises(LeaseError):
+        run.store.delete(path, fence=lease.fence)
+    assert contents(run) == before
+
+
+async def test_stages_follow_each_other_and_take_along_what_comes_later(tmp_path, prefect_server):
+    config = write_config(tmp_path, rl=TWO, text_rl={"save_transcripts": True})
+    await train(str(config))
+    run = run_in(tmp_path)
+    sets = [set(paths_from(run, 1, stage)) for stage in STAGES]
+    assert all(later < earlier for earlier, later in itertools.pairwise(sets))
+    everything = {p.removeprefix(f"{run.root}/") for p in walk(run.store, f"{run.root}/iterations")}
+    assert sets[0] == {p for p in everything if not p.startswith("iterations/0000/")}
+    second = {p.removeprefix("iterations/0001/") for p in sets[-1] if "/0001/" in p}
+    assert second == {"models.json", "times.json"}
+    with acquire(run.store, run.root) as lease, pytest.raises(SettingsError, match="iteration 5"):
+        rewind(run, lease, 5, "play", token="t")
+
+
+async def test_a_worker_that_knows_the_name_alone_goes_on(tmp_path, prefect_server, monkeypatch):
+    straight, stopped, elsewhere = (tmp_path / n for n in ("straight", "stopped", "elsewhere"))
+    for folder in (straight, stopped, elsewhere):
+        folder.mkdir()
+    await train(str(write_config(straight, rl=TWO, run_name="by-name")))
+    config = write_config(stopped, rl=TWO, run_name="by-name")
+    await train(str(config), num_iterations=1)
+    config.unlink()
+    monkeypatch.chdir(elsewhere)
+    result = await continue_run("by-name", num_iterations=2)
+    assert result["status"] == "finished"
+    runs = [run_in(folder, "by-name") for folder in (straight, stopped)]
+    assert digests(runs[0]) == digests(runs[1])
+    assert os.listdir(elsewhere) == []
+
+
+async def test_a_name_that_nobody_published_is_an_error_that_says_so(prefect_server):
+    with pytest.raises(SettingsError, match="nip-nobody-state"):
+        await continue_run("nobody")
+    with pytest.raises(StoreError):
+        await continue_run("nobody", run_store="/nonexistent")
+
+
+async def test_common_settings_need_no_overrides(tmp_path, prefect_server):
+    config = write_config(tmp_path, rl=TWO)
+    result = await train(str(config), run_name="0123", num_iterations=1, rollouts_per_iteration=30)
+    assert result["run"] == "0123"
+    stored = run_in(tmp_path, "0123").open().parameters
+    assert stored["rl"]["num_iterations"] == 1
+    assert stored["rl"]["rollouts_per_iteration"] == 30
+    state = await Artifact.aget("nip-0123-state")
+    assert json.loads(state.data.split("```json\n")[1].split("\n```")[0])["run"] == "0123"
+
+
+def test_finishing_where_nothing_was_begun_changes_nothing(tmp_path):
+    run = run_in(tmp_path)
+    with acquire(run.store, run.root) as lease:
+        finish_rewinds(run, lease)
+        assert rewind(run, lease, 0, "test", token="t") is None
+    assert run.store.list(f"{run.root}/superseded") == []
