@@ -1,14 +1,16 @@
 """The journal of a shard that is still being played: what was paid for is on disk at once.
 
+GroupCommits      what all journals have: appends that wait together
 Journal.replay    the records that survived, in order; call it once, before appending
 Journal.append    add a record; returns when it is on the disk
 Journal.aclose    wait for what is under way, and let go of the file
 
-The file begins with a line that names the format. Then come frames, one per group commit: a
-header (magic, payload length, CRC-32 of the payload, CRC-32 of the header) and the payload, one
-JSON document per line. A frame that a crash left incomplete is the last one; it is dropped whole,
-and nobody was told that anything in it was durable. A damaged frame with an intact one behind it
-is no crash: that is refused.
+On a disk, the file begins with a line that names the format. Then come frames, one per group
+commit: a header (magic, payload length, CRC-32 of the payload, CRC-32 of the header) and the
+payload, one JSON document per line. A frame that a crash left incomplete is the last one; it is
+dropped whole, and nobody was told that anything in it was durable. A damaged frame with an intact
+one behind it is no crash: that is refused. For object stores see
+`nip_core.rollouts.journal_segments`.
 
 Covered: the process or machine dies at any instant. Not covered: a lost disk, and damage to the
 very last frame, which looks like a torn one.
@@ -27,7 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from nip_core.errors import CorruptionError, StoreError
+from nip_core.errors import CorruptionError, NipError, StoreError
 from nip_core.run_store.store import make_directories, sync_directory, translate_error
 
 FILE_HEADER = b"nip-journal 1\n"
@@ -37,7 +39,95 @@ _HEADER = struct.Struct("<4sIII")
 _HEADER_BODY = struct.Struct("<4sII")
 
 
-class Journal:
+class GroupCommits:
+    """Appends that wait together. A subclass says where a group of lines is made durable."""
+
+    name: str
+    """As errors call it."""
+
+    def __init__(self, sync_interval_s: float, clock: Callable[[], float]) -> None:
+        self._sync_interval_s, self._clock = sync_interval_s, clock
+        self._pending: list[bytes] = []
+        self._batch: asyncio.Future[None] | None = None  # answers everyone in `_pending`
+        self._flusher: asyncio.Task[None] | None = None
+        self._last_sync_s = float("-inf")
+        self._failed: NipError | None = None
+        self._is_replayed = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+
+    def replay(self) -> list[dict[str, Any]]:
+        """All durable records in the order of their commits. Raises CorruptionError."""
+        raise NotImplementedError
+
+    def remove(self) -> None:
+        """Delete it, once what it holds is committed elsewhere."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of it; what was not yet durable is lost, as in a crash."""
+        self._thread.shutdown(wait=True)
+
+    def _write(self, lines: list[bytes]) -> None:
+        """Make a group durable, as a whole or not at all. Runs in a thread of its own."""
+        raise NotImplementedError
+
+    async def append(self, record: dict[str, Any]) -> None:
+        """Add a record and return when it is durable.
+
+        A cancelled caller leaves the record in; it is written all the same. Raises StoreError if
+        the disk refuses, from then on for every record.
+        """
+        if not self._is_replayed:
+            self.replay()
+        if self._failed is not None:
+            raise _again(self._failed)
+        self._pending.append(encode_line(record))
+        if self._batch is None:
+            self._batch = asyncio.get_running_loop().create_future()
+        batch = self._batch
+        if self._flusher is None:
+            self._flusher = asyncio.create_task(self._flush())
+        await asyncio.shield(batch)
+
+    async def aclose(self) -> None:
+        """Write what is waiting and close the file. Errors were raised where it was appended."""
+        try:
+            if self._flusher is not None:
+                await self._flusher
+        finally:
+            self.close()  # also when cancelled, or the file would stay locked
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def _flush(self) -> None:
+        """Group commits until nothing is waiting."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._pending:
+                wait_s = self._last_sync_s + self._sync_interval_s - self._clock()
+                await asyncio.sleep(max(0.0, wait_s))  # even 0 lets others join
+                lines, self._pending = self._pending, []
+                batch, self._batch = self._batch, None
+                assert batch is not None
+                self._last_sync_s = self._clock()
+                try:
+                    await loop.run_in_executor(self._thread, self._write, lines)
+                except NipError as error:
+                    self._failed = error
+                if self._failed is None:
+                    batch.set_result(None)
+                else:
+                    batch.set_exception(_again(self._failed))
+                    batch.exception()  # a caller that was cancelled does not fetch it
+        finally:
+            self._flusher = None
+
+
+class Journal(GroupCommits):
     """An append-only file of JSON objects, open in one process and one event loop at a time."""
 
     def __init__(
@@ -53,15 +143,9 @@ class Journal:
         record waits for company. Raises StoreError if the file is open elsewhere or can't be
         written.
         """
-        self.path = path
-        self._sync_interval_s, self._clock = sync_interval_s, clock
-        self._pending: list[bytes] = []
-        self._batch: asyncio.Future[None] | None = None  # answers everyone in `_pending`
-        self._flusher: asyncio.Task[None] | None = None
-        self._last_sync_s = float("-inf")
-        self._failed: StoreError | None = None
-        self._end: int | None = None  # None until replayed
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        super().__init__(sync_interval_s, clock)
+        self.path, self.name = path, str(path)
+        self._end = 0  # known once replayed
         try:
             make_directories(path.parent)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -96,79 +180,20 @@ class Journal:
             raise
         except OSError as error:
             raise translate_error(error, self.path, "replay") from error
-        self._end = end
+        self._end, self._is_replayed = end, True
         return records
 
-    async def append(self, record: dict[str, Any]) -> None:
-        """Add a record and return when it is durable.
-
-        A cancelled caller leaves the record in; it is written all the same. Raises StoreError if
-        the disk refuses, from then on for every record.
-        """
-        if self._end is None:
-            self.replay()
-        if self._failed is not None:
-            raise StoreError(str(self._failed))
-        line = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        self._pending.append(line.encode())
-        if self._batch is None:
-            self._batch = asyncio.get_running_loop().create_future()
-        batch = self._batch
-        if self._flusher is None:
-            self._flusher = asyncio.create_task(self._flush())
-        await asyncio.shield(batch)
-
-    async def aclose(self) -> None:
-        """Write what is waiting and close the file. Errors were raised where it was appended."""
-        try:
-            if self._flusher is not None:
-                await self._flusher
-        finally:
-            self.close()  # also when cancelled, or the file would stay locked
-
     def close(self) -> None:
-        """Close the file; what was not yet durable is lost, as in a crash."""
-        self._thread.shutdown(wait=True)
+        super().close()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def remove(self) -> None:
-        """Delete the file, once what it holds is committed elsewhere."""
         self.path.unlink(missing_ok=True)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    async def _flush(self) -> None:
-        """Group commits until nothing is waiting."""
-        loop = asyncio.get_running_loop()
-        try:
-            while self._pending:
-                wait_s = self._last_sync_s + self._sync_interval_s - self._clock()
-                await asyncio.sleep(max(0.0, wait_s))  # even 0 lets others join
-                lines, self._pending = self._pending, []
-                batch, self._batch = self._batch, None
-                assert batch is not None
-                self._last_sync_s = self._clock()
-                try:
-                    await loop.run_in_executor(self._thread, self._write, lines)
-                except StoreError as error:
-                    self._failed = error
-                if self._failed is None:
-                    batch.set_result(None)
-                else:
-                    batch.set_exception(StoreError(str(self._failed)))
-                    batch.exception()  # a caller that was cancelled does not fetch it
-        finally:
-            self._flusher = None
 
     def _write(self, lines: list[bytes]) -> None:
         """Write and sync one frame. On failure the file is cut back to the frame before."""
-        assert self._end is not None
         if self._failed is not None:
             raise self._failed
         payload = b"\n".join(lines)
@@ -181,6 +206,11 @@ class Journal:
                 os.ftruncate(self._file, self._end)
             raise translate_error(error, self.path, "append to") from error
         self._end += len(frame)
+
+
+def _again(error: NipError) -> NipError:
+    """The same error for another caller."""
+    return type(error)(str(error))
 
 
 def _frame(payload: bytes) -> bytes:
@@ -200,7 +230,28 @@ def _frame_at(data: bytes, offset: int) -> bytes | None:
     return payload if len(payload) == length and zlib.crc32(payload) == payload_crc else None
 
 
-def _parse(data: bytes, path: Path) -> tuple[list[dict[str, Any]], int]:
+def encode_line(record: dict[str, Any]) -> bytes:
+    """A record as a line of a frame."""
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def one_frame(lines: list[bytes]) -> bytes:
+    """A whole journal with these lines in one frame."""
+    return FILE_HEADER + _frame(b"\n".join(lines))
+
+
+def parse_whole(data: bytes, path: str) -> list[dict[str, Any]]:
+    """The records of a journal that can't be torn. Raises CorruptionError for any damage."""
+    records, end = _parse(data, path)
+    if end != len(data) or end <= len(FILE_HEADER):
+        raise CorruptionError(
+            f"{path}: damaged at byte {end} of {len(data)}; nothing is repaired: restore the file, "
+            "or delete the journal it is part of to play the shard again"
+        )
+    return records
+
+
+def _parse(data: bytes, path: Path | str) -> tuple[list[dict[str, Any]], int]:
     """Records of `data`, and the offset behind the last intact frame."""
     if not data.startswith(FILE_HEADER):
         if FILE_HEADER.startswith(data):
@@ -221,7 +272,7 @@ def _parse(data: bytes, path: Path) -> tuple[list[dict[str, Any]], int]:
     return records, offset
 
 
-def _refuse_if_more(data: bytes, offset: int, path: Path) -> None:
+def _refuse_if_more(data: bytes, offset: int, path: Path | str) -> None:
     """Raise CorruptionError if an intact frame lies behind the damaged one at `offset`."""
     later = data.find(_MAGIC, offset + 1)
     while later >= 0:

@@ -22,7 +22,6 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError, StoreError
@@ -105,13 +104,9 @@ class RunStore:
         """The document with the metrics of one split of the iteration."""
         return f"{self.iteration(iteration)}/metrics-{_part(split)}.json"
 
-    def journal(self, iteration: int, split: str, shard: str) -> Path:
-        """Local file of a shard's journal. Raises StoreError where the store has no disk."""
-        path = f"{self.root}/journals/{iteration:04d}/{_part(split)}/{_part(shard)}.journal"
-        local = self.store.local_path(path)
-        if local is None:
-            raise StoreError(f"{path}: the journal needs a local disk, got {self.store.url}")
-        return local
+    def journal(self, iteration: int, split: str, shard: str) -> str:
+        """The journal of a shard: a file on a disk, a directory of segments elsewhere."""
+        return f"{self.root}/journals/{iteration:04d}/{_part(split)}/{_part(shard)}.journal"
 
     # run.json ---------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ the fence stands. `LocalStore` keeps the fence as a directory in which such puts
 taking it away and linking a file out of it are both atomic, so no put can slip through between
 a check and its effect.
 
-Not covered: file systems without atomic rename or hard links (refused when opened), and
-object stores, which come later.
+Object stores are in `nip_core.run_store.object_store`. Not covered: file systems without atomic
+rename or hard links (refused when opened).
 """
 
 import errno
@@ -33,6 +33,7 @@ from urllib.parse import unquote, urlsplit
 
 from nip_core.errors import LeaseError, SettingsError, StoreError
 
+OBJECT_STORES = ("s3", "gs")
 _HIDDEN = "."  # names that begin so are the store's own: temporary, pending, removed
 _COPY_BYTES = 1 << 20
 _NO_HARD_LINKS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EPERM}
@@ -54,7 +55,11 @@ class Store(Protocol):
         """The whole file and a tag that changes when its content does."""
 
     def put(self, path: str, data: bytes | Path, *, fence: str | None = None) -> None:
-        """Write or replace the file. A Path is copied without holding it in memory."""
+        """Write or replace the file. A Path is copied without holding it in memory.
+
+        With a fence this is for content that nobody trusts before a document names its digest:
+        on an object store a fence that falls meanwhile does not stop it.
+        """
 
     def put_if_absent(self, path: str, data: bytes | Path, *, fence: str | None = None) -> bool:
         """Write the file if there is none; False if there is one. Of many callers one wins."""
@@ -91,6 +96,8 @@ class Store(Protocol):
 def open_store(location: str | Path, *, read_only: bool = False) -> Store:
     """Open a directory or URL for reading and writing; a directory is created if needed.
 
+    For ``s3://bucket/prefix`` and ``gs://bucket/prefix`` see `nip_core.run_store.object_store`.
+
     With `read_only` nothing is written, neither to create the place nor to try it out, and what
     would write later is refused.
 
@@ -103,9 +110,13 @@ def open_store(location: str | Path, *, read_only: bool = False) -> Store:
     parts = urlsplit(text)
     if parts.scheme == "file" and parts.netloc in {"", "localhost"}:
         return LocalStore(Path(unquote(parts.path)), read_only=read_only)
+    if parts.scheme in OBJECT_STORES:
+        from nip_core.run_store.object_store import open_object_store
+
+        return open_object_store(text, read_only=read_only)
     raise SettingsError(
-        f"run_store: {parts.scheme}:// is not supported yet, got {_without_secrets(text)}; "
-        "use a directory or a file:// URL"
+        f"run_store: {parts.scheme}:// is not supported, got {_without_secrets(text)}; "
+        "use a directory, or a URL that begins with file://, s3:// or gs://"
     )
 
 
@@ -113,6 +124,14 @@ def _without_secrets(url: str) -> str:
     """`url` without user name, password and query."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def check_path(path: str) -> list[str]:
+    """The parts of a path in a store. Raises StoreError if it leads out of it."""
+    parts = path.split("/")
+    if any(part in {"", ".", ".."} for part in parts):
+        raise StoreError(f"{path!r}: not a path inside the run store")
+    return parts
 
 
 def walk(store: Store, directory: str) -> Iterator[str]:
@@ -267,10 +286,7 @@ class LocalStore:
             shutil.rmtree(removed, ignore_errors=True)
 
     def _file(self, path: str) -> Path:
-        parts = path.split("/")
-        if any(part in {"", ".", ".."} for part in parts):
-            raise StoreError(f"{path!r}: not a path inside the run store")
-        return self.root.joinpath(*parts)
+        return self.root.joinpath(*check_path(path))
 
     def _check_writable(self, path: str | Path) -> None:
         if self._read_only:

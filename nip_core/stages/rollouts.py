@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from nip_core.errors import RunConflictError
@@ -22,7 +21,7 @@ from nip_core.rollouts.engine import (
     play_shard,
     straight,
 )
-from nip_core.rollouts.journal import Journal
+from nip_core.rollouts.journal_segments import open_journal, remove_journal
 from nip_core.rollouts.plan import EpisodeSpec, plan_episodes, replayed, shards
 from nip_core.rollouts.tables import (
     build_tables,
@@ -95,16 +94,16 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
     new = Failures(plan.episodes, stop=split != CANDIDATE)
     failures = session.failures.setdefault((iteration, split), new)
     if shard_is_committed(store, directory, shard):
-        journal_path.unlink(missing_ok=True)
+        remove_journal(store, journal_path)
         manifest = read_manifest(store, directory, shard_manifest(shard))
         failures.keys.update(manifest.extra.get("failed", ()))
         return {"shard": shard, "reused": True}
     specs = shards(_specs(session, iteration, split), plan.episodes_per_shard)[int(shard)]
     started = time.monotonic()
-    journal = Journal(journal_path)
+    journal = open_journal(store, journal_path, session.lease.epoch)
     try:
         recorded = {r["generation"]["key"]: r for r in journal.replay()}
-        _check_models(recorded, session, models, journal_path)
+        _check_models(recorded, session, models, journal.name)
 
         async def run_shard() -> PlayedShard:
             # Made anew here: a server that was started again answers at another port.
@@ -173,7 +172,7 @@ def _check_models(
     recorded: Mapping[str, Mapping[str, Any]],
     session: Session,
     models: Mapping[str, ServedModel],
-    path: Path,
+    path: str,
 ) -> None:
     """What the journal holds must have been asked of the models that play now."""
     now = {

@@ -1,0 +1,464 @@
+"""Runs on S3, on servers that speak its protocol, and on Google Cloud Storage.
+
+open_object_store  what `open_store` calls for ``s3://`` and ``gs://``
+ObjectStore        a bucket, or a prefix in one
+
+Everything rests on conditional writes: create if absent, replace if unchanged. A store that does
+not really give them is refused when it is opened. Credentials come from the environment only.
+
+A fence is an object that is there while the fence stands. It is a redo log of one entry. A fenced
+conditional put (1) swaps its path, condition and content into the log, which fails when the fence
+has been dropped: this swap is the commit; (2) writes the path under its condition. Whoever commits
+next, and whoever drops the fence, first does what the log still asks for. So a runner that is
+stopped between (1) and (2), replaced and continued finds its write done, and its condition no
+longer true; stopped before (1), it commits nothing. See docs/decisions/0012-object-stores.md.
+
+Not covered: a fenced `put` without a condition only looks whether the fence stands. It is for
+content that nobody trusts before something else names it with its digest. And a path that is
+deleted by the new runner while the old one stands between (1) and (2) may come back.
+"""
+
+import base64
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from nip_core.errors import CorruptionError, LeaseError, SettingsError, StoreError
+from nip_core.run_store.store import MissingFileError, check_path
+
+_HIDDEN = "."
+_PAUSES_S = (0.05, 0.2, 0.8, 2.0, 5.0)
+_SWAPS = 200  # tries of a commit before it gives up; each lost one means that another has won
+_PARTS_AT_ONCE = 4  # of 5 MB each: what a large file takes in memory
+_TOMBSTONE = b"nip: deleted "
+_TOMBSTONE_BYTES = len(_TOMBSTONE) + 32
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+
+
+def open_object_store(
+    url: str, *, read_only: bool = False, environment: Mapping[str, str] = os.environ
+) -> "ObjectStore":
+    """Open ``s3://bucket/prefix`` or ``gs://bucket/prefix``.
+
+    Raises SettingsError for a URL that can't be used or a missing library, StoreError if the
+    store can't be reached or does not give conditional writes.
+    """
+    parts = urlsplit(url)
+    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise SettingsError(
+            f"run_store: {shown} came with credentials or options in it; credentials are read "
+            "from the environment only (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, ...)"
+        )
+    prefix = parts.path.strip("/")
+    if not parts.netloc or ":" in parts.netloc or "//" in prefix:
+        raise SettingsError(
+            f"run_store: {shown} names no bucket; give {parts.scheme}://bucket/prefix, and the "
+            "address of a server that speaks S3 in AWS_ENDPOINT_URL"
+        )
+    try:
+        from obstore.store import GCSStore, S3Store
+    except ImportError as error:
+        raise SettingsError(
+            f"run_store: {shown} needs a library that is not installed; "
+            "pip install 'nip[object-stores]'"
+        ) from error
+    client: dict[str, Any] = {"timeout": "60s", "connect_timeout": "5s"}
+    if _allows_http(environment):
+        client["allow_http"] = True
+
+    def connect(retries: int) -> Any:
+        more: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": retries}}
+        if parts.scheme == "gs":
+            return GCSStore(parts.netloc, prefix=prefix or None, **more)
+        return S3Store(parts.netloc, prefix=prefix or None, **more)
+
+    try:
+        patient, once = connect(6), connect(0)
+    except Exception as error:
+        raise SettingsError(f"run_store: {shown} can't be opened: {_short(error)}") from None
+    return ObjectStore(shown.rstrip("/"), patient, once, read_only=read_only)
+
+
+def _allows_http(environment: Mapping[str, str]) -> bool:
+    """Unencrypted access is for servers on this machine, unless it is asked for."""
+    endpoints = [
+        environment.get(name)
+        for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "GOOGLE_BASE_URL")
+    ]
+    local = any(urlsplit(endpoint).hostname in _LOOPBACK for endpoint in endpoints if endpoint)
+    asked = environment.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true"}
+    return local or asked
+
+
+@dataclass(frozen=True)
+class _Fence:
+    """What a fence's object says, and the tag it said it under."""
+
+    document: dict[str, Any]
+    tag: str
+
+    @property
+    def is_up(self) -> bool:
+        return bool(self.document["state"] == "up")
+
+
+class ObjectStore:
+    """A prefix of a bucket. Made by `open_object_store`; safe to use from several threads."""
+
+    def __init__(
+        self,
+        url: str,
+        patient: Any,
+        once: Any,
+        *,
+        read_only: bool = False,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`patient` and `once` are obstore's stores: one repeats failed requests, one does not.
+
+        Tries the store out, unless it is `read_only`. Raises StoreError with the reason if unfit.
+        """
+        self.url = url
+        self._patient, self._once, self._read_only, self._sleep = patient, once, read_only, sleep
+        self._committing = threading.Lock()
+        self._settled: str | None = None  # the log entry that this process knows to be done
+        if not read_only:
+            self._try_out()
+
+    # Files ------------------------------------------------------------------------------------
+
+    def get(self, path: str) -> bytes:
+        return self.get_with_etag(path)[0]
+
+    def get_with_etag(self, path: str) -> tuple[bytes, str]:
+        standing = self._look(path)
+        if standing is None or _is_tombstone(standing[0]):
+            raise MissingFileError(f"{self._name(path)}: no such file")
+        return standing
+
+    def put(self, path: str, data: bytes | Path, *, fence: str | None = None) -> None:
+        import obstore
+
+        self._check_writable(path)
+        if fence is not None:
+            self._standing(fence, path)
+        try:
+            obstore.put(self._patient, path, data, max_concurrency=_PARTS_AT_ONCE)
+        except Exception as error:
+            raise self._translated(error, path, "write") from error
+
+    def put_if_absent(self, path: str, data: bytes | Path, *, fence: str | None = None) -> bool:
+        self._check_writable(path)
+        content = data if isinstance(data, bytes) else data.read_bytes()
+        if fence is not None:
+            return self._commit(path, content, None, fence) is not None
+        return self._swap(path, content, None) is not None
+
+    def put_if_match(
+        self, path: str, data: bytes, etag: str, *, fence: str | None = None
+    ) -> str | None:
+        self._check_writable(path)
+        if fence is not None:
+            return self._commit(path, data, etag, fence)
+        return self._swap(path, data, etag)
+
+    def exists(self, path: str) -> bool:
+        import obstore
+
+        check_path(path)
+        try:
+            found = obstore.head(self._patient, path)
+        except Exception as error:
+            translated = self._translated(error, path, "look for")
+            if isinstance(translated, MissingFileError):
+                return False
+            raise translated from error
+        return found["size"] != _TOMBSTONE_BYTES or self._is_there(path)
+
+    def list(self, directory: str) -> list[str]:
+        import obstore
+
+        if directory:
+            check_path(directory)
+        try:
+            found = obstore.list_with_delimiter(self._patient, directory or None)
+        except Exception as error:
+            raise self._translated(error, directory or "(all)", "list") from error
+        names = [
+            entry["path"].rpartition("/")[2]
+            for entry in found["objects"]
+            if entry["size"] != _TOMBSTONE_BYTES or self._is_there(entry["path"])
+        ]
+        names += [f"{prefix.rpartition('/')[2]}/" for prefix in found["common_prefixes"]]
+        return sorted(name for name in names if not name.startswith(_HIDDEN))
+
+    def delete(self, path: str, *, fence: str | None = None) -> None:
+        import obstore
+
+        self._check_writable(path)
+        if fence is not None:
+            while (tag := self._tag_of(path)) is not None:
+                # Else it was written meanwhile, which this fence's runner may have done.
+                if self._commit(path, _tombstone(), tag, fence) is not None:
+                    return
+            return
+        try:
+            obstore.delete(self._patient, path)
+        except Exception as error:
+            translated = self._translated(error, path, "delete")
+            if not isinstance(translated, MissingFileError):
+                raise translated from error
+
+    def local_path(self, path: str) -> Path | None:
+        check_path(path)
+        return None
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    # Fences -----------------------------------------------------------------------------------
+
+    def raise_fence(self, fence: str) -> None:
+        self._check_writable(fence)
+        self._swap(fence, _encode({"state": "up", "id": uuid.uuid4().hex, "commit": None}), None)
+
+    def drop_fence(self, fence: str) -> None:
+        self._check_writable(fence)
+        for _ in range(_SWAPS):
+            standing = self._read_fence(fence)
+            if standing is None:
+                return
+            if standing.is_up:
+                closed = {**standing.document, "state": "closed"}
+                if self._swap(fence, _encode(closed), standing.tag) is None:
+                    continue  # one more commit came in; it counts, and is done below
+            self._settle(standing.document)
+            self.delete(fence)
+            return
+        raise StoreError(f"{self._name(fence)}: other runners kept changing it; run again")
+
+    def _commit(self, path: str, data: bytes, etag: str | None, fence: str) -> str | None:
+        """Write `path` if it is as `etag` says (None: absent) and the fence stands; its tag."""
+        with self._committing:
+            for _ in range(_SWAPS):
+                standing = self._standing(fence, path)
+                self._settle(standing.document)
+                condition = etag
+                if etag is None and (found := self._look(path)) is not None:
+                    if not _is_tombstone(found[0]):
+                        return None
+                    condition = found[1]
+                content = base64.b64encode(data).decode()
+                entry = {"path": path, "etag": condition, "data": content}
+                document = {"state": "up", "id": uuid.uuid4().hex, "commit": entry}
+                if self._swap(fence, _encode(document), standing.tag) is None:
+                    continue  # another process of this runner was faster, or the fence was dropped
+                return self._settle(document)
+        raise StoreError(f"{self._name(fence)}: other processes kept changing it; run again")
+
+    def _settle(self, document: Mapping[str, Any]) -> str | None:
+        """Do what the log asks for, unless it is known to be done; the tag of what was written."""
+        entry = document["commit"]
+        if entry is None or document["id"] == self._settled:
+            return None
+        data = base64.b64decode(entry["data"])
+        tag = self._swap(entry["path"], data, entry["etag"], is_logged=True)
+        self._settled = document["id"]
+        return tag
+
+    def _standing(self, fence: str, path: str) -> _Fence:
+        standing = self._read_fence(fence)
+        if standing is None or not standing.is_up:
+            raise LeaseError(
+                f"{self._name(path)}: not written, because the lease {fence.rpartition('/')[2]} "
+                "was released or taken over by another runner"
+            )
+        return standing
+
+    def _read_fence(self, fence: str) -> _Fence | None:
+        try:
+            data, tag = self.get_with_etag(fence)
+        except MissingFileError:
+            return None
+        try:
+            document = json.loads(data)
+            entry = document["commit"]
+            known = document["state"] in {"up", "closed"} and isinstance(document["id"], str)
+            if not known or (entry is not None and not {"path", "etag", "data"} <= entry.keys()):
+                raise ValueError("not what nip writes")
+            return _Fence(document, tag)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CorruptionError(
+                f"{self._name(fence)}: damaged, not a fence of a lease ({error!r}); if no runner "
+                "is alive, delete it and lease.json, and run again"
+            ) from error
+
+    # Requests ---------------------------------------------------------------------------------
+
+    def _swap(
+        self, path: str, data: bytes, etag: str | None, *, is_logged: bool = False
+    ) -> str | None:
+        """Write `path` if it is as `etag` says (None: absent); its new tag, or None if it is not.
+
+        A request without an answer is repeated. It may have been done, as what is in a log may have
+        been by another process: then a path that holds `data` already counts as written.
+        """
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        may_be_done = is_logged
+        for pause_s in (*_PAUSES_S, None):
+            mode: Any = "create" if etag is None else _version(etag)
+            try:
+                return _tag(obstore.put(self._once, path, data, mode=mode, use_multipart=False))
+            except (AlreadyExistsError, PreconditionError):
+                standing = self._look(path)
+                if standing is not None and may_be_done and standing[0] == data:
+                    return standing[1]
+                if standing is not None and standing[1] != etag:
+                    if etag is not None or is_logged or not _is_tombstone(standing[0]):
+                        return None
+                    etag = standing[1]
+                if standing is None and etag is not None:
+                    return None
+                # Else S3 had a conflict, which says nothing about the condition.
+                trouble: Exception = StoreError(
+                    f"{self._name(path)}: others kept changing it; run again"
+                )
+            except Exception as error:
+                trouble = self._translated(error, path, "write")
+                if isinstance(trouble, MissingFileError) and etag is not None:
+                    return None
+                if not isinstance(trouble, StoreError) or isinstance(trouble, MissingFileError):
+                    raise trouble from error
+                if _is_final(error):
+                    raise trouble from error
+                may_be_done = True
+            if pause_s is None:
+                raise trouble
+            self._sleep(pause_s)
+        raise AssertionError("the loop ends by itself")
+
+    def _look(self, path: str) -> tuple[bytes, str] | None:
+        """What is there, tombstones included, with its tag; None if there is nothing."""
+        import obstore
+
+        check_path(path)
+        try:
+            found = obstore.get(self._patient, path)
+            return bytes(found.bytes()), _tag(found.meta)
+        except Exception as error:
+            translated = self._translated(error, path, "read")
+            if isinstance(translated, MissingFileError):
+                return None
+            raise translated from error
+
+    def _tag_of(self, path: str) -> str | None:
+        standing = self._look(path)
+        return None if standing is None or _is_tombstone(standing[0]) else standing[1]
+
+    def _is_there(self, path: str) -> bool:
+        return self._tag_of(path) is not None
+
+    def _try_out(self) -> None:
+        """Raise StoreError unless conditions are heeded."""
+        probe = f"{_HIDDEN}probe-{uuid.uuid4().hex}"
+        try:
+            first = self._swap(probe, b"1", None)
+            second = self._swap(probe, b"2", None)
+            third = None if first is None else self._swap(probe, b"3", first)
+            stale = None if first is None else self._swap(probe, b"4", first)
+            kept = self.get(probe)
+        except MissingFileError as error:
+            raise StoreError(
+                f"{self.url}: there is no such bucket; make it, or name another run_store"
+            ) from error
+        finally:
+            self._remove_probe(probe)
+        if (
+            first is None
+            or second is not None
+            or third is None
+            or stale is not None
+            or kept != b"3"
+        ):
+            raise StoreError(
+                f"{self.url}: this store does not heed conditions on writes (If-None-Match and "
+                "If-Match), which commits need; choose another run_store"
+            )
+
+    def _remove_probe(self, probe: str) -> None:
+        try:
+            self.delete(probe)
+        except StoreError:
+            return  # what was wrong is being raised; a small file stays, which `nip clean` removes
+
+    def _check_writable(self, path: str) -> None:
+        check_path(path)
+        if self._read_only:
+            raise StoreError(f"{path}: not written, the run store was opened for reading only")
+
+    def _name(self, path: str) -> str:
+        return f"{self.url}/{path}"
+
+    def _translated(self, error: Exception, path: str, action: str) -> Exception:
+        """What to raise for an error of the library, met when trying to `action` (a verb)."""
+        from obstore.exceptions import BaseError, NotFoundError
+
+        name = self._name(path)
+        if isinstance(error, (NotFoundError, FileNotFoundError)):
+            return MissingFileError(f"{name}: no such file")
+        if _is_final(error):
+            return StoreError(
+                f"{name}: no permission to {action} it; check the credentials in the environment "
+                "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)"
+            )
+        if isinstance(error, (BaseError, OSError, ValueError)):
+            return StoreError(f"{name}: can't {action} it: {_short(error)}")
+        return error
+
+
+def _is_final(error: Exception) -> bool:
+    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+    return isinstance(error, (PermissionDeniedError, UnauthenticatedError, PermissionError))
+
+
+def _short(error: Exception) -> str:
+    """The first line of a message; what follows are the library's insides."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def _tag(meta: Mapping[str, Any]) -> str:
+    """S3 tells versions of an object apart by its etag, Google by its generation."""
+    return json.dumps([meta.get("e_tag"), meta.get("version")])
+
+
+def _version(tag: str) -> dict[str, str]:
+    try:
+        e_tag, version = json.loads(tag)
+    except (ValueError, TypeError):
+        e_tag, version = tag, None  # of no version that this store gave out
+    both = {"e_tag": e_tag, "version": version}
+    return {name: value for name, value in both.items() if value is not None}
+
+
+def _tombstone() -> bytes:
+    """Different from every other, and so its tag is."""
+    return _TOMBSTONE + uuid.uuid4().hex.encode()
+
+
+def _is_tombstone(data: bytes) -> bool:
+    return len(data) == _TOMBSTONE_BYTES and data.startswith(_TOMBSTONE)
+
+
+def _encode(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, indent=1).encode()

@@ -1,0 +1,78 @@
+"""A server that speaks S3, in a process of its own: moto's, which heeds conditions on writes.
+
+It handles one request at a time, once it has all of it, so that looking at a condition and writing
+are one step, as they are at S3, and a client that is stopped half way holds nobody up. Run as a
+script it serves and prints its port.
+"""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def serve() -> Iterator[dict[str, str]]:
+    """The environment in which ``s3://`` means this server; buckets are made with `make_bucket`."""
+    server = subprocess.Popen(
+        [sys.executable, str(Path(__file__).absolute())], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        port = server.stdout.readline().strip()  # pytest's time limit is its deadline
+        assert port, "the S3 server did not start"
+        yield {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ACCESS_KEY_ID": "a-test-key",
+            "AWS_SECRET_ACCESS_KEY": "a-test-secret",
+            "AWS_REGION": "us-east-1",
+        }
+    finally:
+        server.kill()
+        server.wait()
+
+
+def make_bucket(environment: dict[str, str], name: str) -> str:
+    """Make a bucket and return its URL."""
+    url = f"{environment['AWS_ENDPOINT_URL']}/{name}"
+    urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=60).close()
+    return f"s3://{name}"
+
+
+def _one_at_a_time(application: Callable[..., Any]) -> Callable[..., Any]:
+    lock = threading.Lock()
+
+    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> list[bytes]:
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+        environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(length))
+        with lock:
+            return list(application(environ, start))
+
+    return answer
+
+
+def _main() -> None:
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    class Quiet(WSGIRequestHandler):
+        def log(self, *_: object) -> None:
+            pass
+
+    application = _one_at_a_time(DomainDispatcherApplication(create_backend_app))
+    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=Quiet)
+    print(server.port, flush=True)
+    parent = os.getppid()
+    server.timeout = 1.0
+    while os.getppid() == parent:  # a killed test leaves no server behind
+        server.handle_request()
+
+
+if __name__ == "__main__":
+    _main()
