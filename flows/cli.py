@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.serve import serve
+from flows.up import up
 from nip_core.errors import (
     CorruptionError,
     DatasetError,
@@ -310,6 +311,7 @@ def show(
 
 
 app.command()(serve)
+app.command()(up)
 
 
 @app.command()
@@ -477,7 +479,8 @@ def _gate_line(decision: dict[str, Any]) -> str:
 def _show_run(result: dict[str, Any]) -> None:
     width = max(shutil.get_terminal_size((110, 24)).columns, 80)
     console = Console(width=width)
-    console.print(f"run {result['run']}: {result['status']}", highlight=False)
+    waits_for = f": {result['waits_for']}" if "waits_for" in result else ""
+    console.print(f"run {result['run']}: {result['status']}{waits_for}", highlight=False)
     table = Table()
     for heading in ("iteration", "accuracy", "95 % interval", "completeness", "soundness"):
         table.add_column(heading, justify="right")

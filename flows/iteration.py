@@ -6,6 +6,7 @@ play_split   all shards of a split, published and measured
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from prefect import flow
@@ -53,10 +54,10 @@ async def iteration(run: str, iteration: int) -> dict[str, Any]:
     with timed(times, "dataset"):
         await together(build_dataset(run, iteration, group) for group in groups)
     with timed(times, "train"):
-        submit = await limited(submit_job, "nip-fine-tune")
-        for group in groups:
-            await submit(run, iteration, group)
-        await together(await_job(run, iteration, group) for group in groups)
+        parked = await train_groups(run, iteration, groups)
+    if parked is not None:
+        await publish(run, f"parking iteration {iteration}", done + 0.5 * share)
+        return {"iteration": iteration, "models": None, "parked": parked}
     if is_due(session, iteration):
         with timed(times, "gate"):
             await prove_candidates(run, iteration)
@@ -68,7 +69,7 @@ async def iteration(run: str, iteration: int) -> dict[str, Any]:
         f"{session.run.iteration(iteration)}/times.json", times, lease=session.lease
     )
     await publish(run, f"training iteration {iteration}", done + share)
-    return {"iteration": iteration, "models": models}
+    return {"iteration": iteration, "models": models, "parked": None}
 
 
 @flow(
@@ -86,7 +87,7 @@ async def retest(run: str, iteration: int) -> dict[str, Any]:
         await play_split(run, iteration, "test")
     models = {} if iteration == last else pass_on(session, iteration)
     await publish(run, f"testing iteration {iteration}", (iteration + 1) / (last + 1))
-    return {"iteration": iteration, "models": models}
+    return {"iteration": iteration, "models": models, "parked": None}
 
 
 def is_complete(run: str, iteration: int) -> bool:
@@ -111,6 +112,21 @@ async def play_split(run: str, iteration: int, split: str) -> dict[str, Any]:
     await commit_rollouts(run, iteration, split)
     metrics: dict[str, Any] = await measure(run, iteration, split)
     return metrics
+
+
+async def train_groups(run: str, iteration: int, groups: Sequence[str]) -> str | None:
+    """Submit the jobs of the groups and wait for them; once more for those that ended in vain and
+    are to be tried again. Returns which job is not waited for any longer, None if all ended."""
+    submit = await limited(submit_job, "nip-fine-tune")
+    while groups:
+        for group in groups:
+            await submit(run, iteration, group)
+        ended = await together(await_job(run, iteration, group) for group in groups)
+        parked = [job["parked"] for job in ended if job["parked"] is not None]
+        if parked:
+            return str(parked[0])
+        groups = [group for group, job in zip(groups, ended, strict=True) if job["again"]]
+    return None
 
 
 class timed:  # noqa: N801 - reads as a statement

@@ -140,11 +140,15 @@ async def _train(
         if again_from is not None:
             await _rewind(session, again_from, stage)
         with hold(session):
-            await _all_iterations(session)
-        return summary(session.run)
+            parked = await _all_iterations(session)
+        found = summary(session.run)
+    if parked is None:
+        return found
+    return {**found, "status": "parked", "waits_for": parked}
 
 
-async def _all_iterations(session: Session) -> None:
+async def _all_iterations(session: Session) -> str | None:
+    """Returns None when all is done, or what the run was parked for, see `park_after_s`."""
     parameters = session.parameters
     run, last = session.run.name, parameters.rl.num_iterations
     only_tests = parameters.base_run.base_run_type == "rerun_tests"
@@ -156,11 +160,14 @@ async def _all_iterations(session: Session) -> None:
         # Prefect matches subflows of a retried run by order of call, not by parameters.
         if result["iteration"] != i:
             raise StageError(f"iteration {i} returned the result of {result['iteration']}")
+        if result["parked"] is not None:
+            return str(result["parked"])
     if only_tests:
         await retest(run, last)
     elif is_tested(parameters, last):
         await play_split(run, last, "test")
     await publish(run, "the last test", 1.0)
+    return None
 
 
 async def _rewind(session: Session, from_iteration: int, stage: Stage) -> None:

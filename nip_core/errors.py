@@ -41,5 +41,13 @@ class JobError(StageError):
     """A fine-tune job ended without a model, or its outcome could not be learned."""
 
 
+class DeadlineError(JobError):
+    """A fine-tune job has not ended in the time that it was given; it goes on."""
+
+
+class ParkedError(StageError):
+    """The run lets go of a fine-tune job that goes on, as its settings say."""
+
+
 class ServerError(NipError, RuntimeError):
     """The language-model server can't be started or reached, or refused a request."""

@@ -30,7 +30,7 @@ Payload = bytes | Path
 """JSONL in memory, or a file of it, which is never held in memory as a whole."""
 
 State = Literal["intent", "submitted", "terminal"]
-Outcome = Literal["succeeded", "failed", "cancelled", "refused", "not_found", "skipped"]
+Outcome = Literal["succeeded", "failed", "cancelled", "refused", "not_found", "deadline", "skipped"]
 
 
 class Refused(NipError, RuntimeError):
@@ -192,6 +192,7 @@ class JobRecord(BaseModel):
     id: str | None = None
     submitted_at: float | None = None
     status: str | None = None  # the back-end's last word
+    given_up: bool = False  # its deadline has passed, and it is, or is to be, cancelled
     outcome: Outcome | None = None
     reason: str | None = None  # why the outcome is not "succeeded"
     model: str | None = None  # name of the new model

@@ -2,6 +2,7 @@
 
 Ledger.ensure_job  submit a job, or find the one that was submitted before, whatever was killed
 Ledger.poll        follow a job to its end
+Ledger.give_up     cancel a job whose deadline has passed
 Ledger.record      what is recorded of a job
 Ledger.cancel      ask the back-end to stop a job
 
@@ -18,9 +19,10 @@ runners (by the lease and conditional writes). Not covered: a back-end whose lis
 import asyncio
 import hashlib
 import logging
+import math
 from typing import Any
 
-from nip_core.errors import JobError, RunConflictError
+from nip_core.errors import DeadlineError, JobError, ParkedError, RunConflictError
 from nip_core.fine_tuning.job import (
     Backend,
     Busy,
@@ -34,7 +36,7 @@ from nip_core.fine_tuning.job import (
     Refused,
 )
 from nip_core.fine_tuning.job_document import JobDocument, OnEvent
-from nip_core.fine_tuning.waiting import LONGEST_PAUSE_S, Pauses, Waiting
+from nip_core.fine_tuning.waiting import FIRST_PAUSE_S, LONGEST_PAUSE_S, Pauses, Waiting
 from nip_core.lm_server.formats import MIN_EXAMPLES
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
@@ -144,6 +146,7 @@ class Ledger:
         interval_s: float,
         deadline_s: float,
         counted_from_s: float | None = None,
+        park_after_s: float | None = None,
     ) -> JobRecord:
         """Follow a submitted job until it ends; its final record.
 
@@ -152,8 +155,9 @@ class Ledger:
         or from the time of day `counted_from_s` (for a back-end that stands still when its runner
         does). Failed looks are repeated; a status that is not known is not an end.
 
-        Raises JobError when the deadline passes or the back-end denies access; the record stays
-        as it is, and polling again goes on.
+        Raises DeadlineError when the deadline passes, JobError when the back-end denies access,
+        and ParkedError when the job goes on for `park_after_s` from now; the record stays as it
+        is, and polling again goes on.
         """
         document = self._document(record.iteration, record.group)
         record = document.load() or record
@@ -164,7 +168,9 @@ class Ledger:
         # The time of day may jump while this process waits, but not before it starts waiting.
         since_s = record.submitted_at if counted_from_s is None else counted_from_s
         elapsed_s = max(0.0, self._clock.now() - since_s)
-        end_s = self._clock.monotonic() + deadline_s - elapsed_s
+        started_s = self._clock.monotonic()
+        end_s = started_s + deadline_s - elapsed_s
+        park_s = math.inf if park_after_s is None else started_s + park_after_s
         pauses = Pauses(interval_s, max(interval_s, min(10 * interval_s, LONGEST_PAUSE_S)))
         missing_since_s: float | None = None
         while True:
@@ -197,7 +203,7 @@ class Ledger:
                         return document.end(record, "not_found", reason, f"not found: {error}")
             left_s = end_s - self._clock.monotonic()
             if left_s <= 0:
-                raise JobError(
+                raise DeadlineError(
                     f"job {record.id} (group {record.group}, iteration {record.iteration}): not "
                     f"finished {deadline_s:g} s after its submission, last status "
                     f"{record.status!r}{trouble and f', last look failed: {trouble}'}; raise "
@@ -205,7 +211,41 @@ class Ledger:
                 )
             if trouble:
                 _log.warning("job %s: looking again, because %s", record.id, trouble)
+            left_s = min(left_s, park_s - self._clock.monotonic())
+            if left_s <= 0:
+                raise ParkedError(
+                    f"job {record.id} (group {record.group}, iteration {record.iteration}) goes "
+                    f"on, {record.status}; run again to look after it"
+                )
             await self._clock.sleep(min(left_s, pauses.next(asked_s)))
+
+    async def give_up(self, record: JobRecord, reason: str) -> JobRecord:
+        """Cancel a job whose deadline has passed; its final record.
+
+        Its outcome is "deadline", or "succeeded" if it ended before it was cancelled. Raises
+        JobError if it can't be cancelled, as then it may still make a model.
+        """
+        document = self._document(record.iteration, record.group)
+        record = document.load() or record
+        if record.state != "terminal" and not record.given_up:
+            record = document.save(record, f"given up: {reason}", given_up=True, reason=reason)
+        try:
+            await self.cancel(record)
+        except JobError as error:
+            # It may just have ended; that is seen below.
+            _log.warning("%s", error)
+        try:
+            return await self.poll(
+                record,
+                interval_s=FIRST_PAUSE_S,
+                deadline_s=self._waiting.patience_s,
+                counted_from_s=self._clock.now(),
+            )
+        except DeadlineError as error:
+            raise JobError(
+                f"job {record.id}: was to be cancelled, because it is {reason}, but still goes on "
+                f"{self._waiting.patience_s:g} s later; cancel it at the back-end and run again"
+            ) from error
 
     async def cancel(self, record: JobRecord) -> None:
         """Ask the back-end to stop the job; `poll` then sees how it ended. Raises JobError."""
@@ -350,13 +390,16 @@ class Ledger:
 
     async def _finish(self, document: JobDocument, record: JobRecord, view: JobView) -> JobRecord:
         outcome = _TERMINAL[view.status]
+        if record.given_up and outcome != "succeeded":
+            outcome = "deadline"
         try:
             events = await self._backend.job_events(view.id)
         except (Refused, Busy, NoAnswer) as error:
             _log.warning("job %s: its events can't be read: %s", view.id, error)
             events = []
         succeeded = outcome == "succeeded"
-        reason = None if succeeded else view.error or "no reason given"
+        given_up = record.reason if record.given_up else None
+        reason = None if succeeded else given_up or view.error or "no reason given"
         return document.end(
             record,
             outcome,

@@ -52,6 +52,7 @@ _STATUSES = {
     "not_found": TrainingStatusEnum.FAILED,
     "refused": TrainingStatusEnum.FAILED,
     "skipped": TrainingStatusEnum.FAILED,
+    "deadline": TrainingStatusEnum.FAILED,
 }
 """Of jobs and outcomes; what is not here goes on."""
 

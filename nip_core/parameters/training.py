@@ -9,6 +9,7 @@ from nip_core.parameters.base import Parameters
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
+Ending = Literal["stop", "keep_model", "try_again"]
 
 
 class RlTrainerParameters(Parameters):
@@ -214,6 +215,26 @@ class FineTuningParameters(Parameters):
     """What becomes of running jobs when the flow run is cancelled in Prefect: "keep", they go on,
     and are found when the run goes on; "cancel", they are cancelled. The jobs of the run's own
     server stop with it and go on with it in any case."""
+    on_failed: Ending = "stop"
+    """What follows when a job fails: "stop", the run, with an error; "keep_model", the group plays
+    on with the model that it has, which is on record; "try_again", a new job, and an error when
+    max_attempts have failed."""
+    on_cancelled: Ending = "stop"
+    """The same when somebody has cancelled it."""
+    on_not_found: Ending = "stop"
+    """The same when the back-end no longer knows it."""
+    on_deadline: Ending = "stop"
+    """The same when deadline_s has passed. "stop" leaves the job alone, and running again with a
+    longer deadline goes on; with the others it is cancelled first."""
+    on_too_few_examples: Literal["stop", "keep_model"] = "keep_model"
+    """The same when there are fewer examples than the 10 that a job needs."""
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    """Most jobs of a group in an iteration, 1 to 100, where one that ended is tried again."""
+    park_after_s: Seconds | None = None
+    """Let go of the run when its jobs have been waited for this many seconds, above 0, instead of
+    keeping a process for as long as they take: it ends as "parked", and running again (on a
+    schedule, for example) goes on. Not with the run's own server, whose jobs stop with the run.
+    None: wait."""
     max_length: Annotated[int, Field(ge=16)] | None = None
     """Longest training example in tokens, at least 16; longer ones fail the job. None: the model's
     context."""

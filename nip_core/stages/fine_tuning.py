@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from nip_core.agents.chat_client import Endpoint
 from nip_core.concurrency import together
-from nip_core.errors import JobError, ServerError, StageError
+from nip_core.errors import DeadlineError, ParkedError, ServerError, StageError
 from nip_core.fine_tuning.dataset import open_dataset
 from nip_core.fine_tuning.job import Busy, JobRecord, JobSpec, NoAnswer, Refused
 from nip_core.fine_tuning.ledger import Ledger
@@ -28,6 +28,7 @@ from nip_core.hashing import derive_seed, digest
 from nip_core.parameters import HyperParameters
 from nip_core.run_store.manifest import read_manifest
 from nip_core.stages import gate
+from nip_core.stages.job_endings import next_step, stopped
 from nip_core.stages.models import ServedModel, candidates, models_for, write_models
 from nip_core.stages.providers import is_deterministic, speaks_nip
 from nip_core.stages.rerun import next_attempt
@@ -76,30 +77,43 @@ async def submit(session: Session, iteration: int, group: str) -> dict[str, Any]
 
 
 async def wait(session: Session, iteration: int, group: str) -> dict[str, Any]:
-    """Wait for the group's job. Raises JobError if it ends without a model."""
+    """Wait for the group's job.
+
+    In the result `again` says that another is to be submitted, `parked` (None: it has ended) that
+    it goes on, and that the settings say not to wait longer. Raises JobError if it ends without a
+    model, and the settings let that stop the run.
+    """
     record = _record(session, iteration, group)
     settings = session.parameters.fine_tuning
 
     async def poll() -> JobRecord:
         async with aclosing(_backend(session, group)) as backend:
-            return await _ledger(session, group, backend).poll(
-                record,
-                interval_s=settings.poll_interval_s,
-                deadline_s=settings.deadline_s,
-                # The run's own server stood still while the run did.
-                counted_from_s=None if group in session.endpoints else time.time(),
-            )
+            ledger = _ledger(session, group, backend)
+            try:
+                return await ledger.poll(
+                    record,
+                    interval_s=settings.poll_interval_s,
+                    deadline_s=settings.deadline_s,
+                    # The run's own server stood still while the run did.
+                    counted_from_s=None if group in session.endpoints else time.time(),
+                    park_after_s=settings.park_after_s,
+                )
+            except DeadlineError:
+                if settings.on_deadline == "stop":
+                    raise
+                late = f"not finished {settings.deadline_s:g} s after its submission"
+                return await ledger.give_up(record, late)
 
     if record.state != "terminal":
         session.progress.start_stage(f"iteration {iteration}: training {group}", 0)
-        record = await session.with_server(poll)
-    if record.outcome not in ("succeeded", "skipped"):
-        raise JobError(
-            f"job {record.id} of group {group}, iteration {iteration}: {record.outcome} "
-            f"({record.reason}); its record is {session.run.job(iteration, group)}. Mend the cause "
-            "and run again with --retry-failed-jobs"
-        )
-    return _reference(record)
+        try:
+            record = await session.with_server(poll)
+        except ParkedError as parked:
+            return {**_reference(record), "again": False, "parked": str(parked)}
+    step = next_step(session.parameters, record)
+    if step == "stop":
+        raise stopped(record, session.run.job(iteration, group))
+    return {**_reference(record), "again": step == "try_again", "parked": None}
 
 
 async def prove_new(session: Session, iteration: int) -> dict[str, ServedModel]:
@@ -325,8 +339,10 @@ def _attempt(session: Session, iteration: int, group: str) -> int:
     record = _stored(session, iteration, group)
     if record is None:
         return next_attempt(session.run, iteration, group)
-    failed = record.state == "terminal" and record.outcome not in ("succeeded", "skipped")
-    return record.attempt + 1 if failed and session.retry_failed_jobs else record.attempt
+    if record.state != "terminal" or record.outcome in ("succeeded", "skipped"):
+        return record.attempt
+    again = session.retry_failed_jobs or next_step(session.parameters, record) == "try_again"
+    return record.attempt + 1 if again else record.attempt
 
 
 def _stored(session: Session, iteration: int, group: str) -> JobRecord | None:

@@ -7,6 +7,8 @@ OwnServer         the server itself
 """
 
 import asyncio
+import hashlib
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -78,6 +80,14 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
     settings = parameters.lm_server
     if settings.replies is not None and not Path(settings.replies).is_file():
         raise SettingsError(f"lm_server.replies: there is no file {settings.replies}")
+    parked = parameters.fine_tuning.park_after_s
+    for group in parameters.trainable_groups if parked is not None else ():
+        if uses_own_server(parameters, parameters.group_parameters(group)):
+            raise SettingsError(
+                f"fine_tuning.park_after_s: group {group} trains on the run's own server, which "
+                f"stops when the run lets go (got {parked:g}); start one with `nip serve` and name "
+                "it in lm_server.url, or leave the setting out"
+            )
     for name, agent in parameters.model_agents.items():
         if not uses_own_server(parameters, agent) or is_deterministic(parameters, agent):
             continue
@@ -117,15 +127,19 @@ def has_cuda(environment: Mapping[str, str]) -> bool:
     return Path("/dev/nvidiactl").exists() and environment.get("CUDA_VISIBLE_DEVICES") != ""
 
 
-def server_directory(run: RunStore) -> Path:
-    """Where the run's own server keeps its state. Raises SettingsError without a local disk."""
+def server_directory(run: RunStore, environment: Mapping[str, str] = os.environ) -> Path:
+    """Where the run's own server keeps its state: in the run, or in a cache on this machine's disk.
+
+    The cache is ``$NIP_CACHE_DIR``, else ``nip`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+    """
     local = run.store.local_path(f"{run.root}/lm_server")
-    if local is None:
-        raise SettingsError(
-            f"lm_server.url: the run's own server needs a local disk, run_store is "
-            f"{run.store.url}; name a server of yours"
-        )
-    return local
+    if local is not None:
+        return local
+    cache = environment.get("NIP_CACHE_DIR")
+    if cache is None:
+        cache = f"{environment.get('XDG_CACHE_HOME') or '~/.cache'}/nip"
+    where = hashlib.sha256(f"{run.store.url}/{run.root}".encode()).hexdigest()[:16]
+    return Path(cache).expanduser().absolute() / "runs" / f"{run.name}-{where}" / "lm_server"
 
 
 class OwnServer:
@@ -150,6 +164,11 @@ class OwnServer:
         """Where it answers now; after a restart the port is another one."""
         assert self._handle is not None, "call ensure() first"
         return Endpoint(f"{self._handle.url}/v1", self._handle.api_key)
+
+    @property
+    def directory(self) -> Path:
+        """Where it keeps its state."""
+        return self._directory
 
     async def ensure(self) -> None:
         """Start the server unless it runs.

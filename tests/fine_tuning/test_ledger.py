@@ -12,7 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from job_server import FakeTime, WireServer
 
-from nip_core.errors import CorruptionError, JobError, LeaseError, RunConflictError
+from nip_core.errors import (
+    CorruptionError,
+    DeadlineError,
+    JobError,
+    LeaseError,
+    ParkedError,
+    RunConflictError,
+)
 from nip_core.fine_tuning.job import Backend, JobRecord, JobSpec, job_key
 from nip_core.fine_tuning.ledger import Ledger
 from nip_core.fine_tuning.openai_backend import OpenAIBackend
@@ -562,6 +569,53 @@ async def test_cancel_asks_once_and_leaves_the_end_to_poll(
     assert wire.log[-1] == "cancel"
     wire.on_poll = ["cancelled"]
     assert (await ledger.poll(record, interval_s=1, deadline_s=10)).outcome == "cancelled"
+
+
+async def test_a_job_that_is_given_up_is_cancelled_and_its_end_says_why(
+    ledger: Ledger, wire: WireServer
+) -> None:
+    record = await submitted(ledger)
+    wire.on_poll = ["running", "running", "cancelled"]
+    ended = await ledger.give_up(record, "too slow")
+    assert wire.log.count("cancel") == 1
+    assert (ended.outcome, ended.status, ended.reason) == ("deadline", "cancelled", "too slow")
+    told = [event.what for event in ended.events]
+    assert told[-3:] == ["given up: too slow", "running", "deadline: too slow"]
+
+
+async def test_a_kill_between_giving_up_and_the_end_keeps_the_reason(
+    ledger: Ledger, wire: WireServer
+) -> None:
+    record = await submitted(ledger)
+    wire.on_poll = ["running"] * 100_000
+    with pytest.raises(JobError, match="was to be cancelled, because it is too slow"):
+        await ledger.give_up(record, "too slow")
+    wire.on_poll = ["cancelled"]
+    ended = await ledger.poll(record, interval_s=1, deadline_s=1)
+    assert (ended.outcome, ended.reason) == ("deadline", "too slow")
+
+
+async def test_a_job_that_ends_before_it_is_cancelled_has_made_its_model(
+    ledger: Ledger, wire: WireServer
+) -> None:
+    record = await submitted(ledger)
+    ended = await ledger.give_up(record, "too slow")
+    assert (ended.outcome, ended.model, ended.reason) == ("succeeded", "ft:tiny:quick:1", None)
+
+
+async def test_a_job_that_goes_on_is_let_go_and_found_again(
+    ledger: Ledger, wire: WireServer, fake_time: FakeTime
+) -> None:
+    wire.on_poll = ["running"] * 1000
+    record = await submitted(ledger)
+    start = fake_time.seconds
+    with pytest.raises(ParkedError, match="goes on, running"):
+        await ledger.poll(record, interval_s=1, deadline_s=1000, park_after_s=30)
+    assert fake_time.seconds - start == pytest.approx(30)
+    with pytest.raises(DeadlineError):  # which is nearer
+        await ledger.poll(record, interval_s=1, deadline_s=40, park_after_s=30)
+    wire.on_poll = ["succeeded"]
+    assert (await ledger.poll(record, interval_s=1, deadline_s=1000)).outcome == "succeeded"
 
 
 def test_a_job_key_depends_on_every_part() -> None:
