@@ -220,14 +220,14 @@ class FineTuningParameters(Parameters):
     on with the model that it has, which is on record; "try_again", a new job, and an error when
     max_attempts have failed."""
     on_cancelled: Ending = "stop"
-    """The same when somebody has cancelled it."""
+    """"stop", "keep_model" or "try_again" when somebody has cancelled it."""
     on_not_found: Ending = "stop"
-    """The same when the back-end no longer knows it."""
+    """"stop", "keep_model" or "try_again" when the back-end no longer knows it."""
     on_deadline: Ending = "stop"
-    """The same when deadline_s has passed. "stop" leaves the job alone, and running again with a
-    longer deadline goes on; with the others it is cancelled first."""
+    """"stop", "keep_model" or "try_again" when deadline_s has passed. "stop" leaves the job alone,
+    and running again with a longer deadline goes on; with the others it is cancelled first."""
     on_too_few_examples: Literal["stop", "keep_model"] = "keep_model"
-    """The same when there are fewer examples than the 10 that a job needs."""
+    """"stop" or "keep_model" when there are fewer examples than the 10 that a job needs."""
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
     """Most jobs of a group in an iteration, 1 to 100, where one that ended is tried again."""
     park_after_s: Seconds | None = None
