@@ -9,6 +9,7 @@ from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store, walk
 from nip_core.stages.identity import identity
+from nip_core.stages.kept_models import ADAPTERS
 from nip_core.stages.rerun import finish_rewinds
 from nip_core.stages.session import prepare
 
@@ -45,5 +46,8 @@ def fork_run(
             )
             if name not in _OWN_TO_EACH and not name.startswith("lm_server/logs/")
         ]
+        # Where there is no disk, the models are kept in the run.
+        adapters = walk(run.store, f"{run.root}/{ADAPTERS}")
+        kept += [path.removeprefix(f"{run.root}/") for path in adapters]
         facts = identity(prepared.parameters, prepared.contents)
         return run.fork(forked.run_name, facts.pop("parameters"), also=kept, **facts)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from nip_core.fine_tuning.job import JobRecord
+from nip_core.stages.kept_models import keep_models
 
 if TYPE_CHECKING:
     from nip_core.stages.session import Session
@@ -85,6 +86,9 @@ def write_models(
 
     `promotion` is the decision of the gate, where there was one.
     """
+    if session.server is not None:
+        names = [model.model for model in models.values()]
+        keep_models(session.run, session.server.directory, names, session.lease)
     stored = session.run.write_json_once(
         session.run.models(iteration),
         {

@@ -27,6 +27,7 @@ from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_p
 from nip_core.parameters.stored import with_defaults
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.run_store.store import MissingFileError, Store
+from nip_core.stages.kept_models import bring_kept, is_kept
 from nip_core.stages.models import ServedModel
 from nip_core.stages.providers import base_name, uses_own_server
 
@@ -120,7 +121,9 @@ def bring(origin: Origin, store: Store, state_dir: Path) -> None:
     """
     for run, wanted in origin.adapters.items():
         source = store.local_path(f"{run}/lm_server")
-        assert source is not None  # they were found there
+        if source is None:
+            bring_kept(RunStore(store, run), state_dir, wanted)
+            continue
         try:
             adopt_models(source, state_dir, wanted)
         except AdapterError as error:
@@ -253,7 +256,10 @@ class _Search:
             return model
         if uses_own_server(self._parameters, agent):
             state = source.store.local_path(f"{source.root}/lm_server")
-            if state is None or find_model(state, model.model) is None:
+            is_there = (
+                is_kept(source, model.model) if state is None else find_model(state, model.model)
+            )
+            if not is_there:
                 raise SettingsError(
                     f"{setting}: model {model.model} is not in the own server of run "
                     f"{source.name!r}; name the server that has it (lm_server.url)"

@@ -31,6 +31,7 @@ from nip_core.scenarios.code_validation.datasets import Problem, check_splits, l
 from nip_core.stages.checks import check_prompts, check_version
 from nip_core.stages.estimate import Estimate, estimate_run
 from nip_core.stages.identity import contents_of, identity
+from nip_core.stages.kept_models import keep_models, restore
 from nip_core.stages.models import ServedModel
 from nip_core.stages.origin import Origin, bring, find_origin, resolved, takes_over
 from nip_core.stages.own_server import OwnServer, check_server, server_directory, server_spec
@@ -233,8 +234,12 @@ async def open_session(
         server = None
         spec = server_spec(parameters)
         if spec is not None:
-            directory = server_directory(run)
+            directory = server_directory(run, environment)
             await asyncio.to_thread(bring, prepared.origin, run.store, directory)
+            names = [model for models in prepared.origin.adapters.values() for model in models]
+            await asyncio.to_thread(keep_models, run, directory, names, lease)
+            trained = [group for group in parameters.groups if group not in prepared.endpoints]
+            await asyncio.to_thread(restore, run, directory, trained, lease)
             server = OwnServer(
                 spec,
                 directory,

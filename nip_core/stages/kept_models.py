@@ -1,0 +1,194 @@
+"""What of a run's own server survives its machine, when the run lies on an object store.
+
+keep_models  copy fine-tuned models into the run, before anything on record names them
+restore      bring them back to a machine that lacks them, and submit lost jobs anew
+fetch        models of a run as a server's state directory, to take them over from there
+
+The server itself keeps its state on a disk of its machine. In the run lies
+``<run>/adapters/<digest>/`` with the files of each model that was swapped in, its manifest last.
+What is lost with a machine is what it had not swapped in yet: uploads and jobs of the iteration
+under way. Their job documents go back to the intent, and the same jobs, under the same keys, are
+submitted once more. On a disk none of this is needed, and nothing is done.
+"""
+
+import json
+import sqlite3
+import tempfile
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+
+from nip_core.errors import CorruptionError, StoreError
+from nip_core.fine_tuning.job import Clock
+from nip_core.fine_tuning.job_document import JobDocument
+from nip_core.lm_server.adopt import adopt_models, find_model
+from nip_core.lm_server.models import MANIFEST, AdapterError
+from nip_core.lm_server.state import DATABASE, MODELS
+from nip_core.run_store.lease import Lease
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import MissingFileError, walk
+
+ADAPTERS = "adapters"
+
+
+def is_kept(run: RunStore, name: str) -> bool:
+    """Whether the run holds the files of a fine-tuned model."""
+    return _manifest(run, name) is not None
+
+
+def keep_models(run: RunStore, state_dir: Path, names: Iterable[str], lease: Lease) -> None:
+    """Copy those of the models that are fine-tuned and in `state_dir` into the run.
+
+    Base models of the server's own making come with their adapters. Raises StoreError.
+    """
+    if run.store.local_path(run.root) is not None:
+        return
+    for name in names:
+        path = find_model(state_dir, name)
+        if path is None or is_kept(run, name):
+            continue
+        manifest = json.loads((path / MANIFEST).read_text())
+        keep_models(run, state_dir, [manifest["base_model"]], lease)
+        for file in sorted(path.rglob("*")):
+            if file.is_file() and file != path / MANIFEST:
+                target = f"{_directory(run, name)}/{file.relative_to(path).as_posix()}"
+                run.store.put(target, file, fence=lease.fence)
+        content = (path / MANIFEST).read_bytes()
+        run.store.put_if_absent(f"{_directory(run, name)}/{MANIFEST}", content, fence=lease.fence)
+
+
+def restore(run: RunStore, state_dir: Path, groups: Collection[str], lease: Lease) -> None:
+    """Make `state_dir` hold what the run needs to go on. The server must not run yet.
+
+    `groups` are those that it trains.
+
+    Raises CorruptionError for a damaged model, StoreError if one can't be fetched.
+    """
+    if run.store.local_path(run.root) is not None:
+        return
+    iteration = run.finished_iterations()
+    for group in groups:
+        _reopen_lost_job(run, iteration, group, state_dir, lease)
+    if iteration > 0:
+        models = run.read_json(run.models(iteration - 1))["groups"]
+    else:
+        document = run.read_json_or_none(f"{run.root}/run.json") or {}
+        models = (document.get("contents", {}).get("origin") or [{}])[0]
+    wanted = {model["model"]: model["digest"] for model in models.values()}
+    wanted |= _trained(run, iteration, groups)
+    missing = {n: d for n, d in wanted.items() if find_model(state_dir, n) is None}
+    bring_kept(run, state_dir, missing)
+
+
+def bring_kept(run: RunStore, state_dir: Path, wanted: Mapping[str, str | None]) -> None:
+    """Take those of the `wanted` models that `run` keeps into `state_dir`.
+
+    By name, with the content digest that each must have. Raises as `restore`.
+    """
+    kept = {name: digest for name, digest in wanted.items() if is_kept(run, name)}
+    if not kept:
+        return
+    state_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(dir=state_dir, prefix="fetched-") as folder:
+            for name in kept:
+                fetch(run, name, Path(folder))
+            adopt_models(Path(folder), state_dir, kept)
+    except AdapterError as error:
+        raise CorruptionError(f"{run.store.url}/{run.root}/{ADAPTERS}: {error}") from error
+    except OSError as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(
+            f"{state_dir}: models of {run.name!r} can't be put there: {error}"
+        ) from error
+
+
+def fetch(run: RunStore, name: str, folder: Path) -> None:
+    """Download a kept model, and the base models that it stands on, to ``folder/models``."""
+    manifest = _manifest(run, name)
+    if manifest is None:
+        return
+    source = _directory(run, name)
+    target = folder / MODELS / source.rpartition("/")[2]
+    for path in walk(run.store, source):
+        file = target / path.removeprefix(f"{source}/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(run.store.get(path))
+    fetch(run, str(manifest["base_model"]), folder)
+
+
+def _reopen_lost_job(
+    run: RunStore, iteration: int, group: str, state_dir: Path, lease: Lease
+) -> None:
+    """Back to the intent with the group's job, if it was made on a machine that is lost."""
+    path = run.job(iteration, group)
+    document = JobDocument(run.store, path, lease=lease, clock=Clock(), on_event=None)
+    record = document.load()
+    if record is None or record.outcome not in (None, "succeeded"):
+        return
+    if record.model is not None and is_kept(run, record.model):
+        return
+    if record.id is not None:
+        is_there = record.id in _known(state_dir, "jobs")
+    else:
+        is_there = {record.file_id, record.validation_file_id} - {None} <= _known(
+            state_dir, "files"
+        )
+    if is_there:
+        return
+    document.save(
+        record,
+        "the machine that had it is lost; to be submitted again, as the same job",
+        state="intent",
+        file_id=None,
+        validation_file_id=None,
+        creates_open=0,
+        sent_at=None,
+        id=None,
+        submitted_at=None,
+        status=None,
+        outcome=None,
+        reason=None,
+        model=None,
+        finished_at=None,
+        trained_tokens=None,
+        effective=None,
+        backend_events=(),
+    )
+
+
+def _trained(run: RunStore, iteration: int, groups: Collection[str]) -> dict[str, None]:
+    """Models of the iteration under way: kept ones are there if it is done again from its swap."""
+    documents = (run.read_json_or_none(run.job(iteration, group)) for group in groups)
+    return {doc["model"]: None for doc in documents if doc is not None and doc.get("model")}
+
+
+def _known(state_dir: Path, table: str) -> set[str]:
+    """Ids in a table of the server's database."""
+    database = state_dir / DATABASE
+    if not database.exists():
+        return set()
+    with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+        rows = connection.execute(f"SELECT id FROM {table}").fetchall()  # noqa: S608 - from here
+    return {row[0] for row in rows}
+
+
+def _directory(run: RunStore, name: str) -> str:
+    return f"{run.root}/{ADAPTERS}/{name.rpartition(':')[2]}"
+
+
+def _manifest(run: RunStore, name: str) -> dict[str, object] | None:
+    if not name.startswith("ft:"):
+        return None
+    path = f"{_directory(run, name)}/{MANIFEST}"
+    try:
+        manifest = json.loads(run.store.get(path))
+        return manifest if manifest["name"] == name else None
+    except MissingFileError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptionError(
+            f"{path}: damaged manifest of model {name} ({error!r}); restore the file, or --fork "
+            "from an earlier iteration"
+        ) from error
