@@ -6,6 +6,7 @@ continue-run  a run that there is, known by its name alone
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from prefect import flow
@@ -33,9 +34,14 @@ Iteration = Annotated[int, Field(ge=0, le=9999)]
 Count = Annotated[int, Field(ge=1)]
 
 
+def _flow_run_name() -> str:
+    given = flow_run.parameters
+    return f"train-{given.get('run_name') or Path(given['config']).stem}"
+
+
 @flow(
     name="train",
-    flow_run_name="train-{config}",
+    flow_run_name=_flow_run_name,
     persist_result=False,
     result_serializer="json",
     **HOOKS,

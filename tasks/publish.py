@@ -5,6 +5,7 @@ nip-<run>-metrics         the table of iterations
 nip-<run>-learning-curve  accuracy by iteration as a picture in text
 nip-<run>-samples         a few transcripts
 nip-<run>-progress        how much of the run is done
+nip-<run>-cost            tokens and money so far, by stage
 """
 
 import json
@@ -23,6 +24,7 @@ from nip_core.evaluation.transcripts import transcripts_markdown
 from nip_core.run_store.manifest import MANIFEST, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import walk
+from nip_core.stages.costs import spent
 from nip_core.stages.evaluation import (
     promotion_of,
     read_transcripts,
@@ -68,11 +70,22 @@ async def _publish_artifacts(session: Session, after: str, fraction_done: float)
         )
     if rows:
         await acreate_markdown_artifact(
-            key=f"nip-{run}-learning-curve", markdown=learning_curve_markdown(rows)
+            key=f"nip-{run}-learning-curve",
+            markdown=learning_curve_markdown(rows),
+            description="Accuracy on test problems by iteration",
         )
+    await acreate_table_artifact(
+        key=f"nip-{run}-cost",
+        table=spent(session.run, session.parameters),
+        description="Tokens and US dollars so far, by stage, from what is committed",
+    )
     samples = _newest_samples(session.run)
     if samples:
-        await acreate_markdown_artifact(key=f"nip-{run}-samples", markdown=samples)
+        await acreate_markdown_artifact(
+            key=f"nip-{run}-samples",
+            markdown=samples,
+            description="Transcripts of the newest episodes",
+        )
     await acreate_progress_artifact(
         progress=100.0 * fraction_done, key=f"nip-{run}-progress", description=after
     )
@@ -125,8 +138,9 @@ def learning_curve_markdown(rows: list[tuple[int, dict[str, Any]]]) -> str:
             continue
         bar = "█" * round(accuracy * _BAR)
         lines.append(
-            f"{iteration:3d} {bar:<{_BAR}} {100 * accuracy:5.1f} % "
-            f"[{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+            # The bar last: its characters are not as wide as others in every font.
+            f"{iteration:3d} {100 * accuracy:5.1f} % "
+            f"[{100 * interval[0]:5.1f}, {100 * interval[1]:5.1f}] {bar}"
         )
     return "\n".join([*lines, "```", ""])
 

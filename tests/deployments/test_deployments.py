@@ -3,16 +3,22 @@
 import importlib
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 from prefect import Flow
+from prefect.cli.deploy._models import PrefectYamlModel
+from prefect.client.schemas.schedules import CronSchedule
 from prefect.utilities.callables import parameter_schema
 
+from flows.train import continue_run, train
+from flows.up import POOLS
 from nip_core.agents.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.protocols import make_protocol
 from nip_core.scenarios.code_validation.datasets import BUNDLED
 from nip_core.stages.estimate import Estimate, estimate_run
+from nip_core.stages.rerun import STAGES
 from nip_core.stages.session import load_all_problems
 
 ROOT = Path(__file__).parents[2]
@@ -34,27 +40,61 @@ DEPLOYMENT_KEYS = {
 SCHEDULE_KEYS = {"cron", "timezone", "slug", "active"}
 
 
+# Prefect's own models of the file, strict: they ignore what they don't know.
+TOP_KEYS = {"name", "prefect-version", "pull", "definitions", "deployments"}
+POOL_KEYS = {"name", "work_queue_name", "job_variables"}
+LIMIT_KEYS = {"limit", "collision_strategy", "grace_period_seconds"}
+
+
+def flow_of(deployment):
+    module, _, name = deployment["entrypoint"].rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def test_the_file_is_what_prefect_reads():
+    PrefectYamlModel.model_validate(PREFECT)
+    assert set(PREFECT) == TOP_KEYS
+
+
 @pytest.mark.parametrize("deployment", PREFECT["deployments"], ids=lambda d: d["name"])
 def test_a_deployment_says_nothing_that_prefect_would_ignore(deployment):
-    assert set(PREFECT) == {"name", "prefect-version", "pull", "definitions", "deployments"}
     assert set(deployment) <= DEPLOYMENT_KEYS
+    assert set(deployment["work_pool"]) <= POOL_KEYS
+    assert deployment["work_pool"]["name"] in POOLS
+    assert set(deployment.get("concurrency_limit", ())) <= LIMIT_KEYS
     for schedule in deployment.get("schedules", ()):
         assert set(schedule) <= SCHEDULE_KEYS
-        assert len(schedule["cron"].split()) == 5
-    module, _, name = deployment["entrypoint"].rpartition(".")
-    flow = getattr(importlib.import_module(module), name)
+        CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"])
+    flow = flow_of(deployment)
     assert isinstance(flow, Flow)
-    known = parameter_schema(flow).properties
-    assert set(deployment["parameters"]) <= set(known)
-    load_parameters(
-        ROOT / deployment["parameters"]["config"], deployment["parameters"]["overrides"]
-    )
+    given, schema = deployment["parameters"], parameter_schema(flow).model_dump()
+    assert set(given) <= set(schema["properties"])
+    assert deployment["enforce_parameter_schema"]
+    jsonschema.validate(given, schema | {"required": [], "additionalProperties": False})
+    if "config" in given:
+        load_parameters(ROOT / given["config"], given["overrides"])
 
 
-def test_there_is_one_for_the_quick_start_and_a_scheduled_one():
+@pytest.mark.parametrize("deployment", PREFECT["deployments"], ids=lambda d: d["name"])
+def test_the_form_of_a_deployment_explains_each_of_its_fields(deployment):
+    for name, field in parameter_schema(flow_of(deployment)).properties.items():
+        assert len(field.get("description", "")) > 10, name
+
+
+def test_stages_in_the_form_are_those_that_there_are():
+    for flow in (train, continue_run):
+        assert tuple(parameter_schema(flow).properties["rerun_from_stage"]["enum"]) == STAGES
+
+
+def test_there_is_one_for_each_purpose():
     by_name = {d["name"]: d for d in PREFECT["deployments"]}
     assert by_name["quickstart"]["entrypoint"] == "flows.train.train"
-    assert any(s["active"] for d in by_name.values() for s in d.get("schedules", ()))
+    assert by_name["gpu"]["work_pool"]["name"] == "nip-gpu"
+    scheduled = {name for name, d in by_name.items() if d.get("schedules")}
+    assert scheduled == {"weekly-training", "nightly-evaluation", "reconcile"}
+    # What finds dead runs must not be off, nor wait behind them for a GPU.
+    assert by_name["reconcile"]["schedules"][0]["active"]
+    assert by_name["reconcile"]["work_pool"]["name"] == "nip-cpu"
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)

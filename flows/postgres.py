@@ -1,0 +1,110 @@
+"""A PostgreSQL server from the system's packages, as a process of `nip up`."""
+
+import os
+import pwd
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nip_core.errors import ServerError, SettingsError
+
+_PLACES = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/opt/homebrew/opt/postgresql*/bin")
+_INSTALL = (
+    "PostgreSQL is not installed: apt-get install postgresql (Debian, Ubuntu), dnf install "
+    "postgresql-server (Fedora), brew install postgresql (macOS); or --database sqlite"
+)
+_USER, _DATABASE = "nip", "postgres"
+
+
+def find_binaries() -> Path:
+    """The newest directory with `initdb` and `postgres`. Raises SettingsError with the remedy."""
+    on_path = shutil.which("initdb")
+    found = [Path(on_path).resolve().parent] if on_path else []
+    for place in _PLACES:
+        found += sorted(Path("/").glob(place[1:]), reverse=True)
+    for folder in found:
+        if (folder / "initdb").is_file() and (folder / "postgres").is_file():
+            return folder
+    raise SettingsError(_INSTALL)
+
+
+def start_postgres(directory: Path, start: Callable[..., Any], deadline_s: float = 60.0) -> str:
+    """Start the server that keeps its files in `directory`; returns the URL for Prefect.
+
+    It listens on the loopback device at a port that the system chooses, and wants a password. Run
+    by root it becomes the user postgres, as it refuses to be root.
+    """
+    binaries = find_binaries()
+    as_user = _as_user()
+    password = _create(directory, binaries, as_user)
+    port = _free_port()
+    process = start(
+        "postgresql",
+        [str(binaries / "postgres"), "-D", str(directory / "data"), "-p", str(port), "-h",
+         "127.0.0.1", "-c", "unix_socket_directories="],
+        {**os.environ, "LC_ALL": "C.UTF-8"},
+        **as_user,
+    )  # fmt: skip
+    ready = [str(binaries / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
+    end_s = time.monotonic() + deadline_s
+    while subprocess.run(ready, check=False).returncode != 0:
+        if process.poll() is not None or time.monotonic() > end_s:
+            raise ServerError(
+                f"PostgreSQL does not answer; see {directory.parent / 'logs' / 'postgresql.log'}"
+            )
+        time.sleep(0.2)
+    return f"postgresql+asyncpg://{_USER}:{password}@127.0.0.1:{port}/{_DATABASE}"
+
+
+def _create(directory: Path, binaries: Path, as_user: dict[str, Any]) -> str:
+    """Create the database's files if there are none; returns its password."""
+    kept, data = directory / "password", directory / "data"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if as_user:
+        shutil.chown(directory, as_user["user"], as_user["group"])
+    if (data / "PG_VERSION").exists():
+        return kept.read_text()
+    password = secrets.token_urlsafe(24)
+    descriptor = os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(password)
+    if as_user:
+        shutil.chown(kept, as_user["user"], as_user["group"])
+    done = subprocess.run(
+        [binaries / "initdb", "-D", data, "-U", _USER, "-E", "UTF8", "--locale=C.UTF-8",
+         "--auth=scram-sha-256", f"--pwfile={kept}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+        **as_user,
+    )  # fmt: skip
+    if done.returncode != 0:
+        shutil.rmtree(data, ignore_errors=True)
+        hint = ""
+        if as_user:
+            hint = f"; its user, postgres, has to reach {directory}, or run `nip up` as yourself"
+        raise ServerError(f"initdb: {done.stderr.strip()[-1000:]}{hint}")
+    return password
+
+
+def _as_user() -> dict[str, Any]:
+    """Arguments for a child's user: postgres, if this is root."""
+    if os.geteuid() != 0:
+        return {}
+    try:
+        entry = pwd.getpwnam("postgres")
+    except KeyError:
+        raise SettingsError("run by root, PostgreSQL needs the user postgres; add it") from None
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
