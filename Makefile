@@ -12,7 +12,7 @@ TEST_JOBS ?= 3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install quickstart test coverage check format bench test-engines test-art test-learning test-cluster kill-matrix test-gpu clean
+.PHONY: help install quickstart test coverage check format bench test-engines test-art test-learning test-cluster up kill-matrix test-gpu clean
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -22,6 +22,8 @@ help:
 	@echo "make test-engines   build an environment with vLLM (CPU) and run the tests on it"
 	@echo "make test-art       build an environment with OpenPipe ART's client and run the tests on it"
 	@echo "make test-gpu       what needs CUDA; NIP_VLLM names the vllm command"
+	@echo "make up             PostgreSQL, Prefect, a worker and an lm_server; Ctrl-C ends them"
+	@echo "make test-cluster   Prefect's UI in a browser, dead workers, make up, object stores"
 	@echo "make kill-matrix    kill runs and servers at 130 moments, compare with ones that never were"
 	@echo "make test-learning  measure learning over seeds and controls (about an hour)"
 	@echo "make bench          the benchmarks"
@@ -82,9 +84,16 @@ kill-matrix: install
 	NIP_KILLS=40 NIP_SERVER_KILLS=60 NIP_SERVER_KILLS_TRAINING=30 \
 		$(BIN)/python -m pytest tests/flows/test_kill.py tests/lm_server/test_server_kill.py
 
-# A tier that has nothing to run yet fails, so that nobody takes it for passed.
-test-cluster:
-	@echo "$@: nothing here yet"; exit 1
+# What needs a Prefect server of its own, PostgreSQL or a browser. From the system's packages:
+# apt-get install postgresql chromium. One part: make test-cluster CLUSTER=tests/cluster/test_up.py
+CLUSTER ?= tests/cluster
+test-cluster: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt -e ".[local,dev,cluster]"
+	$(BIN)/python -m pytest $(CLUSTER)
+
+# PostgreSQL, Prefect, a worker and an lm_server as processes; see `nip up --help` for options.
+up: install
+	$(BIN)/nip up $(UP)
 
 bench: install
 	$(BIN)/python benchmarks/chat_client.py

@@ -21,7 +21,6 @@ from nip_core.run_store.store import open_store
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 CHROMIUM = os.environ.get("NIP_CHROMIUM", "/usr/bin/chromium")
 SHOTS = os.environ.get("NIP_SHOTS")
-ARTIFACTS = ("state", "metrics", "progress", "learning-curve", "samples", "cost")
 PATIENCE_MS = 60_000
 
 
@@ -105,9 +104,20 @@ def test_a_run_is_started_killed_and_retried_in_the_browser(stack, page, tmp_pat
 
 def test_its_artifacts_can_be_read(stack, page):
     name = "from-the-form"
-    for what in ARTIFACTS:
-        page.goto(f"{stack.url}/artifacts/key/nip-{name}-{what}")
-        expect(page.get_by_text(f"nip-{name}-{what}").first).to_be_visible()
+    shown = {
+        "state": "finished_iterations",
+        "metrics": "95 % interval",
+        "progress": "100%",
+        "learning-curve": "Accuracy on test problems",
+        "samples": "verifier",
+        "cost": "generated tokens",
+    }
+    for what, text in shown.items():
+        key = f"nip-{name}-{what}"
+        found = stack.api("/artifacts/latest/filter", {"artifacts": {"key": {"any_": [key]}}})
+        page.goto(f"{stack.url}/artifacts/artifact/{found[0]['latest_id']}")
+        expect(page.get_by_text(key).first).to_be_visible()
+        expect(page.get_by_text(text).first).to_be_visible()
         shot(page, f"artifact-{what}")
 
 

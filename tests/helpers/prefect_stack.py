@@ -112,6 +112,17 @@ class Stack:
             text = answer.read()
         return json.loads(text) if text else None
 
+    def reconcile_once(self) -> None:
+        """Run the flow `reconcile` in a process of its own, without starting anything again."""
+        subprocess.run(
+            [sys.executable, "-c", "import asyncio; from flows.reconcile import reconcile; "
+             "asyncio.run(reconcile(watch_s=3, max_attempts=0))"],
+            cwd=ROOT,
+            env=self.environment,
+            check=True,
+            timeout=180,
+        )  # fmt: skip
+
     def start_worker(self) -> subprocess.Popen[bytes]:
         return self.start("worker", "worker", "start", "--pool", "nip-cpu")
 
@@ -128,15 +139,11 @@ class Stack:
 
 
 def kill_tree(pid: int, number: signal.Signals) -> None:
-    """Signal a process and its children; what has ended already is left out."""
+    """Signal a process, then its children, so that none can report of another's end."""
     try:
         parent = psutil.Process(pid)
-        for process in [*parent.children(recursive=True), parent]:
+        for process in [parent, *parent.children(recursive=True)]:
             if process.is_running():
                 process.send_signal(number)
     except psutil.NoSuchProcess:
         return
-
-
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
