@@ -48,7 +48,7 @@ async def iteration(run: str, iteration: int) -> dict[str, Any]:
             await play_split(run, iteration, "test")
     with timed(times, "play"):
         await play_split(run, iteration, "train")
-    await publish(run, f"playing iteration {iteration}", done + 0.5 * share)
+    await publish(run, f"playing iteration {iteration}", done + 0.5 * share, report=False)
 
     groups = scheduled(parameters, iteration)
     with timed(times, "dataset"):

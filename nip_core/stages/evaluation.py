@@ -12,6 +12,7 @@ with the defaults of today where they are missing.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -21,10 +22,11 @@ from nip_core.evaluation.baselines import believe_the_prover
 from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.evaluation.report import GroupReport, IterationReport, ReportData, build_report
 from nip_core.evaluation.transcripts import Transcript, transcripts_from_tables
+from nip_core.hashing import canonical_json
 from nip_core.parameters.agents import PureTextAgentParameters
 from nip_core.parameters.stored import from_stored
 from nip_core.parameters.training import RlTrainerParameters, TextRlParameters
-from nip_core.protocols import make_protocol
+from nip_core.protocols import Protocol, make_protocol
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.lease import Owner, ThisMachine
 from nip_core.run_store.manifest import is_committed, read_manifest
@@ -281,11 +283,18 @@ def read_transcripts(run: RunStore, iteration: int, split: str, limit: int) -> l
     if not is_committed(run.store, directory):
         return []
     rollouts = read_rollouts(run.store, directory)
-    try:
-        protocol = make_protocol(from_stored(run.open().parameters))
-    except ValueError:
-        protocol = None  # of a class that is not here; then the channels are not shown
+    protocol = _protocol_of(canonical_json(run.open().parameters))
     return transcripts_from_tables(rollouts.episodes, rollouts.generations, limit, 0, protocol)
+
+
+@lru_cache(maxsize=8)  # a report reads the transcripts of every iteration
+def _protocol_of(parameters: bytes) -> Protocol | None:
+    """The protocol of settings on record; None where its class is not here, and then the channels
+    are not shown."""
+    try:
+        return make_protocol(from_stored(json.loads(parameters)))
+    except ValueError:
+        return None
 
 
 def save_transcripts(session: Session, iteration: int, split: str) -> str:
