@@ -41,12 +41,17 @@ _BAR = 40
 
 
 @stage("publish", "publish-{after}")
-async def publish(run: str, after: str, fraction_done: float) -> str | None:
-    """Write the report and the artifacts of everything that is committed so far."""
+async def publish(run: str, after: str, fraction_done: float, report: bool = True) -> str | None:
+    """Write the artifacts, and the `report`, of everything that is committed so far.
+
+    The report takes longer, so it is left out in the middle of an iteration.
+    """
     session = session_of(run)
     finished = fraction_done >= 1.0
     session.lease.check()
-    location = write_report(session.run, "finished" if finished else "running")
+    if report:
+        write_report(session.run, "finished" if finished else "running")
+    location = report_location(session.run)
     try:
         await _publish_artifacts(session, after, fraction_done)
     except Exception as error:
