@@ -3,6 +3,7 @@
 Owner          who a runner is: host, process, start time of the process, a random identifier
 Lease          held by this process: renewed in a thread, checked before commits, released
 acquire        take the lease of a run, or raise LeaseError with the owner's name
+refuse_if_held raise it without taking the lease
 ThisMachine    how a process looks at itself and at others of its machine
 
 The lease is a JSON document, ``lease.json``, that changes only by conditional replacement. Its
@@ -255,6 +256,27 @@ def acquire(
             lease.start_renewing()
         return lease
     raise LeaseError(f"{path}: other runners kept changing it; run again")
+
+
+def refuse_if_held(
+    store: Store,
+    directory: str,
+    *,
+    machine: Machine | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Raise LeaseError if a live runner holds the run in `directory`; nothing is written.
+
+    Waits as `acquire` does while its owner may be dead.
+    """
+    path = f"{directory}/lease.json"
+    try:
+        current, _ = _read(store, path)
+    except MissingFileError:
+        return
+    if current["state"] == "held":
+        _await_stale(store, path, current, machine or ThisMachine(), clock, sleep)
 
 
 def _await_stale(

@@ -24,7 +24,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -217,6 +217,32 @@ class ObjectStore:
             if not isinstance(translated, MissingFileError):
                 raise translated from error
 
+    def size(self, path: str) -> int:
+        import obstore
+
+        check_path(path)
+        try:
+            return int(obstore.head(self._patient, path)["size"])
+        except Exception as error:
+            raise self._translated(error, path, "look at") from error
+
+    def leftovers(self, directory: str) -> Iterable[tuple[str, int]]:
+        import obstore
+
+        check_path(directory)
+        try:
+            found = [entry for page in obstore.list(self._patient, directory) for entry in page]
+        except Exception as error:
+            raise self._translated(error, directory, "list") from error
+        return sorted(
+            (entry["path"], entry["size"])
+            for entry in found
+            if any(part.startswith(_HIDDEN) for part in entry["path"].split("/"))
+        )
+
+    def delete_leftover(self, path: str) -> None:
+        self.delete(path)
+
     def local_path(self, path: str) -> Path | None:
         check_path(path)
         return None
@@ -399,7 +425,7 @@ class ObjectStore:
         try:
             self.delete(probe)
         except StoreError:
-            return  # what was wrong is being raised; a small file stays, which `nip clean` removes
+            return  # what was wrong is being raised; a file of one byte may stay
 
     def _check_writable(self, path: str) -> None:
         check_path(path)

@@ -25,7 +25,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -79,6 +79,18 @@ class Store(Protocol):
 
         With a `fence` that does not stand, nothing is removed and LeaseError is raised.
         """
+
+    def size(self, path: str) -> int:
+        """Bytes of the file. Raises MissingFileError."""
+
+    def leftovers(self, directory: str) -> Iterable[tuple[str, int]]:
+        """What killed writers have left under `directory`: paths that no reader sees, and bytes.
+
+        Only while nobody writes there: what is being written looks the same.
+        """
+
+    def delete_leftover(self, path: str) -> None:
+        """Remove one of the `leftovers`."""
 
     def local_path(self, path: str) -> Path | None:
         """Where `path` lies on this machine's disk, or None if it does not."""
@@ -262,6 +274,29 @@ class LocalStore:
                     raise _out_of_reach(target, fence) from None
                 removed.unlink()
 
+    def size(self, path: str) -> int:
+        with _translating(self._file(path), "look at"):
+            return self._file(path).stat().st_size
+
+    def leftovers(self, directory: str) -> Iterable[tuple[str, int]]:
+        found = []
+        for folder, folders, files in os.walk(self._file(directory)):
+            hidden = [name for name in (*folders, *files) if name.startswith(_HIDDEN)]
+            folders[:] = [name for name in folders if name not in hidden]
+            found += [(path := Path(folder, name), _bytes_of(path)) for name in hidden]
+        return sorted((path.relative_to(self.root).as_posix(), size) for path, size in found)
+
+    def delete_leftover(self, path: str) -> None:
+        self._check_writable(path)
+        target = self._file(path)
+        if not target.name.startswith(_HIDDEN):
+            raise StoreError(f"{path}: not something that a killed writer leaves")
+        with _translating(target, "delete"):
+            if target.is_dir():
+                shutil.rmtree(target)
+            else:
+                target.unlink(missing_ok=True)
+
     def local_path(self, path: str) -> Path | None:
         return self._file(path)
 
@@ -365,8 +400,14 @@ class LocalStore:
     def _link_again(self, path: str) -> bool:
         """Whether a name that is taken can be linked a second time: it must not."""
         target = self._file(path)
-        with self._staged(target, b"3", None) as staged:
+        with _translating(target, "write"), self._staged(target, b"3", None) as staged:
             return _link(staged, target, None)
+
+
+def _bytes_of(path: Path) -> int:
+    if not path.is_dir():
+        return path.stat().st_size
+    return sum(inner.stat().st_size for inner in path.rglob("*") if inner.is_file())
 
 
 def _etag(data: bytes) -> str:

@@ -1,8 +1,9 @@
 """A server that speaks S3, in a process of its own: moto's, which heeds conditions on writes.
 
 It handles one request at a time, once it has all of it, so that looking at a condition and writing
-are one step, as they are at S3, and a client that is stopped half way holds nobody up. Run as a
-script it serves and prints its port.
+are one step, as they are at S3, and a client that is stopped half way holds nobody up. The first
+write of an object with "lost-answer" in its name is done and answered with 500. The bucket
+"careless" heeds no conditions. Run as a script it serves and prints its port.
 """
 
 import contextlib
@@ -45,14 +46,30 @@ def make_bucket(environment: dict[str, str], name: str) -> str:
     return f"s3://{name}"
 
 
+try:
+    raise ConnectionError("the answer is lost")
+except ConnectionError:
+    _NO_ERROR = sys.exc_info()  # WSGI's way of taking a start of an answer back
+
+
 def _one_at_a_time(application: Callable[..., Any]) -> Callable[..., Any]:
     lock = threading.Lock()
+    lost: set[str] = set()
 
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> list[bytes]:
         length = int(environ.get("CONTENT_LENGTH") or 0)
         environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(length))
+        path, is_write = environ["PATH_INFO"], environ["REQUEST_METHOD"] == "PUT"
+        if path.startswith("/careless/"):
+            environ.pop("HTTP_IF_NONE_MATCH", None)
+            environ.pop("HTTP_IF_MATCH", None)
         with lock:
-            return list(application(environ, start))
+            said = list(application(environ, start))
+            if is_write and "lost-answer" in path and path not in lost:
+                lost.add(path)
+                start("500 Internal Server Error", [("Content-Length", "0")], _NO_ERROR)
+                return [b""]
+            return said
 
     return answer
 

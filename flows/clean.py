@@ -1,0 +1,49 @@
+"""The command `nip clean`: delete what nothing in a run refers to, or show it."""
+
+from typing import Annotated
+
+import typer
+
+from nip_core.errors import SettingsError
+
+
+def clean(
+    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    run_store: Annotated[str, typer.Option(help="Where runs are kept.")] = "runs",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, delete nothing.")] = False,
+) -> None:
+    """Delete what nothing in a run refers to: leftovers of kills, journals of committed shards,
+    models and uploads of its own server that no job or models.json names."""
+    from nip_core.run_store.lease import acquire, refuse_if_held
+    from nip_core.run_store.run import RunStore, list_runs
+    from nip_core.run_store.store import open_store
+    from nip_core.stages.clean import find_unused, remove_unused
+    from nip_core.stages.own_server import server_directory
+
+    store = open_store(run_store, read_only=True)
+    if run not in list_runs(store):
+        there = ", ".join(list_runs(store)) or "none"
+        raise SettingsError(f"run {run!r} is not in {run_store!r}; there are {there}")
+    tree = RunStore(store, run)
+    refuse_if_held(store, tree.root)
+    if dry_run:
+        unused = find_unused(tree, server_directory(tree))
+    else:
+        tree = RunStore(open_store(run_store), run)
+        with acquire(tree.store, tree.root):
+            unused = find_unused(tree, server_directory(tree))
+            remove_unused(tree, server_directory(tree), unused)
+    for one in unused:
+        typer.echo(f"{_size(one.bytes):>9}  {one.kind:<10}  {one.where}  ({one.why})")
+    total = _size(sum(one.bytes for one in unused))
+    would = "would be deleted" if dry_run else "deleted"
+    typer.echo(f"{len(unused)} {'thing' if len(unused) == 1 else 'things'}, {total}, {would}")
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

@@ -1,0 +1,116 @@
+"""Removing models and uploads that nobody refers to from the state of a server that does not run.
+
+State         what is there: fine-tuned models and uploaded files, read without writing
+read_state    read it
+remove        remove some of it, under the server's own lock
+
+The same rules hold as for DELETE over HTTP: what another model or an unfinished job needs stays.
+"""
+
+import os
+import sqlite3
+from collections.abc import Collection
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from nip_core.lm_server.database import Database
+from nip_core.lm_server.files import FileStore
+from nip_core.lm_server.models import ModelStore
+from nip_core.lm_server.state import DATABASE, LOCK, MODELS, try_lock
+
+FILES = "files"
+_UNFINISHED = "('validating_files', 'queued', 'running')"
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A fine-tuned model: its directory, and the models that it needs."""
+
+    name: str
+    path: Path
+    bytes: int
+    needs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """An uploaded file."""
+
+    id: str
+    path: Path
+    bytes: int
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that could be removed, and what unfinished jobs need of it."""
+
+    models: tuple[StoredModel, ...] = ()
+    files: tuple[StoredFile, ...] = ()
+    needed_by_jobs: frozenset[str] = frozenset()
+
+
+def read_state(state_dir: Path) -> State:
+    """What a server with this state directory keeps; nothing if there is none."""
+    database = state_dir / DATABASE
+    if not database.exists():
+        return State()
+    with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+        models = connection.execute(
+            "SELECT name, digest, parent, base_model FROM models WHERE deleted_at IS NULL"
+        ).fetchall()
+        files = connection.execute(
+            "SELECT id, bytes FROM files WHERE deleted_at IS NULL AND purpose = 'fine-tune'"
+        ).fetchall()
+        jobs = connection.execute(
+            "SELECT model, base_model, training_file, validation_file FROM jobs "  # noqa: S608
+            f"WHERE status IN {_UNFINISHED}"
+        ).fetchall()
+    return State(
+        tuple(
+            StoredModel(
+                name,
+                state_dir / MODELS / digest,
+                _bytes_under(state_dir / MODELS / digest),
+                tuple(n for n in (parent, base) if n),
+            )
+            for name, digest, parent, base in models
+        ),
+        tuple(StoredFile(id, state_dir / FILES / id, size) for id, size in files),
+        frozenset(value for row in jobs for value in row if value),
+    )
+
+
+def remove(state_dir: Path, models: Collection[str], files: Collection[str]) -> None:
+    """Remove models by name and files by id.
+
+    Raises StateInUseError while a server runs there.
+    """
+    lock = try_lock(state_dir / LOCK)
+    if lock is None:
+        raise StateInUseError(f"{state_dir}: a server runs there; stop it and try again")
+    try:
+        database = Database(state_dir / DATABASE)
+        try:
+            store = ModelStore(state_dir / MODELS, database)
+            for name in models:
+                row = store.row(name)
+                if row is not None:
+                    store.remove(row["digest"])
+                    store.mark_deleted(name)
+            uploads = FileStore(state_dir / FILES, database, max_bytes=0)
+            for id in files:
+                uploads.delete(id)
+        finally:
+            database.close()
+    finally:
+        os.close(lock)
+
+
+class StateInUseError(Exception):
+    """A server runs in the state directory."""
+
+
+def _bytes_under(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

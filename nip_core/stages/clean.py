@@ -1,0 +1,193 @@
+"""What of a run may be deleted: what nothing refers to.
+
+find_unused    a list, each with its size and why nothing needs it
+remove_unused  delete what is on such a list
+
+Nothing that a manifest, a job document, models.json or run.json names is ever on the list, nor is
+what was set aside to be done again. Both are only for a run that nobody runs: what is just being
+written looks like what was left behind.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from nip_core.errors import CorruptionError, StoreError
+from nip_core.lm_server.models import MANIFEST as MODEL_MANIFEST
+from nip_core.lm_server.unused import State, StateInUseError, read_state, remove
+from nip_core.rollouts.journal_segments import remove_journal
+from nip_core.rollouts.tables import shard_is_committed
+from nip_core.run_store.manifest import read_manifest
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import walk
+from nip_core.stages.kept_models import ADAPTERS
+
+Kind = Literal["leftover", "data", "journal", "kept model", "model", "upload"]
+
+_MANIFEST = re.compile(r"manifest(-\w+)?\.json")
+_OF_A_COMMIT = re.compile(r".+\.[0-9a-f]{8}\.\w+")
+_NAMES = re.compile(r"\"(ft:[^\"]+|file-[^\"]+)\"")
+
+
+@dataclass(frozen=True)
+class Unused:
+    """Something that nothing refers to."""
+
+    kind: Kind
+    name: str
+    """A path in the store, the name of a model, or the id of an upload."""
+    where: str
+    """For people."""
+    bytes: int
+    why: str
+
+
+def find_unused(run: RunStore, state_dir: Path) -> list[Unused]:
+    """What `remove_unused` would delete; `state_dir` is that of the run's own server.
+
+    Raises CorruptionError where a file that says what is needed is damaged.
+    """
+    run.open()
+    return [
+        *_leftovers(run),
+        *_uncommitted_data(run),
+        *_journals(run),
+        *_of_the_server(run, state_dir),
+    ]
+
+
+def remove_unused(run: RunStore, state_dir: Path, unused: Sequence[Unused]) -> None:
+    """Delete what is on the list. Hold the run's lease. Raises StoreError."""
+    for one in unused:
+        if one.kind == "leftover":
+            run.store.delete_leftover(one.name)
+        elif one.kind == "data":
+            run.store.delete(one.name)
+        elif one.kind == "journal":
+            remove_journal(run.store, one.name)
+        elif one.kind == "kept model":
+            # The manifest first: without it the rest is no model.
+            run.store.delete(f"{one.name}/{MODEL_MANIFEST}")
+            for path in list(walk(run.store, one.name)):
+                run.store.delete(path)
+    models = [one.name for one in unused if one.kind == "model"]
+    files = [one.name for one in unused if one.kind == "upload"]
+    if models or files:
+        try:
+            remove(state_dir, models, files)
+        except (StateInUseError, OSError) as error:
+            raise StoreError(f"the state of the run's own server: {error}") from error
+
+
+def _leftovers(run: RunStore) -> Iterator[Unused]:
+    for path, size in run.store.leftovers(run.root):
+        if not path.startswith(f"{run.root}/lm_server/"):  # a server looks after its own
+            yield _in_store(run, "leftover", path, size, "left by a killed writer")
+
+
+def _uncommitted_data(run: RunStore) -> Iterator[Unused]:
+    """Files with the name of a committed one that no manifest beside them has."""
+    folders: dict[str, list[str]] = {}
+    for path in walk(run.store, f"{run.root}/iterations"):
+        folder, _, name = path.rpartition("/")
+        folders.setdefault(folder, []).append(name)
+    for folder, names in folders.items():
+        if "/rollouts/" not in folder and "/datasets/" not in folder:
+            continue
+        manifests = [
+            read_manifest(run.store, folder, name) for name in names if _MANIFEST.fullmatch(name)
+        ]
+        named = {entry.file for manifest in manifests for entry in manifest.files.values()}
+        for name in names:
+            if _OF_A_COMMIT.fullmatch(name) and name not in named:
+                path = f"{folder}/{name}"
+                size = run.store.size(path)
+                yield _in_store(run, "data", path, size, "no manifest names it")
+
+
+def _journals(run: RunStore) -> Iterator[Unused]:
+    sizes: dict[str, int] = {}
+    for path in walk(run.store, f"{run.root}/journals"):
+        journal = path[: path.index(".journal") + len(".journal")] if ".journal" in path else None
+        if journal is not None:
+            sizes[journal] = sizes.get(journal, 0) + run.store.size(path)
+    finished = run.finished_iterations()
+    for path, size in sizes.items():
+        number, split, name = path.removeprefix(f"{run.root}/journals/").split("/")
+        iteration, shard = int(number), name.removesuffix(".journal")
+        if shard_is_committed(run.store, run.rollouts(iteration, split), shard):
+            yield _in_store(run, "journal", path, size, "its shard is committed")
+        elif iteration < finished:
+            yield _in_store(run, "journal", path, size, f"iteration {iteration} is finished")
+
+
+def _of_the_server(run: RunStore, state_dir: Path) -> Iterator[Unused]:
+    """Models and uploads that no document of the run names."""
+    named = _named_in_documents(run)
+    state = read_state(state_dir)
+    needed = _with_what_they_need(state, named | state.needed_by_jobs)
+    why = "no job or models.json of the run names it"
+    for model in state.models:
+        if model.name not in needed:
+            yield Unused("model", model.name, str(model.path), model.bytes, why)
+    for file in state.files:
+        if file.id not in needed:
+            yield Unused("upload", file.id, str(file.path), file.bytes, why)
+    kept = _kept_models(run)
+    bases = {base for _, name, base in kept if name in needed}
+    for path, name, _ in kept:
+        if name not in needed and name not in bases:
+            size = sum(run.store.size(inner) for inner in walk(run.store, path))
+            yield _in_store(run, "kept model", path, size, why if name else "it was not completed")
+
+
+def _named_in_documents(run: RunStore) -> frozenset[str]:
+    """Models and files that JSON documents of the run name, those set aside included."""
+    found: set[str] = set()
+    for top in ("iterations", "superseded", "openings"):
+        for path in walk(run.store, f"{run.root}/{top}"):
+            if path.endswith(".json"):
+                found |= _names_in(run, path)
+    return frozenset(found | _names_in(run, f"{run.root}/run.json"))
+
+
+def _names_in(run: RunStore, path: str) -> set[str]:
+    # Written anew: a name with an escape in it would be missed in the file's own words.
+    return set(_NAMES.findall(json.dumps(run.read_json(path), ensure_ascii=False)))
+
+
+def _with_what_they_need(state: State, names: frozenset[str]) -> frozenset[str]:
+    needed = set(names)
+    waiting = list(names)
+    by_name = {model.name: model for model in state.models}
+    while waiting:
+        model = by_name.get(waiting.pop())
+        more = [] if model is None else [name for name in model.needs if name not in needed]
+        needed.update(more)
+        waiting += more
+    return frozenset(needed)
+
+
+def _kept_models(run: RunStore) -> list[tuple[str, str, str]]:
+    """Directory, name and base model of what the run keeps; no name without a manifest."""
+    found = []
+    for entry in run.store.list(f"{run.root}/{ADAPTERS}"):
+        path = f"{run.root}/{ADAPTERS}/{entry.rstrip('/')}"
+        manifest = run.read_json_or_none(f"{path}/{MODEL_MANIFEST}")
+        try:
+            found.append(
+                (path, manifest["name"], manifest["base_model"]) if manifest else (path, "", "")
+            )
+        except (KeyError, TypeError) as error:
+            raise CorruptionError(
+                f"{path}/{MODEL_MANIFEST}: damaged manifest of a model ({error!r})"
+            ) from error
+    return found
+
+
+def _in_store(run: RunStore, kind: Kind, path: str, size: int, why: str) -> Unused:
+    local = run.store.local_path(path)
+    return Unused(kind, path, str(local) if local else f"{run.store.url}/{path}", size, why)

@@ -1,0 +1,148 @@
+"""`nip clean` deletes what nothing refers to, shows it first, and leaves a live run alone."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.clean import clean
+from nip_core.errors import CorruptionError, LeaseError, SettingsError
+from nip_core.lm_server.database import Database
+from nip_core.lm_server.engines.base import Proof
+from nip_core.lm_server.files import FileStore
+from nip_core.lm_server.models import ModelStore, adapter_name
+from nip_core.rollouts.tables import shard_manifest
+from nip_core.run_store.lease import acquire
+from nip_core.run_store.manifest import commit, verify
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import LocalStore, walk
+
+DIGESTS = {"served": "a" * 12, "parent": "b" * 12, "unnamed": "c" * 12}
+NAMES = {which: adapter_name("base", "small", digest) for which, digest in DIGESTS.items()}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunStore:
+    """A run with one finished iteration, and one of everything that a kill can leave."""
+    run = RunStore(LocalStore(tmp_path), "small")
+    run.create_or_open({"a": 1}, code_version="1", seed=1)
+    rollouts = run.rollouts(0, "train")
+    for shard in ("0000", "0001"):
+        commit(
+            run.store,
+            rollouts,
+            {f"episodes-{shard}.parquet": shard.encode()},
+            name=shard_manifest(shard),
+        )
+    commit(run.store, run.dataset(0, "prover"), {"examples.parquet": b"x"})
+    run.store.put(run.journal(0, "train", "0000"), b"committed since")
+    run.store.put(run.journal(0, "train", "0002"), b"of a shard that nobody will play")
+    run.store.put(run.journal(1, "train", "0000"), b"being played")
+    run.store.put(f"{rollouts}/episodes-0000.0badf00d.parquet", b"half a shard")
+    run.store.put(f"{rollouts}/.tmp-1234", b"torn")
+    run.store.put("small/fences/.removed-1/.tmp-5", b"torn")
+    make_server_state(tmp_path / "small" / "lm_server")
+    run.write_json_once(run.job(0, "prover"), {"model": NAMES["served"], "file_id": "file-named"})
+    run.write_json_once(run.models(0), {"groups": {"prover": {"model": NAMES["served"]}}})
+    return run
+
+
+def make_server_state(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    database = Database(folder / "jobs.sqlite3")
+    models = ModelStore(folder / "models", database)
+    for which, digest in DIGESTS.items():
+        trained = folder / "trained"
+        trained.mkdir()
+        (trained / "weights").write_bytes(which.encode() * 100)
+        facts = {"name": NAMES[which], "job": f"job-{which}", "base_model": "base"}
+        manifest = models.commit(trained, digest, facts)
+        database.insert(
+            "jobs",
+            id=facts["job"],
+            payload_digest="",
+            method="supervised",
+            model="base",
+            base_model="base",
+            training_file="",
+            settings="{}",
+            seed=1,
+            adapter_name=NAMES[which],
+            adapter_digest=digest,
+            status="succeeded",
+            created_at=1.0,
+        )
+        parent = NAMES["parent"] if which == "served" else None
+        models.record(manifest, parent, Proof(True, {}))
+    files = FileStore(folder / "files", database, max_bytes=1000)
+    for id in ("file-named", "file-unnamed"):
+        part = folder / "files" / f"{id}.part"
+        part.write_bytes(b"{}\n")
+        files._enter(id, part, "x.jsonl", "fine-tune", 3, "")
+    database.close()
+
+
+GONE = {
+    "small/journals/0000/train/0000.journal",
+    "small/journals/0000/train/0002.journal",
+    "small/iterations/0000/rollouts/train/episodes-0000.0badf00d.parquet",
+    f"small/lm_server/models/{DIGESTS['unnamed']}/weights",
+    f"small/lm_server/models/{DIGESTS['unnamed']}/manifest.json",
+    "small/lm_server/files/file-unnamed",
+}
+
+
+def files_of(run: RunStore) -> set[str]:
+    own = ("lm_server/jobs.sqlite3", "lm_server/lock", "/lease.json")
+    return {path for path in walk(run.store, "small") if not any(name in path for name in own)}
+
+
+def test_what_nothing_refers_to_is_shown_and_then_deleted(
+    run: RunStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files_of(run)
+    clean("small", run_store=str(tmp_path), dry_run=True)
+    shown = capsys.readouterr().out
+    assert files_of(run) == before
+    clean("small", run_store=str(tmp_path), dry_run=False)
+    assert capsys.readouterr().out == shown.replace("would be deleted", "deleted")
+    assert files_of(run) == before - GONE
+    assert list(run.store.leftovers("small")) == []
+    for said in (
+        "its shard is committed",
+        "iteration 0 is finished",
+        "no manifest names it",
+        "left by a killed writer",
+        NAMES["unnamed"].rpartition(":")[2],
+        "file-unnamed",
+        "7 things",
+    ):
+        assert said in shown
+    verify(run.store, run.rollouts(0, "train"), shard_manifest("0000"))
+    clean("small", run_store=str(tmp_path), dry_run=False)
+    assert "0 things" in capsys.readouterr().out
+
+
+def test_a_run_that_is_being_played_is_left_alone(run: RunStore, tmp_path: Path) -> None:
+    before = files_of(run)
+    with acquire(run.store, "small", ttl_s=1):
+        for dry_run in (True, False):
+            with pytest.raises(LeaseError, match="holds this run"):
+                clean("small", run_store=str(tmp_path), dry_run=dry_run)
+        assert files_of(run) == before
+    with acquire(run.store, "small"):  # an earlier one's end is no obstacle
+        pass
+
+
+def test_nothing_is_deleted_where_what_is_needed_can_not_be_read(
+    run: RunStore, tmp_path: Path
+) -> None:
+    run.store.put(run.job(0, "prover"), b"{torn")
+    before = files_of(run)
+    with pytest.raises(CorruptionError, match=r"jobs/prover\.json"):
+        clean("small", run_store=str(tmp_path), dry_run=False)
+    assert files_of(run) == before
+
+
+def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="'other' is not in"):
+        clean("other", run_store=str(tmp_path), dry_run=True)
