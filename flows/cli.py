@@ -22,6 +22,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from flows.clean import clean
 from flows.serve import serve
 from flows.up import up
 from nip_core.errors import (
@@ -310,6 +311,7 @@ def show(
     _show_run(result)
 
 
+app.command()(clean)
 app.command()(serve)
 app.command()(up)
 
