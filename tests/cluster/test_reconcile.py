@@ -39,6 +39,16 @@ async def reconcile_until_ended(flow_run_id, deadline_s=300):
     raise AssertionError(f"still {flow_run.state} after {deadline_s} s")
 
 
+def test_schedules_make_flow_runs(stack):
+    """A server with packages that do not fit together goes without them, and says so in its log."""
+    deployment = stack.api("/deployments/name/train/weekly-training")
+    wanted = {
+        "deployments": {"id": {"any_": [deployment["id"]]}},
+        "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}},
+    }
+    until(lambda: stack.api("/flow_runs/filter", wanted), "the weekly training is scheduled")
+
+
 @pytest.mark.parametrize("killed", ["flow", "worker-sigterm", "both"])
 async def test_a_flow_run_whose_process_is_gone_is_finished(stack, killed, tmp_path):
     name = f"reconciled-{killed}"
