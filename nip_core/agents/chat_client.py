@@ -14,7 +14,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -81,11 +81,13 @@ class ChatClient:
         timeout_s: float,
         retries: int,
         on_retry: Callable[[str], None] = lambda reason: None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ):
+        """`sleep` is how pauses between tries are made."""
         self._concurrency = concurrency
         self._timeout_s = timeout_s
         self._retries = retries
-        self._on_retry = on_retry
+        self._on_retry, self._sleep = on_retry, sleep
         self._slots = asyncio.Semaphore(concurrency)
         self._session: aiohttp.ClientSession | None = None
 
@@ -155,7 +157,7 @@ class ChatClient:
             if pause_s is None:
                 # Jitter only spreads the load; it decides nothing about the data.
                 pause_s = min(0.1 * 2**attempt, _LONGEST_PAUSE_S) * (0.5 + random.random())
-            await asyncio.sleep(min(pause_s, _LONGEST_PAUSE_S))
+            await self._sleep(min(pause_s, _LONGEST_PAUSE_S))
         raise TransportError(
             f"{endpoint.base_url}: no answer after {self._retries + 1} tries; the last was: "
             f"{reason}"

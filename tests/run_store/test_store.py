@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -169,6 +170,25 @@ def test_a_full_disk_says_what_to_do_and_leaves_nothing(
     monkeypatch.undo()
     assert not disk.exists("a")
     assert hidden(disk) == []
+
+
+def test_a_disk_that_is_full_when_a_store_is_opened_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, syncs = os.fsync, iter(range(1000))
+    monkeypatch.setattr(os, "fsync", lambda file: (next(syncs), fsync(file)))
+    LocalStore(tmp_path)
+    for number in range(next(syncs)):
+        left = iter(range(number))
+
+        def full(file: int, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            fsync(file)
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(StoreError, match="disk full"):
+            LocalStore(tmp_path)
 
 
 def test_puts_pass_only_while_their_fence_stands(store: Store) -> None:
