@@ -24,7 +24,7 @@ help:
 	@echo "make test-gpu       what needs CUDA; NIP_VLLM names the vllm command"
 	@echo "make up             PostgreSQL, Prefect, a worker and an lm_server; Ctrl-C ends them"
 	@echo "make test-cluster   Prefect's UI in a browser, dead workers, make up, object stores"
-	@echo "make kill-matrix    kill runs and servers at 130 moments, compare with ones that never were"
+	@echo "make kill-matrix    kill runs and servers at every write and request, inject 1,000 faults"
 	@echo "make test-learning  measure learning over seeds and controls (about an hour)"
 	@echo "make bench          the benchmarks"
 
@@ -41,10 +41,10 @@ quickstart: install
 	$(BIN)/nip train deployments/configs/quickstart.yaml
 
 test: install
-	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 coverage: install
-	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered
 
 check: install
 	$(BIN)/ruff format --check .
@@ -81,8 +81,8 @@ test-gpu: install
 	$(BIN)/python benchmarks/paper_iteration.py --model $(NIP_GPU_MODEL) --out docs/results/paper_iteration.json
 
 kill-matrix: install
-	NIP_KILLS=40 NIP_SERVER_KILLS=60 NIP_SERVER_KILLS_TRAINING=30 \
-		$(BIN)/python -m pytest tests/flows/test_kill.py tests/lm_server/test_server_kill.py
+	NIP_KILL_POINTS=all NIP_FAULTS=1000 NIP_KILL_RESULTS=docs/results \
+		$(BIN)/python -m pytest tests/durability
 
 # What needs a Prefect server of its own, PostgreSQL or a browser. From the system's packages:
 # apt-get install postgresql chromium. One part: make test-cluster CLUSTER=tests/cluster/test_up.py

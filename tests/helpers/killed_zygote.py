@@ -1,0 +1,122 @@
+"""A process that has imported everything and forks the processes that are to be killed.
+
+``python killed_zygote.py flow|server`` takes commands on standard input, one JSON object per line,
+and answers each with one:
+
+    {"start": {...}}    fork; a flow: `nip train CONFIG`; a server: `python -m nip_core.lm_server`
+    {"import": [...]}   {}, once these modules are imported
+    {"poll": PID}       {"status": null while it runs, else as of subprocess.Popen}
+    {"left": true}      {"left": [command lines of all that descend from this process]}
+
+It forks before it has had a thread of Python or an event loop, so a fork is as good as a fresh
+interpreter, and saves its start. What a killed process leaves behind becomes a child of this one,
+so nothing can hide. At the end of input all children are killed.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_SUBREAPER, _DEATH_SIGNAL = 36, 1
+_FIRST = {
+    "flow": ["flows.cli", "flows.live", "flows.train", "nip_core.fine_tuning.openai_backend"],
+    "server": ["nip_core.lm_server.__main__", "nip_core.lm_server.app"],
+}
+_libc = ctypes.CDLL(None)
+
+
+def main() -> None:
+    kind = sys.argv[1]
+    _libc.prctl(_SUBREAPER, 1)
+    _import(_FIRST[kind])
+    print(json.dumps({"ready": os.getpid()}), flush=True)
+    statuses: dict[int, int] = {}
+    for line in sys.stdin:
+        command = json.loads(line)
+        if "start" in command:
+            pid = os.fork()
+            if pid == 0:
+                _become(kind, command["start"])  # does not return
+            print(json.dumps({"pid": pid}), flush=True)
+            continue
+        _reap(statuses)
+        if "import" in command:
+            _import(command["import"])
+            print("{}", flush=True)
+        elif "poll" in command:
+            print(json.dumps({"status": statuses.get(command["poll"])}), flush=True)
+        else:
+            left = [p.cmdline() for p in psutil.Process().children(recursive=True)]
+            print(json.dumps({"left": left}), flush=True)
+    for child in psutil.Process().children(recursive=True):
+        child.kill()
+
+
+def _reap(statuses: dict[int, int]) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        statuses[pid] = os.waitstatus_to_exitcode(status)
+
+
+def _note_modules(task: dict[str, Any]) -> None:
+    names = [n for n, m in sys.modules.items() if getattr(m, "__spec__", None) is not None]
+    Path(task["modules"]).write_text(json.dumps(names))
+
+
+def _import(names: list[str]) -> None:
+    for name in names:
+        with contextlib.suppress(Exception):  # some modules only come with others
+            importlib.import_module(name)
+    assert threading.active_count() == 1, threading.enumerate()
+    gc.collect()
+    gc.freeze()
+
+
+def _become(kind: str, task: dict[str, Any]) -> None:
+    _libc.prctl(_SUBREAPER, 0)
+    _libc.prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    os.setsid()
+    log = os.open(task["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.environ.update(task.get("environment", {}))
+    import killed_steps
+
+    point = tuple(task["point"]) if task.get("point") else None
+    steps = killed_steps.install(Path(task["root"]), Path(task["steps"]), point)
+    sys.argv = ["nip", *task["arguments"]]
+    if kind == "server":
+        from nip_core.lm_server.__main__ import main as serve
+
+        killed_steps.note_calls(Path(task["calls"]))
+        status = serve(task["arguments"])
+        _note_modules(task)
+        sys.exit(status)
+    killed_steps.watch_requests(steps, task["names"])
+    from flows.cli import main as nip
+
+    try:
+        nip()
+    finally:
+        _note_modules(task)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main()
