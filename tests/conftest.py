@@ -19,6 +19,20 @@ TIERS = ("engines", "art", "gpu", "cluster")
 """Folders that run on their own (`make test-engines`, ...), as they need more than `make install`."""
 
 
+SLOW_FILES = (
+    *("test_kill_matrix.py", "test_tiny.py", "test_server_kill.py", "test_resume.py"),
+    *("test_interrupted_training.py", "test_base_run.py", "test_learning_quick.py"),
+    *("test_promotion.py", "test_trouble.py", "test_train.py", "test_job_endings.py"),
+)
+"""Begun first, so that no process is left alone with one of them in the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow files first; the order is otherwise kept."""
+    order = {name: place for place, name in enumerate(SLOW_FILES)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave a tier out, unless it was asked for by its path."""
     folder = collection_path.name
