@@ -123,21 +123,35 @@ def _pools_here() -> list[str]:
 
 
 def _register(environment: Mapping[str, str], checkout: Path) -> None:
-    """Work pools and deployments; those that are there are brought up to date."""
+    """Work pools, unless they are there, and deployments, which are brought up to date."""
     for pool in POOLS:
-        _run([*_prefect(), "work-pool", "create", pool, "--type", "process", "--overwrite"],
-             environment, checkout)  # fmt: skip
-    _run([*_prefect(), "work-pool", "set-concurrency-limit", POOLS[1], "1"], environment, checkout)
+        if _ask(["work-pool", "inspect", pool], environment, checkout).returncode == 0:
+            continue  # people may have changed it
+        _run(["work-pool", "create", pool, "--type", "process"], environment, checkout)
+        if pool == POOLS[1]:
+            _run(["work-pool", "set-concurrency-limit", pool, "1"], environment, checkout)
     with_home = {**environment, "NIP_HOME": str(checkout)}
-    _run([*_prefect(), "--no-prompt", "deploy", "--all"], with_home, checkout)
+    _run(["--no-prompt", "deploy", "--all"], with_home, checkout)
 
 
 def _run(command: list[str], environment: Mapping[str, str], folder: Path) -> None:
-    done = subprocess.run(
-        command, env=dict(environment), cwd=folder, capture_output=True, text=True, check=False
-    )
+    done = _ask(command, environment, folder)
     if done.returncode != 0:
-        raise ServerError(f"{' '.join(command[1:])}: {(done.stdout + done.stderr).strip()[-2000:]}")
+        said = (done.stdout + done.stderr).strip()[-2000:]
+        raise ServerError(f"prefect {' '.join(command)}: {said}")
+
+
+def _ask(
+    command: list[str], environment: Mapping[str, str], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*_prefect(), *command],
+        env=dict(environment),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def _prefect() -> list[str]:

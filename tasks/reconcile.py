@@ -24,8 +24,8 @@ from prefect.client.schemas.filters import (
     FlowFilter,
     FlowFilterName,
     FlowRunFilter,
+    FlowRunFilterEndTime,
     FlowRunFilterParentFlowRunId,
-    FlowRunFilterStartTime,
     FlowRunFilterState,
     FlowRunFilterStateType,
     LogFilter,
@@ -193,14 +193,21 @@ async def restartable(
     a run that somebody holds now.
     """
     now = datetime.now(UTC)
-    recent = await client.read_flow_runs(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=list(FLOWS))),
-        flow_run_filter=FlowRunFilter(
-            start_time=FlowRunFilterStartTime(after_=now - timedelta(seconds=not_older_than_s))
-        ),
-        sort=FlowRunSort.START_TIME_DESC,
-        limit=_MOST,
+    ended = FlowRunFilter(
+        end_time=FlowRunFilterEndTime(after_=now - timedelta(seconds=not_older_than_s))
     )
+    waiting = [*_GOING_ON, StateType.SCHEDULED, StateType.PAUSED]
+    open_ = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=waiting)))
+    recent = [
+        flow_run
+        for wanted in (ended, open_)
+        for flow_run in await client.read_flow_runs(
+            flow_filter=FlowFilter(name=FlowFilterName(any_=list(FLOWS))),
+            flow_run_filter=wanted,
+            sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+            limit=_MOST,
+        )
+    ]
     newest: dict[tuple[str, str], FlowRun] = {}
     for flow_run in sorted(recent, key=_changed_at):
         if (mark := mark_of(flow_run)) is not None:
@@ -222,7 +229,7 @@ async def restartable(
 
 
 def _changed_at(flow_run: FlowRun) -> datetime:
-    assert flow_run.state is not None  # one that was started has one
+    assert flow_run.state is not None  # every flow run of a deployment has one
     return flow_run.state.timestamp
 
 

@@ -1,0 +1,139 @@
+"""Who counts as dead and what is started again; with workers that really die: tests/cluster."""
+
+import uuid
+from dataclasses import dataclass, replace
+
+import pytest
+from prefect import get_client
+from prefect.states import Cancelling, Completed, Crashed, Pending, Running
+
+from flows.train import train
+from nip_core.run_store.lease import ThisMachine, acquire
+from nip_core.run_store.store import open_store
+from tasks.marks import ATTEMPT, OWNER, RUN, STORE
+from tasks.reconcile import active_runs, bury, dead_among, restartable
+
+
+@pytest.fixture
+async def client(prefect_server):
+    async with get_client() as client:
+        yield client
+
+
+class FlowRuns:
+    """Flow runs of a deployment of their own, each made as a test wants it."""
+
+    def __init__(self, client, store):
+        self._client, self._store = client, store
+
+    async def make(self, *states, owner=None, run="r", attempt=1):
+        name = f"d-{uuid.uuid4().hex}"
+        flow = await self._client.create_flow(train)
+        deployment = await self._client.create_deployment(
+            flow, name, entrypoint="flows.train.train"
+        )
+        made = await self._client.create_flow_run_from_deployment(deployment)
+        for state in states:
+            await self._client.set_flow_run_state(made.id, state, force=True)
+        if owner is not None:
+            labels = {RUN: run, STORE: self._store.url, OWNER: owner, ATTEMPT: attempt}
+            await self._client.update_flow_run_labels(made.id, labels)
+        return await self._client.read_flow_run(made.id)
+
+    async def dead(self, *runs, silent_after_s=600):
+        found = await dead_among(self._client, runs, silent_after_s=silent_after_s, watch_s=0)
+        return {flow_run.id for flow_run in found}
+
+
+@pytest.fixture
+def flow_runs(client, tmp_path):
+    return FlowRuns(client, open_store(tmp_path))
+
+
+async def test_one_whose_lease_is_alive_is_not_dead(flow_runs, tmp_path):
+    with acquire(open_store(tmp_path), "r", ttl_s=1.0) as lease:
+        alive = await flow_runs.make(Running(), owner=lease.owner.id)
+        assert await flow_runs.dead(alive) == set()
+    assert await flow_runs.dead(alive) == {alive.id}  # released, and still not ended
+
+
+async def test_one_that_was_replaced_is_dead(flow_runs, tmp_path):
+    with acquire(open_store(tmp_path), "r", ttl_s=1.0):
+        assert len(await flow_runs.dead(await flow_runs.make(Running(), owner="other"))) == 1
+
+
+@dataclass
+class Elsewhere(ThisMachine):
+    """An owner on another machine, of which nothing can be learned but the heartbeat."""
+
+    def owner(self):
+        return replace(super().owner(), machine="elsewhere")
+
+
+async def test_a_heartbeat_that_stands_still_is_dead_wherever_it_was(flow_runs, tmp_path):
+    lease = acquire(open_store(tmp_path), "r", ttl_s=1.0, machine=Elsewhere(), renew=False)
+    stopped = await flow_runs.make(Running(), owner=lease.owner.id)
+    assert await flow_runs.dead(stopped) == {stopped.id}
+
+
+async def test_the_mark_of_an_earlier_attempt_says_nothing(flow_runs, tmp_path):
+    with acquire(open_store(tmp_path), "r", ttl_s=1.0):
+        starting = await flow_runs.make(Running(), owner="earlier", attempt=0)
+        waiting = await flow_runs.make(Pending(), owner="earlier", attempt=0)
+        assert await flow_runs.dead(starting, waiting) == set()
+
+
+async def test_without_a_mark_silence_decides(flow_runs):
+    silent = await flow_runs.make(Running())
+    assert await flow_runs.dead(silent, silent_after_s=600) == set()
+    assert await flow_runs.dead(silent, silent_after_s=-1) == {silent.id}
+
+
+async def test_a_store_that_cannot_be_read_is_no_proof(flow_runs, tmp_path):
+    flow_runs._store = type("Gone", (), {"url": "file:///nonexistent/store"})
+    assert await flow_runs.dead(await flow_runs.make(Running(), owner="x")) == set()
+
+
+async def test_what_is_dead_is_buried_with_what_it_was_asked_for(client, flow_runs):
+    running = await flow_runs.make(Running())
+    cancelling = await flow_runs.make(Running(), Cancelling())
+    assert {running.id, cancelling.id} <= {r.id for r in await active_runs(client)}
+    for flow_run in (running, cancelling):
+        await bury(client, flow_run)
+    states = [(await client.read_flow_run(r.id)).state for r in (running, cancelling)]
+    assert states[0].is_crashed() and states[1].is_cancelled()
+
+
+async def again(client, **changes):
+    limits = {"older_than_s": 0, "not_older_than_s": 3600, "max_attempts": 3} | changes
+    return {flow_run.id for flow_run in await restartable(client, **limits)}
+
+
+async def test_a_crashed_flow_run_goes_on_a_few_times(client, flow_runs):
+    crashed = await flow_runs.make(Running(), Crashed(), owner="gone", run="few")
+    never_started = await flow_runs.make(Pending(), Crashed())
+    assert {crashed.id, never_started.id} <= await again(client)
+    # run_count is 1 for the first and 0 for the second.
+    assert (await again(client, max_attempts=1)) & {crashed.id, never_started.id} == {
+        never_started.id
+    }
+    assert not await again(client, max_attempts=0)
+    assert crashed.id not in await again(client, older_than_s=60)
+    assert crashed.id not in await again(client, not_older_than_s=0)
+
+
+async def test_a_run_that_another_flow_run_took_up_is_left_alone(client, flow_runs, tmp_path):
+    crashed = await flow_runs.make(Running(), Crashed(), owner="gone", run="taken")
+    await flow_runs.make(Running(), Completed(), owner="later", run="taken")
+    assert crashed.id not in await again(client)
+    held = await flow_runs.make(Running(), Crashed(), owner="gone", run="held")
+    assert held.id in await again(client)
+    with acquire(open_store(tmp_path), "held", ttl_s=1.0):
+        assert held.id not in await again(client)
+    assert held.id in await again(client)
+
+
+async def test_a_flow_run_without_a_deployment_cannot_be_started_again(client, flow_runs):
+    local = await client.create_flow_run(train, parameters={"config": "c"}, state=Running())
+    await client.set_flow_run_state(local.id, Crashed(), force=True)
+    assert local.id not in await again(client)
