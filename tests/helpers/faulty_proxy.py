@@ -97,10 +97,10 @@ class Lasting(FaultPlan):
 class FaultyProxy:
     """Passes everything on to `upstream`, but for the faults. Use as a context manager."""
 
-    def __init__(self, upstream: str, plan: FaultPlan, time: FakeTime, enough: int):
+    def __init__(self, upstream: str, plan: FaultPlan, time: FakeTime, enough: int, port: int):
         """`enough`: after so many faults nothing goes wrong any more."""
         self.upstream, self.plan, self.time, self.enough = upstream, plan, time, enough
-        self.url = ""
+        self.url, self._port = "", port
         self.created: Counter[str] = Counter()  # by key
         self._hidden: dict[str, float] = {}  # id -> when it shows, in injected seconds
 
@@ -111,7 +111,7 @@ class FaultyProxy:
         # What a client gave up is not given up at the server: that is what a slow answer is.
         self._runner = web.AppRunner(app, handler_cancellation=False, shutdown_timeout=1.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
