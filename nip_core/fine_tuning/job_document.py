@@ -1,6 +1,5 @@
 """The document of one job in the run store, replaced only where it is what was last seen."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +7,7 @@ from pydantic import ValidationError
 
 from nip_core.errors import CorruptionError, LeaseError
 from nip_core.fine_tuning.job import Clock, JobEvent, JobRecord, Outcome
+from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.store import MissingFileError, Store
 
@@ -38,9 +38,11 @@ class JobDocument:
         except MissingFileError:
             return None
         try:
-            return JobRecord.model_validate_json(data)
+            return JobRecord.model_validate(decode(data, self.path))
         except ValidationError as error:
-            raise CorruptionError(f"{self.path}: damaged, not a job record ({error})") from error
+            raise CorruptionError(
+                f"{self.path}: damaged, not a job record ({error}); restore it from a copy"
+            ) from error
 
     def tell(self, record: JobRecord, what: str) -> None:
         """Report a step that changes nothing in the document."""
@@ -55,7 +57,7 @@ class JobDocument:
         if what is not None:
             changes["events"] = (*record.events, JobEvent(at=self._clock.now(), what=what))
         record = record.model_copy(update=changes)
-        data = json.dumps(record.model_dump(mode="json"), indent=1, ensure_ascii=False).encode()
+        data = encode(record.model_dump(mode="json"))
         fence = self._lease.fence if self._lease else None
         if self._etag is None:
             written = self._store.put_if_absent(self.path, data, fence=fence)

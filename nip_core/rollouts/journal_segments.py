@@ -64,7 +64,8 @@ class SegmentJournal(GroupCommits):
         newest = max((epoch for epoch, _ in found), default=self._epoch)
         if newest > self._epoch:
             raise StoreError(
-                f"{self.name}: written by a later runner (epoch {newest}, this is {self._epoch})"
+                f"{self.name}: written by a later runner (epoch {newest}, this is {self._epoch}); "
+                "if the run's lease.json was deleted, delete this journal too"
             )
         records: list[dict[str, Any]] = []
         numbers = [number for epoch, number in found if epoch == newest]

@@ -16,7 +16,6 @@ all earlier epochs before it returns, so a runner that was suspended, replaced a
 publish nothing, whatever it had checked before.
 """
 
-import json
 import os
 import socket
 import threading
@@ -31,6 +30,7 @@ from typing import Any, Protocol, Self
 import psutil
 
 from nip_core.errors import CorruptionError, LeaseError, StoreError
+from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.store import MissingFileError, Store
 
 FORMAT_VERSION = 1
@@ -233,7 +233,9 @@ def acquire(
         try:
             current, etag = _read(store, path)
         except MissingFileError:
-            document = _document(machine.owner(), epoch=1, ttl_s=ttl_s)
+            # A lease that was deleted had an epoch, of which a fence may stand.
+            epoch = max(_epochs_of_fences(store, directory), default=0) + 1
+            document = _document(machine.owner(), epoch=epoch, ttl_s=ttl_s)
             if not store.put_if_absent(path, _encode(document)):
                 continue  # somebody was faster
             new_etag = _read_own(store, path, document)
@@ -308,11 +310,15 @@ def _await_stale(
 
 def _move_fence(store: Store, directory: str, epoch: int) -> None:
     """Drop every fence of an earlier epoch, then raise the one of `epoch`."""
-    for name in store.list(f"{directory}/fences"):
-        other = name.rstrip("/")
-        if other.isdigit() and int(other) < epoch:
-            store.drop_fence(f"{directory}/fences/{other}")
+    for other in _epochs_of_fences(store, directory):
+        if other < epoch:
+            store.drop_fence(_fence(directory, other))
     store.raise_fence(_fence(directory, epoch))
+
+
+def _epochs_of_fences(store: Store, directory: str) -> list[int]:
+    names = [name.rstrip("/") for name in store.list(f"{directory}/fences")]
+    return [int(name) for name in names if name.isdigit()]
 
 
 def _fence(directory: str, epoch: int) -> str:
@@ -331,21 +337,21 @@ def _document(owner: Owner, *, epoch: int, ttl_s: float) -> dict[str, Any]:
 
 
 def _encode(document: dict[str, Any]) -> bytes:
-    return json.dumps(document, indent=1).encode()
+    return encode(document)
 
 
 def _read(store: Store, path: str) -> tuple[dict[str, Any], str]:
     data, etag = store.get_with_etag(path)
     try:
-        document = json.loads(data)
+        document = decode(data, path)
         Owner(**document["owner"])
         if document["format_version"] != FORMAT_VERSION:
             raise ValueError(f"format version {document['format_version']}")
         int(document["epoch"]), int(document["heartbeat"]), float(document["ttl_s"])
-    except (ValueError, TypeError, KeyError) as error:
+    except (CorruptionError, ValueError, TypeError, KeyError) as error:
         raise CorruptionError(
-            f"{path}: not a lease that this version can read ({error!r}); delete it if no runner "
-            "is alive"
+            f"{path}: damaged, or not a lease that this version can read ({error}); if no runner "
+            "is alive, delete it"
         ) from error
     return document, etag
 

@@ -27,6 +27,7 @@ from nip_core.run_store.store import MissingFileError, Store
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 _HASH_CHARACTERS = 8
+_WHAT_TO_DO = "nothing is repaired: restore the file from a copy, or do its part of the run again"
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def read_manifest(store: Store, directory: str, name: str = MANIFEST) -> Manifes
             document["epoch"],
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CorruptionError(f"{path}: damaged manifest ({error!r})") from error
+        raise CorruptionError(f"{path}: damaged manifest ({error!r}); {_WHAT_TO_DO}") from error
 
 
 def is_committed(store: Store, directory: str, name: str = MANIFEST) -> bool:
@@ -156,7 +157,7 @@ def read_file(store: Store, manifest: Manifest, name: str) -> bytes:
         data = store.get(path)
     except MissingFileError as error:
         raise CorruptionError(
-            f"{path}: missing, although {manifest.directory}/{manifest.name} names it"
+            f"{path}: missing, but {manifest.directory}/{manifest.name} names it; {_WHAT_TO_DO}"
         ) from error
     _check(path, entry, len(data), hashlib.sha256(data).hexdigest())
     return data
@@ -176,9 +177,13 @@ def verify(store: Store, directory: str, name: str = MANIFEST) -> Manifest:
 
 def _check(path: str, entry: FileEntry, size_bytes: int, sha256: str) -> None:
     if size_bytes != entry.bytes:
-        raise CorruptionError(f"{path}: damaged, {size_bytes} bytes instead of {entry.bytes}")
+        raise CorruptionError(
+            f"{path}: damaged, {size_bytes} bytes instead of {entry.bytes}; {_WHAT_TO_DO}"
+        )
     if sha256 != entry.sha256:
-        raise CorruptionError(f"{path}: damaged, SHA-256 {sha256} instead of {entry.sha256}")
+        raise CorruptionError(
+            f"{path}: damaged, SHA-256 {sha256} instead of {entry.sha256}; {_WHAT_TO_DO}"
+        )
 
 
 def _published(

@@ -31,6 +31,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from nip_core.errors import CorruptionError, LeaseError, SettingsError, StoreError
+from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.store import MissingFileError, check_path
 
 _HIDDEN = "."
@@ -254,7 +255,7 @@ class ObjectStore:
 
     def raise_fence(self, fence: str) -> None:
         self._check_writable(fence)
-        self._swap(fence, _encode({"state": "up", "id": uuid.uuid4().hex, "commit": None}), None)
+        self._swap(fence, encode({"state": "up", "id": uuid.uuid4().hex, "commit": None}), None)
 
     def drop_fence(self, fence: str) -> None:
         self._check_writable(fence)
@@ -264,7 +265,7 @@ class ObjectStore:
                 return
             if standing.is_up:
                 closed = {**standing.document, "state": "closed"}
-                if self._swap(fence, _encode(closed), standing.tag) is None:
+                if self._swap(fence, encode(closed), standing.tag) is None:
                     continue  # one more commit came in; it counts, and is done below
             self._settle(standing.document)
             self.delete(fence)
@@ -285,7 +286,7 @@ class ObjectStore:
                 content = base64.b64encode(data).decode()
                 entry = {"path": path, "etag": condition, "data": content}
                 document = {"state": "up", "id": uuid.uuid4().hex, "commit": entry}
-                if self._swap(fence, _encode(document), standing.tag) is None:
+                if self._swap(fence, encode(document), standing.tag) is None:
                     continue  # another process of this runner was faster, or the fence was dropped
                 return self._settle(document)
         raise StoreError(f"{self._name(fence)}: other processes kept changing it; run again")
@@ -315,15 +316,15 @@ class ObjectStore:
         except MissingFileError:
             return None
         try:
-            document = json.loads(data)
+            document = decode(data, self._name(fence))
             entry = document["commit"]
             known = document["state"] in {"up", "closed"} and isinstance(document["id"], str)
             if not known or (entry is not None and not {"path", "etag", "data"} <= entry.keys()):
                 raise ValueError("not what nip writes")
             return _Fence(document, tag)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (CorruptionError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise CorruptionError(
-                f"{self._name(fence)}: damaged, not a fence of a lease ({error!r}); if no runner "
+                f"{self._name(fence)}: damaged, not a fence of a lease ({error}); if no runner "
                 "is alive, delete it and lease.json, and run again"
             ) from error
 
@@ -484,7 +485,3 @@ def _tombstone() -> bytes:
 
 def _is_tombstone(data: bytes) -> bool:
     return len(data) == _TOMBSTONE_BYTES and data.startswith(_TOMBSTONE)
-
-
-def _encode(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(document, indent=1).encode()

@@ -26,6 +26,7 @@ from typing import Any
 
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError, StoreError
 from nip_core.parameters.stored import with_defaults
+from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import MANIFEST
 from nip_core.run_store.store import MissingFileError, Store, walk
@@ -152,7 +153,7 @@ class RunStore:
                 f"run {self.name!r}: there are iterations but no run.json, as a killed fork leaves "
                 "them; repeat the fork, use another run_name, or delete the directory"
             )
-        if self.store.put_if_absent(f"{self.root}/run.json", _encode(document)):
+        if self.store.put_if_absent(f"{self.root}/run.json", encode(document)):
             return RunRecord(self.name, given, code_version, seed, moment, True, {}, forked_from)
         difference = self.check_same(
             given,
@@ -253,19 +254,15 @@ class RunStore:
         }
         number = len(self.store.list(f"{self.root}/openings")) + 1
         while not self.store.put_if_absent(
-            f"{self.root}/openings/{number:04d}.json", _encode(document), fence=fence
+            f"{self.root}/openings/{number:04d}.json", encode(document), fence=fence
         ):
             number += 1
 
     # Small documents --------------------------------------------------------------------------
 
     def read_json(self, path: str) -> Any:
-        """A JSON document. Raises MissingFileError, or CorruptionError if it is not JSON."""
-        data = self.store.get(path)
-        try:
-            return json.loads(data)
-        except ValueError as error:
-            raise CorruptionError(f"{path}: damaged, not JSON ({error})") from error
+        """A JSON document. Raises MissingFileError, or CorruptionError if it is damaged."""
+        return decode(self.store.get(path), path)
 
     def read_json_or_none(self, path: str) -> Any | None:
         """A JSON document, or None if there is none."""
@@ -281,10 +278,10 @@ class RunStore:
         """
         if lease is not None:
             lease.check()
-        if self.store.put_if_absent(path, _encode(value), fence=lease.fence if lease else None):
+        if self.store.put_if_absent(path, encode(value), fence=lease.fence if lease else None):
             return value
         stored = self.read_json(path)
-        if stored != json.loads(_encode(value)):
+        if stored != decode(encode(value), path):
             _log.warning("%s: already written with another content, which is kept", path)
         return stored
 
@@ -404,7 +401,3 @@ def _is_neutral(key: str, data_neutral: Collection[str]) -> bool:
 
 def _show(value: Any) -> str:
     return _ABSENT if value == _ABSENT else json.dumps(value, ensure_ascii=False)
-
-
-def _encode(value: Any) -> bytes:
-    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()

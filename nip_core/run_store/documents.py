@@ -1,0 +1,51 @@
+"""Small JSON documents that notice damage: the last key of each is the SHA-256 of all others.
+
+encode  a document as it is written
+decode  what was written, or CorruptionError with the file's name
+
+A document of an earlier version has no such key, and is read as it is.
+"""
+
+import json
+from typing import Any
+
+from nip_core.errors import CorruptionError
+from nip_core.hashing import digest
+
+CHECKSUM = "sha256"
+
+
+def encode(value: Any) -> bytes:
+    """JSON for people, with a checksum if it is an object. Raises ValueError for NaN."""
+    if isinstance(value, dict):
+        plain = json.loads(json.dumps(value, allow_nan=False))
+        value = {**plain, CHECKSUM: digest(plain)}
+    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def decode(data: bytes, path: str) -> Any:
+    """The document without its checksum. Raises CorruptionError if it is damaged."""
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise _damaged(path, f"not JSON: {error}" if data else "it is empty") from error
+    if not isinstance(value, dict):
+        return value
+    checksum = value.pop(CHECKSUM, None)
+    if checksum is None and any(_is_nearly_the_key(key) for key in value):
+        raise _damaged(path, "the name of its checksum is not what it was")
+    if checksum is not None and checksum != digest(value):
+        raise _damaged(path, "its own checksum does not match")
+    return value
+
+
+def _is_nearly_the_key(key: str) -> bool:
+    same_length = len(key) == len(CHECKSUM)
+    return same_length and sum(a != b for a, b in zip(key, CHECKSUM, strict=True)) == 1
+
+
+def _damaged(path: str, how: str) -> CorruptionError:
+    return CorruptionError(
+        f"{path}: damaged, {how}; nothing is repaired: restore the file from a copy, or do its "
+        "part of the run again (nip train --rerun-from), or start a new one"
+    )
