@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import openai
 import pytest
-from killed_results import Results
+from killed_results import SAME, Results
 from killed_runs import KEY, Zygote, free_port, spread
 from killed_steps import Point
 
@@ -245,11 +245,12 @@ class Kills:
             "process": self.process,
             "label": point[0],
             "occurrence": point[1],
-            "happened": "killed, ended the same",
+            "happened": SAME,
             "calls repeated": 0,
             "seconds": round(time.monotonic() - started, 2),
         }
         self.results.add("kill_matrix", row)
+        self.results.save()
 
 
 @pytest.mark.timeout(1200)

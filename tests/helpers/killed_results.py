@@ -4,12 +4,42 @@ import json
 import os
 import platform
 import subprocess
+import textwrap
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+SAME = "killed, ended the same"
+"""What is to have happened at every point."""
 ROOT = Path(__file__).parents[2]
+
+
+ABOUT = {
+    "kill_matrix": (
+        "Each row is a SIGKILL of a process right before a step: a file of the run store or of the "
+        "server is created, written, linked, renamed or removed, a row goes into the server's "
+        "database, a request is sent to the server or to Prefect (`send`), or its answer has come "
+        "and nobody has looked at it (`answered`); `torn`: half of a journal's frame is written. "
+        "The process is started again, and in the end the run has the same canonical digests, "
+        "datasets and models as one that was never killed, the server one job for each key and "
+        "the same adapters, no generation with a durable record was asked for again, of the "
+        "others at most the two that two shards had in flight (`calls repeated`), and no process "
+        "is left.",
+        "A run of a flow is killed up to twelve times, one after another, at points that are "
+        "spread over it. Stars stand for what is drawn at random. The points are those that two "
+        "unbroken runs have in common. Not covered: the heartbeat of the lease, which beats by "
+        "the clock; a loss of power, which is what syncs are for; the Prefect server.",
+    ),
+    "faults": (
+        "A real server with the deterministic engine behind a proxy that injects faults by a "
+        "seeded plan, at most two in a row for one request; time is injected too. A stage is "
+        "tried again as Prefect would do it, a run that stopped is run again.",
+        "In the end all digests are those of the run without faults: no job was created twice "
+        "(counted behind the proxy, without the help of idempotency keys), no episode was lost, "
+        "no row names another model than was asked, nothing waited past its deadline.",
+    ),
+}
 
 
 @dataclass
@@ -47,8 +77,21 @@ def _write(path: Path, rows: list[dict[str, Any]], seconds: float) -> None:
         f"`{facts['command']}` at {facts['commit']}, {facts['machine']}: {len(rows)} rows, "
         f"{facts['seconds']} s.",
         "",
+        *(line for part in ABOUT[path.stem] for line in (*textwrap.wrap(part, 120), "")),
+        *([] if "process" not in columns else [*_counts(rows), ""]),
         "| " + " | ".join(columns) + " |",
         "|" + " --- |" * len(columns),
         *("| " + " | ".join(str(row[c]).replace("|", "/") for c in columns) + " |" for row in rows),
     ]
     path.with_suffix(".md").write_text("\n".join(lines) + "\n")
+
+
+def _counts(rows: list[dict[str, Any]]) -> list[str]:
+    processes = list(dict.fromkeys(row["process"] for row in rows))
+    lines = ["| process | points | ended the same | seconds per point |", "|" + " --- |" * 4]
+    for process in processes:
+        own = [row for row in rows if row["process"] == process]
+        same = sum(row["happened"] == SAME for row in own)
+        mean = sum(row["seconds"] for row in own) / len(own)
+        lines.append(f"| {process} | {len(own)} | {same} | {mean:.1f} |")
+    return lines
