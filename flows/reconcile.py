@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 from prefect import flow, get_client, get_run_logger
+from prefect.logging.loggers import flow_run_logger
 from pydantic import Field
 
 from flows.hooks import tell
@@ -43,6 +44,8 @@ async def reconcile(
         for flow_run in dead:
             await bury(client, flow_run)
             log.warning("%s (%s): its process is gone", flow_run.name, flow_run.id)
+            # Also where people look first, in the logs of the flow run itself.
+            flow_run_logger(flow_run).warning("Its process is gone; reconcile found it.")
             buried = await client.read_flow_run(flow_run.id)
             if buried.state is not None:
                 name = (await client.read_flow(flow_run.flow_id)).name

@@ -129,7 +129,7 @@ def test_cancelled_in_the_browser_it_stops_and_lets_go_of_its_run(stack, page, t
     runner = psutil.Process(runner_of(folder, name))
     page.goto(f"{stack.url}/runs/flow-run/{identifier}")
     page.get_by_role("button", name=re.compile("^Cancel")).first.click()
-    page.get_by_role("dialog").get_by_role("button", name=re.compile("Cancel Run")).click()
+    page.get_by_role("dialog").get_by_role("button", name="Confirm").click()
     until(lambda: state_of(stack, identifier) == "CANCELLED", "it is cancelled")
     _, alive = psutil.wait_procs([runner], timeout=60)
     assert alive == []
