@@ -3,6 +3,7 @@
 Owner          who a runner is: host, process, start time of the process, a random identifier
 Lease          held by this process: renewed in a thread, checked before commits, released
 acquire        take the lease of a run, or raise LeaseError with the owner's name
+borrow         the lease of another process, to commit under it
 refuse_if_held raise it without taking the lease
 ThisMachine    how a process looks at itself and at others of its machine
 
@@ -144,6 +145,11 @@ class Lease:
                 self._raise_if_lost()
                 return
             self._document, self._etag = document, etag
+
+    def lend(self) -> dict[str, Any]:
+        """What `borrow` takes, as JSON: for processes that commit on this runner's behalf."""
+        with self._mutex:
+            return dict(self._document)
 
     def check(self) -> None:
         """Raise LeaseError if another runner has taken over, or the run was released."""
@@ -338,6 +344,11 @@ def _document(owner: Owner, *, epoch: int, ttl_s: float) -> dict[str, Any]:
 
 def _encode(document: dict[str, Any]) -> bytes:
     return encode(document)
+
+
+def borrow(store: Store, directory: str, lent: dict[str, Any]) -> Lease:
+    """The lease that its holder has `lent`: to commit with, not to renew or to release."""
+    return Lease(store, directory, lent, "", ttl_s=DEFAULT_TTL_S)
 
 
 def _read(store: Store, path: str) -> tuple[dict[str, Any], str]:

@@ -19,7 +19,6 @@ deleted by the new runner while the old one stands between (1) and (2) may come 
 """
 
 import base64
-import json
 import os
 import threading
 import time
@@ -32,14 +31,18 @@ from urllib.parse import urlsplit
 
 from nip_core.errors import CorruptionError, LeaseError, SettingsError, StoreError
 from nip_core.run_store.documents import decode, encode
+from nip_core.run_store.object_requests import (
+    TOMBSTONE_BYTES,
+    Requests,
+    is_tombstone,
+    short_message,
+    tombstone,
+)
 from nip_core.run_store.store import MissingFileError, check_path
 
 _HIDDEN = "."
-_PAUSES_S = (0.05, 0.2, 0.8, 2.0, 5.0)
 _SWAPS = 200  # tries of a commit before it gives up; each lost one means that another has won
 _PARTS_AT_ONCE = 4  # of 5 MB each: what a large file takes in memory
-_TOMBSTONE = b"nip: deleted "
-_TOMBSTONE_BYTES = len(_TOMBSTONE) + 32
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
@@ -84,7 +87,7 @@ def open_object_store(
     try:
         patient, once = connect(6), connect(0)
     except Exception as error:
-        raise SettingsError(f"run_store: {shown} can't be opened: {_short(error)}") from None
+        raise SettingsError(f"run_store: {shown} can't be opened: {short_message(error)}") from None
     return ObjectStore(shown.rstrip("/"), patient, once, read_only=read_only)
 
 
@@ -111,7 +114,7 @@ class _Fence:
         return bool(self.document["state"] == "up")
 
 
-class ObjectStore:
+class ObjectStore(Requests):
     """A prefix of a bucket. Made by `open_object_store`; safe to use from several threads."""
 
     def __init__(
@@ -127,8 +130,8 @@ class ObjectStore:
 
         Tries the store out, unless it is `read_only`. Raises StoreError with the reason if unfit.
         """
-        self.url = url
-        self._patient, self._once, self._read_only, self._sleep = patient, once, read_only, sleep
+        super().__init__(url, patient, once, sleep)
+        self._read_only = read_only
         self._committing = threading.Lock()
         self._settled: str | None = None  # the log entry that this process knows to be done
         if not read_only:
@@ -141,7 +144,7 @@ class ObjectStore:
 
     def get_with_etag(self, path: str) -> tuple[bytes, str]:
         standing = self._look(path)
-        if standing is None or _is_tombstone(standing[0]):
+        if standing is None or is_tombstone(standing[0]):
             raise MissingFileError(f"{self._name(path)}: no such file")
         return standing
 
@@ -182,7 +185,7 @@ class ObjectStore:
             if isinstance(translated, MissingFileError):
                 return False
             raise translated from error
-        return found["size"] != _TOMBSTONE_BYTES or self._is_there(path)
+        return found["size"] != TOMBSTONE_BYTES or self._is_there(path)
 
     def list(self, directory: str) -> list[str]:
         import obstore
@@ -196,7 +199,7 @@ class ObjectStore:
         names = [
             entry["path"].rpartition("/")[2]
             for entry in found["objects"]
-            if entry["size"] != _TOMBSTONE_BYTES or self._is_there(entry["path"])
+            if entry["size"] != TOMBSTONE_BYTES or self._is_there(entry["path"])
         ]
         names += [f"{prefix.rpartition('/')[2]}/" for prefix in found["common_prefixes"]]
         return sorted(name for name in names if not name.startswith(_HIDDEN))
@@ -208,7 +211,7 @@ class ObjectStore:
         if fence is not None:
             while (tag := self._tag_of(path)) is not None:
                 # Else it was written meanwhile, which this fence's runner may have done.
-                if self._commit(path, _tombstone(), tag, fence) is not None:
+                if self._commit(path, tombstone(), tag, fence) is not None:
                     return
             return
         try:
@@ -280,7 +283,7 @@ class ObjectStore:
                 self._settle(standing.document)
                 condition = etag
                 if etag is None and (found := self._look(path)) is not None:
-                    if not _is_tombstone(found[0]):
+                    if not is_tombstone(found[0]):
                         return None
                     condition = found[1]
                 content = base64.b64encode(data).decode()
@@ -328,72 +331,7 @@ class ObjectStore:
                 "is alive, delete it and lease.json, and run again"
             ) from error
 
-    # Requests ---------------------------------------------------------------------------------
-
-    def _swap(
-        self, path: str, data: bytes, etag: str | None, *, is_logged: bool = False
-    ) -> str | None:
-        """Write `path` if it is as `etag` says (None: absent); its new tag, or None if it is not.
-
-        A request without an answer is repeated. It may have been done, as what is in a log may have
-        been by another process: then a path that holds `data` already counts as written.
-        """
-        import obstore
-        from obstore.exceptions import AlreadyExistsError, PreconditionError
-
-        may_be_done = is_logged
-        for pause_s in (*_PAUSES_S, None):
-            mode: Any = "create" if etag is None else _version(etag)
-            try:
-                return _tag(obstore.put(self._once, path, data, mode=mode, use_multipart=False))
-            except (AlreadyExistsError, PreconditionError):
-                standing = self._look(path)
-                if standing is not None and may_be_done and standing[0] == data:
-                    return standing[1]
-                if standing is not None and standing[1] != etag:
-                    if etag is not None or is_logged or not _is_tombstone(standing[0]):
-                        return None
-                    etag = standing[1]
-                if standing is None and etag is not None:
-                    return None
-                # Else S3 had a conflict, which says nothing about the condition.
-                trouble: Exception = StoreError(
-                    f"{self._name(path)}: others kept changing it; run again"
-                )
-            except Exception as error:
-                trouble = self._translated(error, path, "write")
-                if isinstance(trouble, MissingFileError) and etag is not None:
-                    return None
-                if not isinstance(trouble, StoreError) or isinstance(trouble, MissingFileError):
-                    raise trouble from error
-                if _is_final(error):
-                    raise trouble from error
-                may_be_done = True
-            if pause_s is None:
-                raise trouble
-            self._sleep(pause_s)
-        raise AssertionError("the loop ends by itself")
-
-    def _look(self, path: str) -> tuple[bytes, str] | None:
-        """What is there, tombstones included, with its tag; None if there is nothing."""
-        import obstore
-
-        check_path(path)
-        try:
-            found = obstore.get(self._patient, path)
-            return bytes(found.bytes()), _tag(found.meta)
-        except Exception as error:
-            translated = self._translated(error, path, "read")
-            if isinstance(translated, MissingFileError):
-                return None
-            raise translated from error
-
-    def _tag_of(self, path: str) -> str | None:
-        standing = self._look(path)
-        return None if standing is None or _is_tombstone(standing[0]) else standing[1]
-
-    def _is_there(self, path: str) -> bool:
-        return self._tag_of(path) is not None
+    # Trying it out ---------------------------------------------------------------------------
 
     def _try_out(self) -> None:
         """Raise StoreError unless conditions are heeded."""
@@ -432,56 +370,3 @@ class ObjectStore:
         check_path(path)
         if self._read_only:
             raise StoreError(f"{path}: not written, the run store was opened for reading only")
-
-    def _name(self, path: str) -> str:
-        return f"{self.url}/{path}"
-
-    def _translated(self, error: Exception, path: str, action: str) -> Exception:
-        """What to raise for an error of the library, met when trying to `action` (a verb)."""
-        from obstore.exceptions import BaseError, NotFoundError
-
-        name = self._name(path)
-        if isinstance(error, (NotFoundError, FileNotFoundError)):
-            return MissingFileError(f"{name}: no such file")
-        if _is_final(error):
-            return StoreError(
-                f"{name}: no permission to {action} it; check the credentials in the environment "
-                "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)"
-            )
-        if isinstance(error, (BaseError, OSError, ValueError)):
-            return StoreError(f"{name}: can't {action} it: {_short(error)}")
-        return error
-
-
-def _is_final(error: Exception) -> bool:
-    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
-
-    return isinstance(error, (PermissionDeniedError, UnauthenticatedError, PermissionError))
-
-
-def _short(error: Exception) -> str:
-    """The first line of a message; what follows are the library's insides."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-
-
-def _tag(meta: Mapping[str, Any]) -> str:
-    """S3 tells versions of an object apart by its etag, Google by its generation."""
-    return json.dumps([meta.get("e_tag"), meta.get("version")])
-
-
-def _version(tag: str) -> dict[str, str]:
-    try:
-        e_tag, version = json.loads(tag)
-    except (ValueError, TypeError):
-        e_tag, version = tag, None  # of no version that this store gave out
-    both = {"e_tag": e_tag, "version": version}
-    return {name: value for name, value in both.items() if value is not None}
-
-
-def _tombstone() -> bytes:
-    """Different from every other, and so its tag is."""
-    return _TOMBSTONE + uuid.uuid4().hex.encode()
-
-
-def _is_tombstone(data: bytes) -> bool:
-    return len(data) == _TOMBSTONE_BYTES and data.startswith(_TOMBSTONE)

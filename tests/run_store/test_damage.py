@@ -113,7 +113,7 @@ def test_a_damaged_fence_is_named_and_lets_nobody_by(store: Store, damage: str) 
     assert not store.exists("run/b")
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     document=st.dictionaries(
         st.text(max_size=8),

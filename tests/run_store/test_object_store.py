@@ -220,7 +220,7 @@ def test_a_store_that_does_not_answer_is_named_without_the_key(
     s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr("nip_core.run_store.object_store._PAUSES_S", (0.0,))
+    monkeypatch.setattr("nip_core.run_store.object_requests._PAUSES_S", (0.0,))
     with pytest.raises(StoreError, match=r"s3://bucket/x.* can't") as caught:
         open_store("s3://bucket/x")
     assert "a-test-secret" not in str(caught.value)
