@@ -51,7 +51,7 @@ def webhook():
 
 @pytest.fixture
 def lm_server(tmp_path):
-    replies = yaml.safe_load(DEFAULT_FILE.read_text()) | {"training": {"seconds": 90.0}}
+    replies = yaml.safe_load(DEFAULT_FILE.read_text()) | {"training": {"seconds": 60.0}}
     path = tmp_path / "replies.yaml"
     path.write_text(yaml.safe_dump(replies))
     spec = ServerSpec("deterministic", "deterministic", replies=str(path))
