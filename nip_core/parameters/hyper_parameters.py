@@ -85,7 +85,7 @@ class HyperParameters(Parameters):
     """Name of the run: 1 to 41 lower-case letters, digits and dashes, as it becomes part of
     artifact keys and of model names."""
     run_store: Annotated[str, Field(min_length=1)] = "runs"
-    """Directory or URL under which runs are kept."""
+    """Directory or URL under which runs are kept: file://, s3://bucket/prefix, gs://bucket/prefix."""
     scenario: Literal["code_validation"] = "code_validation"
     """The domain of the problems: "code_validation"."""
     trainer: Literal["pure_text_ei", "pure_text_malt", "pure_text_grpo"] = "pure_text_ei"
