@@ -11,6 +11,7 @@ from typing import Any
 
 from prefect import flow
 
+from flows.apart import play_apart
 from nip_core.concurrency import together
 from nip_core.stages.estimate import is_tested
 from nip_core.stages.fine_tuning import pass_on, scheduled
@@ -107,8 +108,11 @@ async def play_split(run: str, iteration: int, split: str) -> dict[str, Any]:
     session.progress.start_stage(
         f"iteration {iteration}: playing {split} problems", stage["episodes"]
     )
-    play = await limited(play_shard, "nip-rollouts")
-    await together(play(run, iteration, split, s) for s in stage["shards"])
+    if session.parameters.rollouts.task_runner == "local":
+        play = await limited(play_shard, "nip-rollouts")
+        await together(play(run, iteration, split, s) for s in stage["shards"])
+    else:
+        await session.with_server(lambda: play_apart(session, iteration, split, stage["shards"]))
     await commit_rollouts(run, iteration, split)
     metrics: dict[str, Any] = await measure(run, iteration, split)
     return metrics

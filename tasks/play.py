@@ -1,8 +1,11 @@
 """Tasks that play episodes: one per shard, and one that publishes a stage."""
 
+import os
+import socket
 from typing import Any
 
 from nip_core.stages import rollouts
+from nip_core.stages.apart import Ticket, open_apart
 from tasks.runtime import session_of, stage
 
 
@@ -17,6 +20,16 @@ async def plan(run: str, iteration: int, split: str) -> dict[str, Any]:
 async def play_shard(run: str, iteration: int, split: str, shard: str) -> dict[str, Any]:
     """Play and commit one shard."""
     return dict(await rollouts.play(session_of(run), iteration, split, shard))
+
+
+@stage("play-shard-apart", "play-{split}-{iteration}-{shard}")
+async def play_shard_apart(
+    ticket: Ticket, iteration: int, split: str, shard: str
+) -> dict[str, Any]:
+    """Play and commit one shard in a process that has not opened the run."""
+    async with open_apart(ticket) as session:
+        played = await rollouts.play(session, iteration, split, shard)
+    return {**played, "process": os.getpid(), "host": socket.gethostname()}
 
 
 @stage("commit-rollouts", "commit-{split}-{iteration}")

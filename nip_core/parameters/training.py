@@ -200,6 +200,13 @@ class RolloutParameters(Parameters):
     """Longest wait for one answer, in seconds, above 0."""
     transport_retries: Annotated[int, Field(ge=0, le=100)] = 8
     """How often a call is sent again after a connection error, 429 or 5xx, 0 to 100."""
+    task_runner: Literal["local", "dask", "ray"] = "local"
+    """Where shards are played: "local", in the flow's own process, or on a cluster, by Prefect's
+    task runner for "dask" or "ray". Every process has `concurrency` calls in flight of its own, and
+    has to reach run_store and the models' servers."""
+    task_runner_address: Annotated[str, Field(min_length=1)] | None = None
+    """The cluster's address, like tcp://host:8786 (Dask) or ray://host:10001 (Ray). None: a cluster
+    of processes on this machine, for as long as the stage takes."""
 
 
 class FineTuningParameters(Parameters):

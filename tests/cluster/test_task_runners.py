@@ -1,0 +1,56 @@
+"""Shards that are played by other processes, on a cluster of each kind, give the same data."""
+
+import os
+
+import pytest
+from small_game import write_config
+
+from flows import apart
+from flows.train import train
+from nip_core.errors import SettingsError
+from nip_core.parameters.training import RolloutParameters
+from nip_core.run_store.manifest import read_manifest
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+
+RL = {"num_iterations": 1, "rollouts_per_iteration": 60, "num_epochs": 1}
+
+
+def digests(folder) -> dict:
+    run = RunStore(open_store(folder / "runs"), "small")
+    return {
+        stage: read_manifest(run.store, run.rollouts(*stage)).extra["canonical_digest"]
+        for stage in [(0, "test"), (0, "train"), (1, "test")]
+    }
+
+
+@pytest.fixture(scope="module")
+async def played_here(stack, tmp_path_factory) -> dict:
+    folder = tmp_path_factory.mktemp("here")
+    await train(str(write_config(folder, rl=RL)))
+    return digests(folder)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["dask", "ray"])
+async def test_a_cluster_plays_the_same(kind, played_here, stack, tmp_path, monkeypatch):
+    pytest.importorskip(f"prefect_{kind}")
+    played = []
+    original = apart.play_apart
+
+    async def watched(*values):
+        played.extend(await original(*values))
+
+    monkeypatch.setattr("flows.iteration.play_apart", watched)
+    rollouts = {"episodes_per_shard": 20, "task_runner": kind}
+    result = await train(str(write_config(tmp_path, rl=RL, rollouts=rollouts)))
+    assert result["status"] == "finished"
+    assert digests(tmp_path) == played_here
+    assert {job["status"] for job in result["iterations"][0]["jobs"].values()} == {"succeeded"}
+    assert len(played) == 5 and os.getpid() not in {shard["process"] for shard in played}
+
+
+def test_a_task_runner_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(apart._RUNNERS, "dask", ("prefect_dusk", "DaskTaskRunner"))
+    with pytest.raises(SettingsError, match="needs prefect-dusk, which is not installed"):
+        apart.task_runner(RolloutParameters(task_runner="dask"))
