@@ -74,18 +74,19 @@ def open_object_store(
             f"run_store: {shown} needs a library that is not installed; "
             "pip install 'nip[object-stores]'"
         ) from error
-    client: dict[str, Any] = {"timeout": "60s", "connect_timeout": "5s"}
-    if _allows_http(environment):
-        client["allow_http"] = True
+    allow_http = _allows_http(environment)
 
-    def connect(retries: int) -> Any:
+    def connect(retries: int, timeout: str) -> Any:
+        client = {"timeout": timeout, "read_timeout": "60s", "connect_timeout": "5s"}
+        if allow_http:
+            client["allow_http"] = "true"
         more: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": retries}}
         if parts.scheme == "gs":
             return GCSStore(parts.netloc, prefix=prefix or None, **more)
         return S3Store(parts.netloc, prefix=prefix or None, **more)
 
     try:
-        patient, once = connect(6), connect(0)
+        patient, once = connect(6, "60m"), connect(0, "60s")  # large files, small documents
     except Exception as error:
         raise SettingsError(f"run_store: {shown} can't be opened: {short_message(error)}") from None
     return ObjectStore(shown.rstrip("/"), patient, once, read_only=read_only)
