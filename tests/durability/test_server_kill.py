@@ -29,7 +29,7 @@ ALL = os.environ.get("NIP_KILL_POINTS", "20") == "all"
 POINTS = None if ALL else 8
 SERVER_WHILE_TRAINING, TRAINING = 20, 16
 """Kills with a real training under way, which takes seconds: of the server, and of the training."""
-DEADLINE_S = 90.0
+DEADLINE_S = 240.0
 
 CHILD = Path(__file__).parents[1] / "helpers" / "killed_child"
 
