@@ -149,6 +149,18 @@ class ObjectStore(Requests):
             raise MissingFileError(f"{self._name(path)}: no such file")
         return standing
 
+    def download(self, path: str, target: Path) -> None:
+        import obstore
+
+        check_path(path)
+        try:
+            found = obstore.get(self._patient, path)
+            with target.open("wb") as file:
+                for part in found.stream():
+                    file.write(part)
+        except Exception as error:
+            raise self._translated(error, path, "download") from error
+
     def put(self, path: str, data: bytes | Path, *, fence: str | None = None) -> None:
         import obstore
 

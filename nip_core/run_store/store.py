@@ -54,6 +54,9 @@ class Store(Protocol):
     def get_with_etag(self, path: str) -> tuple[bytes, str]:
         """The whole file and a tag that changes when its content does."""
 
+    def download(self, path: str, target: Path) -> None:
+        """Copy the file to a local one without holding it in memory. Raises MissingFileError."""
+
     def put(self, path: str, data: bytes | Path, *, fence: str | None = None) -> None:
         """Write or replace the file. A Path is copied without holding it in memory.
 
@@ -215,6 +218,10 @@ class LocalStore:
     def get_with_etag(self, path: str) -> tuple[bytes, str]:
         data = self.get(path)
         return data, _etag(data)
+
+    def download(self, path: str, target: Path) -> None:
+        with _translating(self._file(path), "copy"):
+            shutil.copyfile(self._file(path), target)
 
     def put(self, path: str, data: bytes | Path, *, fence: str | None = None) -> None:
         target = self._file(path)

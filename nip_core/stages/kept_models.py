@@ -114,7 +114,7 @@ def fetch(run: RunStore, name: str, folder: Path) -> None:
     for path in walk(run.store, source):
         file = target / path.removeprefix(f"{source}/")
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(run.store.get(path))
+        run.store.download(path, file)
     fetch(run, str(manifest["base_model"]), folder)
 
 

@@ -103,9 +103,14 @@ def test_listing_shows_names_directories_and_nothing_temporary(store: Store) -> 
 
 
 def test_a_file_can_come_from_the_disk(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "big").write_bytes(b"x" * 3_000_000)
+    (tmp_path / "big").write_bytes(b"x" * 6_000_000)
     store.put("a", tmp_path / "big")
-    assert store.get("a") == b"x" * 3_000_000
+    assert store.get("a") == b"x" * 6_000_000
+    store.put("b", tmp_path / "big")
+    store.download("b", tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == b"x" * 6_000_000
+    with pytest.raises(MissingFileError):
+        store.download("none", tmp_path / "none")
 
 
 def test_a_disk_says_where_files_lie_and_how_many_more_fit(disk: LocalStore) -> None:
