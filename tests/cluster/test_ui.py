@@ -124,6 +124,7 @@ def test_its_artifacts_can_be_read(stack, page):
 def test_cancelled_in_the_browser_it_stops_and_lets_go_of_its_run(stack, page, tmp_path):
     name, folder = "cancelled", tmp_path / "cancelled"
     config = slow_config(folder, name)
+    stack.start_worker()
     identifier = start_from_the_form(stack, page, config)
     until(lambda: is_playing(folder, name), "it plays")
     runner = psutil.Process(runner_of(folder, name))
