@@ -3,11 +3,11 @@
     python benchmarks/resume.py [--rollouts 10000] [--out docs/results/resume.json]
 
 `nip train` plays one iteration of `nip` with three rounds on the deterministic engine of a server
-of its own, with a Prefect server beside it, and is killed with SIGKILL when the rollouts are committed
-and the next ones are being played. It is started again: measured is the time from the start of the
-process to the first new answer in a journal, and from the server's counters how many calls were
-sent in all. The bar: under 10 s, and no more calls than there are generations, plus those that were
-in flight when the run was killed.
+of its own, with a Prefect server beside it, and is killed with SIGKILL when the rollouts are
+committed and the next ones are being played. It is started again: measured is the time from the
+start of the process to the first new answer in a journal, and from the server's counters how many
+calls were sent in all. The bar: under 10 s, and no more calls than there are generations, plus
+those that were in flight when the run was killed.
 """
 
 import argparse
