@@ -119,6 +119,13 @@ def check_training(parameters: "HyperParameters") -> None:
             "text_rl.verifier_guess_replacement_proportion is for expert iteration, which trainer "
             f"{parameters.trainer!r} does not do; set it to 0"
         )
+    trained = {name for g in parameters.trainable_groups for name in parameters.groups[g]}
+    if text_rl.verifier_guess_replacement_proportion > 0 and "verifier" not in trained:
+        raise ValueError(
+            "text_rl.verifier_guess_replacement_proportion changes what the verifier is trained on "
+            f"(got {text_rl.verifier_guess_replacement_proportion:g}), and agents.verifier is "
+            "never trained; set it to 0, or agents.verifier.freeze_agent: false"
+        )
     if parameters.trainer == "pure_text_malt":
         _check_malt(parameters)
     if parameters.trainer == "pure_text_grpo":

@@ -29,6 +29,12 @@ def groups_of(size, count=200, **more):
     ("settings", "setting", "got", "remedy"),
     [
         (
+            {**MINIMAL, **REPLACED, "agents": {"verifier": {"freeze_agent": True}}},
+            "verifier_guess_replacement_proportion",
+            "got 0.5",
+            "agents.verifier.freeze_agent: false",
+        ),
+        (
             MALT | REPLACED,
             "text_rl.verifier_guess_replacement_proportion",
             "'pure_text_malt'",
