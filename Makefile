@@ -67,6 +67,7 @@ test-art: install
 	NIP_PYTHON=$(abspath $(BIN))/python $(ART)/bin/python -m pytest tests/art
 
 test-learning: install
+	$(BIN)/python -m pytest -m learning
 	$(BIN)/python benchmarks/server_learning.py --out docs/results/server_learning.json
 	$(BIN)/python benchmarks/learning.py --out docs/results/learning.json
 	$(BIN)/python benchmarks/methods.py --out docs/results/methods.json
@@ -82,7 +83,8 @@ test-gpu: install
 
 kill-matrix: install
 	NIP_KILL_POINTS=all NIP_FAULTS=1000 NIP_KILL_RESULTS=docs/results \
-		$(BIN)/python -m pytest tests/durability
+		$(BIN)/python -m pytest -m "kill_matrix or not learning" tests/durability
+	$(BIN)/python -m pytest -m kill_matrix --ignore tests/durability
 
 # What needs a Prefect server of its own, PostgreSQL or a browser. From the system's packages:
 # apt-get install postgresql chromium. One part: make test-cluster CLUSTER=tests/cluster/test_up.py

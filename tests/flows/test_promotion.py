@@ -153,6 +153,7 @@ async def test_without_the_gate_nothing_more_is_played(tmp_path, prefect_server)
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.kill_matrix
 def test_a_run_killed_in_the_gate_decides_the_same(trained, command_environment, tmp_path):
     _, straight = trained
     changes = {"rollouts": {"concurrency": 4, "episodes_per_shard": 5}}

@@ -77,6 +77,7 @@ async def kill_server_when(folder: Path, condition) -> None:
     os.kill(card.pid, signal.SIGKILL)
 
 
+@pytest.mark.kill_matrix
 @pytest.mark.parametrize("stage", ["playing", "training"])
 async def test_a_killed_server_is_started_again_and_nothing_changes(
     stage, tmp_path, prefect_server, monkeypatch

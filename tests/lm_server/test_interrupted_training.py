@@ -78,6 +78,7 @@ def training(tmp_path: Path):
     owner.stop(trained.handle)
 
 
+@pytest.mark.kill_matrix
 def test_a_real_training_survives_a_kill_and_a_pause(training: Trained) -> None:
     wait_until(lambda: training.step() >= 3, "step 3")
     training.kill_the_training()

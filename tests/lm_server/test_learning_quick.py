@@ -102,6 +102,7 @@ async def test_supervised_learns_a_rule_from_200_examples(engine, tmp_path):
     assert after > 0.9
 
 
+@pytest.mark.learning
 async def test_dpo_learns_which_of_two_answers_is_preferred(engine, tmp_path):
     cases = draw_cases(1, 200)
     held_out = draw_cases(10_001, 100, without=cases)
@@ -115,6 +116,7 @@ async def test_dpo_learns_which_of_two_answers_is_preferred(engine, tmp_path):
     assert after > 0.9
 
 
+@pytest.mark.learning
 async def test_trajectories_raise_the_reward_over_a_few_jobs(engine, tmp_path):
     held_out = draw_cases(10_001, 100)
     model = engine.base_model
