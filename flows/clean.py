@@ -19,6 +19,7 @@ def clean(
     from nip_core.run_store.store import open_store
     from nip_core.stages.clean import find_unused, remove_unused
     from nip_core.stages.own_server import server_directory
+    from nip_core.stages.rerun import finish_rewinds
 
     store = open_store(run_store, read_only=True)
     if run not in list_runs(store):
@@ -30,7 +31,8 @@ def clean(
         unused = find_unused(tree, server_directory(tree))
     else:
         tree = RunStore(open_store(run_store), run)
-        with acquire(tree.store, tree.root):
+        with acquire(tree.store, tree.root) as lease:
+            finish_rewinds(tree, lease)
             unused = find_unused(tree, server_directory(tree))
             remove_unused(tree, server_directory(tree), unused)
     for one in unused:

@@ -5,7 +5,7 @@ from typing import Any
 
 from prefect import flow
 
-from flows.hooks import HOOKS
+from flows.hooks import HOOKS_OF_TESTS
 from flows.iteration import play_split
 from nip_core.parameters import load_parameters
 from nip_core.stages.session import open_session
@@ -20,7 +20,7 @@ from tasks.secrets import environment_for
     flow_run_name="evaluate-{config}",
     persist_result=False,
     result_serializer="json",
-    **HOOKS,
+    **HOOKS_OF_TESTS,
 )
 async def evaluate(config: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Play the test problems with the run's newest models (the base models of a new run).

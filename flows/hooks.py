@@ -1,6 +1,7 @@
 """What happens when a flow run ends: remote jobs are kept or cancelled, and people are told.
 
-HOOKS   the hooks of the flows `train`, `continue-run` and `evaluate`
+HOOKS   the hooks of the flows `train` and `continue-run`
+HOOKS_OF_TESTS   those of `evaluate`, which has no jobs of its own to cancel
 tell    tell the webhook in the environment variable NIP_WEBHOOK, if it is set, how a flow run ended
 
 A webhook gets a POST with a JSON object: `text` (a line for people, as chat systems show it),
@@ -86,9 +87,10 @@ async def _cancel(mark: Mark) -> list[str]:
     return await cancel_jobs(run, parameters, reachable.get)
 
 
-HOOKS: dict[str, Any] = {
+HOOKS_OF_TESTS: dict[str, Any] = {
     "on_completion": [notify],
     "on_failure": [notify],
     "on_crashed": [notify],
-    "on_cancellation": [cancel_remote_jobs, notify],
+    "on_cancellation": [notify],
 }
+HOOKS: dict[str, Any] = {**HOOKS_OF_TESTS, "on_cancellation": [cancel_remote_jobs, notify]}

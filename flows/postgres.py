@@ -75,8 +75,10 @@ def _create(directory: Path, binaries: Path, as_user: dict[str, Any]) -> str:
         file.write(password)
     if as_user:
         shutil.chown(kept, as_user["user"], as_user["group"])
+    part = directory / "data.part"  # a killed initdb leaves what looks whole
+    shutil.rmtree(part, ignore_errors=True)
     done = subprocess.run(
-        [binaries / "initdb", "-D", data, "-U", _USER, "-E", "UTF8", "--locale=C.UTF-8",
+        [binaries / "initdb", "-D", part, "-U", _USER, "-E", "UTF8", "--locale=C.UTF-8",
          "--auth=scram-sha-256", f"--pwfile={kept}"],
         capture_output=True,
         text=True,
@@ -85,11 +87,12 @@ def _create(directory: Path, binaries: Path, as_user: dict[str, Any]) -> str:
         **as_user,
     )  # fmt: skip
     if done.returncode != 0:
-        shutil.rmtree(data, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
         hint = ""
         if as_user:
             hint = f"; its user, postgres, has to reach {directory}, or run `nip up` as yourself"
         raise ServerError(f"initdb: {done.stderr.strip()[-1000:]}{hint}")
+    part.rename(data)
     return password
 
 

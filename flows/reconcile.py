@@ -6,7 +6,7 @@ from prefect import flow, get_client, get_run_logger
 from prefect.logging.loggers import flow_run_logger
 from pydantic import Field
 
-from flows.hooks import tell
+from flows.hooks import cancel_remote_jobs, tell
 from tasks.reconcile import active_runs, bury, dead_among, restart, restartable
 
 Seconds = Annotated[float, Field(ge=0)]
@@ -48,8 +48,10 @@ async def reconcile(
             flow_run_logger(flow_run).warning("Its process is gone; reconcile found it.")
             buried = await client.read_flow_run(flow_run.id)
             if buried.state is not None:
-                name = (await client.read_flow(flow_run.flow_id)).name
-                await tell(name, buried, buried.state)
+                stopped = await client.read_flow(flow_run.flow_id)
+                if buried.state.is_cancelled() and stopped.name != "evaluate":
+                    await cancel_remote_jobs(None, buried, buried.state)
+                await tell(stopped.name, buried, buried.state)
         again = await restartable(
             client,
             older_than_s=restart_after_s,

@@ -22,7 +22,7 @@ from nip_core.run_store.store import open_store
 from nip_core.stages.cancelling import cancel_jobs, check_submissions_known
 from nip_core.stages.estimate import is_tested
 from nip_core.stages.evaluation import summary
-from nip_core.stages.rerun import Stage, rewind
+from nip_core.stages.rerun import Stage, is_rewound, paths_from, rewind
 from nip_core.stages.session import Session, open_session
 from tasks.fine_tune import prove_serving
 from tasks.marks import mark_flow_run
@@ -178,8 +178,10 @@ async def _all_iterations(session: Session) -> str | None:
 
 async def _rewind(session: Session, from_iteration: int, stage: Stage) -> None:
     """Set aside what is to be done again; once for each flow run, however often it is retried."""
-    check_submissions_known(session.run, from_iteration)
-    await cancel_jobs(session.run, session.parameters, session.control_endpoint, from_iteration)
-    await asyncio.to_thread(
-        rewind, session.run, session.lease, from_iteration, stage, token=str(flow_run.get_id())
-    )
+    run, token = session.run, str(flow_run.get_id())
+    if is_rewound(run, token):
+        return  # jobs that are open now are those of after
+    going = paths_from(run, from_iteration, stage)
+    check_submissions_known(run, going)
+    await cancel_jobs(run, session.parameters, session.control_endpoint, going)
+    await asyncio.to_thread(rewind, run, session.lease, from_iteration, stage, token=token)

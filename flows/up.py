@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from flows.postgres import start_postgres
 from nip_core.errors import ServerError, SettingsError
 from nip_core.lm_server.processes import die_with_parent_process, read_tail
 
+_LEASES = "prefect.server.concurrency.lease_storage.filesystem"
 POOLS = ("nip-cpu", "nip-gpu")
 _GRACE_S = 40.0
 _LOOK_S = 0.5
@@ -53,6 +55,8 @@ def up(
         raise SettingsError(f"{checkout}: there is no prefect.yaml; run `nip up` in the checkout")
     state = state.absolute()
     state.mkdir(parents=True, exist_ok=True)
+    for taken in (port, lm_server_port):
+        _refuse_taken(taken)
     with _only_one(state), _Parts(state) as parts:
         environment = _environment(state, port)
         server = dict(environment)
@@ -103,18 +107,39 @@ def _environment(state: Path, port: int) -> dict[str, str]:
         "PREFECT_API_AUTH_STRING": auth,
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # In memory they would be lost with the server, and the slots of its flow runs with them.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": _LEASES,
         "DO_NOT_TRACK": "1",
         "NIP_API_KEY": key,
     }
 
 
+def _refuse_taken(port: int) -> None:
+    """Raise ServerError if something listens there: it would be taken for a part of this."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ServerError(
+                f"port {port} is taken ({error.strerror}); stop what listens there, or choose "
+                "another with --port or --lm-server-port"
+            ) from None
+
+
 def _kept(path: Path, draw: Callable[[], str]) -> str:
     """The secret in a file that only its owner can read; drawn if there is none."""
-    with contextlib.suppress(FileExistsError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    if not path.exists():
+        part = path.with_name(f"{path.name}.part")
+        part.unlink(missing_ok=True)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(draw())
-    return path.read_text().strip()
+        part.rename(path)
+    secret = path.read_text().strip()
+    if not secret:
+        raise SettingsError(f"{path}: empty; delete it, and another secret is drawn")
+    return secret
 
 
 def _pools_here() -> list[str]:

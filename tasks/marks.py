@@ -10,6 +10,7 @@ from prefect.runtime import flow_run
 from nip_core.stages.session import Session
 
 RUN, STORE, OWNER, ATTEMPT = "nip.run", "nip.store", "nip.owner", "nip.attempt"
+EPOCH = "nip.epoch"
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Mark:
     store: str
     owner: str
     attempt: int  # the flow run's run_count then; a retry makes a mark of its own
+    epoch: int = 0  # of the lease; one that is older is that of another store at the same address
 
 
 async def mark_flow_run(session: Session) -> None:
@@ -32,6 +34,7 @@ async def mark_flow_run(session: Session) -> None:
         STORE: session.run.store.url,
         OWNER: session.lease.owner.id,
         ATTEMPT: flow_run.get_run_count(),
+        EPOCH: session.lease.epoch,
     }
     async with get_client() as client:
         await client.update_flow_run_labels(UUID(identifier), labels)
@@ -42,4 +45,10 @@ def mark_of(found: FlowRun) -> Mark | None:
     labels = found.labels
     if not {RUN, STORE, OWNER, ATTEMPT} <= set(labels):
         return None
-    return Mark(str(labels[RUN]), str(labels[STORE]), str(labels[OWNER]), int(labels[ATTEMPT]))
+    return Mark(
+        str(labels[RUN]),
+        str(labels[STORE]),
+        str(labels[OWNER]),
+        int(labels[ATTEMPT]),
+        int(labels.get(EPOCH, 0)),
+    )

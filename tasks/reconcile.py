@@ -13,6 +13,7 @@ log line, no heartbeat event.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -54,6 +55,7 @@ from tasks.marks import Mark, mark_of
 FLOWS = ("train", "continue-run", "evaluate")
 _GOING_ON = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 _MOST = 200
+_log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 1.0
 
 
@@ -127,11 +129,17 @@ def marked_by_id(marked: list[tuple[FlowRun, Mark]]) -> dict[UUID, tuple[FlowRun
 
 
 def sighting_of(mark: Mark) -> Sighting | None:
-    """A look at the lease of the marked run; None if its store can't be read from here."""
+    """A look at the lease of the marked run; None if its store can't be read from here.
+
+    A directory may have the same path on another machine: then the lease that is found is older
+    than the marked one, or there is none.
+    """
     try:
-        return look(RunStore(open_store(mark.store, read_only=True), mark.run))
-    except NipError:
+        found = look(RunStore(open_store(mark.store, read_only=True), mark.run))
+    except NipError as error:
+        _log.warning("%s in %s: can't be looked at from here: %s", mark.run, mark.store, error)
         return None
+    return None if found.epoch < mark.epoch else found
 
 
 async def _silent_s(client: PrefectClient, flow_run: FlowRun) -> float:

@@ -49,6 +49,8 @@ _TERMINAL: dict[str, Outcome] = {
     "failed": "failed",
     "cancelled": "cancelled",
 }
+ENDED = frozenset(_TERMINAL)
+"""Statuses of jobs that have ended."""
 _SENDS = 3  # creates, or uploads, with unknown outcome before giving up
 
 

@@ -23,7 +23,15 @@ _SECRET_ENDINGS = (
     "ACCESS_KEY",
     "CREDENTIALS",
 )
-_SECRET_VARIABLES = frozenset({KEYS_VARIABLE, "PREFECT_API_AUTH_STRING"})
+_SECRET_VARIABLES = frozenset(
+    {
+        KEYS_VARIABLE,
+        "NIP_WEBHOOK",
+        "PREFECT_API_AUTH_STRING",
+        "PREFECT_SERVER_API_AUTH_STRING",
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL",
+    }
+)
 # Without it a private model could not be loaded from the Hugging Face Hub.
 _NEEDED_VARIABLES = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 

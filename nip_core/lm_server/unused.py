@@ -9,9 +9,9 @@ The same rules hold as for DELETE over HTTP: what another model or an unfinished
 
 import os
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nip_core.lm_server.database import Database
@@ -49,6 +49,8 @@ class State:
     models: tuple[StoredModel, ...] = ()
     files: tuple[StoredFile, ...] = ()
     needed_by_jobs: frozenset[str] = frozenset()
+    made_by: Mapping[str, str] = field(default_factory=dict)
+    """The model that a job makes, by the job's id."""
 
 
 def read_state(state_dir: Path) -> State:
@@ -67,6 +69,7 @@ def read_state(state_dir: Path) -> State:
             "SELECT model, base_model, training_file, validation_file FROM jobs "  # noqa: S608
             f"WHERE status IN {_UNFINISHED}"
         ).fetchall()
+        made_by = dict(connection.execute("SELECT id, adapter_name FROM jobs").fetchall())
     return State(
         tuple(
             StoredModel(
@@ -79,6 +82,7 @@ def read_state(state_dir: Path) -> State:
         ),
         tuple(StoredFile(id, state_dir / FILES / id, size) for id, size in files),
         frozenset(value for row in jobs for value in row if value),
+        made_by,
     )
 
 

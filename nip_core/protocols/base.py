@@ -12,7 +12,6 @@ counted from 0; in a round every mover moves once without seeing what the others
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from nip_core.protocols.checks import check_playable
@@ -46,7 +45,7 @@ class AgentSpec:
     last_round_message: bool = False  # is told in its last turn that it must decide
 
 
-_NO_MESSAGES: Mapping[str, str] = MappingProxyType({})
+_NO_MESSAGES: Mapping[str, str] = {}  # shared by all moves without; nobody may write to it
 
 
 # Tuples, as there are millions of moves and turns where rollouts become datasets: a frozen

@@ -118,6 +118,10 @@ class GroupCommits:
                     await loop.run_in_executor(self._thread, self._write, lines)
                 except NipError as error:
                     self._failed = error
+                except BaseException as error:  # whoever waits for the batch must learn of it
+                    batch.set_exception(StoreError(f"{self.name}: not written: {error!r}"))
+                    batch.exception()
+                    raise
                 if self._failed is None:
                     batch.set_result(None)
                 else:

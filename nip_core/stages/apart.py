@@ -19,7 +19,7 @@ from typing import Any
 
 from nip_core.agents.chat_client import ChatClient, Endpoint
 from nip_core.agents.render import Game
-from nip_core.errors import ServerError
+from nip_core.errors import RunConflictError, ServerError
 from nip_core.lm_server.state import KEY_FILE
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.rollouts.progress import Progress
@@ -27,13 +27,14 @@ from nip_core.run_store.lease import borrow
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.estimate import estimate_run
+from nip_core.stages.identity import problems_digest
 from nip_core.stages.models import ServedModel
 from nip_core.stages.providers import Endpoints, remote_endpoints
 from nip_core.stages.session import Session, load_all_problems
 
 Ticket = dict[str, Any]
-"""`parameters` and `lease` as they are on record, `origin` with the models of another run, and
-`own_server`: its url and the file with its key, or None."""
+"""`parameters`, `contents` and `lease` as they are on record, the `store`'s URL, `origin` with the
+models of another run, and `own_server`: its url and the file with its key, or None."""
 
 
 def ticket_of(session: Session) -> Ticket:
@@ -41,6 +42,8 @@ def ticket_of(session: Session) -> Ticket:
     server = session.server
     return {
         "parameters": session.parameters.to_dict(),
+        "store": session.run.store.url,
+        "contents": session.run.open().contents,
         "lease": session.lease.lend(),
         "origin": [
             {group: asdict(model) for group, model in models.items()} for models in session.origin
@@ -58,14 +61,21 @@ async def open_apart(
     """The run as its runner has it open, without the lease's renewal and without a server to mind.
 
     Raises StoreError if the run store can't be reached from here, LeaseError if the runner has
-    lost the run, SettingsError for a missing key, ServerError if the key file is not here.
+    lost the run, RunConflictError if the problems here are not the run's, SettingsError for a
+    missing key, ServerError if the key file is not here.
     """
     parameters = load_parameters(ticket["parameters"])
-    store = open_store(parameters.run_store)
+    store = open_store(ticket["store"])
     run = RunStore(store, parameters.run_name)
     lease = borrow(store, run.root, ticket["lease"])
     lease.check()
     game, problems = Game(parameters), load_all_problems(parameters)
+    digests = {split: problems_digest(chosen) for split, chosen in problems.items()}
+    if digests != ticket["contents"]["problems"]:
+        raise RunConflictError(
+            f"run {run.name!r}: the dataset {parameters.dataset} has other problems here than when "
+            "the run was started; give every process the same files and the same version of nip"
+        )
     async with ChatClient(
         concurrency=parameters.rollouts.concurrency,
         timeout_s=parameters.rollouts.request_timeout_s,

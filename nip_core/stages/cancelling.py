@@ -1,24 +1,28 @@
 """Asking back-ends to stop the jobs of a run that is not to go on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import aclosing
 
 from nip_core.agents.chat_client import Endpoint
-from nip_core.errors import RunConflictError
-from nip_core.fine_tuning.job import JobRecord
-from nip_core.fine_tuning.ledger import Ledger
+from nip_core.errors import JobError, RunConflictError
+from nip_core.fine_tuning.job import Backend, Busy, JobRecord, NoAnswer, Refused
+from nip_core.fine_tuning.ledger import ENDED, Ledger
 from nip_core.parameters import HyperParameters
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import walk
 from nip_core.stages.providers import speaks_nip
 
 
-def open_jobs(run: RunStore, from_iteration: int = 0) -> list[JobRecord]:
-    """Jobs on record that have been asked for and have not ended, from an iteration on."""
+def open_jobs(run: RunStore, among: Collection[str] | None = None) -> list[JobRecord]:
+    """Jobs on record that have been asked for and have not ended.
+
+    `among`: paths of files relative to the run's root; only the jobs in these. None: all.
+    """
     found = []
     for path in walk(run.store, f"{run.root}/iterations"):
-        number, folder = path.removeprefix(f"{run.root}/iterations/").split("/")[:2]
-        if folder == "jobs" and int(number) >= from_iteration:
+        relative = path.removeprefix(f"{run.root}/")
+        is_job = relative.split("/")[2] == "jobs"
+        if is_job and (among is None or relative in among):
             record = JobRecord.model_validate(run.read_json(path))
             if record.state != "terminal":
                 found.append(record)
@@ -29,32 +33,49 @@ async def cancel_jobs(
     run: RunStore,
     parameters: HyperParameters,
     control: Callable[[str], Endpoint | None],
-    from_iteration: int = 0,
+    among: Collection[str] | None = None,
 ) -> list[str]:
     """Ask for every submitted job of the run to be stopped; returns their ids.
 
     `control` gives the address where a group's jobs are, None where that can't be reached: they
-    are left alone then. How a job ended is learned, and recorded, by the next one who polls it.
-    Raises JobError if a back-end refuses, or does not answer for long.
+    are left alone then. `among`: see `open_jobs`. How a job ended is learned, and recorded, by the
+    next one who polls it. Raises JobError, when all were asked, if a back-end refused (unless the
+    job has ended), or did not answer for long; or if it is not known whether there is a job.
     """
     # Imported here: the client costs most of a second.
     from nip_core.fine_tuning.openai_backend import OpenAIBackend
 
-    cancelled = []
-    for record in open_jobs(run, from_iteration):
+    cancelled, troubles = [], []
+    for record in open_jobs(run, among):
         at = control(record.group)
+        if record.id is None and record.creates_open:
+            troubles.append(f"{run.job(record.iteration, record.group)}: perhaps submitted")
         if record.id is None or at is None:
             continue
         hosted = speaks_nip(parameters.group_parameters(record.group))
         async with aclosing(OpenAIBackend(at.base_url, at.api_key, extensions=hosted)) as backend:
-            await Ledger(run, backend, settle_s=parameters.fine_tuning.settle_s).cancel(record)
+            try:
+                await Ledger(run, backend, settle_s=parameters.fine_tuning.settle_s).cancel(record)
+            except JobError as error:
+                if not await _has_ended(backend, record.id):
+                    troubles.append(str(error))
+                continue
         cancelled.append(record.id)
+    if troubles:
+        raise JobError(f"not every job was cancelled: {'; '.join(troubles)}")
     return cancelled
 
 
-def check_submissions_known(run: RunStore, from_iteration: int) -> None:
+async def _has_ended(backend: Backend, job_id: str) -> bool:
+    try:
+        return (await backend.retrieve_job(job_id)).status in ENDED
+    except (Refused, Busy, NoAnswer):
+        return False
+
+
+def check_submissions_known(run: RunStore, among: Collection[str]) -> None:
     """Raise RunConflictError if it is open whether a job was submitted, which could get lost."""
-    for record in open_jobs(run, from_iteration):
+    for record in open_jobs(run, among):
         if record.id is None and record.creates_open:
             raise RunConflictError(
                 f"{run.job(record.iteration, record.group)}: its submission was cut short, and it "

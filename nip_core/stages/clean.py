@@ -29,7 +29,7 @@ Kind = Literal["leftover", "data", "journal", "kept model", "model", "upload"]
 
 _MANIFEST = re.compile(r"manifest(-\w+)?\.json")
 _OF_A_COMMIT = re.compile(r".+\.[0-9a-f]{8}\.\w+")
-_NAMES = re.compile(r"\"(ft:[^\"]+|file-[^\"]+)\"")
+_NAMES = re.compile(r"\"(ft:[^\"]+|file-[^\"]+|ftjob-[^\"]+)\"")
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,9 @@ def _of_the_server(run: RunStore, state_dir: Path) -> Iterator[Unused]:
     """Models and uploads that no document of the run names."""
     named = _named_in_documents(run)
     state = read_state(state_dir)
-    needed = _with_what_they_need(state, named | state.needed_by_jobs)
+    # A job that has ended since its record was written has a model that the record lacks.
+    made = {state.made_by[name] for name in named if name in state.made_by}
+    needed = _with_what_they_need(state, named | made | state.needed_by_jobs)
     why = "no job or models.json of the run names it"
     for model in state.models:
         if model.name not in needed:

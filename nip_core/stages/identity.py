@@ -49,10 +49,7 @@ def contents_of(
     """
     parameters = game.parameters
     contents: dict[str, Any] = {
-        "problems": {
-            split: digest([[p.id, p.question, p.solution, p.y] for p in chosen])
-            for split, chosen in problems.items()
-        },
+        "problems": {split: problems_digest(chosen) for split, chosen in problems.items()},
         "templates": {},
         "addresses": {
             group: sorted({at.play.base_url, at.control.base_url})
@@ -81,6 +78,11 @@ def contents_of(
             Path(parameters.lm_server.replies).read_text(encoding="utf-8", errors="replace")
         )
     return contents
+
+
+def problems_digest(problems: list[Problem]) -> str:
+    """What a split's problems are, in their order."""
+    return digest([[p.id, p.question, p.solution, p.y] for p in problems])
 
 
 def _directory_digest(directory: Path) -> str:

@@ -15,6 +15,7 @@ class Sighting:
     heartbeat: int = 0
     ttl_s: float = 0.0  # a heartbeat that stands still for so long has stopped
     is_gone: bool = False  # the owner was a process of this machine and has ended
+    epoch: int = 0  # 0: there is no lease
 
 
 def look(run: RunStore, machine: Machine | None = None) -> Sighting:
@@ -25,9 +26,11 @@ def look(run: RunStore, machine: Machine | None = None) -> Sighting:
         return Sighting(None)
     try:
         if lease["state"] != "held":
-            return Sighting(None)
+            return Sighting(None, epoch=int(lease["epoch"]))
         owner = Owner(**lease["owner"])
         is_gone = (machine or ThisMachine()).is_gone(owner)
-        return Sighting(owner.id, int(lease["heartbeat"]), float(lease["ttl_s"]), is_gone)
+        return Sighting(
+            owner.id, int(lease["heartbeat"]), float(lease["ttl_s"]), is_gone, int(lease["epoch"])
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(f"{path}: not a lease that this version can read") from error

@@ -2,6 +2,7 @@
 
 STAGES          the points of an iteration from which it can be done again, in order
 rewind          set aside all that was committed from a stage of an iteration on
+is_rewound      whether that was asked for before
 finish_rewinds  complete what a killed rewind has left half done
 next_attempt    the number of a group's next job, after those that were set aside
 
@@ -51,9 +52,9 @@ def rewind(
     """
     if stage not in STAGES:
         raise SettingsError(f"stage {stage!r}: use one of {', '.join(STAGES)}")
-    numbers = _rewinds(run)
-    if any(_plan(run, number)["token"] == token for number in numbers):
+    if is_rewound(run, token):
         return None
+    numbers = _rewinds(run)
     if iteration > 0 and not run.store.list(run.iteration(iteration - 1)):
         raise SettingsError(
             f"run {run.name!r} can't be done again from iteration {iteration}: there is nothing of "
@@ -75,6 +76,11 @@ def rewind(
     _complete(run, lease, number, stored)
     _log.info("%s: set aside %d files in %s", run.name, len(files), _directory(run, number))
     return _directory(run, number)
+
+
+def is_rewound(run: RunStore, token: str) -> bool:
+    """Whether `rewind` was asked for by `token` before."""
+    return any(_plan(run, number)["token"] == token for number in _rewinds(run))
 
 
 def finish_rewinds(run: RunStore, lease: Lease) -> None:

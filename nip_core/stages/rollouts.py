@@ -91,12 +91,16 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
     models = playing(session, iteration, split)
     journal_path = run.journal(iteration, split, shard)
     # Candidates that can't play are not taken; they don't stop the run.
-    new = Failures(plan.episodes, stop=split != CANDIDATE)
-    failures = session.failures.setdefault((iteration, split), new)
+    failures = session.failures.get((iteration, split))
+    if failures is None:
+        failures = Failures(plan.episodes, stop=split != CANDIDATE)
+        session.failures[iteration, split] = failures
+        for other in plan.shards:  # which other processes may have played
+            if shard_is_committed(store, directory, other):
+                committed = read_manifest(store, directory, shard_manifest(other))
+                failures.keys.update(committed.extra.get("failed", ()))
     if shard_is_committed(store, directory, shard):
         remove_journal(store, journal_path)
-        manifest = read_manifest(store, directory, shard_manifest(shard))
-        failures.keys.update(manifest.extra.get("failed", ()))
         return {"shard": shard, "reused": True}
     specs = shards(_specs(session, iteration, split), plan.episodes_per_shard)[int(shard)]
     started = time.monotonic()
