@@ -122,6 +122,7 @@ async def test_tests_are_played_again_with_the_models_of_every_iteration(base, f
     assert tree(folder) == before
 
 
+@pytest.mark.kill_matrix
 async def test_a_retest_that_was_stopped_goes_on(folder, monkeypatch):
     import flows.train
 

@@ -67,14 +67,6 @@ async def test_a_failed_job_is_tried_again_until_it_has_had_its_attempts(tmp_pat
         assert {a["outcome"] for a in attempts} == {"failed"}
 
 
-async def test_a_later_attempt_makes_the_model(tmp_path, prefect_server):
-    # Each attempt is another job, whose luck is drawn anew.
-    config = configured(tmp_path, {"fail_rate": 0.6}, on_failed="try_again", max_attempts=100)
-    result = await train(str(config))
-    assert {job["status"] for job in result["iterations"][0]["jobs"].values()} == {"succeeded"}
-    assert any(record["previous"] for record in records(tmp_path))
-
-
 async def test_a_job_whose_deadline_passes_is_cancelled_before_the_run_goes_on(
     tmp_path, prefect_server
 ):

@@ -10,7 +10,7 @@ from prefect.states import Cancelling, Completed, Crashed, Pending, Running
 from flows.train import train
 from nip_core.run_store.lease import ThisMachine, acquire
 from nip_core.run_store.store import open_store
-from tasks.marks import ATTEMPT, OWNER, RUN, STORE
+from tasks.marks import ATTEMPT, EPOCH, OWNER, RUN, STORE
 from tasks.reconcile import active_runs, bury, dead_among, restartable
 
 
@@ -26,7 +26,7 @@ class FlowRuns:
     def __init__(self, client, store):
         self._client, self._store = client, store
 
-    async def make(self, *states, owner=None, run="r", attempt=1):
+    async def make(self, *states, owner=None, run="r", attempt=1, epoch=0):
         name = f"d-{uuid.uuid4().hex}"
         flow = await self._client.create_flow(train)
         deployment = await self._client.create_deployment(
@@ -37,6 +37,7 @@ class FlowRuns:
             await self._client.set_flow_run_state(made.id, state, force=True)
         if owner is not None:
             labels = {RUN: run, STORE: self._store.url, OWNER: owner, ATTEMPT: attempt}
+            labels[EPOCH] = epoch
             await self._client.update_flow_run_labels(made.id, labels)
         return await self._client.read_flow_run(made.id)
 
@@ -55,6 +56,15 @@ async def test_one_whose_lease_is_alive_is_not_dead(flow_runs, tmp_path):
         alive = await flow_runs.make(Running(), owner=lease.owner.id)
         assert await flow_runs.dead(alive) == set()
     assert await flow_runs.dead(alive) == {alive.id}  # released, and still not ended
+
+
+async def test_a_lease_that_is_older_than_the_flow_run_proves_nothing(flow_runs, tmp_path):
+    elsewhere = await flow_runs.make(Running(), owner="of another machine", epoch=2)
+    assert await flow_runs.dead(elsewhere) == set()  # no lease at all
+    with acquire(open_store(tmp_path), "r", ttl_s=1.0):
+        assert await flow_runs.dead(elsewhere) == set()
+    with acquire(open_store(tmp_path), "r", ttl_s=1.0):
+        assert await flow_runs.dead(elsewhere) == {elsewhere.id}
 
 
 async def test_one_that_was_replaced_is_dead(flow_runs, tmp_path):

@@ -18,6 +18,7 @@ from nip_core.run_store.lease import acquire
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store, walk
+from nip_core.stages.cancelling import cancel_jobs
 from nip_core.stages.rerun import STAGES, finish_rewinds, paths_from, rewind
 from nip_core.stages.session import open_session
 
@@ -85,10 +86,17 @@ async def test_from_the_dataset_on_keeps_what_was_played_and_trains_a_new_model(
     assert not set(served.values()) & set(result["iterations"][2]["models"].values())
 
 
-async def test_a_retried_flow_run_does_not_go_back_twice(tmp_path, prefect_server):
+async def test_a_retried_flow_run_does_not_go_back_twice(tmp_path, prefect_server, monkeypatch):
     config = write_config(tmp_path, rl=TWO)
     await train(str(config))
     run = run_in(tmp_path)
+    asked: list[str] = []
+
+    async def watched(run, parameters, control, among):
+        asked.extend(among)
+        return await cancel_jobs(run, parameters, control, among)
+
+    monkeypatch.setattr("flows.train.cancel_jobs", watched)
     state = await train(
         str(config), rerun_from_iteration=1, rerun_from_stage="swap", return_state=True
     )
@@ -101,9 +109,14 @@ async def test_a_retried_flow_run_does_not_go_back_twice(tmp_path, prefect_serve
     await run_flow(train, flow_run=flow_run, parameters=flow_run.parameters)
     assert run.store.list(f"{run.root}/superseded") == ["0001/"]
     assert contents(run) == after
+    # Neither jobs of before the point were cancelled, nor, the second time, those of after.
+    assert asked and not any("/jobs/" in path for path in asked)
+    assert len(asked) == len(set(asked))
 
 
-@pytest.mark.parametrize("moved", [0, 1, 3])
+@pytest.mark.parametrize(
+    "moved", [1, *(pytest.param(n, marks=pytest.mark.kill_matrix) for n in (0, 3))]
+)
 async def test_a_rewind_that_was_killed_is_completed_before_anything_else(
     moved, tmp_path, prefect_server
 ):

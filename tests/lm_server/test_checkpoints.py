@@ -83,6 +83,7 @@ def test_a_training_continued_from_any_step_gives_the_same_bytes(base, unbroken,
     assert progress(job_dir)[-1]["tokens"] == progress(unbroken)[-1]["tokens"]
 
 
+@pytest.mark.kill_matrix
 def test_killed_and_stopped_processes_lose_nothing_that_was_saved(base, unbroken, tmp_path):
     job_dir = make_job(base, tmp_path / "job", **SETTINGS)
 

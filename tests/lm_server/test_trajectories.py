@@ -322,6 +322,7 @@ def test_packing_is_refused(base, tmp_path):
     assert (error["code"], error["param"]) == ("packing_unsupported", "packing")
 
 
+@pytest.mark.kill_matrix
 def test_a_killed_training_continues_and_gives_the_same_bytes(base, tmp_path):
     settings = {"n_epochs": 10, "kl_penalty": 0.05, "checkpoint_steps": 2, "lora_dropout": 0.1}
     whole = job(base, tmp_path / "whole", episodes(), **settings)

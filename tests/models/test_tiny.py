@@ -183,6 +183,7 @@ def test_the_verifier_asks_and_decides_in_the_right_form_at_chance(
         assert 0.25 < single["accuracy"] < 0.75
 
 
+@pytest.mark.learning
 def test_training_again_gives_the_same_files(tmp_path: Path) -> None:
     recipe = Recipe(steps=3, batch_size=4, layers=1, warmup_steps=1)
     for name in ("one", "two"):

@@ -15,6 +15,7 @@ from nip_core.run_store.lease import acquire
 from nip_core.run_store.manifest import commit, verify
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import LocalStore, walk
+from nip_core.stages.clean import find_unused
 
 DIGESTS = {"served": "a" * 12, "parent": "b" * 12, "unnamed": "c" * 12}
 NAMES = {which: adapter_name("base", "small", digest) for which, digest in DIGESTS.items()}
@@ -54,7 +55,7 @@ def make_server_state(folder: Path) -> None:
         trained = folder / "trained"
         trained.mkdir()
         (trained / "weights").write_bytes(which.encode() * 100)
-        facts = {"name": NAMES[which], "job": f"job-{which}", "base_model": "base"}
+        facts = {"name": NAMES[which], "job": f"ftjob-{which}", "base_model": "base"}
         manifest = models.commit(trained, digest, facts)
         database.insert(
             "jobs",
@@ -146,3 +147,11 @@ def test_nothing_is_deleted_where_what_is_needed_can_not_be_read(
 def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="'other' is not in"):
         clean("other", run_store=str(tmp_path), dry_run=True)
+
+
+def test_a_model_whose_job_has_ended_since_its_record_was_written_is_needed(run: RunStore) -> None:
+    server = Path(str(run.store.local_path("small/lm_server")))
+    unused = {one.name for one in find_unused(run, server)}
+    assert NAMES["unnamed"] in unused
+    run.write_json_once(run.job(0, "verifier"), {"id": "ftjob-unnamed", "model": None})
+    assert NAMES["unnamed"] not in {one.name for one in find_unused(run, server)}
