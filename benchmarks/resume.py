@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 import yaml
 
 ROOT = Path(__file__).parent.parent
-CONCURRENCY, SHARD, EXTRA = 64, 200, 2000
+ROUNDS, CONCURRENCY, SHARD, EXTRA = 3, 64, 200, 2000
 MOST_S = 10.0
 DEADLINE_S = 3600.0
 _HEADER = 100  # more bytes than an empty journal has
@@ -43,7 +43,7 @@ def configuration(place: Path, rollouts: int, server: str) -> Path:
         "dataset": "families",
         "agents": {"_default": {"model_provider": "SelfHosted", "model_name": "sim"}},
         "lm_server": {"url": server},
-        "nip_protocol": {"max_message_rounds": 3, "min_message_rounds": 3},
+        "nip_protocol": {"max_message_rounds": ROUNDS, "min_message_rounds": ROUNDS},
         "rl": {"num_iterations": 1, "rollouts_per_iteration": rollouts + EXTRA, "num_epochs": 1},
         "text_rl": {"test_scheme": "none"},
         "rollouts": {"concurrency": CONCURRENCY, "episodes_per_shard": SHARD},
@@ -110,14 +110,17 @@ def _interrupted(
 ) -> dict[str, Any]:
     split = place / "runs/resume/iterations/0000/rollouts/train"
 
-    def committed() -> int:
-        return len(list(split.glob("manifest-*.json")))
-
     first = start(config, environment)
-    wait_until(lambda: committed() >= rollouts // SHARD, first, "the first part", place / "log")
+
+    def answered() -> int:
+        time.sleep(0.1)
+        return calls_of(handle.url, handle.api_key)
+
+    enough = ROUNDS * rollouts
+    wait_until(lambda: answered() >= enough, first, "the first part", place / "log")
     first.send_signal(signal.SIGKILL)
     first.wait()
-    finished = committed() * SHARD
+    finished = calls_of(handle.url, handle.api_key) // ROUNDS
     journals = place / "runs/resume/journals"
     sizes = {path: path.stat().st_size for path in journals.rglob("*.journal")}
     began = time.monotonic()

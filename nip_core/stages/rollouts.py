@@ -35,6 +35,8 @@ from nip_core.run_store.manifest import Manifest, read_manifest
 from nip_core.stages.models import CANDIDATE, ServedModel, playing
 from nip_core.stages.session import Session
 
+_MOST_PLANNED = 4  # stages whose episodes are kept; an iteration has no more
+
 
 @dataclass(frozen=True)
 class StagePlan:
@@ -53,11 +55,11 @@ class StagePlan:
 
 def plan_stage(session: Session, iteration: int, split: str) -> StagePlan:
     """The plan of a stage: the one on record, or a new one, which is then recorded."""
-    specs = _specs(session, iteration, split)
+    specs, keys_digest = _planned(session, iteration, split)
     plan = StagePlan(
         episodes=len(specs),
         episodes_per_shard=session.parameters.rollouts.episodes_per_shard,
-        plan_digest=digest([spec.key for spec in specs]),
+        plan_digest=keys_digest,
     )
     path = f"{session.run.rollouts(iteration, split)}/plan.json"
     stored = session.run.read_json_or_none(path)
@@ -71,6 +73,17 @@ def plan_stage(session: Session, iteration: int, split: str) -> StagePlan:
             f"{plan.plan_digest[:12]}; go on with the settings and problems of then"
         )
     return recorded
+
+
+def _planned(session: Session, iteration: int, split: str) -> tuple[list[EpisodeSpec], str]:
+    """The episodes of a stage, and the digest of their keys."""
+    found = session.planned.get((iteration, split))
+    if found is None:
+        if len(session.planned) >= _MOST_PLANNED:
+            session.planned.clear()
+        specs = _specs(session, iteration, split)
+        found = session.planned[iteration, split] = specs, digest([spec.key for spec in specs])
+    return found
 
 
 def _specs(session: Session, iteration: int, split: str) -> list[EpisodeSpec]:
@@ -102,7 +115,8 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
     if shard_is_committed(store, directory, shard):
         remove_journal(store, journal_path)
         return {"shard": shard, "reused": True}
-    specs = shards(_specs(session, iteration, split), plan.episodes_per_shard)[int(shard)]
+    specs, _ = _planned(session, iteration, split)
+    specs = shards(specs, plan.episodes_per_shard)[int(shard)]
     started = time.monotonic()
     journal = open_journal(store, journal_path, session.lease.epoch)
     try:

@@ -22,7 +22,7 @@ from nip_core.errors import StoreError
 from nip_core.parameters import HyperParameters, RandomAgentParameters
 from nip_core.rollouts.calls import Player
 from nip_core.rollouts.engine import Failures
-from nip_core.rollouts.plan import SPLITS, shuffle_labels
+from nip_core.rollouts.plan import SPLITS, EpisodeSpec, shuffle_labels
 from nip_core.rollouts.progress import Progress
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.run import RunRecord, RunStore
@@ -58,6 +58,9 @@ class Session:
     retry_failed_jobs: bool = False  # a failed job on record is submitted anew
     origin: tuple[Mapping[str, ServedModel], ...] = ()
     """[i]: by group, the model of another run that plays iteration i, see `origin`."""
+    planned: dict[tuple[int, str], tuple[list[EpisodeSpec], str]] = field(default_factory=dict)
+    """By iteration and split, the episodes of a stage and the digest of their keys: every shard of
+    the stage asks for them."""
     failures: dict[tuple[int, str], Failures] = field(default_factory=dict)
     """Failed episodes by iteration and split, counted over the shards of a stage."""
 
