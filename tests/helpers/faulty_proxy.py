@@ -7,8 +7,8 @@ FaultyProxy the proxy
 FullDisk    the same for writes: some find the disk full
 
 What is injected never depends on timing. No more than `MOST_IN_A_ROW` faults befall one request in
-a row, so whoever tries again gets through. The proxy takes the idempotency key away, so that the
-server does not help the client to submit once.
+a row, so whoever tries again gets through. Creates are counted behind the proxy, so that a second
+one is seen although the server would answer it with the first job.
 """
 
 import asyncio

@@ -36,7 +36,7 @@ ABOUT = {
         "seeded plan, at most two in a row for one request; time is injected too. A stage is "
         "tried again as Prefect would do it, a run that stopped is run again.",
         "In the end all digests are those of the run without faults: no job was created twice "
-        "(counted behind the proxy, without the help of idempotency keys), no episode was lost, "
+        "(counted behind the proxy), no episode was lost, "
         "no row names another model than was asked, nothing waited past its deadline.",
     ),
 }
