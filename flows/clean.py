@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from nip_core.errors import SettingsError
+from nip_core.errors import RunConflictError, SettingsError
 
 
 def clean(
@@ -19,7 +19,7 @@ def clean(
     from nip_core.run_store.store import open_store
     from nip_core.stages.clean import find_unused, remove_unused
     from nip_core.stages.own_server import server_directory
-    from nip_core.stages.rerun import finish_rewinds
+    from nip_core.stages.rerun import finish_rewinds, unfinished_rewinds
 
     store = open_store(run_store, read_only=True)
     if run not in list_runs(store):
@@ -28,6 +28,12 @@ def clean(
     tree = RunStore(store, run)
     refuse_if_held(store, tree.root)
     if dry_run:
+        if halves := unfinished_rewinds(tree):
+            raise RunConflictError(
+                f"{halves[0]}: a rewind was killed half-way, and what it is still to set aside "
+                "would be on the list; run nip train once, or nip clean without --dry-run, which "
+                "complete it first"
+            )
         unused = find_unused(tree, server_directory(tree))
     else:
         tree = RunStore(open_store(run_store), run)

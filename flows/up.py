@@ -32,6 +32,7 @@ _LEASES = "prefect.server.concurrency.lease_storage.filesystem"
 POOLS = ("nip-cpu", "nip-gpu")
 _GRACE_S = 40.0
 _LOOK_S = 0.5
+_COMMAND_S = 300.0  # longest that a command of Prefect's may take
 
 
 def up(
@@ -176,6 +177,7 @@ def _ask(
         capture_output=True,
         text=True,
         check=False,
+        timeout=_COMMAND_S,
     )
 
 

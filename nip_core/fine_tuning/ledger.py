@@ -20,6 +20,7 @@ import asyncio
 import hashlib
 import logging
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from nip_core.errors import DeadlineError, JobError, ParkedError, RunConflictError
@@ -52,6 +53,16 @@ _TERMINAL: dict[str, Outcome] = {
 ENDED = frozenset(_TERMINAL)
 """Statuses of jobs that have ended."""
 _SENDS = 3  # creates, or uploads, with unknown outcome before giving up
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What one look at a job gave."""
+
+    record: JobRecord  # with what is new
+    asked_s: float | None = None  # how long to wait before the next look, as the back-end says
+    trouble: str = ""  # why nothing was seen
+    is_missing: bool = False  # because the back-end does not know the job
 
 
 class Ledger:
@@ -176,50 +187,54 @@ class Ledger:
         pauses = Pauses(interval_s, max(interval_s, min(10 * interval_s, LONGEST_PAUSE_S)))
         missing_since_s: float | None = None
         while True:
-            asked_s: float | None = None
-            trouble = ""
-            try:
-                view = await self._backend.retrieve_job(record.id)
+            look = await self._look(document, record, pauses.longest_s)
+            if look.record.state == "terminal":
+                return look.record
+            if look.record.status != record.status:
+                pauses.reset()
+            record, now_s = look.record, self._clock.monotonic()
+            if look.is_missing:
+                missing_since_s = now_s if missing_since_s is None else missing_since_s
+                if now_s - missing_since_s >= self._waiting.settle_s:
+                    reason = f"the back-end does not know it: {look.trouble}"
+                    return document.end(record, "not_found", reason, f"not found: {look.trouble}")
+            elif not look.trouble:
                 missing_since_s = None
-                if view.status in _TERMINAL and (
-                    view.status != "succeeded" or view.fine_tuned_model
-                ):
-                    return await self._finish(document, record, view)
-                if view.status != record.status:
-                    pauses.reset()
-                    record = self._note(document, record, view.status)
-                if view.estimated_finish is not None:
-                    # Half of what is left, because it is an estimate.
-                    asked_s = min((view.estimated_finish - self._clock.now()) / 2, pauses.longest_s)
-            except (Busy, NoAnswer) as error:
-                trouble, asked_s = str(error), error.retry_after_s
-            except Refused as error:
-                trouble = str(error)
-                now_s = self._clock.monotonic()
-                if error.status in {401, 403}:
-                    raise JobError(f"job {record.id}: can't be looked at: {error}") from error
-                if error.status == 404:
-                    missing_since_s = now_s if missing_since_s is None else missing_since_s
-                    if now_s - missing_since_s >= self._waiting.settle_s:
-                        reason = f"the back-end does not know it: {error}"
-                        return document.end(record, "not_found", reason, f"not found: {error}")
-            left_s = end_s - self._clock.monotonic()
-            if left_s <= 0:
+            job = f"job {record.id} (group {record.group}, iteration {record.iteration})"
+            if now_s >= end_s:
+                failed = f", last look failed: {look.trouble}" if look.trouble else ""
                 raise DeadlineError(
-                    f"job {record.id} (group {record.group}, iteration {record.iteration}): not "
-                    f"finished {deadline_s:g} s after its submission, last status "
-                    f"{record.status!r}{trouble and f', last look failed: {trouble}'}; raise "
-                    "deadline_s (of a run: fine_tuning.deadline_s) to wait longer, or cancel it"
+                    f"{job}: not finished {deadline_s:g} s after its submission, last status "
+                    f"{record.status!r}{failed}; raise deadline_s (of a run: "
+                    "fine_tuning.deadline_s) to wait longer, or cancel it"
                 )
-            if trouble:
-                _log.warning("job %s: looking again, because %s", record.id, trouble)
-            left_s = min(left_s, park_s - self._clock.monotonic())
-            if left_s <= 0:
-                raise ParkedError(
-                    f"job {record.id} (group {record.group}, iteration {record.iteration}) goes "
-                    f"on, {record.status}; run again to look after it"
-                )
-            await self._clock.sleep(min(left_s, pauses.next(asked_s)))
+            if look.trouble:
+                _log.warning("job %s: looking again, because %s", record.id, look.trouble)
+            if now_s >= park_s:
+                raise ParkedError(f"{job} goes on, {record.status}; run again to look after it")
+            await self._clock.sleep(min(end_s - now_s, park_s - now_s, pauses.next(look.asked_s)))
+
+    async def _look(
+        self, document: JobDocument, record: JobRecord, longest_pause_s: float
+    ) -> "_Look":
+        """Look at a submitted job once, and record what is new. Raises JobError for no access."""
+        try:
+            view = await self._backend.retrieve_job(str(record.id))
+        except (Busy, NoAnswer) as error:
+            return _Look(record, error.retry_after_s, str(error))
+        except Refused as error:
+            if error.status in {401, 403}:
+                raise JobError(f"job {record.id}: can't be looked at: {error}") from error
+            return _Look(record, None, str(error), is_missing=error.status == 404)
+        if view.status in ENDED and (view.status != "succeeded" or view.fine_tuned_model):
+            return _Look(await self._finish(document, record, view))
+        if view.status != record.status:
+            record = self._note(document, record, view.status)
+        if view.estimated_finish is None:
+            return _Look(record)
+        # Half of what is left, because it is an estimate.
+        left_s = view.estimated_finish - self._clock.now()
+        return _Look(record, min(left_s / 2, longest_pause_s))
 
     async def give_up(self, record: JobRecord, reason: str) -> JobRecord:
         """Cancel a job whose deadline has passed; its final record.

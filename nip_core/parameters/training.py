@@ -215,7 +215,8 @@ class FineTuningParameters(Parameters):
     poll_interval_s: Seconds = 5.0
     """Seconds between two looks at a job, above 0; grows while nothing changes."""
     deadline_s: Seconds = 24 * 3600.0
-    """Longest life of a job, counted from submission, in seconds, above 0."""
+    """Longest life of a job, counted from submission, in seconds, above 0. On the run's own server,
+    which stands still when the run does, it is counted from the last start of the run."""
     settle_s: Annotated[float, Field(ge=0)] = 10.0
     """How long the back-end's list of jobs may lag behind, in seconds, at least 0."""
     on_cancel: Literal["keep", "cancel"] = "keep"

@@ -17,6 +17,7 @@ all earlier epochs before it returns, so a runner that was suspended, replaced a
 publish nothing, whatever it had checked before.
 """
 
+import logging
 import os
 import socket
 import threading
@@ -30,12 +31,13 @@ from typing import Any, Protocol, Self
 
 import psutil
 
-from nip_core.errors import CorruptionError, LeaseError, StoreError
+from nip_core.errors import CorruptionError, LeaseError
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.store import MissingFileError, Store
 
 FORMAT_VERSION = 1
 DEFAULT_TTL_S = 30.0
+_log = logging.getLogger(__name__)
 _BEATS_PER_TTL = 10
 
 
@@ -188,8 +190,9 @@ class Lease:
                 self.renew()
             except LeaseError:
                 return
-            except StoreError:
-                continue  # a full disk, say: whoever commits next learns of it from the commit
+            except Exception as error:
+                # A full disk, say. Without renewal another runner may take over; commits then fail.
+                _log.warning("%s: not renewed: %s: %s", self._path, type(error).__name__, error)
 
     def _notice_loss(self) -> None:
         """Compare what stands in the store with what this process wrote there."""

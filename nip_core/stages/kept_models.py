@@ -69,12 +69,11 @@ def restore(run: RunStore, state_dir: Path, groups: Collection[str], lease: Leas
     iteration = run.finished_iterations()
     for group in groups:
         _reopen_lost_job(run, iteration, group, state_dir, lease)
-    if iteration > 0:
-        models = run.read_json(run.models(iteration - 1))["groups"]
-    else:
-        document = run.read_json_or_none(f"{run.root}/run.json") or {}
-        models = (document.get("contents", {}).get("origin") or [{}])[0]
-    wanted = {model["model"]: model["digest"] for model in models.values()}
+    document = run.read_json_or_none(f"{run.root}/run.json") or {}
+    swaps = list(document.get("contents", {}).get("origin") or ())
+    # All of them: an earlier iteration may be played, tested or done again.
+    swaps += [run.read_json(run.models(done))["groups"] for done in range(iteration)]
+    wanted = {model["model"]: model["digest"] for swap in swaps for model in swap.values()}
     wanted |= _trained(run, iteration, groups)
     missing = {n: d for n, d in wanted.items() if find_model(state_dir, n) is None}
     bring_kept(run, state_dir, missing)

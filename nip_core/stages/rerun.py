@@ -3,6 +3,7 @@
 STAGES          the points of an iteration from which it can be done again, in order
 rewind          set aside all that was committed from a stage of an iteration on
 is_rewound      whether that was asked for before
+unfinished_rewinds   those that were killed half-way
 finish_rewinds  complete what a killed rewind has left half done
 next_attempt    the number of a group's next job, after those that were set aside
 
@@ -83,11 +84,17 @@ def is_rewound(run: RunStore, token: str) -> bool:
     return any(_plan(run, number)["token"] == token for number in _rewinds(run))
 
 
+def unfinished_rewinds(run: RunStore) -> list[str]:
+    """Directories of rewinds that were killed half-way."""
+    directories = (_directory(run, number) for number in _rewinds(run))
+    return [path for path in directories if not run.store.exists(f"{path}/done.json")]
+
+
 def finish_rewinds(run: RunStore, lease: Lease) -> None:
     """Complete every rewind that was begun. Call it with the lease, before reading the run."""
-    for number in _rewinds(run):
-        if not run.store.exists(f"{_directory(run, number)}/done.json"):
-            _complete(run, lease, number, _plan(run, number))
+    for path in unfinished_rewinds(run):
+        number = int(path.rpartition("/")[2])
+        _complete(run, lease, number, _plan(run, number))
 
 
 def next_attempt(run: RunStore, iteration: int, group: str) -> int:
