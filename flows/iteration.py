@@ -105,9 +105,6 @@ async def play_split(run: str, iteration: int, split: str) -> dict[str, Any]:
     """Play all shards of a split, publish them as one and measure it."""
     session = session_of(run)
     stage = await plan(run, iteration, split)
-    session.progress.start_stage(
-        f"iteration {iteration}: playing {split} problems", stage["episodes"]
-    )
     if session.parameters.rollouts.task_runner == "local":
         play = await limited(play_shard, "nip-rollouts")
         await together(play(run, iteration, split, s) for s in stage["shards"])

@@ -57,12 +57,14 @@ class _Clock:
     def __init__(self) -> None:
         self._stage = ""
         self._started_s = 0.0
+        self._done_before = 0  # found committed
 
     def left_s(self, progress: Progress, now_s: float) -> float | None:
         if progress.stage != self._stage:
             self._stage, self._started_s = progress.stage, now_s
-        done = progress.episodes_done
-        if done == 0:
+            self._done_before = progress.episodes_done
+        done = progress.episodes_done - self._done_before
+        if done <= 0:
             return None
         return (now_s - self._started_s) / done * max(progress.episodes_total - done, 0)
 

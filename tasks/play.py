@@ -11,9 +11,10 @@ from tasks.runtime import session_of, stage
 
 @stage("plan", "plan-{split}-{iteration}")
 async def plan(run: str, iteration: int, split: str) -> dict[str, Any]:
-    """Number of episodes, and names of the shards that the stage is cut into."""
-    stage = rollouts.plan_stage(session_of(run), iteration, split)
-    return {"episodes": stage.episodes, "shards": list(stage.shards)}
+    """Number of episodes, and names of the shards that are still to be played."""
+    session = session_of(run)
+    left = rollouts.start(session, iteration, split)
+    return {"episodes": rollouts.plan_stage(session, iteration, split).episodes, "shards": left}
 
 
 @stage("play-shard", "play-{split}-{iteration}-{shard}")

@@ -10,11 +10,12 @@ streaming, and deciding whether an answer has a valid form.
 """
 
 import asyncio
+import contextlib
 import json
 import math
 import random
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -72,7 +73,10 @@ class ChatAnswer:
 
 
 class ChatClient:
-    """Chat completions with at most `concurrency` calls in flight. Use as a context manager."""
+    """Chat completions with at most `concurrency` calls in flight. Use as a context manager.
+
+    A call is in flight until whoever made it has done with its answers, see `answers`.
+    """
 
     def __init__(
         self,
@@ -108,11 +112,18 @@ class ChatClient:
             await self._session.close()
 
     async def complete(self, endpoint: Endpoint, body: Mapping[str, Any]) -> ChatAnswer:
-        """The first choice of `complete_all`."""
-        return (await self.complete_all(endpoint, body))[0]
+        """The first choice of `answers`, at once."""
+        async with self.answers(endpoint, body) as answers:
+            return answers[0]
 
-    async def complete_all(self, endpoint: Endpoint, body: Mapping[str, Any]) -> list[ChatAnswer]:
-        """Post `body` to /chat/completions and return its choices by index; there is at least one.
+    @contextlib.asynccontextmanager
+    async def answers(
+        self, endpoint: Endpoint, body: Mapping[str, Any]
+    ) -> AsyncIterator[list[ChatAnswer]]:
+        """Post `body` to /chat/completions and give its choices by index; there is at least one.
+
+        The call counts as in flight until the block is left. Put into it what makes the answers
+        durable: then no more of them can be lost, and paid again, than there are calls in flight.
 
         A server that doesn't know ``n`` gives fewer than were asked for. Each answer has the
         whole prompt's tokens; those of the completions sum up to what the server counted.
@@ -134,23 +145,27 @@ class ChatClient:
             pause_s: float | None = None
             async with self._slots:
                 started = loop.time()
+                answers: list[ChatAnswer] = []
                 try:
                     async with self._session.post(url, data=payload, headers=headers) as response:
                         raw = await response.read()
                         status = response.status
                         retry_after = response.headers.get("Retry-After")
                     if status == 200:
-                        return _read_answers(
-                            raw, str(body["model"]), attempt, loop.time() - started
-                        )
-                    reason = f"HTTP {status}: {_error_message(raw, endpoint.api_key)}"
-                    if status not in _RETRIED and status < 500:
-                        _refuse(status, raw, endpoint.base_url, reason)
-                    pause_s = _seconds(retry_after)
+                        asked, took_s = str(body["model"]), loop.time() - started
+                        answers = _read_answers(raw, asked, attempt, took_s)
+                    else:
+                        reason = f"HTTP {status}: {_error_message(raw, endpoint.api_key)}"
+                        if status not in _RETRIED and status < 500:
+                            _refuse(status, raw, endpoint.base_url, reason)
+                        pause_s = _seconds(retry_after)
                 except (aiohttp.ClientError, TimeoutError, ConnectionError, OSError) as error:
                     reason = redact(f"{type(error).__name__}: {error}", endpoint.api_key)
                 except _MalformedAnswer as error:
                     reason = redact(str(error), endpoint.api_key)
+                if answers:
+                    yield answers
+                    return
             if attempt == self._retries:
                 break
             self._on_retry(reason)

@@ -6,7 +6,8 @@ Call          what came of it: the answers, and the record of each
 request_body  a request as JSON
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -87,6 +88,7 @@ class Call:
         return {"generation": generation, "timing": timing}, move
 
 
+@asynccontextmanager
 async def ask(
     game: Game,
     client: ChatClient,
@@ -95,27 +97,16 @@ async def ask(
     form: AnswerForm,
     seed: int,
     n: int = 1,
-) -> Call:
+) -> AsyncIterator[Call]:
     """Ask for `n` answers to `chat`; there may be fewer, but there is one.
 
-    Raises as ChatClient.complete_all does.
+    The call is in flight until the block is left, and raises as ChatClient.answers does.
     """
     started = datetime.now(UTC)
-    answers = await _ask(game, client, player, chat, form, seed, n)
-    return Call(player, form, started, answers)
-
-
-async def _ask(
-    game: Game,
-    client: ChatClient,
-    player: Player,
-    chat: Sequence[ChatMessage],
-    form: AnswerForm,
-    seed: int,
-    n: int,
-) -> list[ChatAnswer]:
     if isinstance(player.parameters, RandomAgentParameters):
-        return [ChatAnswer(random_answer(form, seed), "stop", player.model, 0, 0, 0, 0.0)]
+        answer = ChatAnswer(random_answer(form, seed), "stop", player.model, 0, 0, 0, 0.0)
+        yield Call(player, form, started, [answer])
+        return
     assert player.endpoint is not None  # only random agents play without a model
     limit = game.parameters.max_tokens(player.agent)
     body = request_body(player.model, player.parameters, chat, seed, limit, n)
@@ -128,13 +119,13 @@ async def _ask(
         # sent: an lm_server has none by default, and not every engine of it takes them.
         body |= {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0}
         body |= {"return_token_ids": True, "logprobs": bool(wanted) or player.record_logprobs}
-    answers = (await client.complete_all(player.endpoint, body))[:n]
-    if wanted and any(answer.tokens is None for answer in answers):
-        raise StageError(
-            f"{player.endpoint.base_url}: model {player.model} gives no log-probabilities; set "
-            "zk_protocol.similarity: text or use an engine that does"
-        )
-    return answers
+    async with client.answers(player.endpoint, body) as answers:
+        if wanted and any(answer.tokens is None for answer in answers[:n]):
+            raise StageError(
+                f"{player.endpoint.base_url}: model {player.model} gives no log-probabilities; set "
+                "zk_protocol.similarity: text or use an engine that does"
+            )
+        yield Call(player, form, started, answers[:n])
 
 
 def _recorded_tokens(player: Player, answer: ChatAnswer) -> Row:

@@ -1,6 +1,7 @@
 """Plays episodes: every episode a coroutine, no barrier between the turns of different ones.
 
 play_shard    many episodes at once, over one client and one journal
+places_for    how many episodes at a time
 play_episode  one episode, from reset to verdict, with all that it branches into
 Branch        where episodes branch; `straight` is nowhere, for trees see `trees`
 Failures      how many episodes of a stage may fail
@@ -22,7 +23,8 @@ then it is paid the penalty and is silent in that round, which leaves no turn be
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -31,13 +33,14 @@ from nip_core.agents.chat_client import ChatClient, ContextLengthError, RequestR
 from nip_core.agents.render import ChatMessage, Game, Situation, tokens_of
 from nip_core.concurrency import together
 from nip_core.errors import StageError
-from nip_core.parameters import RandomAgentParameters
+from nip_core.parameters import HyperParameters, RandomAgentParameters
 from nip_core.protocols import NO_DECISION, Move, Turn
 from nip_core.rollouts.calls import Call, Player, Row, ask
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.progress import Progress
 from nip_core.scenarios.code_validation.parsing import AnswerForm, parse_response
 
+_EPISODES_PER_CALL = 2  # in flight
 Played = tuple[list[Row], list[Row]]
 """Rows of episodes, and records of the calls they took."""
 
@@ -69,6 +72,7 @@ class Table:
     recorded: Mapping[str, Row]  # journal records by generation key
     progress: Progress
     failures: Failures | None = None  # None: the shard is the whole stage
+    places: asyncio.Semaphore | None = None  # one per episode at a time; None: of this shard alone
 
 
 @dataclass(frozen=True)
@@ -91,10 +95,19 @@ def straight(node: EpisodeSpec, round_: int, agents: Sequence[str]) -> Sequence[
     return (node,)
 
 
+def places_for(parameters: HyperParameters) -> asyncio.Semaphore:
+    """As many episodes at a time as keep all calls busy while answers are made durable.
+
+    Not more: episodes are begun in the order of the plan, so the shards before are soon committed,
+    and neither memory nor a run that goes on after a kill has to do with all of them.
+    """
+    return asyncio.Semaphore(_EPISODES_PER_CALL * parameters.rollouts.concurrency)
+
+
 async def play_shard(
     specs: Sequence[EpisodeSpec], table: Table, branch: Branch = straight
 ) -> PlayedShard:
-    """Play all `specs`, at most `rollouts.concurrency` of them at a time.
+    """Play all `specs`, as many at a time as there are places.
 
     A spec whose episode branches counts as one episode, which fails where all its leaves do.
 
@@ -102,7 +115,7 @@ async def play_shard(
     ServerError when the server stays silent; what was generated until then stands in the journal.
     """
     failures = table.failures or Failures(len(specs))
-    places = asyncio.Semaphore(table.game.parameters.rollouts.concurrency)
+    places = table.places or places_for(table.game.parameters)
     shard = PlayedShard([], [], [])
 
     async def play(spec: EpisodeSpec) -> None:
@@ -309,16 +322,15 @@ class _Node:
         found: list[_First] = [None] * len(children)
         if missing and player.gives_several:
             try:
-                call = await self._call(self.spec, agent, 0, len(children))
+                async with self._call(self.spec, agent, 0, len(children)) as call:
+                    given = [i for i in missing if i < len(call.answers)]
+                    kept = await together(self._keep(call, i, children[i], 0) for i in given)
+                for i, one in zip(given, kept, strict=True):
+                    found[i] = one
             except ContextLengthError as error:
                 found = [error] * len(children)
             except RequestRefusedError:
                 pass  # perhaps only because it asks for several, which some servers don't take
-            else:
-                given = [i for i in missing if i < len(call.answers)]
-                kept = await together(self._keep(call, i, children[i], 0) for i in given)
-                for i, one in zip(given, kept, strict=True):
-                    found[i] = one
         for future, answer in zip(first, found, strict=True):
             future.set_result(answer)
 
@@ -339,8 +351,8 @@ class _Node:
                     if isinstance(given, ContextLengthError):
                         raise given
                     if given is None:
-                        call = await self._call(spec, agent, attempt)
-                        given = await self._keep(call, 0, spec, attempt)
+                        async with self._call(spec, agent, attempt) as call:
+                            given = await self._keep(call, 0, spec, attempt)
                     record, move = given
                 except RequestRefusedError as error:
                     return _Answer(records, problem=str(error))
@@ -370,18 +382,25 @@ class _Node:
     def _form(self, agent: str) -> AnswerForm:
         return self.table.game.form(agent, self.round, self.spec.seed, self.turns)
 
-    async def _call(self, spec: EpisodeSpec, agent: str, attempt: int, n: int = 1) -> Call:
-        """One request, with the seed of `spec`. Raises as ChatClient.complete_all does."""
+    @asynccontextmanager
+    async def _call(
+        self, spec: EpisodeSpec, agent: str, attempt: int, n: int = 1
+    ) -> AsyncIterator[Call]:
+        """One request, with the seed of `spec`; keep its answers before the block is left, so that
+        they are durable while it counts as in flight. Raises as ChatClient.answers does."""
         table, player = self.table, self.table.players[agent]
         seed = spec.generation_seed(table.game.parameters.seed, self.round, agent, attempt)
         chat, form = self._chat(agent), self._form(agent)
-        call = await ask(table.game, table.client, player, chat, form, seed, n)
-        if player.endpoint is not None:
-            for i, answer in enumerate(call.answers):  # the prompt was read once for all of them
-                prompt_tokens = 0 if i else answer.prompt_tokens
-                table.progress.count_answer(answer.model, prompt_tokens, answer.completion_tokens)
-            table.progress.retries += call.answers[0].transport_retries
-        return call
+        async with ask(table.game, table.client, player, chat, form, seed, n) as call:
+            if player.endpoint is not None:
+                for i, answer in enumerate(call.answers):  # they share one prompt, read once
+                    prompt_tokens, tokens = (
+                        0 if i else answer.prompt_tokens,
+                        answer.completion_tokens,
+                    )
+                    table.progress.count_answer(answer.model, prompt_tokens, tokens)
+                table.progress.retries += call.answers[0].transport_retries
+            yield call
 
     async def _keep(
         self, call: Call, number: int, spec: EpisodeSpec, attempt: int

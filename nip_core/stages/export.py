@@ -7,7 +7,7 @@ from nip_core.errors import SettingsError
 from nip_core.rollouts.tables import iter_rollouts, shard_manifest
 from nip_core.run_store.manifest import Manifest, read_file, read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.stages.rollouts import commit_played, plan_stage, play
+from nip_core.stages.rollouts import commit_played, play, start
 from nip_core.stages.session import Session
 
 
@@ -22,9 +22,8 @@ async def play_stage(session: Session, iteration: int, split: str) -> Manifest:
             f"{session.run.finished_iterations()} iterations, so the models of that one are not "
             "there yet"
         )
-    plan = plan_stage(session, iteration, split)
-    session.progress.start_stage(f"iteration {iteration}: playing {split} problems", plan.episodes)
-    await together(play(session, iteration, split, shard) for shard in plan.shards)
+    left = start(session, iteration, split)
+    await together(play(session, iteration, split, shard) for shard in left)
     return commit_played(session, iteration, split)
 
 

@@ -1,12 +1,13 @@
 """Playing: the plan of a stage, one shard of it, and the commit that makes it readable.
 
 plan_stage     which episodes and shards; written once, so a resumed run cuts the same shards
+start          begin a stage: which shards are still to be played
 play           one shard: what the journal has is reused, the rest is asked for, all is committed
 commit_played  all shards of the stage as one split
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -21,6 +22,7 @@ from nip_core.rollouts.engine import (
     play_shard,
     straight,
 )
+from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.journal_segments import open_journal, remove_journal
 from nip_core.rollouts.plan import EpisodeSpec, plan_episodes, replayed, shards
 from nip_core.rollouts.tables import (
@@ -51,6 +53,10 @@ class StagePlan:
         """Names of the shards in order."""
         count = -(-self.episodes // self.episodes_per_shard)
         return tuple(f"{i:04d}" for i in range(count))
+
+    def size(self, shard: str) -> int:
+        """Episodes of one shard."""
+        return min(self.episodes_per_shard, self.episodes - int(shard) * self.episodes_per_shard)
 
 
 def plan_stage(session: Session, iteration: int, split: str) -> StagePlan:
@@ -92,74 +98,44 @@ def _specs(session: Session, iteration: int, split: str) -> list[EpisodeSpec]:
     return plan_episodes(session.parameters, session.problems[split], split, iteration)
 
 
+def start(session: Session, iteration: int, split: str) -> list[str]:
+    """Plan a stage, and show it as begun. Returns the shards that are still to be played."""
+    store, directory = session.run.store, session.run.rollouts(iteration, split)
+    plan = plan_stage(session, iteration, split)
+    left = []
+    for shard in plan.shards:
+        if shard_is_committed(store, directory, shard):  # perhaps by one that was killed just then
+            remove_journal(store, session.run.journal(iteration, split, shard))
+        else:
+            left.append(shard)
+    what = f"iteration {iteration}: playing {split} problems"
+    done = plan.episodes - sum(map(plan.size, left))
+    session.progress.start_stage(what, plan.episodes, done)
+    return left
+
+
 async def play(session: Session, iteration: int, split: str, shard: str) -> Mapping[str, Any]:
     """Play one shard and commit it; a committed one is left as it is.
 
     Returns rows and digest of the shard. Raises StageError when too many episodes fail; the
     journal then keeps what was generated.
     """
-    run, store = session.run, session.run.store
-    directory = run.rollouts(iteration, split)
+    store, directory = session.run.store, session.run.rollouts(iteration, split)
     plan = plan_stage(session, iteration, split)
-    models = playing(session, iteration, split)
-    journal_path = run.journal(iteration, split, shard)
-    # Candidates that can't play are not taken; they don't stop the run.
-    failures = session.failures.get((iteration, split))
-    if failures is None:
-        failures = Failures(plan.episodes, stop=split != CANDIDATE)
-        session.failures[iteration, split] = failures
-        for other in plan.shards:  # which other processes may have played
-            if shard_is_committed(store, directory, other):
-                committed = read_manifest(store, directory, shard_manifest(other))
-                failures.keys.update(committed.extra.get("failed", ()))
-    if shard_is_committed(store, directory, shard):
+    journal_path = session.run.journal(iteration, split, shard)
+    if shard_is_committed(store, directory, shard):  # by an earlier try of this task
         remove_journal(store, journal_path)
         return {"shard": shard, "reused": True}
+    started = time.monotonic()
+    models = playing(session, iteration, split)
     specs, _ = _planned(session, iteration, split)
     specs = shards(specs, plan.episodes_per_shard)[int(shard)]
-    started = time.monotonic()
     journal = open_journal(store, journal_path, session.lease.epoch)
     try:
-        recorded = {r["generation"]["key"]: r for r in journal.replay()}
-        _check_models(recorded, session, models, journal.name)
-
-        async def run_shard() -> PlayedShard:
-            # Made anew here: a server that was started again answers at another port.
-            table = Table(
-                game=session.game,
-                players=session.players(
-                    {group: m.model for group, m in models.items()},
-                    recorded=_recorded(session, iteration, split),
-                ),
-                client=session.client,
-                log=journal,
-                recorded=recorded,
-                progress=session.progress,
-                failures=failures,
-            )
-            return await play_shard(specs, table, _branch(session, iteration, split))
-
-        played = await session.with_server(run_shard)
+        played = await _play_open(session, iteration, split, specs, models, journal)
     finally:
         await journal.aclose()
-    timings = [
-        {**row, "started_at": datetime.fromisoformat(row["started_at"])} for row in played.timings
-    ]
-    order = {(spec.problem.id, spec.sample): i for i, spec in enumerate(specs)}
-    played.episodes.sort(key=lambda row: (order[row["problem"], row["sample"]], tree_order(row)))
-    failed = set(played.failed)
-    manifest = commit_shard(
-        store,
-        directory,
-        shard,
-        build_tables(played.episodes, played.generations, timings),
-        inputs={
-            "plan": plan.plan_digest,
-            "models": digest({group: m.model for group, m in models.items()}),
-        },
-        extra={"failed": [spec.key for spec in specs if spec.key in failed]},
-        lease=session.lease,
-    )
+    manifest = _commit(session, iteration, split, shard, specs, played)
     journal.remove()  # what it held is committed
     return {
         "shard": shard,
@@ -168,6 +144,86 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
         "canonical_digest": manifest.extra["canonical_digest"],
         "seconds": round(time.monotonic() - started, 3),
     }
+
+
+async def _play_open(
+    session: Session,
+    iteration: int,
+    split: str,
+    specs: Sequence[EpisodeSpec],
+    models: Mapping[str, ServedModel],
+    journal: GroupCommits,
+) -> PlayedShard:
+    """What the journal has is reused, the rest is asked for."""
+    recorded = {r["generation"]["key"]: r for r in journal.replay()}
+    _check_models(recorded, session, models, journal.name)
+    failures = _failures(session, iteration, split)
+
+    async def work() -> PlayedShard:
+        # Made anew here: a server that was started again answers at another port.
+        players = session.players(
+            {group: m.model for group, m in models.items()},
+            recorded=_recorded(session, iteration, split),
+        )
+        table = Table(
+            game=session.game,
+            players=players,
+            client=session.client,
+            log=journal,
+            recorded=recorded,
+            progress=session.progress,
+            failures=failures,
+            places=session.places,
+        )
+        return await play_shard(specs, table, _branch(session, iteration, split))
+
+    return await session.with_server(work)
+
+
+def _failures(session: Session, iteration: int, split: str) -> Failures:
+    """The failed episodes of a stage, begun with those that stand in committed shards."""
+    failures = session.failures.get((iteration, split))
+    if failures is None:
+        store, directory = session.run.store, session.run.rollouts(iteration, split)
+        plan = plan_stage(session, iteration, split)
+        # Candidates that can't play are not taken; they don't stop the run.
+        failures = Failures(plan.episodes, stop=split != CANDIDATE)
+        session.failures[iteration, split] = failures
+        for shard in plan.shards:
+            if shard_is_committed(store, directory, shard):
+                committed = read_manifest(store, directory, shard_manifest(shard))
+                failures.keys.update(committed.extra.get("failed", ()))
+    return failures
+
+
+def _commit(
+    session: Session,
+    iteration: int,
+    split: str,
+    shard: str,
+    specs: Sequence[EpisodeSpec],
+    played: PlayedShard,
+) -> Manifest:
+    """Publish what was played, in the order of the plan."""
+    timings = [
+        {**row, "started_at": datetime.fromisoformat(row["started_at"])} for row in played.timings
+    ]
+    order = {(spec.problem.id, spec.sample): i for i, spec in enumerate(specs)}
+    played.episodes.sort(key=lambda row: (order[row["problem"], row["sample"]], tree_order(row)))
+    failed = set(played.failed)
+    models = playing(session, iteration, split)
+    return commit_shard(
+        session.run.store,
+        session.run.rollouts(iteration, split),
+        shard,
+        build_tables(played.episodes, played.generations, timings),
+        inputs={
+            "plan": plan_stage(session, iteration, split).plan_digest,
+            "models": digest({group: m.model for group, m in models.items()}),
+        },
+        extra={"failed": [spec.key for spec in specs if spec.key in failed]},
+        lease=session.lease,
+    )
 
 
 def _branch(session: Session, iteration: int, split: str) -> Branch:

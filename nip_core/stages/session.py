@@ -13,6 +13,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, TypeVar
 
 from nip_core.agents.chat_client import ChatClient, Endpoint
@@ -21,7 +22,7 @@ from nip_core.agents.render import Game
 from nip_core.errors import StoreError
 from nip_core.parameters import HyperParameters, RandomAgentParameters
 from nip_core.rollouts.calls import Player
-from nip_core.rollouts.engine import Failures
+from nip_core.rollouts.engine import Failures, places_for
 from nip_core.rollouts.plan import SPLITS, EpisodeSpec, shuffle_labels
 from nip_core.rollouts.progress import Progress
 from nip_core.run_store.lease import Lease, acquire
@@ -63,6 +64,11 @@ class Session:
     the stage asks for them."""
     failures: dict[tuple[int, str], Failures] = field(default_factory=dict)
     """Failed episodes by iteration and split, counted over the shards of a stage."""
+
+    @cached_property
+    def places(self) -> asyncio.Semaphore:
+        """For the episodes that are played at a time, of whatever shard."""
+        return places_for(self.parameters)
 
     def endpoint(self, group: str) -> Endpoint:
         """Where the group's model is asked."""

@@ -92,7 +92,9 @@ async def play_at(
 ) -> Played:
     """Play `specs` against the server at `url`, cut into `num_shards`; `more` as for the table."""
     log, game = log or MemoryLog(), Game(parameters)
-    async with ChatClient(concurrency=256, timeout_s=10, retries=2) as client:
+    async with ChatClient(
+        concurrency=parameters.rollouts.concurrency, timeout_s=10, retries=2
+    ) as client:
         table = make_table(game, url, client, log, **more)
         parts = [
             await asyncio.wait_for(play_shard(part, table, branch), 30)

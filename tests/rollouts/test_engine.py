@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -20,11 +21,12 @@ from scripted_server import scripted_server
 
 from nip_core.agents.chat_client import ChatClient
 from nip_core.agents.render import Game
+from nip_core.concurrency import together
 from nip_core.errors import ServerError, StageError, StoreError
 from nip_core.hashing import derive_seed, digest
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.engine import Failures, play_shard
-from nip_core.rollouts.plan import plan_episodes
+from nip_core.rollouts.engine import Failures, places_for, play_shard
+from nip_core.rollouts.plan import plan_episodes, shards
 
 SAMPLING = {"max_tokens": 40, "temperature": 0.5}
 
@@ -695,6 +697,56 @@ async def test_calls_in_flight_are_bounded_by_the_settings():
     played = await play(parameters, script, on=problems(15))
     assert played.server.most_in_flight == 3
     assert played.progress.episodes_in_flight == 0
+
+
+async def test_no_more_answers_are_at_risk_than_calls_are_allowed_in_flight():
+    """An answer that is not yet durable is paid again after a kill."""
+
+    class SlowLog(MemoryLog):
+        at_risk = most_at_risk = 0
+
+        async def append(self, record):
+            await asyncio.sleep(0.02)
+            await super().append(record)
+            SlowLog.at_risk -= 1
+
+    async def script(body):
+        SlowLog.at_risk += 1
+        SlowLog.most_at_risk = max(SlowLog.most_at_risk, SlowLog.at_risk)
+        await asyncio.sleep(0.005)
+        return varied(body)
+
+    parameters = settings(rollouts={"concurrency": 3})
+    await play(parameters, script, on=problems(15), log=SlowLog())
+    assert SlowLog.most_at_risk == 3
+    assert SlowLog.at_risk == 0
+
+
+async def test_shards_that_share_their_places_end_one_after_another():
+    """All at once they would all end at the end, and a kill would find none of them committed."""
+    ended: list[str] = []
+
+    async def script(body):
+        await asyncio.sleep(0.002)
+        return varied(body)
+
+    parameters = settings(rollouts={"concurrency": 2})
+    game = Game(parameters)
+    async with (
+        scripted_server(script) as server,
+        ChatClient(concurrency=2, timeout_s=10, retries=2) as client,
+    ):
+        table = make_table(game, server.url, client, MemoryLog())
+        table = replace(table, places=places_for(parameters))
+
+        async def shard(name, specs):
+            await play_shard(specs, table)
+            ended.append(name)
+
+        parts = shards(plan_episodes(parameters, problems(24), "train", 0), 8)
+        await together(shard(str(i), part) for i, part in enumerate(parts))
+        assert ended == ["0", "1", "2"]
+        assert server.most_in_flight == 2
 
 
 def open_tasks():
