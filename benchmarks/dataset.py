@@ -45,7 +45,7 @@ from nip_core.fine_tuning.lines import write_jsonl
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.plan import EpisodeSpec, plan_episodes
 from nip_core.rollouts.tables import StoredRollouts, build_tables, commit_shard, commit_stage
-from nip_core.run_store.store import LocalStore
+from nip_core.run_store.local_store import LocalStore
 from nip_core.scenarios.code_validation.datasets import load_problems
 from nip_core.trainers import chooser
 

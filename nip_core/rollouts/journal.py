@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from nip_core.errors import CorruptionError, NipError, StoreError
-from nip_core.run_store.store import make_directories, sync_directory, translate_error
+from nip_core.run_store.local_store import make_directories, sync_directory, translate_error
 
 FILE_HEADER = b"nip-journal 1\n"
 SYNC_INTERVAL_S = 0.010

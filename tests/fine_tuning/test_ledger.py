@@ -24,8 +24,8 @@ from nip_core.fine_tuning.job import Backend, JobRecord, JobSpec, job_key
 from nip_core.fine_tuning.ledger import Ledger
 from nip_core.fine_tuning.openai_backend import OpenAIBackend
 from nip_core.run_store.lease import acquire
+from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import LocalStore
 
 SETTLE_S = 8.0
 DATASET = b"".join(

@@ -19,8 +19,8 @@ from nip_core.fine_tuning.openai_backend import OpenAIBackend
 from nip_core.lm_server import owner
 from nip_core.lm_server.owner import ServerHandle
 from nip_core.lm_server.spec import ServerSpec
+from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import LocalStore
 
 KEY = "sk-very-secret-0123456789"
 SPEC = JobSpec(

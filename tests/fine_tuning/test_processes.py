@@ -12,8 +12,8 @@ import pytest
 
 from nip_core.errors import CorruptionError, StageError
 from nip_core.processes import how_many, map_in_processes
+from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import read_manifest
-from nip_core.run_store.store import LocalStore
 
 PARENT = """
 import time

@@ -24,8 +24,8 @@ from nip_core.lm_server.spec import ServerSpec
 from nip_core.lm_server.trainers import SubprocessTrainer
 from nip_core.models import resolve_model
 from nip_core.parameters import load_parameters
+from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import LocalStore
 from nip_core.stages.fine_tuning import training_settings
 from nip_core.stages.training_data import held_out, write_payloads
 

@@ -9,8 +9,8 @@ import pytest
 from nip_core.errors import RunConflictError
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters, load_parameters
 from nip_core.parameters.stored import from_stored
+from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import LocalStore
 
 QUICKSTART = Path(__file__).parents[2] / "deployments" / "configs" / "quickstart.yaml"
 EARLIER = json.loads((Path(__file__).parent / "earlier_run.json").read_text(encoding="utf-8"))

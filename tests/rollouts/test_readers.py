@@ -22,8 +22,8 @@ from nip_core.rollouts.tables import (
     parquet_bytes,
     parquet_table,
 )
+from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import commit
-from nip_core.run_store.store import LocalStore
 from nip_core.trainers.base import Example
 
 DOCS = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")

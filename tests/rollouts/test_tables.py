@@ -27,7 +27,8 @@ from nip_core.rollouts.tables import (
     read_timings,
     shard_is_committed,
 )
-from nip_core.run_store.store import LocalStore, MissingFileError
+from nip_core.run_store.local_store import LocalStore
+from nip_core.run_store.store import MissingFileError
 
 Row = dict[str, Any]
 

@@ -11,7 +11,8 @@ import pytest
 
 from nip_core.errors import CorruptionError, LeaseError
 from nip_core.run_store.lease import Lease, Owner, ThisMachine, acquire
-from nip_core.run_store.store import LocalStore, Store
+from nip_core.run_store.local_store import LocalStore
+from nip_core.run_store.store import Store
 
 HOLDER = """
 import sys, time

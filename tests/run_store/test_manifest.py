@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from nip_core.errors import CorruptionError, LeaseError, RunConflictError, StoreError
 from nip_core.run_store.lease import acquire
+from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import (
     commit,
     is_committed,
@@ -21,7 +22,7 @@ from nip_core.run_store.manifest import (
     read_manifest,
     verify,
 )
-from nip_core.run_store.store import LocalStore, MissingFileError, Store
+from nip_core.run_store.store import MissingFileError, Store
 
 
 class Killed(BaseException):

@@ -9,9 +9,10 @@ import pytest
 
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError
 from nip_core.run_store.lease import acquire
+from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import commit, read_file, verify
 from nip_core.run_store.run import RunStore, check_run_name, list_runs
-from nip_core.run_store.store import LocalStore, MissingFileError, Store
+from nip_core.run_store.store import MissingFileError, Store
 
 NEUTRAL = {"rl.num_iterations", "rollouts"}
 PARAMETERS: dict[str, Any] = {

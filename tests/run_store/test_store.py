@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from nip_core.errors import LeaseError, SettingsError, StoreError
-from nip_core.run_store.store import LocalStore, MissingFileError, Store, open_store, walk
+from nip_core.run_store.local_store import LocalStore
+from nip_core.run_store.store import MissingFileError, Store, open_store, walk
 
 
 @pytest.fixture
@@ -250,39 +251,31 @@ def test_a_fence_dropped_between_staging_and_publishing_stops_the_put(
     assert not disk.exists("a")
 
 
+def refuses_writing(store: Store) -> None:
+    assert (store.get("a.json"), store.list("")) == (b"1", ["a.json"])
+    for write in (
+        lambda: store.put("b", b"2"),
+        lambda: store.put_if_absent("b/c", b"2"),
+        lambda: store.put_if_match("a.json", b"2", store.get_with_etag("a.json")[1]),
+        lambda: store.delete("a.json"),
+        lambda: store.raise_fence("f"),
+        lambda: store.drop_fence("f"),
+    ):
+        with pytest.raises(StoreError, match="opened for reading only"):
+            write()
+
+
 def test_a_bucket_for_reading_only_is_not_written(s3: str) -> None:
     url = f"{s3}/read-only"
     open_store(url).put("a.json", b"1")
-    store = open_store(url, read_only=True)
-    assert (store.get("a.json"), store.list("")) == (b"1", ["a.json"])
-    for write in (
-        lambda: store.put("b", b"2"),
-        lambda: store.put_if_absent("b/c", b"2"),
-        lambda: store.put_if_match("a.json", b"2", store.get_with_etag("a.json")[1]),
-        lambda: store.delete("a.json"),
-        lambda: store.raise_fence("f"),
-        lambda: store.drop_fence("f"),
-    ):
-        with pytest.raises(StoreError, match="opened for reading only"):
-            write()
+    refuses_writing(open_store(url, read_only=True))
     assert open_store(url).list("") == ["a.json"]
 
 
-def test_a_store_for_reading_only_writes_nothing(tmp_path):
+def test_a_disk_for_reading_only_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b"1")
     before = tmp_path.stat().st_mtime_ns
-    store = open_store(tmp_path, read_only=True)
-    assert (store.get("a.json"), store.list("")) == (b"1", ["a.json"])
-    for write in (
-        lambda: store.put("b", b"2"),
-        lambda: store.put_if_absent("b/c", b"2"),
-        lambda: store.put_if_match("a.json", b"2", store.get_with_etag("a.json")[1]),
-        lambda: store.delete("a.json"),
-        lambda: store.raise_fence("f"),
-        lambda: store.drop_fence("f"),
-    ):
-        with pytest.raises(StoreError, match="opened for reading only"):
-            write()
+    refuses_writing(open_store(tmp_path, read_only=True))
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     assert tmp_path.stat().st_mtime_ns == before
     with pytest.raises(StoreError, match="no such directory"):

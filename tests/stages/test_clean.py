@@ -12,9 +12,10 @@ from nip_core.lm_server.files import FileStore
 from nip_core.lm_server.models import ModelStore, adapter_name
 from nip_core.rollouts.tables import shard_manifest
 from nip_core.run_store.lease import acquire
+from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import commit, verify
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import LocalStore, walk
+from nip_core.run_store.store import walk
 from nip_core.stages.clean import find_unused
 
 DIGESTS = {"served": "a" * 12, "parent": "b" * 12, "unnamed": "c" * 12}
