@@ -9,7 +9,6 @@ the run; 5 damaged files, running again does not help; 6 a fine-tune job ended w
 import asyncio
 import json
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -18,11 +17,10 @@ from typing import Annotated, Any
 
 import typer
 import typer.core
-import yaml
 from rich.console import Console
-from rich.table import Table
 
 from flows.clean import clean
+from flows.printing import print_json, show_plan, show_run, verdict_line
 from flows.serve import serve
 from flows.up import up
 from nip_core.errors import (
@@ -189,7 +187,7 @@ def train(
     given = list(overrides or [])
     parameters = load_parameters(config, given)
     if dry_run:
-        _show_plan(parameters, as_json)
+        show_plan(parameters, as_json)
         return
     again = _rerun_from(rerun_from)
     if fork is not None:
@@ -204,9 +202,9 @@ def train(
         as_json,
     )
     if as_json:
-        _print_json(result)
+        print_json(result)
         return
-    _show_run(result)
+    show_run(result)
 
 
 @app.command()
@@ -222,10 +220,10 @@ def evaluate(
 
     result = _run_flow(parameters, lambda: flow(str(config), given), as_json)
     if as_json:
-        _print_json(result)
+        print_json(result)
         return
     print(f"run {result['run']}, models of iteration {result['iteration']}")
-    print(_verdict_line(result["test"]))
+    print(verdict_line(result["test"]))
 
 
 @app.command()
@@ -270,7 +268,7 @@ def play(
 
     result = _with_view(parameters, lambda: progress, lambda: _run_async(run), as_json)
     if as_json:
-        _print_json(result)
+        print_json(result)
         return
     print(f"{result['rows']['episodes']} episodes, {result['rows']['generations']} generations")
     print(f"canonical digest {result['canonical_digest']}")
@@ -306,9 +304,9 @@ def show(
         raise SettingsError(f"run {name!r} is not in {run_store!r}; there are {there}")
     result = summary(RunStore(store, name))
     if as_json:
-        _print_json(result)
+        print_json(result)
         return
-    _show_run(result)
+    show_run(result)
 
 
 app.command()(clean)
@@ -323,7 +321,7 @@ def doctor(as_json: AsJson = False) -> None:
 
     findings = examine()
     if as_json:
-        _print_json([vars(finding) for finding in findings])
+        print_json([vars(finding) for finding in findings])
     else:
         for finding in findings:
             print(f"{'ok  ' if finding.ok else 'no  '}{finding.what:<22}{finding.detail}")
@@ -391,125 +389,6 @@ def _fork(
     forked = load_parameters(config, given)
     fork_run(parameters, forked)
     return forked, given
-
-
-def _show_plan(parameters: HyperParameters, as_json: bool) -> None:
-    from nip_core.stages.session import plan_run
-
-    parameters, estimate = plan_run(parameters)
-    _warn_of_few_examples(parameters, estimate.train_episodes)
-    _warn_of_unreachable_threshold(parameters)
-    if as_json:
-        _print_json({"parameters": parameters.to_dict(), "estimate": estimate.to_dict()})
-        return
-    print(yaml.safe_dump(parameters.to_dict(), sort_keys=False).rstrip())
-    print()
-    print(f"{estimate.iterations} iterations, nothing was started. At most:")
-    print(f"  {estimate.train_episodes} training and {estimate.test_episodes} test episodes")
-    if estimate.gate_episodes:
-        print(f"  {estimate.gate_episodes} validation episodes to choose models by")
-    print(f"  {estimate.calls} calls, not counting answers that have to be asked for again")
-    print(f"  {estimate.prompt_tokens} prompt and {estimate.completion_tokens} generated tokens")
-    print(f"  {estimate.training_tokens} tokens trained on")
-    print(f"  {estimate.disk_bytes / 1e6:.0f} MB on disk, models not counted")
-    if estimate.usd is None:
-        print(f"  cost unknown: set prices for {', '.join(estimate.missing_prices)}")
-    else:
-        print(f"  ${estimate.usd:.2f}")
-
-
-def _warn_of_few_examples(parameters: HyperParameters, train_episodes: int) -> None:
-    from nip_core.lm_server.formats import MIN_EXAMPLES
-
-    iterations = parameters.rl.num_iterations
-    is_rerun = parameters.base_run.base_run_type == "rerun_tests"
-    if not parameters.trainable_groups or iterations == 0 or is_rerun:
-        return
-    if (rollouts := train_episodes // iterations) < MIN_EXAMPLES:
-        print(
-            f"nip: warning: {rollouts} rollouts per iteration give few training examples; a "
-            f"fine-tune job with fewer than {MIN_EXAMPLES} is skipped; raise "
-            "rl.rollouts_per_iteration",
-            file=sys.stderr,
-        )
-
-
-def _warn_of_unreachable_threshold(parameters: HyperParameters) -> None:
-    from nip_core.trainers.expert_iteration import never_chosen
-
-    if parameters.trainer != "pure_text_ei" or parameters.base_run.base_run_type == "rerun_tests":
-        return  # other trainers have no threshold, or not for long
-    threshold = parameters.pure_text_ei.reward_threshold
-    for agent, most in never_chosen(parameters).items():
-        print(
-            f"nip: warning: agents.{agent} can earn at most {most:g} in an episode, less than "
-            f"pure_text_ei.reward_threshold, {threshold:g}, so it is never trained; use "
-            "rollout_selection_method: weighted_sampling, or freeze_agent: true",
-            file=sys.stderr,
-        )
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
-
-
-def _verdict_line(test: dict[str, Any]) -> str:
-    low, high = test["accuracy_ci95"]
-    return (
-        f"accuracy {_percent(test['accuracy'])} (95 % interval {_percent(low)} to "
-        f"{_percent(high)}), completeness {_percent(test['completeness'])}, soundness "
-        f"{_percent(test['soundness'])}, {test['episodes']} episodes on "
-        f"{test['distinct_problems']} problems"
-    )
-
-
-def _gate_line(decision: dict[str, Any]) -> str:
-    from nip_core.evaluation.report_text import promotion_words
-
-    low, high = decision["ci95"]
-    return (
-        f"{promotion_words(decision)} on {decision['problems']} validation problems (difference "
-        f"{decision['difference']:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}, margin "
-        f"{decision['margin']:g})"
-    )
-
-
-def _show_run(result: dict[str, Any]) -> None:
-    width = max(shutil.get_terminal_size((110, 24)).columns, 80)
-    console = Console(width=width)
-    waits_for = f": {result['waits_for']}" if "waits_for" in result else ""
-    console.print(f"run {result['run']}: {result['status']}{waits_for}", highlight=False)
-    table = Table()
-    for heading in ("iteration", "accuracy", "95 % interval", "completeness", "soundness"):
-        table.add_column(heading, justify="right")
-    table.add_column("problems", justify="right")
-    table.add_column("jobs")
-    for entry in result["iterations"]:
-        test = entry["test"]
-        interval = (test or {}).get("accuracy_ci95")
-        table.add_row(
-            str(entry["iteration"]),
-            _percent(test and test["accuracy"]),
-            f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",
-            _percent(test and test["completeness"]),
-            _percent(test and test["soundness"]),
-            str((test or {}).get("distinct_problems") or "-"),
-            ", ".join(f"{g} {job['status']}" for g, job in entry["jobs"].items()) or "-",
-        )
-    console.print(table)
-    for entry in result["iterations"]:
-        if entry.get("promotion"):
-            print(f"iteration {entry['iteration']}: new models {_gate_line(entry['promotion'])}")
-        for group, job in entry["jobs"].items():
-            if job.get("reason"):
-                print(f"iteration {entry['iteration']}, {group}: {job['status']}: {job['reason']}")
-    if result.get("report"):
-        # Not through the console: a path must not be wrapped.
-        print(f"report: {result['report']}")
 
 
 if __name__ == "__main__":

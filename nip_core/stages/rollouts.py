@@ -6,6 +6,7 @@ play           one shard: what the journal has is reused, the rest is asked for,
 commit_played  all shards of the stage as one split
 """
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -135,7 +136,8 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
         played = await _play_open(session, iteration, split, specs, models, journal)
     finally:
         await journal.aclose()
-    manifest = _commit(session, iteration, split, shard, specs, played)
+    # In a thread: other shards go on playing meanwhile.
+    manifest = await asyncio.to_thread(_commit, session, iteration, split, shard, specs, played)
     journal.remove()  # what it held is committed
     return {
         "shard": shard,

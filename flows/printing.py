@@ -1,0 +1,143 @@
+"""What `nip` prints of plans and runs.
+
+show_plan     what a run would take, and what in its settings is probably not meant
+show_run      how far a run is
+verdict_line  a test in a line
+gate_line     a decision about new models in a line
+print_json    the same for programs
+"""
+
+import json
+import shutil
+import sys
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from nip_core.parameters import HyperParameters
+
+
+def show_plan(parameters: HyperParameters, as_json: bool) -> None:
+    """Settings with their defaults and an estimate; warnings go to standard error."""
+    from nip_core.stages.session import plan_run
+
+    parameters, estimate = plan_run(parameters)
+    _warn_of_few_examples(parameters, estimate.train_episodes)
+    _warn_of_unreachable_threshold(parameters)
+    if as_json:
+        print_json({"parameters": parameters.to_dict(), "estimate": estimate.to_dict()})
+        return
+    print(yaml.safe_dump(parameters.to_dict(), sort_keys=False).rstrip())
+    print()
+    print(f"{estimate.iterations} iterations, nothing was started. At most:")
+    print(f"  {estimate.train_episodes} training and {estimate.test_episodes} test episodes")
+    if estimate.gate_episodes:
+        print(f"  {estimate.gate_episodes} validation episodes to choose models by")
+    print(f"  {estimate.calls} calls, not counting answers that have to be asked for again")
+    print(f"  {estimate.prompt_tokens} prompt and {estimate.completion_tokens} generated tokens")
+    print(f"  {estimate.training_tokens} tokens trained on")
+    print(f"  {estimate.disk_bytes / 1e6:.0f} MB on disk, models not counted")
+    if estimate.usd is None:
+        print(f"  cost unknown: set prices for {', '.join(estimate.missing_prices)}")
+    else:
+        print(f"  ${estimate.usd:.2f}")
+
+
+def _warn_of_few_examples(parameters: HyperParameters, train_episodes: int) -> None:
+    from nip_core.lm_server.formats import MIN_EXAMPLES
+
+    iterations = parameters.rl.num_iterations
+    is_rerun = parameters.base_run.base_run_type == "rerun_tests"
+    if not parameters.trainable_groups or iterations == 0 or is_rerun:
+        return
+    if (rollouts := train_episodes // iterations) < MIN_EXAMPLES:
+        print(
+            f"nip: warning: {rollouts} rollouts per iteration give few training examples; a "
+            f"fine-tune job with fewer than {MIN_EXAMPLES} is skipped; raise "
+            "rl.rollouts_per_iteration",
+            file=sys.stderr,
+        )
+
+
+def _warn_of_unreachable_threshold(parameters: HyperParameters) -> None:
+    from nip_core.trainers.expert_iteration import never_chosen
+
+    if parameters.trainer != "pure_text_ei" or parameters.base_run.base_run_type == "rerun_tests":
+        return  # other trainers have no threshold, or not for long
+    threshold = parameters.pure_text_ei.reward_threshold
+    for agent, most in never_chosen(parameters).items():
+        print(
+            f"nip: warning: agents.{agent} can earn at most {most:g} in an episode, less than "
+            f"pure_text_ei.reward_threshold, {threshold:g}, so it is never trained; use "
+            "rollout_selection_method: weighted_sampling, or freeze_agent: true",
+            file=sys.stderr,
+        )
+
+
+def print_json(value: Any) -> None:
+    """A value as JSON."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def verdict_line(test: dict[str, Any]) -> str:
+    """The metrics of a test in a line."""
+    low, high = test["accuracy_ci95"]
+    return (
+        f"accuracy {_percent(test['accuracy'])} (95 % interval {_percent(low)} to "
+        f"{_percent(high)}), completeness {_percent(test['completeness'])}, soundness "
+        f"{_percent(test['soundness'])}, {test['episodes']} episodes on "
+        f"{test['distinct_problems']} problems"
+    )
+
+
+def gate_line(decision: dict[str, Any]) -> str:
+    """What the gate decided, and by how much."""
+    from nip_core.evaluation.report_text import promotion_words
+
+    low, high = decision["ci95"]
+    return (
+        f"{promotion_words(decision)} on {decision['problems']} validation problems (difference "
+        f"{decision['difference']:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}, margin "
+        f"{decision['margin']:g})"
+    )
+
+
+def show_run(result: dict[str, Any]) -> None:
+    """A table of the iterations of a run, and what became of their jobs."""
+    width = max(shutil.get_terminal_size((110, 24)).columns, 80)
+    console = Console(width=width)
+    waits_for = f": {result['waits_for']}" if "waits_for" in result else ""
+    console.print(f"run {result['run']}: {result['status']}{waits_for}", highlight=False)
+    table = Table()
+    for heading in ("iteration", "accuracy", "95 % interval", "completeness", "soundness"):
+        table.add_column(heading, justify="right")
+    table.add_column("problems", justify="right")
+    table.add_column("jobs")
+    for entry in result["iterations"]:
+        test = entry["test"]
+        interval = (test or {}).get("accuracy_ci95")
+        table.add_row(
+            str(entry["iteration"]),
+            _percent(test and test["accuracy"]),
+            f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",
+            _percent(test and test["completeness"]),
+            _percent(test and test["soundness"]),
+            str((test or {}).get("distinct_problems") or "-"),
+            ", ".join(f"{g} {job['status']}" for g, job in entry["jobs"].items()) or "-",
+        )
+    console.print(table)
+    for entry in result["iterations"]:
+        if entry.get("promotion"):
+            print(f"iteration {entry['iteration']}: new models {gate_line(entry['promotion'])}")
+        for group, job in entry["jobs"].items():
+            if job.get("reason"):
+                print(f"iteration {entry['iteration']}, {group}: {job['status']}: {job['reason']}")
+    if result.get("report"):
+        # Not through the console: a path must not be wrapped.
+        print(f"report: {result['report']}")
