@@ -105,7 +105,6 @@ async def test_a_remote_job_is_kept_or_cancelled_as_set(
         assert set(jobs_of(lm_server).values()) <= {"running", "queued", "validating_files"}
     await asyncio.to_thread(until, lambda: posted, "the webhook is told")
     assert posted[-1]["state"] in ("Cancelling", "Cancelled") and posted[-1]["run"] == name
-    assert url not in json.dumps(stack.api("/logs/filter", {}))
     worker.terminate()
     worker.wait(timeout=60)
     if on_cancel == "keep":
