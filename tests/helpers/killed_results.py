@@ -24,12 +24,16 @@ ABOUT = {
         "The process is started again, and in the end the run has the same canonical digests, "
         "datasets and models as one that was never killed, the server one job for each key and "
         "the same adapters, no generation with a durable record was asked for again, of the "
-        "others at most the two that two shards had in flight (`calls repeated`), and no process "
+        "others at most the one that was in flight (`calls repeated`), and no process "
         "is left.",
+        "A worker of Prefect is killed so at each request that it sends to Prefect from its start "
+        "until the flow has started, and while the flow plays. Another worker is started at once, "
+        "and `reconcile` runs when nothing moves any more.",
         "A run of a flow is killed up to twelve times, one after another, at points that are "
         "spread over it. Stars stand for what is drawn at random. The points are those that two "
         "unbroken runs have in common. Not covered: the heartbeat of the lease, which beats by "
-        "the clock; a loss of power, which is what syncs are for; the Prefect server.",
+        "the clock; a loss of power, which is what syncs are for; the Prefect server; what a worker polls "
+        "again and again, and its websockets.",
     ),
     "faults": (
         "A real server with the deterministic engine behind a proxy that injects faults by a "
@@ -55,7 +59,10 @@ class Results:
         self.rows.setdefault(name, []).append(row if isinstance(row, dict) else asdict(row))
 
     def save(self) -> None:
-        """Write a JSON file and a page for each name, as far as things have gone."""
+        """Write a JSON file and a page for each name, as far as things have gone.
+
+        Rows of processes that are in the file and not in this session stay there.
+        """
         for name, rows in self.rows.items():
             if self.folder is not None:
                 _write(self.folder / name, rows, time.monotonic() - self.started_s)
@@ -63,12 +70,18 @@ class Results:
 
 def _write(path: Path, rows: list[dict[str, Any]], seconds: float) -> None:
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    facts = {
-        "commit": subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip(),
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    facts: dict[str, Any] = {
+        "commit": commit,
         "command": "make kill-matrix",
         "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}",
         "seconds": round(seconds),
     }
+    if "process" in rows[0]:
+        kept, commits = _of_other_processes(path.with_suffix(".json"), rows)
+        commits |= dict.fromkeys((row["process"] for row in rows), commit)
+        rows = kept + rows
+        facts |= {"seconds": round(sum(row["seconds"] for row in rows)), "commits": commits}
     path.with_suffix(".json").write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
     columns = list(rows[0])
     lines = [
@@ -78,7 +91,7 @@ def _write(path: Path, rows: list[dict[str, Any]], seconds: float) -> None:
         f"{facts['seconds']} s.",
         "",
         *(line for part in ABOUT[path.stem] for line in (*textwrap.wrap(part, 120), "")),
-        *([] if "process" not in columns else [*_counts(rows), ""]),
+        *([] if "commits" not in facts else [*_counts(rows, facts["commits"]), ""]),
         "| " + " | ".join(columns) + " |",
         "|" + " --- |" * len(columns),
         *("| " + " | ".join(str(row[c]).replace("|", "/") for c in columns) + " |" for row in rows),
@@ -86,12 +99,24 @@ def _write(path: Path, rows: list[dict[str, Any]], seconds: float) -> None:
     path.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
 
-def _counts(rows: list[dict[str, Any]]) -> list[str]:
-    processes = list(dict.fromkeys(row["process"] for row in rows))
-    lines = ["| process | points | ended the same | seconds per point |", "|" + " --- |" * 4]
-    for process in processes:
+def _of_other_processes(
+    path: Path, rows: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """What another session wrote of processes that are not in `rows`; the commit of each."""
+    if not path.exists():
+        return [], {}
+    before = json.loads(path.read_text())
+    own = {row["process"] for row in rows}
+    kept = [row for row in before["rows"] if row["process"] not in own]
+    commits = before.get("commits", {})
+    return kept, {row["process"]: commits.get(row["process"], before["commit"]) for row in kept}
+
+
+def _counts(rows: list[dict[str, Any]], commits: dict[str, str]) -> list[str]:
+    lines = ["| process | points | ended the same | seconds per point | at |", "|" + " --- |" * 5]
+    for process, commit in commits.items():
         own = [row for row in rows if row["process"] == process]
         same = sum(row["happened"] == SAME for row in own)
         mean = sum(row["seconds"] for row in own) / len(own)
-        lines.append(f"| {process} | {len(own)} | {same} | {mean:.1f} |")
+        lines.append(f"| {process} | {len(own)} | {same} | {mean:.1f} | {commit} |")
     return lines

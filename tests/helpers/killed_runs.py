@@ -37,8 +37,8 @@ KEY = "key-of-the-killed-runs"
 RUN = "small"
 SEED = 11
 EPISODES, SHARDS = 10, 2
-IN_FLIGHT = SHARDS
-"""Turns that are asked for and have no durable record yet: with `concurrency` 1, one per shard."""
+IN_FLIGHT = 1
+"""Turns that are asked for and have no durable record yet: as many as `concurrency`."""
 
 Call = tuple[str, str]
 """Model and seed: which generation a request to the server is for."""
