@@ -84,6 +84,8 @@ test-gpu: install
 kill-matrix: install
 	NIP_KILL_POINTS=all NIP_FAULTS=1000 NIP_KILL_RESULTS=docs/results \
 		$(BIN)/python -m pytest -m "kill_matrix or not learning" tests/durability
+	NIP_KILL_POINTS=all NIP_KILL_RESULTS=docs/results \
+		$(BIN)/python -m pytest tests/cluster/test_worker_kill.py
 	$(BIN)/python -m pytest -m kill_matrix --ignore tests/durability
 
 # What needs a Prefect server of its own, PostgreSQL or a browser. From the system's packages:

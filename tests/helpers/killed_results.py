@@ -32,8 +32,8 @@ ABOUT = {
         "A run of a flow is killed up to twelve times, one after another, at points that are "
         "spread over it. Stars stand for what is drawn at random. The points are those that two "
         "unbroken runs have in common. Not covered: the heartbeat of the lease, which beats by "
-        "the clock; a loss of power, which is what syncs are for; the Prefect server; what a worker polls "
-        "again and again, and its websockets.",
+        "the clock; a loss of power, which is what syncs are for; the Prefect server; what a worker "
+        "polls again and again, and its websockets.",
     ),
     "faults": (
         "A real server with the deterministic engine behind a proxy that injects faults by a "

@@ -1,9 +1,10 @@
 """A process that has imported everything and forks the processes that are to be killed.
 
-``python killed_zygote.py flow|server`` takes commands on standard input, one JSON object per line,
-and answers each with one:
+``python killed_zygote.py flow|server|worker`` takes commands on standard input, one JSON object per
+line, and answers each with one:
 
-    {"start": {...}}    fork; a flow: `nip train CONFIG`; a server: `python -m nip_core.lm_server`
+    {"start": {...}}    fork; a flow: `nip train CONFIG`; a server: `python -m nip_core.lm_server`;
+                        a worker: `prefect worker start --pool POOL`
     {"import": [...]}   {}, once these modules are imported
     {"poll": PID}       {"status": null while it runs, else as of subprocess.Popen}
     {"left": true}      {"left": [command lines of all that descend from this process]}
@@ -31,6 +32,7 @@ _SUBREAPER, _DEATH_SIGNAL = 36, 1
 _FIRST = {
     "flow": ["flows.cli", "flows.live", "flows.train", "nip_core.fine_tuning.openai_backend"],
     "server": ["nip_core.lm_server.__main__", "nip_core.lm_server.app"],
+    "worker": ["prefect.cli", "prefect.cli.worker", "prefect.workers.process"],
 }
 _libc = ctypes.CDLL(None)
 
@@ -74,7 +76,7 @@ def _reap(statuses: dict[int, int]) -> None:
 
 
 def _note_modules(task: dict[str, Any]) -> None:
-    names = [n for n, m in sys.modules.items() if getattr(m, "__spec__", None) is not None]
+    names = [n for n, m in [*sys.modules.items()] if getattr(m, "__spec__", None) is not None]
     Path(task["modules"]).write_text(json.dumps(names))
 
 
@@ -100,7 +102,7 @@ def _become(kind: str, task: dict[str, Any]) -> None:
 
     point = tuple(task["point"]) if task.get("point") else None
     steps = killed_steps.install(Path(task["root"]), Path(task["steps"]), point)
-    sys.argv = ["nip", *task["arguments"]]
+    sys.argv = ["prefect" if kind == "worker" else "nip", *task["arguments"]]
     if kind == "server":
         from nip_core.lm_server.__main__ import main as serve
 
@@ -109,10 +111,13 @@ def _become(kind: str, task: dict[str, Any]) -> None:
         _note_modules(task)
         sys.exit(status)
     killed_steps.watch_requests(steps, task["names"])
-    from flows.cli import main as nip
+    if kind == "worker":
+        from prefect.cli import app as command
+    else:
+        from flows.cli import main as command
 
     try:
-        nip()
+        command()
     finally:
         _note_modules(task)
 
