@@ -15,15 +15,14 @@ import pytest
 from killed_results import SAME, Results
 from killed_runs import Zygote, spread
 from killed_steps import Point
-from killed_workers import CALL, WorkersPlace, check, environment, steps_of
+from killed_workers import CALL, JOB, WorkersPlace, check, environment, steps_of
 from prefect_stack import Stack
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 ALL = os.environ.get("NIP_KILL_POINTS") == "all"
 RESULTS = os.environ.get("NIP_KILL_RESULTS")
-RUNS = 3 if ALL else 1
+RUNS = 2 if ALL else 1
 """Over so many flow runs the kills at steps of a worker are spread."""
-WHILE_PLAYING = 6
 
 Make = Callable[[], WorkersPlace]
 
@@ -105,12 +104,14 @@ def test_a_worker_killed_at_any_step_leaves_a_run_that_ends_as_if_it_never_was(
     kill_at([picked[n::RUNS] for n in range(RUNS)], make, place, results)
 
 
-def test_a_worker_killed_while_its_flow_plays_leaves_a_run_that_ends_as_if_it_never_was(
+def test_a_worker_killed_while_its_flow_is_at_work_leaves_a_run_that_ends_as_if_it_never_was(
     unbroken: tuple[WorkersPlace, list[Point]], make: Make, results: Results
 ) -> None:
     place, _ = unbroken
-    moments = spread(range(1, len(place.calls()) + 1), WHILE_PLAYING if ALL else 2)
-    kill_at([[(CALL, number) for number in moments]], make, place, results)
+    models = [model for model, _ in place.calls()]
+    playing = spread(range(1, models.count("deterministic") + 1), 3 if ALL else 1)
+    training = [(JOB, 2), (CALL, len(models))]
+    kill_at([[*((CALL, n) for n in playing), (JOB, 1)], training], make, place, results)
 
 
 def test_the_points_cover_all_that_a_worker_does_with_a_run(

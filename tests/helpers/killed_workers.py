@@ -22,8 +22,8 @@ from prefect_stack import ROOT, Stack
 from flows.reconcile import reconcile
 
 DEADLINE_S = 300.0
-CALL = "call of the flow has arrived"
-"""Label of a kill from outside: as soon as so many calls have arrived at the lm_server."""
+CALL, JOB = "so many calls have arrived at the lm_server", "so many jobs have begun there"
+"""Labels of kills from outside, as soon as it is so."""
 # A worker polls, and asks for what was cancelled, by the clock: only the first time is a step.
 _ONCE = re.compile("get_scheduled_flow_runs|flow_runs/filter|/heartbeat")
 
@@ -62,7 +62,7 @@ class WorkersPlace(Place):
         lost = False
         while (state := self._state())["type"] != "COMPLETED":
             assert time.monotonic() < deadline, f"it hangs: {state['name']}, {self.said()}"
-            if points and points[0][0] == CALL and len(self.calls()) >= points[0][1]:
+            if points and self._has_come(points[0]):
                 os.kill(self.worker, signal.SIGKILL)
                 self.flows.wait(self.worker)
             status = self.flows.poll(self.worker)
@@ -95,12 +95,19 @@ class WorkersPlace(Place):
             steps=str(self.folder / "steps-worker"),
             log=str(self.folder / "flow.log"),
             modules=str(self.folder / "modules-worker"),
-            point=points[0] if points and points[0][0] != CALL else None,
+            point=points[0] if points and points[0][0] not in (CALL, JOB) else None,
             names={self.prefect: "prefect"},
         )
         parent = psutil.Process(self.worker).parent()
         assert parent is not None
         self.forked_by = parent
+
+    def _has_come(self, point: Point) -> bool:
+        """Whether it is time for a kill from outside."""
+        label, number = point
+        if label == CALL:
+            return len(self.calls()) >= number
+        return label == JOB and len([*(self.state / "jobs").glob("ftjob-*")]) >= number
 
     def _note_end_of_worker(self, status: int, points: list[Point]) -> None:
         assert status == -signal.SIGKILL, f"the worker ended with {status}: {self.said()}"
