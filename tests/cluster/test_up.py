@@ -1,20 +1,15 @@
 """`nip up`: all parts come up, want their keys, run a deployment, and leave nothing behind."""
 
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import urllib.error
-import urllib.request
-from pathlib import Path
 
-import psutil
 import pytest
-from prefect_stack import ROOT, free_port, until
+from prefect_stack import ROOT, until
 from small_game import write_config
+from up_stack import Up, left_of, open_folder
 
 from flows.postgres import find_binaries
 from nip_core.errors import SettingsError
@@ -27,58 +22,8 @@ ONE = {"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1}
 
 @pytest.fixture
 def reachable():
-    """A directory that the user postgres can reach, too, where root runs the tests."""
-    folder = Path(tempfile.mkdtemp(prefix="nip-up-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
-
-
-class Up:
-    def __init__(self, folder: Path) -> None:
-        self.state, self.log = folder / "state", folder / "up.log"
-        self.port, self.lm_port = free_port(), free_port()
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "flows.cli", "up", "--state", str(self.state),
-                 "--port", str(self.port), "--lm-server-port", str(self.lm_port),
-                 "--engine", "deterministic", "--model", "deterministic"],
-                cwd=ROOT,
-                env={**environment, "PREFECT_WORKER_QUERY_SECONDS": "2"},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )  # fmt: skip
-
-    def wait_until_up(self) -> "Up":
-        until(self._said, "nip up says that it is up", 400)
-        return self
-
-    def _said(self) -> bool:
-        said = self.log.read_text()
-        assert self.process.poll() is None, said
-        return "Ctrl-C ends everything" in said
-
-    def descendants(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def api(self, path: str, body=None, auth: bool = True):
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/api{path}", data, {"Content-Type": "application/json"}
-        )
-        if auth:
-            import base64
-
-            token = base64.b64encode((self.state / "prefect_auth").read_bytes()).decode()
-            request.add_header("Authorization", f"Basic {token}")
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.loads(answer.read())
-
-
-def left_of(processes: list[psutil.Process]) -> list[str]:
-    _, alive = psutil.wait_procs(processes, timeout=60)
-    return [str(process) for process in alive]
+    with open_folder() as folder:
+        yield folder
 
 
 def test_all_parts_come_up_run_a_deployment_and_go(reachable, tmp_path):

@@ -1,0 +1,344 @@
+"""What Prefect costs: one iteration through the flows against the same functions called plainly.
+
+    python benchmarks/prefect_share.py [--pairs 3] [--out docs/results/prefect_share.json]
+
+A run of one iteration: 1,000 episodes of `nip` in 10 shards, a job for each of two groups, the
+swap, on the deterministic engine, which takes 50 ms for each answer. Once it is the flow `train`
+with a Prefect server beside it, as `nip train` does it, and once the functions of
+`nip_core.stages` in the same order, in the same process, which has imported everything and has
+played a small run before. They take turns; each has an lm_server of its own, started
+before the clock. All must play and choose the same. What counts is the median of the whole: open
+the run, prove the models, play, build datasets, train, swap, report. The bars: at most 5 % more
+with Prefect, and at most 4 s plus 0.15 s per shard. Task runs are counted at Prefect's API, for
+fewer episodes and for more shards: they may grow with shards alone.
+
+Beside the JSON file it writes the Markdown page.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+ROOT = Path(__file__).parent.parent
+EPISODES, SHARDS = 1000, 10
+LATENCY_S = 0.05
+FEWER = 200  # episodes of the runs whose task runs are counted
+MOST_SHARE, MOST_S, MOST_S_PER_SHARD = 0.05, 4.0, 0.15
+RUN = "share"  # all have the same name, as it enters every key; each has a store of its own
+PREFECT, PLAIN = "prefect", "plain"
+DEADLINE_S = 300.0
+
+
+@dataclass(frozen=True)
+class Played:
+    """One run: how long it took, and what it made."""
+
+    seconds: float
+    processor_seconds: float  # of this process
+    stages: dict[str, float]
+    digests: dict[str, str]
+
+
+@contextmanager
+def prefect_server(place: Path) -> Iterator[str]:
+    """The address of the API of a Prefect server that is a process of its own."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/api"
+    # What `nip` sets before it imports Prefect, and where to find the server.
+    os.environ |= {
+        "DO_NOT_TRACK": "1",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_API_URL": url,
+        "PREFECT_HOME": str(place / "prefect"),
+    }
+    log = place / "prefect.log"
+    with log.open("wb") as file:
+        command = [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)]
+        server = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while not _answers(f"{url}/health"):
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"the Prefect server does not answer:\n{log.read_text()[-3000:]}")
+            time.sleep(0.2)
+        yield url
+    finally:
+        server.terminate()
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+@contextmanager
+def run_of(place: Path, episodes: int, shards: int) -> Iterator[Path]:
+    """The configuration of a run in a new directory, with the lm_server that it names."""
+    from nip_core.lm_server.engines.reply_rules import DEFAULT_FILE
+    from nip_core.lm_server.owner import start_or_attach, stop
+    from nip_core.lm_server.spec import ServerSpec
+
+    place.mkdir()
+    replies = yaml.safe_load(DEFAULT_FILE.read_text())
+    replies["latency_s"] = {"min": LATENCY_S, "mean": LATENCY_S}
+    (place / "replies.yaml").write_text(yaml.safe_dump(replies))
+    spec = ServerSpec("deterministic", "sim", replies=str(place / "replies.yaml"))
+    handle = start_or_attach(spec, place / "server")
+    os.environ["NIP_API_KEY"] = handle.api_key
+    settings = {
+        "run_name": RUN,
+        "run_store": str(place / "runs"),
+        "dataset": "families",
+        "agents": {"_default": {"model_provider": "SelfHosted", "model_name": "sim"}},
+        "lm_server": {"url": handle.url},
+        "rl": {"num_iterations": 1, "rollouts_per_iteration": episodes, "num_epochs": 1},
+        "rollouts": {"episodes_per_shard": episodes // shards},
+        "text_rl": {"test_scheme": "none"},
+        "fine_tuning": {"poll_interval_s": 0.1},
+    }
+    (place / "config.yaml").write_text(yaml.safe_dump(settings))
+    try:
+        yield place / "config.yaml"
+    finally:
+        stop(handle)
+
+
+async def through_prefect(config: Path) -> None:
+    """The flow."""
+    from flows.train import train
+
+    await train(str(config))
+
+
+async def plainly(config: Path) -> None:
+    """What the flow `train` does, without it."""
+    from flows.iteration import timed
+    from nip_core.concurrency import together
+    from nip_core.parameters import load_parameters
+    from nip_core.stages import evaluation, fine_tuning, rollouts, training_data
+    from nip_core.stages.session import open_session
+
+    async with open_session(load_parameters(config)) as session:
+        times: dict[str, float] = {}
+        await fine_tuning.prove_serving(session, 0)
+        with timed(times, "play"):
+            left = rollouts.start(session, 0, "train")
+            await together(rollouts.play(session, 0, "train", shard) for shard in left)
+            rollouts.commit_played(session, 0, "train")
+            evaluation.measure(session, 0, "train")
+        groups = fine_tuning.scheduled(session.parameters, 0)
+        with timed(times, "dataset"):
+            for group in groups:
+                training_data.build_dataset(session, 0, group)
+        with timed(times, "train"):
+            for group in groups:
+                await fine_tuning.submit(session, 0, group)
+            await together(fine_tuning.wait(session, 0, group) for group in groups)
+        with timed(times, "swap"):
+            await fine_tuning.swap(session, 0)
+        path = f"{session.run.iteration(0)}/times.json"
+        session.run.write_json_once(path, times, lease=session.lease)
+        evaluation.write_report(session.run, "running")
+        evaluation.write_report(session.run, "finished")
+        evaluation.summary(session.run)
+
+
+async def play(way: str, config: Path) -> Played:
+    """Play a run in one of the two ways, with the clock."""
+    from nip_core.run_store.manifest import read_manifest
+    from nip_core.run_store.run import RunStore
+    from nip_core.run_store.store import open_store
+
+    work = through_prefect if way == PREFECT else plainly
+    processor, began = time.process_time(), time.monotonic()
+    await work(config)
+    seconds, processor = time.monotonic() - began, time.process_time() - processor
+    run = RunStore(open_store(config.parent / "runs", read_only=True), RUN)
+    if run.finished_iterations() != 1:
+        raise SystemExit(f"{way}: the iteration is not finished")
+    rollouts = read_manifest(run.store, run.rollouts(0, "train"))
+    groups = sorted(run.read_json(run.models(0))["groups"])
+    return Played(
+        seconds,
+        processor,
+        run.read_json(f"{run.iteration(0)}/times.json"),
+        {"rollouts": rollouts.extra["canonical_digest"]}
+        | {group: read_manifest(run.store, run.dataset(0, group)).digest for group in groups},
+    )
+
+
+async def count_task_runs() -> int:
+    """Task runs of the newest run, as soon as Prefect has all of them on record."""
+    from prefect import get_client
+    from prefect.client.schemas.filters import FlowRunFilter
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    async with get_client() as client:
+        found = await client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=2)
+        wanted = FlowRunFilter(id={"any_": [flow_run.id for flow_run in found]})
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            task_runs = await client.read_task_runs(flow_run_filter=wanted)
+            names = {task_run.name for task_run in task_runs}
+            if "publish-the last test" in names and all(t.state.is_completed() for t in task_runs):
+                return len(task_runs)
+            if time.monotonic() > deadline:
+                raise SystemExit(f"Prefect does not have all task runs: {sorted(names)}")
+            await asyncio.sleep(0.5)
+
+
+async def measure(place: Path, pairs: int) -> dict[str, Any]:
+    """Both ways in turn, then the counts."""
+
+    async def one(way: str, name: str, episodes: int = EPISODES, shards: int = SHARDS) -> Played:
+        with run_of(place / name, episodes, shards) as config:
+            played = await play(way, config)
+        print(f"{name:14} {played.seconds:7.2f} s  {played.stages}", file=sys.stderr, flush=True)
+        return played
+
+    task_runs = {}
+    for way in (PLAIN, PREFECT):  # imports, and what else is done once in a process
+        await one(way, f"warm-{way}", FEWER)
+    task_runs[f"{FEWER} episodes, {SHARDS} shards"] = await count_task_runs()
+    played: dict[str, list[Played]] = {PREFECT: [], PLAIN: []}
+    for pair in range(pairs):
+        for way in (PLAIN, PREFECT) if pair % 2 == 0 else (PREFECT, PLAIN):
+            played[way].append(await one(way, f"{way}-{pair}"))
+            if way == PREFECT:  # also that the server has done with it before the next begins
+                task_runs[f"{EPISODES} episodes, {SHARDS} shards"] = await count_task_runs()
+    await one(PREFECT, "more-shards", FEWER, 2 * SHARDS)
+    task_runs[f"{FEWER} episodes, {2 * SHARDS} shards"] = await count_task_runs()
+    digests = [run.digests for runs in played.values() for run in runs]
+    if digests.count(digests[0]) != len(digests):
+        raise SystemExit(f"they did not play and choose the same: {digests}")
+    return {**judged(played, task_runs), "digests": digests[0]}
+
+
+def judged(played: dict[str, list[Played]], task_runs: dict[str, int]) -> dict[str, Any]:
+    """The figures with their bars."""
+    median = {w: statistics.median(run.seconds for run in runs) for w, runs in played.items()}
+    processor = {
+        w: statistics.median(run.processor_seconds for run in runs) for w, runs in played.items()
+    }
+    extra_s, share = median[PREFECT] - median[PLAIN], median[PREFECT] / median[PLAIN] - 1
+    most_s = MOST_S + MOST_S_PER_SHARD * SHARDS
+    few, many, cut = (
+        task_runs[f"{episodes} episodes, {shards} shards"]
+        for episodes, shards in ((FEWER, SHARDS), (EPISODES, SHARDS), (FEWER, 2 * SHARDS))
+    )
+    met = {
+        "share": share <= MOST_SHARE,
+        "extra": extra_s <= most_s,
+        "task_runs": few == many and cut - few == SHARDS,
+    }
+    return {
+        "episodes": EPISODES,
+        "shards": SHARDS,
+        "latency_s": LATENCY_S,
+        "seconds": {w: round(s, 2) for w, s in median.items()},
+        "all_seconds": {w: [round(run.seconds, 2) for run in r] for w, r in played.items()},
+        "processor_seconds": {w: round(s, 2) for w, s in processor.items()},
+        "stages": {w: [run.stages for run in runs] for w, runs in played.items()},
+        "extra_seconds": round(extra_s, 2),
+        "share": round(share, 4),
+        "task_runs": task_runs,
+        "bar": {"share": MOST_SHARE, "extra_seconds": most_s, "met": met},
+    }
+
+
+def page(result: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    seconds, processor, bar = result["seconds"], result["processor_seconds"], result["bar"]
+    said = {name: "met" if met else "**missed**" for name, met in bar["met"].items()}
+    machine = result["machine"]
+    rows = "".join(
+        f"| {way} | {seconds[way]:.2f} | {processor[way]:.2f} | "
+        f"{', '.join(f'{s:.2f}' for s in result['all_seconds'][way])} |\n"
+        for way in (PLAIN, PREFECT)
+    )
+    counts = "".join(f"| {what} | {count} |\n" for what, count in result["task_runs"].items())
+    facts = (
+        f"`{result['command']}` at {result['commit']}, {machine['cores']} cores, Python "
+        f"{machine['python']}, load {machine['load_before']} before. One iteration of "
+        f"{result['episodes']:,} episodes in {result['shards']} shards, on the deterministic "
+        f"engine with {1000 * result['latency_s']:g} ms for each answer: once the flow `train` "
+        "with a Prefect server beside it, as `nip train` does it, and once the same functions "
+        "called plainly, in turn, in one process. All played and chose the same."
+    )
+    return f"""# Prefect's share
+
+{textwrap.fill(facts, 120, break_on_hyphens=False)}
+
+| | median, s | of processor time | each, s |
+|---|---|---|---|
+{rows}
+| | measured | bar | |
+|---|---|---|---|
+| more time | {100 * result["share"]:.1f} % | {100 * bar["share"]:g} % | {said["share"]} |
+| more seconds | {result["extra_seconds"]:.2f} | {bar["extra_seconds"]:g} | {said["extra"]} |
+| task runs grow with shards, not with episodes | see below | | {said["task_runs"]} |
+
+| run | task runs |
+|---|---|
+{counts}"""
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--pairs", type=int, default=3, help="how often each way is played")
+    options = parser.parse_args()
+    load = psutil.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder, prefect_server(Path(folder)):
+        result = asyncio.run(measure(Path(folder), options.pairs))
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    result |= {
+        "command": "python benchmarks/prefect_share.py --out docs/results/prefect_share.json",
+        "commit": subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip(),
+        "machine": {
+            "system": platform.machine(),
+            "python": platform.python_version(),
+            "cores": psutil.cpu_count(),
+            "load_before": round(load, 1),
+        },
+    }
+    print(json.dumps(result, indent=1))
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        options.out.with_suffix(".md").write_text(page(result))
+    sys.exit(0 if all(result["bar"]["met"].values()) else 1)
+
+
+if __name__ == "__main__":
+    main()
