@@ -15,7 +15,7 @@ import pytest
 from killed_results import SAME, Results
 from killed_runs import Zygote, spread
 from killed_steps import Point
-from killed_workers import CALL, JOB, WorkersPlace, check, environment, steps_of
+from killed_workers import CALL, JOB, WorkersPlace, check, environment, quiet_stack, steps_of
 from prefect_stack import Stack
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
@@ -32,6 +32,13 @@ def results() -> Iterator[Results]:
     found = Results(Path(RESULTS) if RESULTS else None)
     yield found
     found.save()
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One server for all kills."""
+    with quiet_stack(tmp_path_factory.mktemp("stack")) as stack:
+        yield stack
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,15 @@ import os
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
 from killed_runs import IN_FLIGHT, KEY, Death, Outcome, Place
 from killed_steps import Point
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 from prefect_stack import ROOT, Stack
 
 from flows.reconcile import reconcile
@@ -26,6 +28,26 @@ CALL, JOB = "so many calls have arrived at the lm_server", "so many jobs have be
 """Labels of kills from outside, as soon as it is so."""
 # A worker polls, and asks for what was cancelled, by the clock: only the first time is a step.
 _ONCE = re.compile("get_scheduled_flow_runs|flow_runs/filter|/heartbeat")
+
+
+@contextlib.contextmanager
+def quiet_stack(folder: Path) -> Iterator[Stack]:
+    """A Prefect server with nip's deployments, and this process as its client.
+
+    Services that no run asks anything of are off: SQLite lets one write at a time, and on a busy
+    machine those who only wait for their turn time out.
+    """
+    stack = Stack(folder)
+    for name in ("TRIGGERS", "EVENT_PERSISTER", "LATE_RUNS", "SCHEDULER", "FOREMAN"):
+        stack.environment[f"PREFECT_SERVER_SERVICES_{name}_ENABLED"] = "false"
+    here = {PREFECT_API_URL: f"{stack.url}/api", PREFECT_HOME: folder / "prefect"}
+    try:
+        stack.start_server()
+        stack.deploy()
+        with temporary_settings(here):
+            yield stack
+    finally:
+        stack.close()
 
 
 def environment(stack: Stack) -> dict[str, str]:
@@ -85,8 +107,13 @@ class WorkersPlace(Place):
         self.flow_run = made["id"]
 
     def _state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.stack.api(f"/flow_runs/{self.flow_run}")["state"]
-        return state
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                state: dict[str, Any] = self.stack.api(f"/flow_runs/{self.flow_run}")["state"]
+                return state
+            except TimeoutError:  # a busy server answers late
+                assert time.monotonic() < deadline, "the Prefect server does not answer"
 
     def _start_worker(self, points: list[Point]) -> None:
         self.worker = self.flows.start(
