@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import certifi
 import prefect.settings
 import pytest
 from killed_results import Results
@@ -43,19 +42,14 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Of all processes that are to be killed."""
-    # Reading all certificates takes a tenth of a run, and nothing here speaks TLS.
-    first = certifi.contents().partition("-----END CERTIFICATE-----")
-    certificate = tmp_path_factory.mktemp("certificate") / "one.pem"
-    certificate.write_text(first[0][first[0].index("-----BEGIN") :] + first[1] + "\n")
     return {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "NIP_API_KEY": KEY,
         "NIP_API_KEYS": KEY,
         "OMP_NUM_THREADS": "1",
-        "SSL_CERT_FILE": str(certificate),
     }
 
 

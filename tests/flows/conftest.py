@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 
+import prefect.settings
 import pytest
 from prefect.settings import (
     PREFECT_API_URL,
@@ -15,12 +16,17 @@ from prefect.settings import (
 )
 from prefect.testing.utilities import prefect_test_harness
 
+_OFF = ("TRIGGERS", "LATE_RUNS", "SCHEDULER", "FOREMAN", "CANCELLATION_CLEANUP")
+"""Services of the server that no test here asks anything of."""
+
 
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of the API of a running test server."""
     home = tmp_path_factory.mktemp("prefect-home")
+    names = [f"PREFECT_SERVER_SERVICES_{name}_ENABLED" for name in _OFF]
     settings = {
+        **{getattr(prefect.settings, name): False for name in names},
         PREFECT_HOME: home,
         PREFECT_RESULTS_LOCAL_STORAGE_PATH: home / "storage",
         PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
