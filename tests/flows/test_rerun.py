@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 
 import pytest
 from prefect import get_client
@@ -25,8 +26,28 @@ from nip_core.stages.session import open_session
 TWO = {"num_iterations": 2, "rollouts_per_iteration": 40, "num_epochs": 1}
 
 
-def run_in(folder, name="small"):
+PLAYED = ("/test/", "/train/", "metrics-t", "transcripts-t")
+"""In the paths of what an iteration plays, and of what is made of that."""
+RUN = {"run_name": "by-name", "rl": TWO, "text_rl": {"save_transcripts": True}}
+
+
+def run_in(folder, name="by-name"):
     return RunStore(open_store(folder / "runs"), name)
+
+
+@pytest.fixture(scope="module")
+async def finished(prefect_server, tmp_path_factory):
+    """A folder with a finished run, which is only read."""
+    folder = tmp_path_factory.mktemp("finished")
+    await train(str(write_config(folder, **RUN)))
+    return folder
+
+
+@pytest.fixture
+def config(finished, tmp_path):
+    """The configuration of a copy of that run, in `tmp_path`."""
+    shutil.copytree(finished / "runs", tmp_path / "runs")
+    return write_config(tmp_path, **RUN)
 
 
 def digests(run):
@@ -45,11 +66,7 @@ def job(run, iteration, group="prover", root=None):
     return run.read_json(path if root is None else path.replace(run.root, root, 1))
 
 
-async def test_from_the_dataset_on_keeps_what_was_played_and_trains_a_new_model(
-    tmp_path, prefect_server
-):
-    config = write_config(tmp_path, rl=TWO)
-    await train(str(config))
+async def test_from_the_dataset_on_keeps_what_was_played_and_trains_a_new_model(config, tmp_path):
     run = run_in(tmp_path)
     before, played = contents(run), digests(run)
     models = {i: run.read_json(run.models(i)) for i in (0, 1)}
@@ -61,8 +78,7 @@ async def test_from_the_dataset_on_keeps_what_was_played_and_trains_a_new_model(
     expected = {
         path
         for path in before
-        if "/0002/" in path
-        or ("/0001/" in path and not any(n in path for n in ("/test/", "/train/", "metrics-t")))
+        if "/0002/" in path or ("/0001/" in path and not any(part in path for part in PLAYED))
     }
     moved = {p.replace(aside, run.root, 1): d for p, d in contents(run, "superseded/0001").items()}
     assert {p: d for p, d in moved.items() if "/iterations/" in p} == {
@@ -86,9 +102,7 @@ async def test_from_the_dataset_on_keeps_what_was_played_and_trains_a_new_model(
     assert not set(served.values()) & set(result["iterations"][2]["models"].values())
 
 
-async def test_a_retried_flow_run_does_not_go_back_twice(tmp_path, prefect_server, monkeypatch):
-    config = write_config(tmp_path, rl=TWO)
-    await train(str(config))
+async def test_a_retried_flow_run_does_not_go_back_twice(config, tmp_path, monkeypatch):
     run = run_in(tmp_path)
     asked: list[str] = []
 
@@ -117,11 +131,7 @@ async def test_a_retried_flow_run_does_not_go_back_twice(tmp_path, prefect_serve
 @pytest.mark.parametrize(
     "moved", [1, *(pytest.param(n, marks=pytest.mark.kill_matrix) for n in (0, 3))]
 )
-async def test_a_rewind_that_was_killed_is_completed_before_anything_else(
-    moved, tmp_path, prefect_server
-):
-    config = write_config(tmp_path, rl=TWO)
-    await train(str(config))
+async def test_a_rewind_that_was_killed_is_completed_before_anything_else(moved, config, tmp_path):
     run = run_in(tmp_path)
     files = paths_from(run, 1, "train")
     assert len(files) > 3
@@ -138,9 +148,8 @@ async def test_a_rewind_that_was_killed_is_completed_before_anything_else(
     assert sorted(aside) == sorted(f"{run.root}/superseded/0001/{f}" for f in files)
 
 
-async def test_a_replaced_runner_sets_nothing_aside(tmp_path, prefect_server):
-    config = write_config(tmp_path, rl=TWO)
-    await train(str(config))
+@pytest.mark.usefixtures("config")
+async def test_a_replaced_runner_sets_nothing_aside(tmp_path):
     run = run_in(tmp_path)
     before = contents(run)
     lease = acquire(run.store, run.root)
@@ -153,9 +162,8 @@ async def test_a_replaced_runner_sets_nothing_aside(tmp_path, prefect_server):
     assert contents(run) == before
 
 
-async def test_stages_follow_each_other_and_take_along_what_comes_later(tmp_path, prefect_server):
-    config = write_config(tmp_path, rl=TWO, text_rl={"save_transcripts": True})
-    await train(str(config))
+@pytest.mark.usefixtures("config")
+async def test_stages_follow_each_other_and_take_along_what_comes_later(tmp_path):
     run = run_in(tmp_path)
     sets = [set(paths_from(run, 1, stage)) for stage in STAGES]
     assert all(later < earlier for earlier, later in itertools.pairwise(sets))
@@ -167,18 +175,16 @@ async def test_stages_follow_each_other_and_take_along_what_comes_later(tmp_path
         rewind(run, lease, 5, "play", token="t")
 
 
-async def test_a_worker_that_knows_the_name_alone_goes_on(tmp_path, prefect_server, monkeypatch):
-    straight, stopped, elsewhere = (tmp_path / n for n in ("straight", "stopped", "elsewhere"))
-    for folder in (straight, stopped, elsewhere):
-        folder.mkdir()
-    await train(str(write_config(straight, rl=TWO, run_name="by-name")))
-    config = write_config(stopped, rl=TWO, run_name="by-name")
+async def test_a_worker_that_knows_the_name_alone_goes_on(finished, tmp_path, monkeypatch):
+    stopped, elsewhere = tmp_path / "stopped", tmp_path / "elsewhere"
+    stopped.mkdir(), elsewhere.mkdir()
+    config = write_config(stopped, **RUN)
     await train(str(config), num_iterations=1)
     config.unlink()
     monkeypatch.chdir(elsewhere)
     result = await continue_run("by-name", num_iterations=2)
     assert result["status"] == "finished"
-    runs = [run_in(folder, "by-name") for folder in (straight, stopped)]
+    runs = [run_in(folder) for folder in (finished, stopped)]
     assert digests(runs[0]) == digests(runs[1])
     assert os.listdir(elsewhere) == []
 
@@ -191,7 +197,7 @@ async def test_a_name_that_nobody_published_is_an_error_that_says_so(prefect_ser
 
 
 async def test_common_settings_need_no_overrides(tmp_path, prefect_server):
-    config = write_config(tmp_path, rl=TWO)
+    config = write_config(tmp_path, rl=TWO, text_rl={"test_scheme": "none"})
     result = await train(str(config), run_name="0123", num_iterations=1, rollouts_per_iteration=30)
     assert result["run"] == "0123"
     stored = run_in(tmp_path, "0123").open().parameters

@@ -22,6 +22,7 @@ from nip_core.stages.export import play_stage
 from nip_core.stages.session import open_session, prepare
 
 ONE_ITERATION = {"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1}
+NO_TESTS = {"test_scheme": "none"}
 
 
 def replies(folder: Path, **changes) -> dict:
@@ -75,7 +76,10 @@ async def test_a_conversation_that_outgrows_the_context_stops_cleanly_and_can_go
 
 async def test_a_failed_job_stops_the_run_and_can_be_tried_again(tmp_path, prefect_server):
     config = write_config(
-        tmp_path, rl=ONE_ITERATION, lm_server=replies(tmp_path, training={"fail_rate": 0.5})
+        tmp_path,
+        rl=ONE_ITERATION,
+        text_rl=NO_TESTS,
+        lm_server=replies(tmp_path, training={"fail_rate": 0.5}),
     )
     stops = 0
     for attempt in range(20):
@@ -95,7 +99,10 @@ async def test_a_failed_job_stops_the_run_and_can_be_tried_again(tmp_path, prefe
 
 async def test_running_again_without_being_told_to_submits_no_second_job(tmp_path, prefect_server):
     config = write_config(
-        tmp_path, rl=ONE_ITERATION, lm_server=replies(tmp_path, training={"fail_rate": 1.0})
+        tmp_path,
+        rl=ONE_ITERATION,
+        text_rl=NO_TESTS,
+        lm_server=replies(tmp_path, training={"fail_rate": 1.0}),
     )
     for _ in range(2):
         with pytest.raises(JobError):
@@ -106,7 +113,10 @@ async def test_running_again_without_being_told_to_submits_no_second_job(tmp_pat
 
 async def test_an_adapter_that_does_not_answer_is_never_swapped_in(tmp_path, prefect_server):
     config = write_config(
-        tmp_path, rl=ONE_ITERATION, lm_server=replies(tmp_path, training={"unproved_rate": 1.0})
+        tmp_path,
+        rl=ONE_ITERATION,
+        text_rl=NO_TESTS,
+        lm_server=replies(tmp_path, training={"unproved_rate": 1.0}),
     )
     with pytest.raises(JobError, match="failed"):
         await train(str(config))
