@@ -36,14 +36,19 @@ from tasks.runtime import limited, session_of
     persist_result=False,
     result_serializer="json",
 )
-async def iteration(run: str, iteration: int) -> dict[str, Any]:
-    """Play and train once; what is committed is skipped. Returns the iteration and its models."""
+async def iteration(run: str, iteration: int, prove: bool = False) -> dict[str, Any]:
+    """Play and train once; what is committed is skipped. Returns the iteration and its models.
+
+    `prove`: prove first that the models which are to play answer; a swap just before has done so.
+    """
     session = session_of(run)
     parameters = session.parameters
     times: dict[str, float] = {}
     done = iteration / (parameters.rl.num_iterations + 1)
     share = 1 / (parameters.rl.num_iterations + 1)
 
+    if prove:
+        await prove_serving(run, iteration)
     if is_tested(parameters, iteration):
         with timed(times, "test"):
             await play_split(run, iteration, "test")
@@ -57,7 +62,7 @@ async def iteration(run: str, iteration: int) -> dict[str, Any]:
     with timed(times, "train"):
         parked = await train_groups(run, iteration, groups)
     if parked is not None:
-        await publish(run, f"parking iteration {iteration}", done + 0.5 * share)
+        await publish(run, f"parking iteration {iteration}", done + 0.5 * share, samples=False)
         return {"iteration": iteration, "models": None, "parked": parked}
     if is_due(session, iteration):
         with timed(times, "gate"):
@@ -69,7 +74,7 @@ async def iteration(run: str, iteration: int) -> dict[str, Any]:
     session.run.write_json_once(
         f"{session.run.iteration(iteration)}/times.json", times, lease=session.lease
     )
-    await publish(run, f"training iteration {iteration}", done + share)
+    await publish(run, f"training iteration {iteration}", done + share, samples=False)
     return {"iteration": iteration, "models": models, "parked": None}
 
 

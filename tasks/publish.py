@@ -41,10 +41,13 @@ _BAR = 40
 
 
 @stage("publish", "publish-{after}")
-async def publish(run: str, after: str, fraction_done: float, report: bool = True) -> str | None:
+async def publish(
+    run: str, after: str, fraction_done: float, report: bool = True, samples: bool = True
+) -> str | None:
     """Write the artifacts, and the `report`, of everything that is committed so far.
 
-    The report takes longer, so it is left out in the middle of an iteration.
+    The report takes longer, so it is left out in the middle of an iteration. The `samples` are
+    read from whole splits, and left out where nothing was played since they were published.
     """
     session = session_of(run)
     finished = fraction_done >= 1.0
@@ -53,14 +56,16 @@ async def publish(run: str, after: str, fraction_done: float, report: bool = Tru
         write_report(session.run, "finished" if finished else "running")
     location = report_location(session.run)
     try:
-        await _publish_artifacts(session, after, fraction_done)
+        await _publish_artifacts(session, after, fraction_done, samples)
     except Exception as error:
         # A view for people: the run goes on without it, and the next stage publishes it again.
         get_run_logger().warning("artifacts not published: %s: %s", type(error).__name__, error)
     return location
 
 
-async def _publish_artifacts(session: Session, after: str, fraction_done: float) -> None:
+async def _publish_artifacts(
+    session: Session, after: str, fraction_done: float, with_samples: bool
+) -> None:
     run = session.run.name
     await acreate_markdown_artifact(
         key=f"nip-{run}-state", markdown=_state(session, after), description=f"State after {after}"
@@ -84,8 +89,8 @@ async def _publish_artifacts(session: Session, after: str, fraction_done: float)
         table=spent(session.run, session.parameters),
         description="Tokens and US dollars so far, by stage, from what is committed",
     )
-    samples = _newest_samples(session.run)
-    if samples:
+    samples = _newest_samples(session.run) if with_samples else None
+    if samples is not None:
         await acreate_markdown_artifact(
             key=f"nip-{run}-samples",
             markdown=samples,
