@@ -277,7 +277,7 @@ def test_the_steps_cover_upload_creation_training_commit_and_swap(unbroken: Outc
         assert part in text, part
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(7200)
 @pytest.mark.kill_matrix
 def test_a_server_or_its_training_killed_while_it_really_trains_ends_as_if_it_never_was(
     tmp_path: Path, servers: Zygote, results: Results
