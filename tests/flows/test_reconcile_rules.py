@@ -95,8 +95,9 @@ async def test_the_mark_of_an_earlier_attempt_says_nothing(flow_runs, tmp_path):
 
 async def test_without_a_mark_silence_decides(flow_runs):
     silent = await flow_runs.make(Running())
-    assert await flow_runs.dead(silent, silent_after_s=600) == set()
-    assert await flow_runs.dead(silent, silent_after_s=-1) == {silent.id}
+    taken = await flow_runs.make(Pending())  # by a worker that was killed before it began
+    assert await flow_runs.dead(silent, taken, silent_after_s=600) == set()
+    assert await flow_runs.dead(silent, taken, silent_after_s=-1) == {silent.id, taken.id}
 
 
 async def test_a_store_that_cannot_be_read_is_no_proof(flow_runs, tmp_path):
