@@ -23,6 +23,7 @@ AGENT = {
 }
 RL = {"num_iterations": 2, "rollouts_per_iteration": 40, "num_epochs": 1}
 GOES_ON = ["base_run.base_run_type=parameters", "base_run.run_id=small"]
+CONTINUING = ["agents._default.fine_tune_from_scratch=false", "rl.lr=0.01"]
 RETEST = ["run_name=again", "base_run.base_run_type=rerun_tests", "base_run.run_id=small"]
 
 
@@ -34,15 +35,23 @@ async def base(prefect_server, tmp_path_factory):
     return folder, await train(str(write_config(folder, rl=RL, agents=agents)))
 
 
+@pytest.fixture(scope="module")
+async def gone_on(base, tmp_path_factory):
+    """A folder with that run and `next`, which began with its models; the summary of `next`."""
+    folder = copied(base[0], tmp_path_factory.mktemp("gone-on"))
+    return folder, await go_on(folder, *GOES_ON, *CONTINUING)
+
+
 @pytest.fixture
 def folder(base, tmp_path):
-    """A copy of that folder."""
-    shutil.copytree(base[0], tmp_path / "copy")
-    config = write_config(
-        tmp_path / "copy", rl=RL, agents={"_default": AGENT, "prover": {"temperature": 0.25}}
-    )
-    assert config.parent == tmp_path / "copy"
-    return config.parent
+    """A copy of the folder of the base run."""
+    return copied(base[0], tmp_path)
+
+
+def copied(folder, place):
+    shutil.copytree(folder, place / "copy")
+    agents = {"_default": AGENT, "prover": {"temperature": 0.25}}
+    return write_config(place / "copy", rl=RL, agents=agents).parent
 
 
 def run_in(folder, name) -> RunStore:
@@ -52,7 +61,7 @@ def run_in(folder, name) -> RunStore:
 def tree(folder):
     """Every file of the base run by its content."""
     return {
-        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in (folder / "runs" / "small").rglob("*")
         if path.is_file()
     }
@@ -72,11 +81,8 @@ async def go_on(folder, *changes):
     )
 
 
-async def test_a_run_goes_on_from_the_final_models_of_another(base, folder):
-    final, before = base[1]["iterations"][-1]["models"], tree(folder)
-    result = await go_on(
-        folder, *GOES_ON, "agents._default.fine_tune_from_scratch=false", "rl.lr=0.01"
-    )
+async def test_a_run_goes_on_from_the_final_models_of_another(base, gone_on):
+    final, (folder, result) = base[1]["iterations"][-1]["models"], gone_on
     run = run_in(folder, "next")
     assert result["status"] == "finished" and result["iterations"][0]["models"] == final
     assert served(run, 0) == {agent: {model} for agent, model in final.items()}
@@ -85,13 +91,13 @@ async def test_a_run_goes_on_from_the_final_models_of_another(base, folder):
         [begun] = run.read_json("next/run.json")["contents"]["origin"]
         assert (begun[agent]["from_run"], begun[agent]["trained_in"]) == ("small", 1)
         assert run.read_json(run.models(0))["groups"][agent]["proof"]["matches"]
-    assert tree(folder) == before
+    assert tree(folder) == tree(base[0])
 
 
-async def test_a_run_that_began_elsewhere_no_longer_needs_that_run(folder):
-    await go_on(folder, *GOES_ON)
+async def test_a_run_that_began_elsewhere_no_longer_needs_that_run(gone_on, tmp_path):
+    folder = copied(gone_on[0], tmp_path)
     shutil.rmtree(folder / "runs" / "small")
-    result = await go_on(folder, *GOES_ON, "rl.num_iterations=2")
+    result = await go_on(folder, *GOES_ON, *CONTINUING, "rl.num_iterations=2")
     assert result["status"] == "finished" and len(result["iterations"]) == 3
 
 
@@ -165,6 +171,7 @@ async def test_an_agent_begins_with_its_model_and_settings_of_another_run(
         *LOAD,
         f"agents.prover.checkpoint_version={version}",
         "agents.prover.temperature=1.5",
+        "text_rl.test_scheme=none",
     ]
     result = await go_on(folder, *changes)
     began = result["iterations"][0]["models"]

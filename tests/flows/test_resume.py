@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -34,9 +35,22 @@ def digest_of(run: RunStore, iteration: int = 0, split: str = "train") -> str:
     return read_manifest(run.store, run.rollouts(iteration, split)).extra["canonical_digest"]
 
 
-async def test_a_fork_goes_on_with_the_models_it_began_with(tmp_path, prefect_server):
-    config = write_config(tmp_path, rl=ONE)
-    base = await train(str(config))
+@pytest.fixture(scope="module")
+async def trained(prefect_server, tmp_path_factory):
+    """A folder with the finished run `small`, and its summary."""
+    folder = tmp_path_factory.mktemp("trained")
+    return folder, await train(str(write_config(folder, rl=ONE)))
+
+
+@pytest.fixture
+def config(trained, tmp_path):
+    """The configuration of a copy of that run, in `tmp_path`."""
+    shutil.copytree(trained[0] / "runs", tmp_path / "runs")
+    return write_config(tmp_path, rl=ONE)
+
+
+async def test_a_fork_goes_on_with_the_models_it_began_with(trained, config, tmp_path):
+    _, base = trained
     changes = ["run_name=forked", "rl.num_iterations=2", "rl.lr=0.01"]
     forked = load_parameters(config, changes)
     fork_run(load_parameters(config), forked)
@@ -56,11 +70,7 @@ async def test_a_run_in_progress_is_not_forked(tmp_path):
             fork_run(load_parameters(config), load_parameters(config, ["run_name=other"]))
 
 
-async def test_an_extension_needs_nothing_of_finished_iterations_but_their_models(
-    tmp_path, prefect_server
-):
-    config = write_config(tmp_path, rl=ONE)
-    await train(str(config))
+async def test_an_extension_needs_nothing_of_finished_iterations_but_their_models(config, tmp_path):
     run = run_in(tmp_path)
     folder = run.store.local_path(run.rollouts(0, "train"))
     next(folder.glob("episodes-*.parquet")).write_bytes(b"damaged")

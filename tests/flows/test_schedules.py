@@ -69,7 +69,11 @@ async def test_a_group_that_was_not_due_is_on_record_as_such(alternated):
 
 
 async def test_a_shared_model_learns_from_those_whose_turn_it_is(tmp_path, prefect_server):
-    config = write_config(tmp_path, agents=alternating(shared_model_group="both"))
+    config = write_config(
+        tmp_path,
+        agents=alternating(shared_model_group="both"),
+        text_rl={"test_scheme": "none"},
+    )
     await train(str(config))
     run = run_in(tmp_path)
     for iteration, agent in enumerate(("prover", "verifier")):

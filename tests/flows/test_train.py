@@ -37,6 +37,19 @@ async def published(trained):
     }
 
 
+@pytest.fixture(scope="module")
+async def shorter(published, tmp_path_factory):
+    """The first of its iterations once more, in other shards and one episode after another."""
+    folder = tmp_path_factory.mktemp("shorter")
+    config = write_config(
+        folder,
+        rl={"num_iterations": 1, "rollouts_per_iteration": 50, "num_epochs": 1},
+        rollouts={"episodes_per_shard": 7, "concurrency": 1},
+    )
+    result = await train(str(config))
+    return config, result, RunStore(open_store(folder / "runs"), "small")
+
+
 async def test_the_summary_tests_every_model_that_plays(trained, published):
     _, result, _ = trained
     assert result["run"] == "small" and result["status"] == "finished"
@@ -79,13 +92,8 @@ async def test_training_again_changes_nothing_and_submits_nothing(trained):
     assert {p: run.store.get(p) for p in before} == before
 
 
-async def test_the_same_seed_gives_the_same_data_whatever_concurrency_and_shards(
-    trained, tmp_path, prefect_server
-):
-    _, _, run = trained
-    config = write_config(tmp_path, rollouts={"episodes_per_shard": 7, "concurrency": 1})
-    await train(str(config), ["rl.num_iterations=1"])
-    other = RunStore(open_store(tmp_path / "runs"), "small")
+async def test_the_same_seed_gives_the_same_data_whatever_concurrency_and_shards(trained, shorter):
+    (_, _, run), (_, _, other) = trained, shorter
     for iteration, split in ((0, "train"), (0, "test"), (1, "test")):
         digests = {
             read_manifest(r.store, r.rollouts(iteration, split)).extra["canonical_digest"]
@@ -94,9 +102,8 @@ async def test_the_same_seed_gives_the_same_data_whatever_concurrency_and_shards
         assert len(digests) == 1, (iteration, split)
 
 
-async def test_a_finished_run_can_be_extended(tmp_path, prefect_server):
-    config = write_config(tmp_path, rl={"num_iterations": 1, "rollouts_per_iteration": 40})
-    first = await train(str(config))
+async def test_a_finished_run_can_be_extended(shorter):
+    config, first, _ = shorter
     second = await train(str(config), ["rl.num_iterations=2"])
     assert len(first["iterations"]) == 2 and len(second["iterations"]) == 3
     assert second["iterations"][0] == first["iterations"][0]
