@@ -324,7 +324,7 @@ def main() -> None:
         result = asyncio.run(measure(Path(folder), options.pairs))
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     result |= {
-        "command": "python benchmarks/prefect_share.py --out docs/results/prefect_share.json",
+        "command": " ".join(["python benchmarks/prefect_share.py", *sys.argv[1:]]),
         "commit": subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip(),
         "machine": {
             "system": platform.machine(),

@@ -158,6 +158,7 @@ async def _all_iterations(session: Session) -> str | None:
     parameters = session.parameters
     run, last = session.run.name, parameters.rl.num_iterations
     only_tests = parameters.base_run.base_run_type == "rerun_tests"
+    tested = is_tested(parameters, last)
     done = next((i for i in range(last) if not is_complete(run, i)), last)
     for i in range(done, last):
         # Proved inside: SQLite refuses a subflow while the server still notes a task of its parent.
@@ -172,9 +173,9 @@ async def _all_iterations(session: Session) -> str | None:
     else:
         if done == last:
             await prove_serving(run, last)
-        if is_tested(parameters, last):
+        if tested:
             await play_split(run, last, "test")
-    await publish(run, "the last test", 1.0)
+    await publish(run, "the last test", 1.0, samples=tested and not only_tests)
     return None
 
 

@@ -31,7 +31,7 @@ async def played_here(stack, tmp_path_factory) -> dict:
     return digests(folder)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["dask", "ray"])
 async def test_a_cluster_plays_the_same(kind, played_here, stack, tmp_path, monkeypatch):
     pytest.importorskip(f"prefect_{kind}")
