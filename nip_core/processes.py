@@ -1,7 +1,7 @@
 """One function over many items, in processes of its own.
 
 map_in_processes   the results in the order of the items, a few of them under way at a time
-how_many           how many processes are worth it for so many items
+how_many           how many processes are worth it for so many examples
 
 The processes are fresh interpreters that talk over pipes. They do not run the caller's main module
 again, as those of multiprocessing would, and end when their caller does: neither a killed one nor
@@ -30,16 +30,16 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 _MOST = 3  # each takes some 150 MB
 _COLLECTED_AFTER = 50_000  # new objects; most are an item's, which go with it
-_FEW = 10  # items that are done before processes have started
+_FEW = 5_000  # examples that are made before processes have started
 _START = (
     "import sys; sys.path[:] = {path!r}; from nip_core import processes; processes.serve({caller})"
 )
 _LOOK_S = 1.0  # how often a process looks whether its caller is there
 
 
-def how_many(items: int) -> int:
-    """How many processes are worth it; 1: none but the caller's."""
-    if items <= _FEW:
+def how_many(examples: int) -> int:
+    """How many processes are worth it to make so many; 1: none but the caller's."""
+    if examples <= _FEW:
         return 1
     count = getattr(os, "sched_getaffinity", None)
     return min(_MOST, (len(count(0)) if count else os.cpu_count()) or 1)

@@ -124,11 +124,11 @@ def write_examples(
     it; they are used for examples that are made in parts.
     """
     made: Iterator[_Made]
-    parts = examples.parts if isinstance(examples, InParts) else ()
-    processes = how_many(len(parts)) if processes is None else processes
+    if processes is None:
+        processes = how_many(examples.size) if isinstance(examples, InParts) else 1
     if isinstance(examples, InParts) and processes > 1:
         make = partial(_make_part, method, examples.make)
-        made = map_in_processes(make, parts, processes)
+        made = map_in_processes(make, examples.parts, processes)
     else:
         made = _make(method, examples)
     hashes: list[bytes] = []

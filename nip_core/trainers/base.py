@@ -167,6 +167,8 @@ class InParts:
     make: Callable[[Any], Iterable[AnyExample]]
     parts: Sequence[Any]
     """In the order of play; each holds what `make` needs."""
+    size: int
+    """Number of examples."""
 
     def __iter__(self) -> Iterator[AnyExample]:
         for part in self.parts:

@@ -63,7 +63,7 @@ def choose_examples(
     counts["surplus"] = len(picks) - len(balanced)
     return Choice(
         "supervised",
-        InParts(partial(_examples, game), _by_part(sides, balanced)),
+        InParts(partial(_examples, game), _by_part(sides, balanced), len(balanced)),
         {name: count for name, count in counts.items() if count or name == "candidates"},
     )
 
