@@ -296,12 +296,13 @@ def test_a_server_or_its_training_killed_while_it_really_trains_ends_as_if_it_ne
 
     whole = scenario("unbroken")
     unbroken = whole.run()
-    first = next(i for i, step in enumerate(unbroken.steps) if step.startswith("start a process"))
-    kills = Kills(unbroken, results, "server that trains")
-    for point in spread(points_of(unbroken.steps)[first + 1 :], SERVER_WHILE_TRAINING):
-        kills.kill(scenario(f"server-{point[0][:8]}-{point[1]}-{len(results.rows)}"), point)
     steps = (whole.directory / "steps-of-training").read_text().splitlines()
     assert any("checkpoints" in step for step in steps)
     kills = Kills(unbroken, results, "training")
     for number, point in enumerate(spread(points_of(steps), TRAINING)):
         kills.kill(scenario(f"training-{number}", point), point)
+    first = next(i for i, step in enumerate(unbroken.steps) if step.startswith("start a process"))
+    kills = Kills(unbroken, results, "server that trains")
+    points = spread(points_of(unbroken.steps)[first + 1 :], SERVER_WHILE_TRAINING)
+    for number, point in enumerate(points):
+        kills.kill(scenario(f"server-{number}"), point)
