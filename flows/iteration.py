@@ -113,7 +113,7 @@ async def play_split(run: str, iteration: int, split: str) -> dict[str, Any]:
     if session.parameters.rollouts.task_runner == "local":
         play = await limited(play_shard, "nip-rollouts")
         await together(play(run, iteration, split, s) for s in stage["shards"])
-    else:
+    elif stage["shards"]:
         await session.with_server(lambda: play_apart(session, iteration, split, stage["shards"]))
     await commit_rollouts(run, iteration, split)
     metrics: dict[str, Any] = await measure(run, iteration, split)

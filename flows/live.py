@@ -66,7 +66,11 @@ class _Clock:
         done = progress.episodes_done - self._done_before
         if done <= 0:
             return None
-        return (now_s - self._started_s) / done * max(progress.episodes_total - done, 0)
+        return (
+            (now_s - self._started_s)
+            / done
+            * max(progress.episodes_total - progress.episodes_done, 0)
+        )
 
 
 def cost_usd(parameters: HyperParameters, progress: Progress) -> float | None:

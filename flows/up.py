@@ -170,15 +170,21 @@ def _run(command: list[str], environment: Mapping[str, str], folder: Path) -> No
 def _ask(
     command: list[str], environment: Mapping[str, str], folder: Path
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*_prefect(), *command],
-        env=dict(environment),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_COMMAND_S,
-    )
+    try:
+        return subprocess.run(
+            [*_prefect(), *command],
+            env=dict(environment),
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_COMMAND_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ServerError(
+            f"prefect {' '.join(command)}: no answer in {_COMMAND_S:g} s; look into the logs of "
+            "the Prefect server and start again"
+        ) from error
 
 
 def _prefect() -> list[str]:

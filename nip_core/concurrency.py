@@ -1,7 +1,11 @@
-"""Doing several things at once, such that none is left running when one has failed."""
+"""Doing several things at once, such that none is left running when one has failed.
+
+together    all of several awaitables
+in_thread   a function in a thread
+"""
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,6 +23,18 @@ async def together(work: Iterable[Awaitable[T]]) -> list[T]:
     except BaseExceptionGroup as errors:
         raise first_error(errors) from errors
     return [task.result() for task in tasks]
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """What the function returns. A caller that is cancelled leaves when the function has ended."""
+    task = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(task)
+    finally:
+        if not task.done():
+            await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # known, if nobody waits for it any more
 
 
 def first_error(errors: BaseException) -> BaseException:

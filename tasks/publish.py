@@ -58,7 +58,7 @@ async def publish(
     try:
         await _publish_artifacts(session, after, fraction_done, samples)
     except Exception as error:
-        # A view for people: the run goes on without it, and the next stage publishes it again.
+        # A view for people: the run goes on without it, and a later stage publishes it again.
         get_run_logger().warning("artifacts not published: %s: %s", type(error).__name__, error)
     return location
 

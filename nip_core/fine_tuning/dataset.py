@@ -125,7 +125,9 @@ def write_examples(
     """
     made: Iterator[_Made]
     if processes is None:
-        processes = how_many(examples.size) if isinstance(examples, InParts) else 1
+        processes = 1
+        if isinstance(examples, InParts):
+            processes = min(how_many(examples.size), len(examples.parts))
     if isinstance(examples, InParts) and processes > 1:
         make = partial(_make_part, method, examples.make)
         made = map_in_processes(make, examples.parts, processes)

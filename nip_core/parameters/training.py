@@ -191,7 +191,8 @@ class RolloutParameters(Parameters):
     """How episodes are played. None of this changes the data."""
 
     concurrency: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Most calls in flight, 1 to 4096."""
+    """Most calls in flight, 1 to 4096. A call is in flight until its answer is durable, which takes
+    10 ms on a disk and half a second in a bucket: take more of them there if answers come fast."""
     episodes_per_shard: Annotated[int, Field(ge=1, le=10_000)] = 200
     """Episodes that one task plays, 1 to 10,000."""
     failure_threshold: Annotated[float, Field(ge=0, le=1)] = 0.05

@@ -60,6 +60,16 @@ class Failures:
     keys: set[str] = field(default_factory=set)  # of those that failed; a repetition counts once
     stop: bool = True  # whether too many stop the stage
 
+    def check(self, threshold: float, last: str) -> None:
+        """Raise StageError if more failed than this share of the episodes; `last`: why one did."""
+        # 0.29 * 100 is a little less than 29.
+        if self.stop and len(self.keys) > threshold * self.episodes + 1e-9:
+            raise StageError(
+                f"{len(self.keys)} of {self.episodes} episodes failed, more than the share of "
+                f"{threshold} that rollouts.failure_threshold allows; {last}. What was generated "
+                "is kept: mend the cause and run again"
+            )
+
 
 @dataclass(frozen=True)
 class Table:
@@ -96,7 +106,7 @@ def straight(node: EpisodeSpec, round_: int, agents: Sequence[str]) -> Sequence[
 
 
 def places_for(parameters: HyperParameters) -> asyncio.Semaphore:
-    """As many episodes at a time as keep all calls busy while answers are made durable.
+    """As many episodes at a time as always have a call to make.
 
     Not more: episodes are begun in the order of the plan, so the shards before are soon committed,
     and neither memory nor a run that goes on after a kill has to do with all of them.
@@ -117,8 +127,10 @@ async def play_shard(
     failures = table.failures or Failures(len(specs))
     places = table.places or places_for(table.game.parameters)
     shard = PlayedShard([], [], [])
+    done = 0
 
     async def play(spec: EpisodeSpec) -> None:
+        nonlocal done
         async with places:
             table.progress.episodes_in_flight += 1
             try:
@@ -128,28 +140,24 @@ async def play_shard(
         shard.episodes.extend(episodes)
         shard.generations.extend(record["generation"] for record in records)
         shard.timings.extend(record["timing"] for record in records)
+        done += 1
         table.progress.episodes_done += 1
         failures.keys.discard(spec.key)
         if all(episode["outcome"] == "failed" for episode in episodes):
             shard.failed.append(spec.key)
             table.progress.episodes_failed += 1
+            failures.keys.add(spec.key)
             threshold = table.game.parameters.rollouts.failure_threshold
-            _count_failure(failures, threshold, spec, episodes[-1]["error"])
+            failures.check(threshold, f"the last: {spec.problem.id}: {episodes[-1]['error']}")
 
-    await together(play(spec) for spec in specs)
+    try:
+        await together(play(spec) for spec in specs)
+    except BaseException:
+        # It will be played again, and counted then.
+        table.progress.episodes_done -= done
+        table.progress.episodes_failed -= len(shard.failed)
+        raise
     return shard
-
-
-def _count_failure(failures: Failures, threshold: float, spec: EpisodeSpec, error: str) -> None:
-    failures.keys.add(spec.key)
-    # 0.29 * 100 is a little less than 29.
-    if failures.stop and len(failures.keys) > threshold * failures.episodes + 1e-9:
-        raise StageError(
-            f"{len(failures.keys)} of {failures.episodes} episodes failed, more than the share of "
-            f"{threshold} that rollouts.failure_threshold allows; the last: "
-            f"{spec.problem.id}: {error}. What was generated is kept: mend the "
-            "cause and run again"
-        )
 
 
 async def play_episode(spec: EpisodeSpec, table: Table, branch: Branch = straight) -> Played:
@@ -332,7 +340,8 @@ class _Node:
             except RequestRefusedError:
                 pass  # perhaps only because it asks for several, which some servers don't take
         for future, answer in zip(first, found, strict=True):
-            future.set_result(answer)
+            if not future.done():  # who waited may be cancelled, because another mover failed
+                future.set_result(answer)
 
     async def _take_turn(
         self, spec: EpisodeSpec, agent: str, first: asyncio.Future[_First] | None

@@ -12,6 +12,7 @@ submitted once more. On a disk none of this is needed, and nothing is done.
 """
 
 import json
+import logging
 import sqlite3
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
@@ -29,6 +30,8 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, walk
 
 ADAPTERS = "adapters"
+
+_log = logging.getLogger(__name__)
 
 
 def is_kept(run: RunStore, name: str) -> bool:
@@ -70,13 +73,24 @@ def restore(run: RunStore, state_dir: Path, groups: Collection[str], lease: Leas
     for group in groups:
         _reopen_lost_job(run, iteration, group, state_dir, lease)
     document = run.read_json_or_none(f"{run.root}/run.json") or {}
-    swaps = list(document.get("contents", {}).get("origin") or ())
-    # All of them: an earlier iteration may be played, tested or done again.
+    swaps = list(document.get("contents", {}).get("origin") or ())[:1]
     swaps += [run.read_json(run.models(done))["groups"] for done in range(iteration)]
-    wanted = {model["model"]: model["digest"] for swap in swaps for model in swap.values()}
+    playing = swaps[-1] if swaps else {}
+    wanted = {model["model"]: model["digest"] for model in playing.values()}
     wanted |= _trained(run, iteration, groups)
-    missing = {n: d for n, d in wanted.items() if find_model(state_dir, n) is None}
-    bring_kept(run, state_dir, missing)
+    bring_kept(run, state_dir, _missing(state_dir, wanted))
+    # The others too: an earlier iteration may be played, tested or done again. But nothing that is
+    # under way stops for one that is damaged.
+    earlier = {model["model"]: model["digest"] for swap in swaps for model in swap.values()}
+    for name, content_digest in _missing(state_dir, earlier).items():
+        try:
+            bring_kept(run, state_dir, {name: content_digest})
+        except CorruptionError as error:
+            _log.warning("%s: not brought back: %s", name, error)
+
+
+def _missing(state_dir: Path, wanted: Mapping[str, str | None]) -> dict[str, str | None]:
+    return {n: digest for n, digest in wanted.items() if find_model(state_dir, n) is None}
 
 
 def bring_kept(run: RunStore, state_dir: Path, wanted: Mapping[str, str | None]) -> None:

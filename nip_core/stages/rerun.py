@@ -153,8 +153,10 @@ def _complete(run: RunStore, lease: Lease, number: int, plan: dict[str, Any]) ->
 
 
 def _rewinds(run: RunStore) -> list[int]:
+    """Numbers of those with a plan. A kill just before it was written leaves a directory alone."""
     names = (name.rstrip("/") for name in run.store.list(f"{run.root}/superseded"))
-    return sorted(int(name) for name in names if name.isdigit())
+    numbers = sorted(int(name) for name in names if name.isdigit())
+    return [n for n in numbers if run.store.exists(f"{_directory(run, n)}/plan.json")]
 
 
 def _directory(run: RunStore, number: int) -> str:

@@ -6,13 +6,14 @@ play           one shard: what the journal has is reused, the rest is asked for,
 commit_played  all shards of the stage as one split
 """
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
+from nip_core.concurrency import in_thread
 from nip_core.errors import RunConflictError
 from nip_core.hashing import digest
 from nip_core.rollouts.engine import (
@@ -137,7 +138,8 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
     finally:
         await journal.aclose()
     # In a thread: other shards go on playing meanwhile.
-    manifest = await asyncio.to_thread(_commit, session, iteration, split, shard, specs, played)
+    commit = partial(_commit, session, iteration, split, shard, specs, played)
+    manifest = await in_thread(commit)
     journal.remove()  # what it held is committed
     return {
         "shard": shard,
@@ -268,10 +270,16 @@ def _check_models(
 
 
 def commit_played(session: Session, iteration: int, split: str) -> Manifest:
-    """Publish the stage once all its shards are committed."""
-    return commit_stage(
-        session.run.store,
-        session.run.rollouts(iteration, split),
-        plan_stage(session, iteration, split).shards,
-        lease=session.lease,
+    """Publish the stage once all its shards are committed.
+
+    Raises StageError if too many of its episodes failed, which shards that were played in different
+    processes can't see by themselves.
+    """
+    store, directory = session.run.store, session.run.rollouts(iteration, split)
+    session.failures.pop((iteration, split), None)  # counted anew, from all that is committed
+    failures = _failures(session, iteration, split)
+    failures.check(
+        session.parameters.rollouts.failure_threshold, f"their errors stand in {directory}"
     )
+    names = plan_stage(session, iteration, split).shards
+    return commit_stage(store, directory, names, lease=session.lease)

@@ -64,7 +64,9 @@ async def test_a_failed_job_is_tried_again_until_it_has_had_its_attempts(tmp_pat
     for attempts in tried:
         assert [a["attempt"] for a in attempts] == list(range(len(attempts)))
         assert len({a["key"] for a in attempts}) == len({a["id"] for a in attempts})
-        assert {a["outcome"] for a in attempts} == {"failed"}
+        # The other group's last job may still be going on when the run stops.
+        assert {a["outcome"] for a in attempts[:-1]} <= {"failed"}
+    assert any([a["outcome"] for a in attempts] == ["failed"] * 3 for attempts in tried)
 
 
 async def test_a_job_whose_deadline_passes_is_cancelled_before_the_run_goes_on(
