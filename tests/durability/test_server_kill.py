@@ -284,7 +284,7 @@ def test_a_server_or_its_training_killed_while_it_really_trains_ends_as_if_it_ne
 ) -> None:
     engine = ["--engine", "embedded", "--model", resolve_model("tiny")]
     engine += ["--served-model-name", "base"]
-    settings = {"lora_rank": 2, "learning_rate": 1e-3}
+    settings = {"lora_rank": 2, "learning_rate": 1e-3, "checkpoint_steps": 1}
 
     def scenario(name: str, point: Point | None = None) -> Scenario:
         directory = tmp_path / name
