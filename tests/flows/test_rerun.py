@@ -213,3 +213,11 @@ def test_finishing_where_nothing_was_begun_changes_nothing(tmp_path):
         finish_rewinds(run, lease)
         assert rewind(run, lease, 0, "test", token="t") is None
     assert run.store.list(f"{run.root}/superseded") == []
+
+
+def test_a_rewind_that_was_killed_before_its_plan_stands_leaves_a_run_that_opens(tmp_path):
+    run = run_in(tmp_path)
+    (tmp_path / "runs" / run.root / "superseded" / "0001").mkdir(parents=True)
+    with acquire(run.store, run.root) as lease:
+        finish_rewinds(run, lease)
+        assert rewind(run, lease, 0, "test", token="t") is None

@@ -1,11 +1,14 @@
 """A stage of trees: what is committed, whatever concurrency and shards, and which trees failed."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import yaml
 from small_game import write_config
 
+from nip_core.concurrency import together
+from nip_core.errors import StageError
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.tables import read_rollouts, shard_manifest
@@ -99,3 +102,16 @@ async def test_concurrency_and_shards_change_neither_trees_nor_pairs(stage, tmp_
     assert other.digest == stage.digest
     assert other.datasets == stage.datasets
     assert other.failed == stage.failed
+
+
+async def test_failures_count_over_shards_that_did_not_see_each_other(stage, tmp_path):
+    failed = len(stage.failed)
+    assert failed > 1
+    threshold = (failed - 0.5) / len(stage.specs)
+    alone = Stage(tmp_path, episodes_per_shard=5, failure_threshold=threshold)
+    async with open_session(alone.parameters) as session:
+        shards = plan_stage(session, 0, "train").shards
+        # As at once in processes of their own.
+        await together(play(replace(session, failures={}), 0, "train", s) for s in shards)
+        with pytest.raises(StageError, match=f"{failed} of {len(stage.specs)} episodes failed"):
+            commit_played(session, 0, "train")
