@@ -60,14 +60,16 @@ class Failures:
     keys: set[str] = field(default_factory=set)  # of those that failed; a repetition counts once
     stop: bool = True  # whether too many stop the stage
 
-    def check(self, threshold: float, last: str) -> None:
-        """Raise StageError if more failed than this share of the episodes; `last`: why one did."""
+    def check(self, threshold: float, what: str) -> None:
+        """Raise StageError if more failed than this share of the episodes.
+
+        `what` ends its message: why they failed, and what to do.
+        """
         # 0.29 * 100 is a little less than 29.
         if self.stop and len(self.keys) > threshold * self.episodes + 1e-9:
             raise StageError(
                 f"{len(self.keys)} of {self.episodes} episodes failed, more than the share of "
-                f"{threshold} that rollouts.failure_threshold allows; {last}. What was generated "
-                "is kept: mend the cause and run again"
+                f"{threshold} that rollouts.failure_threshold allows; {what}"
             )
 
 
@@ -148,7 +150,9 @@ async def play_shard(
             table.progress.episodes_failed += 1
             failures.keys.add(spec.key)
             threshold = table.game.parameters.rollouts.failure_threshold
-            failures.check(threshold, f"the last: {spec.problem.id}: {episodes[-1]['error']}")
+            last = f"the last: {spec.problem.id}: {episodes[-1]['error']}"
+            kept = "What was generated is kept: mend the cause and run again"
+            failures.check(threshold, f"{last}. {kept}")
 
     try:
         await together(play(spec) for spec in specs)
@@ -403,11 +407,8 @@ class _Node:
         async with ask(table.game, table.client, player, chat, form, seed, n) as call:
             if player.endpoint is not None:
                 for i, answer in enumerate(call.answers):  # they share one prompt, read once
-                    prompt_tokens, tokens = (
-                        0 if i else answer.prompt_tokens,
-                        answer.completion_tokens,
-                    )
-                    table.progress.count_answer(answer.model, prompt_tokens, tokens)
+                    prompt, completion = answer.prompt_tokens, answer.completion_tokens
+                    table.progress.count_answer(answer.model, 0 if i else prompt, completion)
                 table.progress.retries += call.answers[0].transport_retries
             yield call
 

@@ -73,15 +73,16 @@ def restore(run: RunStore, state_dir: Path, groups: Collection[str], lease: Leas
     for group in groups:
         _reopen_lost_job(run, iteration, group, state_dir, lease)
     document = run.read_json_or_none(f"{run.root}/run.json") or {}
-    swaps = list(document.get("contents", {}).get("origin") or ())[:1]
-    swaps += [run.read_json(run.models(done))["groups"] for done in range(iteration)]
-    playing = swaps[-1] if swaps else {}
+    origin = list(document.get("contents", {}).get("origin") or ())
+    swaps = [run.read_json(run.models(done))["groups"] for done in range(iteration)]
+    playing = swaps[-1] if swaps else (origin or [{}])[0]
     wanted = {model["model"]: model["digest"] for model in playing.values()}
     wanted |= _trained(run, iteration, groups)
     bring_kept(run, state_dir, _missing(state_dir, wanted))
     # The others too: an earlier iteration may be played, tested or done again. But nothing that is
     # under way stops for one that is damaged.
-    earlier = {model["model"]: model["digest"] for swap in swaps for model in swap.values()}
+    others = [model for swap in (*origin, *swaps) for model in swap.values()]
+    earlier = {model["model"]: model["digest"] for model in others}
     for name, content_digest in _missing(state_dir, earlier).items():
         try:
             bring_kept(run, state_dir, {name: content_digest})

@@ -2,6 +2,7 @@
 
 STAGES          the points of an iteration from which it can be done again, in order
 rewind          set aside all that was committed from a stage of an iteration on
+stage_of_split  which of them plays a split
 is_rewound      whether that was asked for before
 unfinished_rewinds   those that were killed half-way
 finish_rewinds  complete what a killed rewind has left half done
@@ -122,19 +123,24 @@ def paths_from(run: RunStore, iteration: int, stage: Stage) -> list[str]:
     return found
 
 
+def stage_of_split(split: str) -> Stage:
+    """The stage that plays a split: those of the gate are played for the swap."""
+    return _STAGE_OF_SPLIT.get(split, "swap")
+
+
 def _stage_of(path: str, *, is_journal: bool) -> Stage:
     """The stage that wrote a file of an iteration."""
     first, _, rest = path.partition("/")
     if is_journal:
-        return _STAGE_OF_SPLIT.get(first, "swap")
+        return stage_of_split(first)
     if first == "rollouts":
-        return _STAGE_OF_SPLIT.get(rest.partition("/")[0], "swap")
+        return stage_of_split(rest.partition("/")[0])
     if first == "datasets":
         return "dataset"
     if first == "jobs":
         return "train"
     kind, _, split = first.partition(".")[0].partition("-")
-    return _STAGE_OF_SPLIT.get(split, "swap") if kind in ("metrics", "transcripts") else "swap"
+    return stage_of_split(split) if kind in ("metrics", "transcripts") else "swap"
 
 
 def _complete(run: RunStore, lease: Lease, number: int, plan: dict[str, Any]) -> None:

@@ -35,8 +35,9 @@ from nip_core.rollouts.tables import (
     shard_manifest,
 )
 from nip_core.rollouts.trees import Branching, tree_order
-from nip_core.run_store.manifest import Manifest, read_manifest
+from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.stages.models import CANDIDATE, ServedModel, playing
+from nip_core.stages.rerun import stage_of_split
 from nip_core.stages.session import Session
 
 _MOST_PLANNED = 4  # stages whose episodes are kept; an iteration has no more
@@ -276,10 +277,13 @@ def commit_played(session: Session, iteration: int, split: str) -> Manifest:
     processes can't see by themselves.
     """
     store, directory = session.run.store, session.run.rollouts(iteration, split)
-    session.failures.pop((iteration, split), None)  # counted anew, from all that is committed
-    failures = _failures(session, iteration, split)
-    failures.check(
-        session.parameters.rollouts.failure_threshold, f"their errors stand in {directory}"
-    )
+    if not is_committed(store, directory):
+        session.failures.pop((iteration, split), None)  # counted anew, from all that is committed
+        _failures(session, iteration, split).check(
+            session.parameters.rollouts.failure_threshold,
+            f"their errors stand in {directory}, whose shards are committed and not played again "
+            "by themselves: mend the cause and give "
+            f"--rerun-from {iteration}:{stage_of_split(split)}, or raise the threshold",
+        )
     names = plan_stage(session, iteration, split).shards
     return commit_stage(store, directory, names, lease=session.lease)

@@ -14,7 +14,7 @@ from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.tables import read_rollouts, shard_manifest
 from nip_core.rollouts.trees import steps
 from nip_core.run_store.manifest import read_manifest
-from nip_core.stages.rollouts import commit_played, plan_stage, play
+from nip_core.stages.rollouts import commit_played, plan_stage, play, start
 from nip_core.stages.session import open_session
 from nip_core.stages.training_data import build_dataset
 
@@ -31,6 +31,7 @@ class Stage:
     """What a run with these settings of `rollouts` commits for its first iteration."""
 
     def __init__(self, folder, **rollouts):
+        self.folder = folder
         replies = folder / "replies.yaml"
         replies.write_text(yaml.safe_dump(REPLIES))
         config = write_config(
@@ -113,5 +114,12 @@ async def test_failures_count_over_shards_that_did_not_see_each_other(stage, tmp
         shards = plan_stage(session, 0, "train").shards
         # As at once in processes of their own.
         await together(play(replace(session, failures={}), 0, "train", s) for s in shards)
-        with pytest.raises(StageError, match=f"{failed} of {len(stage.specs)} episodes failed"):
+        expected = f"{failed} of {len(stage.specs)} episodes failed.*--rerun-from 0:play"
+        with pytest.raises(StageError, match=expected):
             commit_played(session, 0, "train")
+    more = Stage(alone.folder, episodes_per_shard=5, failure_threshold=0.5)
+    async with open_session(more.parameters) as session:
+        assert start(session, 0, "train") == []
+        commit_played(session, 0, "train")
+    async with open_session(alone.parameters) as session:
+        commit_played(session, 0, "train")  # what is finished is not looked at again
