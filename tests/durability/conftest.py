@@ -5,18 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import prefect.settings
 import pytest
 from killed_results import Results
 from killed_runs import KEY, Zygote
-from prefect.settings import get_current_settings, temporary_settings
-from prefect.testing.utilities import prefect_test_harness
+from shared_prefect import session_folder, shared_prefect
 
 ROOT = Path(__file__).parents[2]
 RESULTS = os.environ.get("NIP_KILL_RESULTS")
 """A directory; where it is given, results are written there."""
-
-_OFF = ("TRIGGERS", "EVENT_PERSISTER", "LATE_RUNS", "SCHEDULER", "FOREMAN")
 
 
 @pytest.fixture(scope="session")
@@ -28,17 +24,9 @@ def results() -> Iterator[Results]:
 
 @pytest.fixture(scope="session")
 def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a real Prefect server; services that no run asks anything of are off."""
-    home = tmp_path_factory.mktemp("prefect-home")
-    names = [f"PREFECT_SERVER_SERVICES_{name}_ENABLED" for name in _OFF]
-    off = {getattr(prefect.settings, name): False for name in names}
-    settings = {
-        prefect.settings.PREFECT_HOME: home,
-        prefect.settings.PREFECT_SERVER_ANALYTICS_ENABLED: False,
-        **off,
-    }
-    with temporary_settings(settings), prefect_test_harness(server_startup_timeout=180):
-        yield str(get_current_settings().api.url)
+    """The URL of a real Prefect server."""
+    with shared_prefect(session_folder(tmp_path_factory)) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

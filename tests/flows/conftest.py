@@ -1,39 +1,49 @@
-"""A real Prefect server for the tests that need one: one for the session, on disk of its own."""
+"""The Prefect server of the session, for flows in this process and for `nip` as a command."""
 
 import os
 from collections.abc import Iterator
 
-import prefect.settings
+import prefect.context
 import pytest
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
     PREFECT_HOME,
     PREFECT_RESULTS_LOCAL_STORAGE_PATH,
-    PREFECT_SERVER_ANALYTICS_ENABLED,
-    get_current_settings,
+    PREFECT_SERVER_DATABASE_CONNECTION_URL,
     temporary_settings,
 )
-from prefect.testing.utilities import prefect_test_harness
-
-_OFF = ("TRIGGERS", "LATE_RUNS", "SCHEDULER", "FOREMAN", "CANCELLATION_CLEANUP")
-"""Services of the server that no test here asks anything of."""
+from shared_prefect import database_url, session_folder, shared_prefect
 
 
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of the API of a running test server."""
+    """The URL of the API of a real server, which this process then uses.
+
+    Other processes use it at the same time: what is looked up there needs a name of its own.
+    """
     home = tmp_path_factory.mktemp("prefect-home")
-    names = [f"PREFECT_SERVER_SERVICES_{name}_ENABLED" for name in _OFF]
-    settings = {
-        **{getattr(prefect.settings, name): False for name in names},
-        PREFECT_HOME: home,
-        PREFECT_RESULTS_LOCAL_STORAGE_PATH: home / "storage",
-        PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
-        PREFECT_SERVER_ANALYTICS_ENABLED: False,
-    }
-    with temporary_settings(settings), prefect_test_harness(server_startup_timeout=180):
-        yield str(get_current_settings().api.url or PREFECT_API_URL.value())
+    folder = session_folder(tmp_path_factory)
+    with shared_prefect(folder) as url:
+        settings = {
+            PREFECT_API_URL: url,
+            PREFECT_HOME: home,
+            PREFECT_RESULTS_LOCAL_STORAGE_PATH: home / "storage",
+            PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
+            PREFECT_SERVER_DATABASE_CONNECTION_URL: database_url(folder),
+        }
+        with (
+            temporary_settings(settings),
+            # For threads and tasks, too, whose context is not a copy of this one.
+            prefect.context._temporary_global_settings_context(
+                prefect.context.get_settings_context()
+            ),
+        ):
+            yield url
+            APILogWorker.instance().drain()
+            EventsWorker.drain_all()
 
 
 @pytest.fixture
