@@ -1,0 +1,98 @@
+"""One Prefect server for all processes of a test session. As a program: that server.
+
+Whoever needs it first starts it. Everybody who uses it holds a lock that can be shared, and the
+server ends as soon as it can have that lock alone: when all have let go of it, or are dead.
+"""
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+START_S = 180.0
+_OFF = ("TRIGGERS", "LATE_RUNS", "SCHEDULER", "FOREMAN", "CANCELLATION_CLEANUP")
+"""Services of the server that no test here asks anything of."""
+
+
+def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the shared server, the same for all processes of xdist."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared-prefect"
+
+
+def database_url(folder: Path) -> str:
+    return f"sqlite+aiosqlite:///{folder / 'prefect.db'}"
+
+
+@contextmanager
+def shared_prefect(folder: Path) -> Iterator[str]:
+    """The URL of the server's API, for as long as it is needed here."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "users").open("w") as users:
+        with (folder / "starting").open("w") as starting:
+            fcntl.flock(starting, fcntl.LOCK_EX)
+            fcntl.flock(users, fcntl.LOCK_SH)
+            address = folder / "address"
+            if not address.exists():
+                address.write_text(_start(folder))
+        yield address.read_text()
+
+
+def _start(folder: Path) -> str:
+    environment = {
+        **os.environ,
+        "PREFECT_HOME": str(folder / "home"),
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": database_url(folder),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_UI_ENABLED": "false",
+        # Only what a server for tests needs, as `prefect_test_harness` starts it.
+        "PREFECT__SERVER_EPHEMERAL": "1",
+        "PREFECT__SERVER_FINAL": "1",
+        **{f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in _OFF},
+    }
+    with socket.create_server(("127.0.0.1", 0)) as listener, (folder / "log").open("w") as log:
+        subprocess.Popen(
+            [sys.executable, __file__, str(folder), str(listener.fileno())],
+            env=environment,
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for its users
+        )
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+    try:
+        # It waits in the backlog until the server is ready.
+        urllib.request.urlopen(f"{url}/health", timeout=START_S).close()
+    except OSError as error:
+        raise RuntimeError(f"no Prefect server ({error}): {(folder / 'log').read_text()}") from None
+    return url
+
+
+def main(folder: Path, listener: int) -> None:
+    import uvicorn
+
+    threading.Thread(target=_end_after_users, args=(folder,), daemon=True).start()
+    config = uvicorn.Config(
+        "prefect.server.api.server:create_app", factory=True, log_level="error", lifespan="on"
+    )
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=listener)])
+
+
+def _end_after_users(folder: Path) -> None:
+    with (folder / "users").open() as users:
+        fcntl.flock(users, fcntl.LOCK_EX)
+        (folder / "address").unlink(missing_ok=True)
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
