@@ -12,7 +12,7 @@ TEST_JOBS ?= 3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install quickstart test coverage check format bench test-engines test-art test-learning test-cluster up kill-matrix test-gpu clean
+.PHONY: help install quickstart test coverage check format bench test-engines test-art test-learning test-cluster test-cluster-short up kill-matrix test-gpu clean
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -94,6 +94,10 @@ CLUSTER ?= tests/cluster
 test-cluster: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt -e ".[local,dev,cluster]"
 	$(BIN)/python -m pytest $(CLUSTER)
+
+# A Dask cluster, an object store, PostgreSQL with all of make up, manifests: what CI runs of it.
+test-cluster-short:
+	$(MAKE) test-cluster CLUSTER="-m short tests/cluster"
 
 # PostgreSQL, Prefect, a worker and an lm_server as processes; see `nip up --help` for options.
 up: install

@@ -1,16 +1,17 @@
 """What Prefect costs: one iteration through the flows against the same functions called plainly.
 
-    python benchmarks/prefect_share.py [--pairs 3] [--out docs/results/prefect_share.json]
+    python benchmarks/prefect_share.py [--pairs 9] [--out docs/results/prefect_share.json]
 
 A run of one iteration: 1,000 episodes of `nip` in 10 shards, a job for each of two groups, the
 swap, on the deterministic engine, which takes 50 ms for each answer. Once it is the flow `train`
 with a Prefect server beside it, as `nip train` does it, and once the functions of
 `nip_core.stages` in the same order, in the same process, which has imported everything and has
 played a small run before. They take turns; each has an lm_server of its own, started
-before the clock. All must play and choose the same. What counts is the median of the whole: open
-the run, prove the models, play, build datasets, train, swap, report. The bars: at most 5 % more
-with Prefect, and at most 4 s plus 0.15 s per shard. Task runs are counted at Prefect's API, for
-fewer episodes and for more shards: they may grow with shards alone.
+before the clock. All must play and choose the same. The whole is timed: open the run, prove the
+models, play, build datasets, train, swap, report. What counts is the median over pairs, as a
+machine that others use too may be a third slower a minute later. The bars: at most 5 % more with
+Prefect, and at most 4 s plus 0.15 s per shard. Task runs are counted at Prefect's API, for fewer
+episodes and for more shards: they may grow with shards alone.
 
 Beside the JSON file it writes the Markdown page.
 """
@@ -53,14 +54,14 @@ class Played:
     """One run: how long it took, and what it made."""
 
     seconds: float
-    processor_seconds: float  # of this process
+    processor_seconds: dict[str, float]  # by process: this one, the lm_server, Prefect's server
     stages: dict[str, float]
     digests: dict[str, str]
 
 
 @contextmanager
-def prefect_server(place: Path) -> Iterator[str]:
-    """The address of the API of a Prefect server that is a process of its own."""
+def prefect_server(place: Path) -> Iterator[psutil.Process]:
+    """A Prefect server that is a process of its own; nip in this process finds it."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -83,7 +84,7 @@ def prefect_server(place: Path) -> Iterator[str]:
             if server.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"the Prefect server does not answer:\n{log.read_text()[-3000:]}")
             time.sleep(0.2)
-        yield url
+        yield psutil.Process(server.pid)
     finally:
         server.terminate()
         try:
@@ -102,8 +103,8 @@ def _answers(url: str) -> bool:
 
 
 @contextmanager
-def run_of(place: Path, episodes: int, shards: int) -> Iterator[Path]:
-    """The configuration of a run in a new directory, with the lm_server that it names."""
+def run_of(place: Path, episodes: int, shards: int) -> Iterator[tuple[Path, psutil.Process]]:
+    """The configuration of a run in a new directory, and the lm_server that it names."""
     from nip_core.lm_server.engines.reply_rules import DEFAULT_FILE
     from nip_core.lm_server.owner import start_or_attach, stop
     from nip_core.lm_server.spec import ServerSpec
@@ -128,7 +129,7 @@ def run_of(place: Path, episodes: int, shards: int) -> Iterator[Path]:
     }
     (place / "config.yaml").write_text(yaml.safe_dump(settings))
     try:
-        yield place / "config.yaml"
+        yield place / "config.yaml", psutil.Process(handle.pid)
     finally:
         stop(handle)
 
@@ -173,16 +174,24 @@ async def plainly(config: Path) -> None:
         evaluation.summary(session.run)
 
 
-async def play(way: str, config: Path) -> Played:
+def processor_seconds(processes: dict[str, psutil.Process]) -> dict[str, float]:
+    """What each has used of the processors so far."""
+    times = {name: process.cpu_times() for name, process in processes.items()}
+    return {name: used.user + used.system for name, used in times.items()}
+
+
+async def play(way: str, config: Path, servers: dict[str, psutil.Process]) -> Played:
     """Play a run in one of the two ways, with the clock."""
     from nip_core.run_store.manifest import read_manifest
     from nip_core.run_store.run import RunStore
     from nip_core.run_store.store import open_store
 
     work = through_prefect if way == PREFECT else plainly
-    processor, began = time.process_time(), time.monotonic()
+    processes = {"nip": psutil.Process(), **servers}
+    used, began = processor_seconds(processes), time.monotonic()
     await work(config)
-    seconds, processor = time.monotonic() - began, time.process_time() - processor
+    seconds = time.monotonic() - began
+    used = {name: s - used[name] for name, s in processor_seconds(processes).items()}
     run = RunStore(open_store(config.parent / "runs", read_only=True), RUN)
     if run.finished_iterations() != 1:
         raise SystemExit(f"{way}: the iteration is not finished")
@@ -190,7 +199,7 @@ async def play(way: str, config: Path) -> Played:
     groups = sorted(run.read_json(run.models(0))["groups"])
     return Played(
         seconds,
-        processor,
+        used,
         run.read_json(f"{run.iteration(0)}/times.json"),
         {"rollouts": rollouts.extra["canonical_digest"]}
         | {group: read_manifest(run.store, run.dataset(0, group)).digest for group in groups},
@@ -217,12 +226,13 @@ async def count_task_runs() -> int:
             await asyncio.sleep(0.5)
 
 
-async def measure(place: Path, pairs: int) -> dict[str, Any]:
+async def measure(place: Path, prefect: psutil.Process, pairs: int) -> dict[str, Any]:
     """Both ways in turn, then the counts."""
 
     async def one(way: str, name: str, episodes: int = EPISODES, shards: int = SHARDS) -> Played:
-        with run_of(place / name, episodes, shards) as config:
-            played = await play(way, config)
+        with run_of(place / name, episodes, shards) as (config, lm_server):
+            servers = {"lm_server": lm_server, "Prefect's server": prefect}
+            played = await play(way, config, servers)
         print(f"{name:14} {played.seconds:7.2f} s  {played.stages}", file=sys.stderr, flush=True)
         return played
 
@@ -248,9 +258,15 @@ def judged(played: dict[str, list[Played]], task_runs: dict[str, int]) -> dict[s
     """The figures with their bars."""
     median = {w: statistics.median(run.seconds for run in runs) for w, runs in played.items()}
     processor = {
-        w: statistics.median(run.processor_seconds for run in runs) for w, runs in played.items()
+        way: {
+            name: round(statistics.median(run.processor_seconds[name] for run in runs), 2)
+            for name in runs[0].processor_seconds
+        }
+        for way, runs in played.items()
     }
-    extra_s, share = median[PREFECT] - median[PLAIN], median[PREFECT] / median[PLAIN] - 1
+    pairs = [(run.seconds, plain.seconds) for run, plain in zip(*played.values(), strict=True)]
+    extra_s = statistics.median(more - less for more, less in pairs)
+    share = statistics.median(more / less - 1 for more, less in pairs)
     most_s = MOST_S + MOST_S_PER_SHARD * SHARDS
     few, many, cut = (
         task_runs[f"{episodes} episodes, {shards} shards"]
@@ -267,7 +283,7 @@ def judged(played: dict[str, list[Played]], task_runs: dict[str, int]) -> dict[s
         "latency_s": LATENCY_S,
         "seconds": {w: round(s, 2) for w, s in median.items()},
         "all_seconds": {w: [round(run.seconds, 2) for run in r] for w, r in played.items()},
-        "processor_seconds": {w: round(s, 2) for w, s in processor.items()},
+        "processor_seconds": processor,
         "stages": {w: [run.stages for run in runs] for w, runs in played.items()},
         "extra_seconds": round(extra_s, 2),
         "share": round(share, 4),
@@ -282,8 +298,9 @@ def page(result: dict[str, Any]) -> str:
     said = {name: "met" if met else "**missed**" for name, met in bar["met"].items()}
     machine = result["machine"]
     rows = "".join(
-        f"| {way} | {seconds[way]:.2f} | {processor[way]:.2f} | "
-        f"{', '.join(f'{s:.2f}' for s in result['all_seconds'][way])} |\n"
+        f"| {way} | {seconds[way]:.2f} "
+        f"| {', '.join(f'{s:.1f}' for s in result['all_seconds'][way])} "
+        f"| {', '.join(f'{name} {s:.1f}' for name, s in processor[way].items())} |\n"
         for way in (PLAIN, PREFECT)
     )
     counts = "".join(f"| {what} | {count} |\n" for what, count in result["task_runs"].items())
@@ -293,13 +310,14 @@ def page(result: dict[str, Any]) -> str:
         f"{result['episodes']:,} episodes in {result['shards']} shards, on the deterministic "
         f"engine with {1000 * result['latency_s']:g} ms for each answer: once the flow `train` "
         "with a Prefect server beside it, as `nip train` does it, and once the same functions "
-        "called plainly, in turn, in one process. All played and chose the same."
+        "called plainly, in turn, in one process. All played and chose the same. What is held to "
+        "the bars is the median over the pairs."
     )
     return f"""# Prefect's share
 
 {textwrap.fill(facts, 120, break_on_hyphens=False)}
 
-| | median, s | of processor time | each, s |
+| | median, s | each, s | processor time of each process, median, s |
 |---|---|---|---|
 {rows}
 | | measured | bar | |
@@ -317,11 +335,11 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--pairs", type=int, default=3, help="how often each way is played")
+    parser.add_argument("--pairs", type=int, default=9, help="how often each way is played")
     options = parser.parse_args()
     load = psutil.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as folder, prefect_server(Path(folder)):
-        result = asyncio.run(measure(Path(folder), options.pairs))
+    with tempfile.TemporaryDirectory() as folder, prefect_server(Path(folder)) as server:
+        result = asyncio.run(measure(Path(folder), server, options.pairs))
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     result |= {
         "command": " ".join(["python benchmarks/prefect_share.py", *sys.argv[1:]]),

@@ -54,11 +54,11 @@ async def iteration(run: str, iteration: int, prove: bool = False) -> dict[str, 
             await play_split(run, iteration, "test")
     with timed(times, "play"):
         await play_split(run, iteration, "train")
-    await publish(run, f"playing iteration {iteration}", done + 0.5 * share, report=False)
-
     groups = scheduled(parameters, iteration)
     with timed(times, "dataset"):
-        await together(build_dataset(run, iteration, group) for group in groups)
+        # At once: what is published is sent to Prefect's server, which takes its time.
+        played = publish(run, f"playing iteration {iteration}", done + 0.5 * share, report=False)
+        await together([played, *(build_dataset(run, iteration, group) for group in groups)])
     with timed(times, "train"):
         parked = await train_groups(run, iteration, groups)
     if parked is not None:
@@ -74,7 +74,9 @@ async def iteration(run: str, iteration: int, prove: bool = False) -> dict[str, 
     session.run.write_json_once(
         f"{session.run.iteration(iteration)}/times.json", times, lease=session.lease
     )
-    await publish(run, f"training iteration {iteration}", done + share, samples=False)
+    last = iteration + 1 == parameters.rl.num_iterations
+    if not last or is_tested(parameters, iteration + 1):  # else the run's last follows at once
+        await publish(run, f"training iteration {iteration}", done + share, samples=False)
     return {"iteration": iteration, "models": models, "parked": None}
 
 

@@ -6,7 +6,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.short]
 FOLDER = Path(__file__).parents[2] / "deployments" / "kubernetes"
 VERSION = "1.30"
 

@@ -86,8 +86,11 @@ def on_disk(prefect: Stack, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 @pytest.mark.parametrize(
     "moment",
-    ["0000/rollouts/train/plan.json", "0000/jobs/prover.json", "0001/rollouts/train/plan.json"],
-    ids=["playing", "training", "playing-what-was-trained"],
+    [
+        pytest.param("0000/rollouts/train/plan.json", id="playing"),
+        pytest.param("0000/jobs/prover.json", id="training", marks=pytest.mark.short),
+        pytest.param("0001/rollouts/train/plan.json", id="playing-what-was-trained"),
+    ],
 )
 def test_a_run_goes_on_from_the_bucket_alone(
     moment: str, prefect: Stack, s3: dict[str, str], on_disk: dict[str, object], tmp_path: Path

@@ -32,7 +32,7 @@ async def played_here(stack, tmp_path_factory) -> dict:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", ["dask", "ray"])
+@pytest.mark.parametrize("kind", [pytest.param("dask", marks=pytest.mark.short), "ray"])
 async def test_a_cluster_plays_the_same(kind, played_here, stack, tmp_path, monkeypatch):
     pytest.importorskip(f"prefect_{kind}")
     played = []

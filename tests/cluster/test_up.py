@@ -26,6 +26,7 @@ def reachable():
         yield folder
 
 
+@pytest.mark.short
 def test_all_parts_come_up_run_a_deployment_and_go(reachable, tmp_path):
     up = Up(reachable).wait_until_up()
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from killed_results import Results
 from killed_runs import DEADLINE_S, Zygote
 from small_game import write_config
 
@@ -56,11 +57,11 @@ def digests(folder: Path) -> list[str]:
 
 @pytest.mark.timeout(3600)
 def test_of_two_runners_that_start_together_exactly_one_proceeds(
-    flows: Zygote, tmp_path: Path
+    flows: Zygote, results: Results, tmp_path: Path
 ) -> None:
     made: set[tuple[str, ...]] = set()
     for number in range(ROUNDS):
-        config = configured(tmp_path / str(number))
+        config, began = configured(tmp_path / str(number)), time.monotonic()
         both = {name: started(flows, config, name) for name in ("one", "other")}
         statuses = {name: flows.wait(pid) for name, pid in both.items()}
         said = {
@@ -72,6 +73,15 @@ def test_of_two_runners_that_start_together_exactly_one_proceeds(
         assert f"process {both[played]} on" in said[refused], said
         assert "holds this run; wait for it or stop it" in said[refused]
         made.add(tuple(digests(config.parent)))
+        seconds = round(time.monotonic() - began, 2)
+        results.add(
+            "two_runners",
+            {
+                "round": number + 1,
+                "played by": "the first" if played == "one" else "the second",
+                "seconds": seconds,
+            },
+        )
     assert len(made) == 1, "every round ends the same"
     wait_for(lambda: not flows.left())
 

@@ -43,6 +43,12 @@ ABOUT = {
         "(counted behind the proxy), no episode was lost, "
         "no row names another model than was asked, nothing waited past its deadline.",
     ),
+    "two_runners": (
+        "In each round two processes are told at once to play one run, of one iteration, on a "
+        "server that takes half a second for each answer. One plays it to its end; the other is "
+        "refused with the first one's name and exits with status 4.",
+        "All rounds end with the same canonical digests, and no process is left.",
+    ),
 }
 
 
