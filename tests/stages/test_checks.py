@@ -1,6 +1,7 @@
 """What a model can't do is found before anything is played: its template, its context, its files."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from small_game import write_config
 
 from nip_core.agents.render import Game, Situation
 from nip_core.errors import SettingsError
+from nip_core.lm_server.owner import ServerHandle, start_or_attach, stop
+from nip_core.lm_server.spec import EngineSpec, ServerSpec
 from nip_core.models import BUNDLED
 from nip_core.parameters import load_parameters
 from nip_core.stages.checks import _sample_conversation
@@ -40,9 +43,37 @@ def dropping(template: str) -> str:
     return head + loop + " if message['role'] != 'system'" + rest[closing:]
 
 
-async def opening(folder: Path, model: Path | str, *overrides: str) -> str:
-    agents = {"_default": {"model_provider": "SelfHosted", "model_name": str(model)}}
-    config = write_config(folder, agents=agents, lm_server={"engine": "embedded"})
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[ServerHandle]:
+    """Serves `tiny`, and with other chat templates `refusing` and `dropping`."""
+    others = [
+        EngineSpec("embedded", str(model_with_template(folder, change)), served_model_name=name)
+        for name, change in (("refusing", refusing), ("dropping", dropping))
+        for folder in [tmp_path_factory.mktemp(name)]
+    ]
+    spec = ServerSpec("embedded", str(BUNDLED["tiny"]), more_engines=tuple(others))
+    handle = start_or_attach(spec, tmp_path_factory.mktemp("server"))
+    yield handle
+    stop(handle)
+
+
+@pytest.fixture
+def there(server, monkeypatch) -> dict[str, str]:
+    """The settings `lm_server` of a run that uses it."""
+    monkeypatch.setenv("NIP_API_KEY", server.api_key)
+    return {"url": server.url}
+
+
+OWN = {"engine": "embedded"}
+
+
+def configured(folder: Path, lm_server, model: Path | str, **agent: str) -> Path:
+    default = {"model_provider": "SelfHosted", "model_name": str(model), **agent}
+    return write_config(folder, agents={"_default": default}, lm_server=lm_server)
+
+
+async def opening(folder: Path, lm_server, model: Path | str, *overrides: str) -> str:
+    config = configured(folder, lm_server, model)
     with pytest.raises(SettingsError) as caught:
         async with open_session(load_parameters(config, overrides)):
             pass
@@ -51,25 +82,19 @@ async def opening(folder: Path, model: Path | str, *overrides: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [(refusing, "System role not supported"), (dropping, "system messages")]
+    ("model", "said"),
+    [("refusing", "System role not supported"), ("dropping", "system messages")],
 )
 async def test_a_template_without_system_messages_is_refused_with_what_would_help(
-    tmp_path, change, said
+    there, tmp_path, model, said
 ):
-    told = await opening(tmp_path, model_with_template(tmp_path, change))
+    told = await opening(tmp_path, there, model)
     assert said in told
     assert "chat_format: alternating_no_system it takes them" in told
 
 
-async def test_what_the_error_advises_works(tmp_path):
-    agents = {
-        "_default": {
-            "model_provider": "SelfHosted",
-            "model_name": str(model_with_template(tmp_path, refusing)),
-            "chat_format": "alternating_no_system",
-        }
-    }
-    config = write_config(tmp_path, agents=agents, lm_server={"engine": "embedded"})
+async def test_what_the_error_advises_works(there, tmp_path):
+    config = configured(tmp_path, there, "refusing", chat_format="alternating_no_system")
     async with open_session(load_parameters(config)):
         pass
 
@@ -98,19 +123,19 @@ def test_every_agent_is_tried_with_its_turns_and_nothing_else(tmp_path, protocol
 
 async def test_a_context_that_leaves_no_room_is_refused(tmp_path):
     said = await opening(
-        tmp_path, "tiny", "agents._default.max_tokens_per_message=2000", "dataset=problems"
+        tmp_path, OWN, "tiny", "agents._default.max_tokens_per_message=2000", "dataset=problems"
     )
     assert "max_tokens_per_message" in said and "tokens" in said
 
 
 async def test_a_directory_that_is_no_model_is_refused(tmp_path):
     (tmp_path / "model").mkdir()
-    said = await opening(tmp_path, tmp_path / "model")
+    said = await opening(tmp_path, OWN, tmp_path / "model")
     assert "lm_server" in said and "model" in said
 
 
-async def test_examples_longer_than_the_context_are_refused(tmp_path):
-    said = await opening(tmp_path, "tiny", "fine_tuning.max_length=5000")
+async def test_examples_longer_than_the_context_are_refused(there, tmp_path):
+    said = await opening(tmp_path, there, "tiny", "fine_tuning.max_length=5000")
     assert "fine_tuning.max_length is 5000" in said and "1024 tokens" in said
 
 
