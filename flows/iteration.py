@@ -111,12 +111,12 @@ def is_complete(run: str, iteration: int) -> bool:
 async def play_split(run: str, iteration: int, split: str) -> dict[str, Any]:
     """Play all shards of a split, publish them as one and measure it."""
     session = session_of(run)
-    stage = await plan(run, iteration, split)
+    shards = await plan(run, iteration, split)
     if session.parameters.rollouts.task_runner == "local":
         play = await limited(play_shard, "nip-rollouts")
-        await together(play(run, iteration, split, s) for s in stage["shards"])
-    elif stage["shards"]:
-        await session.with_server(lambda: play_apart(session, iteration, split, stage["shards"]))
+        await together(play(run, iteration, split, s) for s in shards)
+    elif shards:
+        await session.with_server(lambda: play_apart(session, iteration, split, shards))
     await commit_rollouts(run, iteration, split)
     metrics: dict[str, Any] = await measure(run, iteration, split)
     return metrics

@@ -10,11 +10,9 @@ from tasks.runtime import session_of, stage
 
 
 @stage("plan", "plan-{split}-{iteration}")
-async def plan(run: str, iteration: int, split: str) -> dict[str, Any]:
-    """Number of episodes, and names of the shards that are still to be played."""
-    session = session_of(run)
-    left = rollouts.start(session, iteration, split)
-    return {"episodes": rollouts.plan_stage(session, iteration, split).episodes, "shards": left}
+async def plan(run: str, iteration: int, split: str) -> list[str]:
+    """Names of the shards that are still to be played."""
+    return list(rollouts.start(session_of(run), iteration, split))
 
 
 @stage("play-shard", "play-{split}-{iteration}-{shard}")

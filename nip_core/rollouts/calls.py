@@ -4,6 +4,7 @@ Player        an agent with the model that it plays with
 ask           a request for one answer or several
 Call          what came of it: the answers, and the record of each
 request_body  a request as JSON
+limit_name    what a provider calls the most tokens of an answer
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -166,11 +167,10 @@ def request_body(
     It asks for `n` completions. They have one seed: what a server gives as the i-th of them need
     not be what it gives to any seed alone.
     """
-    limit = "max_completion_tokens" if parameters.model_provider == "OpenAI" else "max_tokens"
     body: Row = {
         "model": model,
         "messages": chat,
-        limit: max_tokens,
+        limit_name(parameters): max_tokens,
         "seed": seed,
     }
     if n > 1:
@@ -180,6 +180,11 @@ def request_body(
         if value is not None:
             body[setting] = value
     return body
+
+
+def limit_name(parameters: PureTextAgentParameters) -> str:
+    """OpenAI's newer models refuse the older name, which others know alone."""
+    return "max_completion_tokens" if parameters.model_provider == "OpenAI" else "max_tokens"
 
 
 def _read(answer: ChatAnswer, form: AnswerForm) -> tuple[Move, str | None]:

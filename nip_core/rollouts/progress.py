@@ -19,11 +19,11 @@ class Progress:
     completion_tokens: int = 0
     tokens_by_model: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def start_stage(self, stage: str, episodes: int, done: int = 0) -> None:
-        """Begin counting the episodes of a new stage, of which some may be done; tokens and calls
-        go on."""
+    def start_stage(self, stage: str, episodes: int, done: int = 0, failed: int = 0) -> None:
+        """Begin counting the episodes of a new stage, of which some may be done, and have failed;
+        tokens and calls go on."""
         self.stage = stage
-        self.episodes_total, self.episodes_done, self.episodes_failed = episodes, done, 0
+        self.episodes_total, self.episodes_done, self.episodes_failed = episodes, done, failed
 
     def count_answer(self, model: str, prompt_tokens: int, completion_tokens: int) -> None:
         """Add one received answer."""

@@ -26,6 +26,7 @@ from nip_core.fine_tuning.ledger import Ledger
 from nip_core.fine_tuning.lines import ADVANTAGE
 from nip_core.hashing import derive_seed, digest
 from nip_core.parameters import HyperParameters
+from nip_core.rollouts.calls import limit_name
 from nip_core.run_store.manifest import read_manifest
 from nip_core.stages import gate
 from nip_core.stages.job_endings import next_step, stopped
@@ -185,11 +186,12 @@ async def prove(session: Session, group: str, model: ServedModel) -> ServedModel
     Raises StageError if it does not, or is not there; ServerError if nobody answers.
     """
     control = session.control_endpoint(group)
-    where, hosted = control.base_url, speaks_nip(session.parameters.group_parameters(group))
+    parameters = session.parameters.group_parameters(group)
+    where, hosted = control.base_url, speaks_nip(parameters)
 
     async def ask() -> None:
         message = {"role": "user", "content": "-"}
-        body = {"model": model.model, "messages": [message], "max_tokens": 1}
+        body = {"model": model.model, "messages": [message], limit_name(parameters): 1}
         await session.client.complete(session.endpoint(group), body)
 
     async with aclosing(_backend(session, group)) as backend:

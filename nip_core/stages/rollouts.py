@@ -113,7 +113,8 @@ def start(session: Session, iteration: int, split: str) -> list[str]:
             left.append(shard)
     what = f"iteration {iteration}: playing {split} problems"
     done = plan.episodes - sum(map(plan.size, left))
-    session.progress.start_stage(what, plan.episodes, done)
+    failed = len(_failures(session, iteration, split).keys) if done else 0
+    session.progress.start_stage(what, plan.episodes, done, failed)
     return left
 
 

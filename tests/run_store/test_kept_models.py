@@ -91,6 +91,23 @@ def test_a_damaged_kept_model_is_named_and_not_taken(
         bring_kept(run, tmp_path / "empty", {ONE: None})
 
 
+def test_a_damaged_model_of_an_earlier_iteration_stops_nothing(
+    run: RunStore, state_dir: Path, tmp_path: Path
+) -> None:
+    keep(run, state_dir, ONE, TWO)
+    for iteration, name in enumerate((ONE, TWO)):
+        group = {"model": name, "digest": None}
+        run.write_json_once(run.models(iteration), {"groups": {"a": group}})
+    run.store.put(f"small/adapters/{'a' * 12}/weights", b"changed")
+    with acquire(run.store, run.root, renew=False) as lease:
+        restore(run, tmp_path / "earlier", ["a"], lease)
+        assert find_model(tmp_path / "earlier", ONE) is None
+        assert find_model(tmp_path / "earlier", TWO) is not None
+        run.store.put(f"small/adapters/{'b' * 12}/weights", b"changed")
+        with pytest.raises(CorruptionError, match="weights has SHA-256"):
+            restore(run, tmp_path / "playing", ["a"], lease)
+
+
 def test_what_was_kept_in_part_or_is_named_nowhere_is_cleaned_away(
     run: RunStore, state_dir: Path, tmp_path: Path
 ) -> None:

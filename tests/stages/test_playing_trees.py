@@ -120,6 +120,7 @@ async def test_failures_count_over_shards_that_did_not_see_each_other(stage, tmp
     more = Stage(alone.folder, episodes_per_shard=5, failure_threshold=0.5)
     async with open_session(more.parameters) as session:
         assert start(session, 0, "train") == []
+        assert session.progress.episodes_failed == failed
         commit_played(session, 0, "train")
     async with open_session(alone.parameters) as session:
         commit_played(session, 0, "train")  # what is finished is not looked at again
