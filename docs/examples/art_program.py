@@ -39,7 +39,7 @@ def draw_reports(seed: int, count: int) -> list[str]:
     return list(reports)
 
 
-async def rollout(model: art.TrainableModel, report: str) -> art.Trajectory:
+async def rollout(model: art.TrainableModel, report: str, seed: str) -> art.Trajectory:
     """One decision on one report, with its reward."""
     messages: art.Messages = [
         {"role": "user", "name": "Expert", "content": report},
@@ -50,6 +50,7 @@ async def rollout(model: art.TrainableModel, report: str) -> art.Trajectory:
         messages=messages,
         max_tokens=12,
         temperature=1.0,
+        seed=random.Random(f"{seed} {report}").getrandbits(31),
         logprobs=True,
     )
     choice = completion.choices[0]
@@ -61,10 +62,10 @@ async def rollout(model: art.TrainableModel, report: str) -> art.Trajectory:
     )
 
 
-async def mean_reward(model: art.TrainableModel, reports: list[str]) -> float:
+async def mean_reward(model: art.TrainableModel, reports: list[str], seed: int) -> float:
     """On held-out reports; logged as ART's split `val`."""
     trajectories = await art.gather_trajectories(
-        (rollout(model, report) for report in reports), pbar_desc=None
+        (rollout(model, report, f"{seed}") for report in reports), pbar_desc=None
     )
     await model.log(trajectories, split="val")
     return sum(trajectory.reward for trajectory in trajectories) / len(trajectories)
@@ -81,6 +82,7 @@ async def main() -> None:
     parser.add_argument("--reports", type=int, default=64, help="in each step")
     parser.add_argument("--samples", type=int, default=8, help="of each report")
     parser.add_argument("--held-out", type=int, default=200)
+    parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
 
@@ -103,22 +105,25 @@ async def main() -> None:
     backend = LmServerBackend(options.server, state_dir=options.state)  # with ART: LocalBackend()
     await model.register(backend)
     held_out = draw_reports(10_000 + options.seed, options.held_out)
-    rewards = {await model.get_step(): await mean_reward(model, held_out)}
+    rewards = {await model.get_step(): await mean_reward(model, held_out, options.seed)}
     while (step := await model.get_step()) < options.steps:
         reports = draw_reports(100 * options.seed + step, options.reports + len(held_out))
         fresh = [report for report in reports if report not in held_out][: options.reports]
         groups = await art.gather_trajectory_groups(
             (
-                art.TrajectoryGroup(rollout(model, report) for _ in range(options.samples))
+                art.TrajectoryGroup(
+                    rollout(model, report, f"{options.seed} {step} {sample}")
+                    for sample in range(options.samples)
+                )
                 for report in fresh
             ),
             pbar_desc=None,
         )
         result = await backend.train(
-            model, groups, learning_rate=1e-3, ppo=True, scale_rewards=False
+            model, groups, learning_rate=options.learning_rate, ppo=True, scale_rewards=False
         )
         await model.log(groups, metrics=result.metrics, step=result.step, split="train")
-        rewards[result.step] = await mean_reward(model, held_out)
+        rewards[result.step] = await mean_reward(model, held_out, options.seed)
         print(f"step {result.step}: mean reward {rewards[result.step]:.3f}", flush=True)
     await backend.close()
     print(json.dumps({"mean_reward": rewards, "of": len(held_out)}))
