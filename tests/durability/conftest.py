@@ -24,7 +24,7 @@ def results() -> Iterator[Results]:
 
 @pytest.fixture(scope="session")
 def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a real Prefect server."""
+    """The URL of a real Prefect server, that of the tests of flows."""
     with shared_prefect(session_folder(tmp_path_factory)) as url:
         yield url
 

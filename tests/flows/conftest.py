@@ -20,10 +20,7 @@ from shared_prefect import database_url, session_folder, shared_prefect
 
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of the API of a real server, which this process then uses.
-
-    Other processes use it at the same time: what is looked up there needs a name of its own.
-    """
+    """The URL of the API of a real server, which this process then uses."""
     home = tmp_path_factory.mktemp("prefect-home")
     folder = session_folder(tmp_path_factory)
     with shared_prefect(folder) as url:

@@ -1,5 +1,6 @@
-"""One Prefect server for all processes of a test session. As a program: that server.
+"""One Prefect server for each process that runs tests. As a program: that server.
 
+One for all of them answered some requests with 503 when three used it at once.
 Whoever needs it first starts it. Everybody who uses it holds a lock that can be shared, and the
 server ends as soon as it can have that lock alone: when all have let go of it, or are dead.
 """
@@ -23,9 +24,8 @@ _OFF = ("TRIGGERS", "LATE_RUNS", "SCHEDULER", "FOREMAN", "CANCELLATION_CLEANUP")
 
 
 def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the shared server, the same for all processes of xdist."""
-    base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared-prefect"
+    """The folder of the server that all tests of this process share."""
+    return tmp_path_factory.getbasetemp() / "shared-prefect"
 
 
 def database_url(folder: Path) -> str:
