@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,6 +42,7 @@ _STOPPED = {
     signal.SIGINT: "interrupted; running again continues",
     signal.SIGTERM: "terminated; running again continues",
 }
+_LEAVE_S = 25.0
 _received: list[signal.Signals] = []
 """Signals that asked for a stop, in order."""
 
@@ -104,20 +106,71 @@ def main() -> None:
     # Prefect's own server takes longer than its default of 20 s on a busy or slow machine.
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "300")
     signal.signal(signal.SIGTERM, _on_sigterm)
+    status = 1  # with a traceback
+    try:
+        status = _ended_with()
+    finally:
+        _leave_by_force(status)
+    sys.exit(status)
+
+
+def _ended_with() -> int:
+    """Run the command; returns the exit status, with the reason on standard error."""
     try:
         app(prog_name="nip")
     except NipError as error:
         print(f"nip: {error}", file=sys.stderr)
-        sys.exit(exit_code(error))
+        return exit_code(error)
     except _Stopped as stopped:
         print(f"nip: {_STOPPED[stopped.by]}", file=sys.stderr)
-        sys.exit(128 + stopped.by)
+        return 128 + stopped.by
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise
+        return ended.code or 0
+    except Exception as error:
+        if not _is_unreachable(error):
+            raise
+        print(f"nip: {_no_prefect(error)}; what is committed is kept: run again", file=sys.stderr)
+        return exit_code(ServerError(""))
+    return 0
+
+
+def _leave_by_force(status: int) -> None:
+    """End this process in `_LEAVE_S` seconds at the latest, whatever still waits for something.
+
+    What Prefect's client has not told a server that is gone, it would try to tell for hours.
+    """
+
+    def leave() -> None:
+        said = (
+            f"nip: not at its end after {_LEAVE_S:.0f} s, perhaps for a Prefect server that does "
+            f"not answer; left{'; running again continues' if status else ''}\n"
+        )
+        os.write(2, said.encode())  # whoever holds the lock of sys.stderr may not let it go
+        os._exit(status)
+
+    timer = threading.Timer(_LEAVE_S, leave)
+    timer.daemon = True
+    timer.start()
 
 
 def _on_sigterm(number: int, frame: Any) -> None:
     """End like an interrupt does: asyncio cancels the work, which gives everything back."""
     _received.append(signal.SIGTERM)
     signal.raise_signal(signal.SIGINT)
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    """Whether Prefect's client says that its server does not answer."""
+    httpx = sys.modules.get("httpx")
+    return httpx is not None and isinstance(error, httpx.TransportError)
+
+
+def _no_prefect(error: BaseException) -> str:
+    from prefect.settings import PREFECT_API_URL
+
+    return f"PREFECT_API_URL {PREFECT_API_URL.value()}: no Prefect server answers ({error})"
 
 
 def _stop_signal(error: BaseException) -> signal.Signals | None:
@@ -151,7 +204,13 @@ def _run_async(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         finally:
             signal.signal(signal.SIGINT, cancel)
 
-    return asyncio.run(noting())
+    with asyncio.Runner() as runner:
+        try:
+            return runner.run(noting())
+        except BaseException as error:  # what was under way is cancelled on the way out
+            by = _stop_signal(error)
+            _leave_by_force(exit_code(error) if by is None else 128 + by)
+            raise
 
 
 def exit_code(error: BaseException) -> int:
@@ -186,10 +245,10 @@ def train(
     """Train as CONFIG says; a run that was stopped goes on where it stopped."""
     given = list(overrides or [])
     parameters = load_parameters(config, given)
+    again = _rerun_from(rerun_from)
     if dry_run:
         show_plan(parameters, as_json)
         return
-    again = _rerun_from(rerun_from)
     if fork is not None:
         parameters, given = _fork(parameters, config, given, fork)
 
@@ -336,6 +395,15 @@ def _before_prefect(parameters: HyperParameters, verbose: bool) -> None:
     prepare(parameters)
     if not verbose:
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    from prefect.settings import PREFECT_API_URL
+
+    if PREFECT_API_URL.value():  # else a server is started
+        from prefect import get_client
+
+        with get_client(sync_client=True) as client:
+            error = client.api_healthcheck()
+        if error is not None and _is_unreachable(error):
+            raise ServerError(f"{_no_prefect(error)}; start it, or unset the address")
 
 
 def _run_flow(

@@ -52,6 +52,10 @@ async def iteration(run: str, iteration: int, prove: bool = False) -> dict[str, 
     if is_tested(parameters, iteration):
         with timed(times, "test"):
             await play_split(run, iteration, "test")
+    if session.run.store.exists(session.run.models(iteration)):
+        # Only its test was missing. A fork could not go through the rest, which has other keys.
+        models = await swap_models(run, iteration)
+        return {"iteration": iteration, "models": models, "parked": None}
     with timed(times, "play"):
         await play_split(run, iteration, "train")
     groups = scheduled(parameters, iteration)

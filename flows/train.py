@@ -184,6 +184,12 @@ async def _rewind(session: Session, from_iteration: int, stage: Stage) -> None:
     run, token = session.run, str(flow_run.get_id())
     if is_rewound(run, token):
         return  # jobs that are open now are those of after
+    last = session.parameters.rl.num_iterations
+    if from_iteration > last or (from_iteration == last and stage != "test"):
+        raise SettingsError(
+            f"run {run.name!r} can't be done again from {from_iteration}:{stage}: of {last} "
+            f"iterations the last is {last - 1}, and the last test {last}:test"
+        )
     going = paths_from(run, from_iteration, stage)
     check_submissions_known(run, going)
     await cancel_jobs(run, session.parameters, session.control_endpoint, going)

@@ -1,4 +1,8 @@
-"""The document of one job in the run store, replaced only where it is what was last seen."""
+"""The document of one job in the run store, replaced only where it is what was last seen.
+
+JobDocument  reading it, and every change
+read_job     what it says, for those who change nothing
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +13,15 @@ from nip_core.errors import CorruptionError, LeaseError
 from nip_core.fine_tuning.job import Clock, JobEvent, JobRecord, Outcome
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.lease import Lease
+from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, Store
 
 OnEvent = Callable[[JobRecord, str], None]
+
+_REMEDY = (
+    "restore the file from a copy. Without one, remove it and run again: the job, if it was "
+    "submitted, is found at the back-end by its key"
+)
 
 
 class JobDocument:
@@ -37,12 +47,7 @@ class JobDocument:
             data, self._etag = self._store.get_with_etag(self.path)
         except MissingFileError:
             return None
-        try:
-            return JobRecord.model_validate(decode(data, self.path))
-        except ValidationError as error:
-            raise CorruptionError(
-                f"{self.path}: damaged, not a job record ({error}); restore it from a copy"
-            ) from error
+        return _parse(data, self.path)
 
     def tell(self, record: JobRecord, what: str) -> None:
         """Report a step that changes nothing in the document."""
@@ -76,3 +81,19 @@ class JobDocument:
         """Write that the job has ended."""
         changes = {"finished_at": self._clock.now(), **changes}
         return self.save(record, what, state="terminal", outcome=outcome, reason=reason, **changes)
+
+
+def read_job(run: RunStore, path: str) -> JobRecord | None:
+    """The record at a path of the store, or None if there is none. Raises CorruptionError."""
+    try:
+        data = run.store.get(path)
+    except MissingFileError:
+        return None
+    return _parse(data, path)
+
+
+def _parse(data: bytes, path: str) -> JobRecord:
+    try:
+        return JobRecord.model_validate(decode(data, path, _REMEDY))
+    except ValidationError as error:
+        raise CorruptionError(f"{path}: damaged, not a job record; {_REMEDY}") from error

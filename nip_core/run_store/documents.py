@@ -13,6 +13,10 @@ from nip_core.errors import CorruptionError
 from nip_core.hashing import digest
 
 CHECKSUM = "sha256"
+_REMEDY = (
+    "nothing is repaired: restore the file from a copy, or do its part of the run again (nip train "
+    "--rerun-from), or start a new one"
+)
 
 
 def encode(value: Any) -> bytes:
@@ -23,19 +27,23 @@ def encode(value: Any) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def decode(data: bytes, path: str) -> Any:
-    """The document without its checksum. Raises CorruptionError if it is damaged."""
+def decode(data: bytes, path: str, remedy: str = _REMEDY) -> Any:
+    """The document without its checksum.
+
+    Raises CorruptionError, which tells the `remedy`, if it is damaged.
+    """
     try:
         value = json.loads(data)
     except ValueError as error:
-        raise _damaged(path, f"not JSON: {error}" if data else "it is empty") from error
+        how = f"not JSON: {error}" if data else "it is empty"
+        raise _damaged(path, how, remedy) from error
     if not isinstance(value, dict):
         return value
     checksum = value.pop(CHECKSUM, None)
     if checksum is None and any(_is_nearly_the_key(key) for key in value):
-        raise _damaged(path, "the name of its checksum is not what it was")
+        raise _damaged(path, "the name of its checksum is not what it was", remedy)
     if checksum is not None and checksum != digest(value):
-        raise _damaged(path, "its own checksum does not match")
+        raise _damaged(path, "its own checksum does not match", remedy)
     return value
 
 
@@ -44,8 +52,5 @@ def _is_nearly_the_key(key: str) -> bool:
     return same_length and sum(a != b for a, b in zip(key, CHECKSUM, strict=True)) == 1
 
 
-def _damaged(path: str, how: str) -> CorruptionError:
-    return CorruptionError(
-        f"{path}: damaged, {how}; nothing is repaired: restore the file from a copy, or do its "
-        "part of the run again (nip train --rerun-from), or start a new one"
-    )
+def _damaged(path: str, how: str, remedy: str) -> CorruptionError:
+    return CorruptionError(f"{path}: damaged, {how}; {remedy}")

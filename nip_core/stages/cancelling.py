@@ -6,6 +6,7 @@ from contextlib import aclosing
 from nip_core.agents.chat_client import Endpoint
 from nip_core.errors import JobError, RunConflictError
 from nip_core.fine_tuning.job import Backend, Busy, JobRecord, NoAnswer, Refused
+from nip_core.fine_tuning.job_document import read_job
 from nip_core.fine_tuning.ledger import ENDED, Ledger
 from nip_core.parameters import HyperParameters
 from nip_core.run_store.run import RunStore
@@ -23,8 +24,8 @@ def open_jobs(run: RunStore, among: Collection[str] | None = None) -> list[JobRe
         relative = path.removeprefix(f"{run.root}/")
         is_job = relative.split("/")[2] == "jobs"
         if is_job and (among is None or relative in among):
-            record = JobRecord.model_validate(run.read_json(path))
-            if record.state != "terminal":
+            record = read_job(run, path)
+            if record is not None and record.state != "terminal":
                 found.append(record)
     return found
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from nip_core.errors import CorruptionError, StoreError
+from nip_core.fine_tuning.job_document import read_job
 from nip_core.lm_server.models import MANIFEST as MODEL_MANIFEST
 from nip_core.lm_server.unused import State, StateInUseError, read_state, remove
 from nip_core.rollouts.journal_segments import remove_journal
@@ -151,6 +152,8 @@ def _named_in_documents(run: RunStore) -> frozenset[str]:
     found: set[str] = set()
     for top in ("iterations", "superseded", "openings"):
         for path in walk(run.store, f"{run.root}/{top}"):
+            if path.split("/")[-2] == "jobs":
+                read_job(run, path)  # a damaged one may no longer name what it needs
             if path.endswith(".json"):
                 found |= _names_in(run, path)
     return frozenset(found | _names_in(run, f"{run.root}/run.json"))

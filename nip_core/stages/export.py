@@ -1,5 +1,6 @@
 """Playing one stage without a flow, and copying its Parquet files out of the run store."""
 
+import contextlib
 from pathlib import Path
 
 from nip_core.concurrency import together
@@ -28,11 +29,21 @@ async def play_stage(session: Session, iteration: int, split: str) -> Manifest:
 
 
 def export_rollouts(run: RunStore, iteration: int, split: str, target: Path) -> list[Path]:
-    """Copy the committed tables and their manifests to `target`, checked on the way."""
+    """Copy the committed tables and their manifests to `target`, checked on the way.
+
+    Raises SettingsError if `target` holds other rollouts.
+    """
     directory = run.rollouts(iteration, split)
     for _ in iter_rollouts(run.store, directory):
         pass  # raises for a damaged file
     stage = read_manifest(run.store, directory)
+    own = run.store.get(f"{directory}/manifest.json")
+    with contextlib.suppress(FileNotFoundError):
+        if (target / "manifest.json").read_bytes() != own:
+            raise SettingsError(
+                f"--out {target}: it holds other rollouts, with which these would be mixed up; "
+                "choose another directory"
+            )
     target.mkdir(parents=True, exist_ok=True)
     written = []
     for name in stage.inputs:
@@ -46,5 +57,5 @@ def export_rollouts(run: RunStore, iteration: int, split: str, target: Path) -> 
             path.write_bytes(read_file(run.store, manifest, file))
             written.append(path)
     path = target / "manifest.json"
-    path.write_bytes(run.store.get(f"{directory}/manifest.json"))
+    path.write_bytes(own)
     return [*sorted(written), path]

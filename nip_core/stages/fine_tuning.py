@@ -19,9 +19,10 @@ from typing import Any, TypeVar
 
 from nip_core.agents.chat_client import Endpoint
 from nip_core.concurrency import together
-from nip_core.errors import DeadlineError, ParkedError, ServerError, StageError
+from nip_core.errors import CorruptionError, DeadlineError, ParkedError, ServerError, StageError
 from nip_core.fine_tuning.dataset import open_dataset
 from nip_core.fine_tuning.job import Busy, JobRecord, JobSpec, NoAnswer, Refused
+from nip_core.fine_tuning.job_document import read_job
 from nip_core.fine_tuning.ledger import Ledger
 from nip_core.fine_tuning.lines import ADVANTAGE
 from nip_core.hashing import derive_seed, digest
@@ -349,12 +350,14 @@ def _attempt(session: Session, iteration: int, group: str) -> int:
 
 def _stored(session: Session, iteration: int, group: str) -> JobRecord | None:
     """What is recorded of the group's job, if there is one."""
-    stored = session.run.read_json_or_none(session.run.job(iteration, group))
-    return None if stored is None else JobRecord.model_validate(stored)
+    return read_job(session.run, session.run.job(iteration, group))
 
 
 def _record(session: Session, iteration: int, group: str) -> JobRecord:
-    return JobRecord.model_validate(session.run.read_json(session.run.job(iteration, group)))
+    record = _stored(session, iteration, group)
+    if record is None:
+        raise CorruptionError(f"{session.run.job(iteration, group)}: it is gone; run again")
+    return record
 
 
 def _reference(record: JobRecord) -> dict[str, Any]:

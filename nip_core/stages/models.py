@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from nip_core.fine_tuning.job import JobRecord
+from nip_core.fine_tuning.job_document import read_job
 from nip_core.stages.kept_models import keep_models
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ def candidates(session: "Session", iteration: int) -> dict[str, ServedModel]:
     """By group, the models of the iteration's succeeded jobs; not yet proved."""
     found = {}
     for group in session.parameters.trainable_groups:
-        stored = session.run.read_json_or_none(session.run.job(iteration, group))
-        record = None if stored is None else JobRecord.model_validate(stored)
+        record = read_job(session.run, session.run.job(iteration, group))
         if record is not None and record.succeeded:
             assert record.model is not None  # a succeeded job has one
             found[group] = ServedModel(

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 from nip_core.errors import CorruptionError, SettingsError
-from nip_core.fine_tuning.job import JobRecord
+from nip_core.fine_tuning.job_document import read_job
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, walk
@@ -48,7 +48,8 @@ def rewind(
     """Set aside what iteration `iteration` has from `stage` on, and all later iterations.
 
     `token` names who asked: asked twice by the same one (a retried flow run), the second time does
-    nothing. Returns the directory in the store, or None if there was nothing to set aside.
+    nothing, also where the first found nothing to set aside. Returns the directory in the store,
+    or None the second time.
 
     Raises SettingsError for a stage that is not known or an iteration that nothing is on record of.
     """
@@ -63,8 +64,6 @@ def rewind(
             f"iteration {iteration - 1} yet"
         )
     files = paths_from(run, iteration, stage)
-    if not files:
-        return None
     number = max(numbers, default=0) + 1
     plan = {
         "format_version": FORMAT_VERSION,
@@ -103,9 +102,9 @@ def next_attempt(run: RunStore, iteration: int, group: str) -> int:
     relative = run.job(iteration, group).removeprefix(f"{run.root}/")
     attempts = [-1]
     for number in _rewinds(run):
-        stored = run.read_json_or_none(f"{_directory(run, number)}/{relative}")
-        if stored is not None:
-            attempts.append(JobRecord.model_validate(stored).attempt)
+        record = read_job(run, f"{_directory(run, number)}/{relative}")
+        if record is not None:
+            attempts.append(record.attempt)
     return max(attempts) + 1
 
 

@@ -75,13 +75,19 @@ def plan_stage(session: Session, iteration: int, split: str) -> StagePlan:
     if stored is None:
         stored = session.run.write_json_once(path, asdict(plan), lease=session.lease)
     recorded = StagePlan(**stored)
-    if recorded.plan_digest != plan.plan_digest:
+    if recorded.plan_digest != plan.plan_digest and not _is_inherited(session, iteration, split):
         raise RunConflictError(
             f"{path}: planned {recorded.episodes} episodes with digest "
             f"{recorded.plan_digest[:12]}, the settings now give {plan.episodes} with "
             f"{plan.plan_digest[:12]}; go on with the settings and problems of then"
         )
     return recorded
+
+
+def _is_inherited(session: Session, iteration: int, split: str) -> bool:
+    """Whether the stage was played by the run that this one is a fork of, under that one's name."""
+    played = is_committed(session.run.store, session.run.rollouts(iteration, split))
+    return played and session.run.open().forked_from is not None
 
 
 def _planned(session: Session, iteration: int, split: str) -> tuple[list[EpisodeSpec], str]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 from prefect_stack import Stack
 
@@ -22,4 +23,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         with temporary_settings(settings):
             yield stack
     finally:
+        # What this process still has to tell the server would be told to nobody for hours.
+        EventsWorker.drain_all(timeout=60)
         stack.close()

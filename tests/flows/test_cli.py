@@ -101,6 +101,19 @@ def test_play_writes_parquet_that_train_would_use(tmp_path, nip):
     assert sum(table.num_rows for table in episodes) == 50
     again = json.loads(nip("play", str(config), "--out", str(out), "--json").stdout)
     assert again["canonical_digest"] == first["canonical_digest"]
+    before = sorted(out.iterdir())
+    other = one_line(nip("play", str(config), "--out", str(out), "--split", "test", "--json"))
+    assert f"--out {out}: it holds other rollouts" in other
+    assert sorted(out.iterdir()) == before
+
+
+def test_a_process_that_waits_for_nobody_leaves():
+    code = (
+        "import threading; from flows import cli; cli._LEAVE_S = 0.1; "
+        "cli._leave_by_force(7); threading.Event().wait()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 7 and "left; running again continues" in done.stderr
 
 
 def test_doctor_tells_what_is_there():
@@ -288,6 +301,13 @@ def test_serve_speaks_of_itself_in_its_errors(tmp_path, nip):
         done = nip("serve", "--state", str(tmp_path / "s"), *arguments)
         assert done.returncode == 2
         assert "nip serve" in done.stderr and said in done.stderr and "lm_server" not in done.stderr
+
+
+def test_a_prefect_server_that_does_not_answer_is_named(tmp_path):
+    nowhere = {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:1/api"}
+    said = one_line(fresh_nip("train", str(write_config(tmp_path)), environment=nowhere), 3)
+    assert "PREFECT_API_URL http://127.0.0.1:1/api: no Prefect server answers" in said
+    assert not (tmp_path / "runs" / "small").exists()
 
 
 def test_few_rollouts_are_warned_of_in_the_plan(tmp_path, nip):

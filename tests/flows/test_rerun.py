@@ -13,13 +13,14 @@ from prefect.states import Scheduled
 from small_game import write_config
 
 from flows.train import continue_run, train
-from nip_core.errors import LeaseError, SettingsError, StoreError
+from nip_core.errors import CorruptionError, LeaseError, SettingsError, StoreError
 from nip_core.parameters import load_parameters
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store, walk
 from nip_core.stages.cancelling import cancel_jobs
+from nip_core.stages.fork import fork_run
 from nip_core.stages.rerun import STAGES, finish_rewinds, paths_from, rewind
 from nip_core.stages.session import open_session
 
@@ -175,6 +176,55 @@ async def test_stages_follow_each_other_and_take_along_what_comes_later(tmp_path
         rewind(run, lease, 5, "play", token="t")
 
 
+async def test_a_damaged_job_document_stops_it_before_anything_is_set_aside(config, tmp_path):
+    run = run_in(tmp_path)
+    path = run.job(1, "prover")
+    for damaged in (b"{}", b"garbage"):
+        run.store.put(path, damaged)
+        before = contents(run)
+        with pytest.raises(CorruptionError, match=f"{path}: damaged.*remove it and run again"):
+            await train(str(config), rerun_from_iteration=1, rerun_from_stage="train")
+        assert contents(run) == before
+    run.store.delete(path)
+    result = await train(str(config), rerun_from_iteration=1, rerun_from_stage="train")
+    assert result["status"] == "finished"
+
+
+async def test_what_comes_after_the_last_test_is_refused(config):
+    for iteration, stage in ((2, "play"), (3, "test")):
+        with pytest.raises(SettingsError, match=rf"from {iteration}:{stage}.*the last test 2:test"):
+            await train(str(config), rerun_from_iteration=iteration, rerun_from_stage=stage)
+
+
+async def test_a_fork_does_again_what_it_inherited(config, tmp_path):
+    changes = ["run_name=forked", "rl.lr=0.0005"]
+    fork_run(load_parameters(config), load_parameters(config, changes))
+    fork = run_in(tmp_path, "forked")
+    played = {path: content for path, content in contents(fork).items() if "/rollouts/" in path}
+    result = await train(str(config), changes, rerun_from_iteration=0, rerun_from_stage="dataset")
+    assert result["status"] == "finished"
+    after = contents(fork)
+    first = "iterations/0000/rollouts"
+    kept = {path: content for path, content in played.items() if first in path}
+    assert kept and {path: after[path] for path in kept} == kept
+    jobs = result["iterations"][0]["jobs"]
+    assert {job["status"] for job in jobs.values()} == {"succeeded"}
+    assert result["iterations"][1]["models"]["prover"].startswith("ft:deterministic:forked-0000")
+
+
+async def test_a_fork_may_test_what_its_source_did_not(tmp_path, prefect_server):
+    config = write_config(
+        tmp_path, rl={**TWO, "num_iterations": 1}, text_rl={"test_scheme": "none"}
+    )
+    await train(str(config))
+    changes = ["run_name=forked", "text_rl.test_scheme=all"]
+    fork_run(load_parameters(config), load_parameters(config, changes))
+    result = await train(str(config), changes)
+    assert [one["test"] is not None for one in result["iterations"]] == [True, True]
+    source, fork = (run_in(tmp_path, name) for name in ("small", "forked"))
+    assert fork.read_json(fork.models(0)) == source.read_json(source.models(0))
+
+
 async def test_a_worker_that_knows_the_name_alone_goes_on(finished, tmp_path, monkeypatch):
     stopped, elsewhere = tmp_path / "stopped", tmp_path / "elsewhere"
     stopped.mkdir(), elsewhere.mkdir()
@@ -211,8 +261,16 @@ def test_finishing_where_nothing_was_begun_changes_nothing(tmp_path):
     run = run_in(tmp_path)
     with acquire(run.store, run.root) as lease:
         finish_rewinds(run, lease)
-        assert rewind(run, lease, 0, "test", token="t") is None
     assert run.store.list(f"{run.root}/superseded") == []
+
+
+def test_one_that_found_nothing_counts_all_the_same(tmp_path):
+    run = run_in(tmp_path)
+    with acquire(run.store, run.root) as lease:
+        assert rewind(run, lease, 0, "test", token="t") is not None
+        run.store.put(run.job(0, "prover"), b"a paid job")
+        assert rewind(run, lease, 0, "test", token="t") is None
+    assert run.store.get(run.job(0, "prover")) == b"a paid job"
 
 
 def test_a_rewind_that_was_killed_before_its_plan_stands_leaves_a_run_that_opens(tmp_path):
@@ -220,4 +278,4 @@ def test_a_rewind_that_was_killed_before_its_plan_stands_leaves_a_run_that_opens
     (tmp_path / "runs" / run.root / "superseded" / "0001").mkdir(parents=True)
     with acquire(run.store, run.root) as lease:
         finish_rewinds(run, lease)
-        assert rewind(run, lease, 0, "test", token="t") is None
+        assert rewind(run, lease, 0, "test", token="t") is not None

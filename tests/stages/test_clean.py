@@ -6,6 +6,7 @@ import pytest
 
 from flows.clean import clean
 from nip_core.errors import CorruptionError, LeaseError, SettingsError
+from nip_core.fine_tuning.job import JobRecord
 from nip_core.lm_server.database import Database
 from nip_core.lm_server.engines.base import Proof
 from nip_core.lm_server.files import FileStore
@@ -20,6 +21,28 @@ from nip_core.stages.clean import find_unused
 
 DIGESTS = {"served": "a" * 12, "parent": "b" * 12, "unnamed": "c" * 12}
 NAMES = {which: adapter_name("base", "small", digest) for which, digest in DIGESTS.items()}
+
+
+def write_job(run: RunStore, group: str, **changes: str) -> None:
+    """The document of a group's job."""
+    record = JobRecord(
+        state="submitted",
+        key="k",
+        run=run.name,
+        iteration=0,
+        group=group,
+        attempt=0,
+        method="supervised",
+        parent_model="base",
+        parent_model_digest="0",
+        dataset_digest="0",
+        examples=10,
+        seed=1,
+        settings={},
+        created_at=1.0,
+        **changes,
+    )
+    run.write_json_once(run.job(0, group), record.model_dump(mode="json"))
 
 
 @pytest.fixture
@@ -43,7 +66,7 @@ def run(tmp_path: Path) -> RunStore:
     run.store.put(f"{rollouts}/.tmp-1234", b"torn")
     run.store.put("small/fences/.removed-1/.tmp-5", b"torn")
     make_server_state(tmp_path / "small" / "lm_server")
-    run.write_json_once(run.job(0, "prover"), {"model": NAMES["served"], "file_id": "file-named"})
+    write_job(run, "prover", model=NAMES["served"], file_id="file-named")
     run.write_json_once(run.models(0), {"groups": {"prover": {"model": NAMES["served"]}}})
     return run
 
@@ -138,6 +161,9 @@ def test_a_run_that_is_being_played_is_left_alone(run: RunStore, tmp_path: Path)
 def test_nothing_is_deleted_where_what_is_needed_can_not_be_read(
     run: RunStore, tmp_path: Path
 ) -> None:
+    run.store.put(run.job(0, "prover"), b"{}")
+    with pytest.raises(CorruptionError, match=r"jobs/prover\.json"):
+        clean("small", run_store=str(tmp_path), dry_run=False)
     run.store.put(run.job(0, "prover"), b"{torn")
     before = files_of(run)
     with pytest.raises(CorruptionError, match=r"jobs/prover\.json"):
@@ -154,5 +180,5 @@ def test_a_model_whose_job_has_ended_since_its_record_was_written_is_needed(run:
     server = Path(str(run.store.local_path("small/lm_server")))
     unused = {one.name for one in find_unused(run, server)}
     assert NAMES["unnamed"] in unused
-    run.write_json_once(run.job(0, "verifier"), {"id": "ftjob-unnamed", "model": None})
+    write_job(run, "verifier", id="ftjob-unnamed")
     assert NAMES["unnamed"] not in {one.name for one in find_unused(run, server)}
