@@ -102,8 +102,9 @@ def test_play_writes_parquet_that_train_would_use(tmp_path, nip):
     again = json.loads(nip("play", str(config), "--out", str(out), "--json").stdout)
     assert again["canonical_digest"] == first["canonical_digest"]
     before = sorted(out.iterdir())
-    other = one_line(nip("play", str(config), "--out", str(out), "--split", "test", "--json"))
-    assert f"--out {out}: it holds other rollouts" in other
+    other = nip("play", str(config), "--out", str(out), "--split", "test", "--json")
+    assert other.returncode == 2
+    assert f"nip: --out {out}: it holds other rollouts" in other.stderr
     assert sorted(out.iterdir()) == before
 
 
