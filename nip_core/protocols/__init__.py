@@ -11,6 +11,7 @@ zero_knowledge      a protocol around another one, with an adversarial verifier 
 look up the protocol that they name) and nothing else of nip but its hashes.
 """
 
+import functools
 import importlib
 import pkgutil
 from typing import TYPE_CHECKING
@@ -54,7 +55,7 @@ def protocol_names() -> tuple[str, ...]:
     """The names of the protocols in this package."""
     return tuple(
         name
-        for name in sorted(module.name for module in pkgutil.iter_modules(__path__))
+        for name in sorted(_modules())
         if _protocol_in(f"{__name__}.{name}", name) is not None
     )
 
@@ -66,7 +67,7 @@ def find_protocol(name: str) -> type[Protocol]:
     """
     if ":" in name:
         return _imported(name)
-    if name.isidentifier() and name in {module.name for module in pkgutil.iter_modules(__path__)}:
+    if name in _modules():
         found = _protocol_in(f"{__name__}.{name}", name)
         if found is not None:
             return found
@@ -91,6 +92,12 @@ def agent_names_of(name: str, zero_knowledge: bool) -> tuple[str, ...]:
     """The agents of a protocol in index order. Raises ValueError if there is no such protocol."""
     own = tuple(find_protocol(name).agents)
     return (*own, *EXTRA_AGENTS) if zero_knowledge else own
+
+
+@functools.cache
+def _modules() -> frozenset[str]:
+    """Names of the modules of this package."""
+    return frozenset(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def _protocol_in(module: str, name: str) -> type[Protocol] | None:
