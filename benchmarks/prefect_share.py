@@ -1,6 +1,6 @@
 """What Prefect costs: one iteration through the flows against the same functions called plainly.
 
-    python benchmarks/prefect_share.py [--pairs 9] [--out docs/results/prefect_share.json]
+    python benchmarks/prefect_share.py [--pairs 15] [--out docs/results/prefect_share.json]
 
 A run of one iteration: 1,000 episodes of `nip` in 10 shards, a job for each of two groups, the
 swap, on the deterministic engine, which takes 50 ms for each answer. Once it is the flow `train`
@@ -9,9 +9,10 @@ with a Prefect server beside it, as `nip train` does it, and once the functions 
 played a small run before. They take turns; each has an lm_server of its own, started
 before the clock. All must play and choose the same. The whole is timed: open the run, prove the
 models, play, build datasets, train, swap, report. What counts is the median over pairs, as a
-machine that others use too may be a third slower a minute later. The bars: at most 5 % more with
-Prefect, and at most 4 s plus 0.15 s per shard. Task runs are counted at Prefect's API, for fewer
-episodes and for more shards: they may grow with shards alone.
+machine that others use too may be a third slower a minute later; its 95 % interval, by the
+binomial distribution, is given beside it. The bars: at most 5 % more with Prefect, and at most
+4 s plus 0.15 s per shard. Task runs are counted at Prefect's API, for fewer episodes and for more
+shards: they may grow with shards alone.
 
 Beside the JSON file it writes the Markdown page.
 """
@@ -19,6 +20,7 @@ Beside the JSON file it writes the Markdown page.
 import argparse
 import asyncio
 import json
+import math
 import os
 import platform
 import signal
@@ -265,8 +267,8 @@ def judged(played: dict[str, list[Played]], task_runs: dict[str, int]) -> dict[s
         for way, runs in played.items()
     }
     pairs = [(run.seconds, plain.seconds) for run, plain in zip(*played.values(), strict=True)]
-    extra_s = statistics.median(more - less for more, less in pairs)
-    share = statistics.median(more / less - 1 for more, less in pairs)
+    extras, shares = (sorted(of(*pair) for pair in pairs) for of in (float.__sub__, _share))
+    extra_s, share = statistics.median(extras), statistics.median(shares)
     most_s = MOST_S + MOST_S_PER_SHARD * SHARDS
     few, many, cut = (
         task_runs[f"{episodes} episodes, {shards} shards"]
@@ -286,10 +288,26 @@ def judged(played: dict[str, list[Played]], task_runs: dict[str, int]) -> dict[s
         "processor_seconds": processor,
         "stages": {w: [run.stages for run in runs] for w, runs in played.items()},
         "extra_seconds": round(extra_s, 2),
+        "extra_seconds_ci95": [round(bound, 2) for bound in median_interval(extras)],
         "share": round(share, 4),
+        "share_ci95": [round(bound, 4) for bound in median_interval(shares)],
         "task_runs": task_runs,
         "bar": {"share": MOST_SHARE, "extra_seconds": most_s, "met": met},
     }
+
+
+def _share(more: float, less: float) -> float:
+    return more / less - 1
+
+
+def median_interval(ordered: list[float]) -> tuple[float, float]:
+    """95 % interval of the median of what sorted values are drawn from; all of them, if under 6."""
+    count, below = len(ordered), 0.0
+    for place in range(count // 2):
+        below += math.comb(count, place) / 2**count
+        if 2 * below > 0.05:
+            return ordered[max(place - 1, 0)], ordered[min(count - place, count - 1)]
+    return ordered[0], ordered[-1]
 
 
 def page(result: dict[str, Any]) -> str:
@@ -303,6 +321,10 @@ def page(result: dict[str, Any]) -> str:
         f"| {', '.join(f'{name} {s:.1f}' for name, s in processor[way].items())} |\n"
         for way in (PLAIN, PREFECT)
     )
+    low, high = (100 * bound for bound in result["share_ci95"])
+    shares = f"{100 * result['share']:.1f} % [{low:.1f}, {high:.1f}]"
+    least, most = result["extra_seconds_ci95"]
+    extras = f"{result['extra_seconds']:.2f} [{least:.2f}, {most:.2f}]"
     counts = "".join(f"| {what} | {count} |\n" for what, count in result["task_runs"].items())
     facts = (
         f"`{result['command']}` at {result['commit']}, {machine['cores']} cores, Python "
@@ -311,7 +333,7 @@ def page(result: dict[str, Any]) -> str:
         f"engine with {1000 * result['latency_s']:g} ms for each answer: once the flow `train` "
         "with a Prefect server beside it, as `nip train` does it, and once the same functions "
         "called plainly, in turn, in one process. All played and chose the same. What is held to "
-        "the bars is the median over the pairs."
+        "the bars is the median over the pairs, here with its 95 % interval."
     )
     return f"""# Prefect's share
 
@@ -322,8 +344,8 @@ def page(result: dict[str, Any]) -> str:
 {rows}
 | | measured | bar | |
 |---|---|---|---|
-| more time | {100 * result["share"]:.1f} % | {100 * bar["share"]:g} % | {said["share"]} |
-| more seconds | {result["extra_seconds"]:.2f} | {bar["extra_seconds"]:g} | {said["extra"]} |
+| more time | {shares} | {100 * bar["share"]:g} % | {said["share"]} |
+| more seconds | {extras} | {bar["extra_seconds"]:g} | {said["extra"]} |
 | task runs grow with shards, not with episodes | see below | | {said["task_runs"]} |
 
 | run | task runs |
@@ -335,7 +357,7 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--pairs", type=int, default=9, help="how often each way is played")
+    parser.add_argument("--pairs", type=int, default=15, help="how often each way is played")
     options = parser.parse_args()
     load = psutil.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder, prefect_server(Path(folder)) as server:
