@@ -95,7 +95,7 @@ test-cluster: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt -e ".[local,dev,cluster]"
 	$(BIN)/python -m pytest $(CLUSTER)
 
-# A Dask cluster, an object store, PostgreSQL with all of make up, manifests: what CI runs of it.
+# A Dask cluster, an object store, PostgreSQL with all of make up, manifests: four minutes.
 test-cluster-short:
 	$(MAKE) test-cluster CLUSTER="-m short tests/cluster"
 

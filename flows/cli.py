@@ -43,6 +43,8 @@ _STOPPED = {
     signal.SIGTERM: "terminated; running again continues",
 }
 _LEAVE_S = 25.0
+_flows_run: list[bool] = []
+"""Not empty once Prefect's client has been used, see `_leave_by_force`."""
 _received: list[signal.Signals] = []
 """Signals that asked for a stop, in order."""
 
@@ -110,7 +112,8 @@ def main() -> None:
     try:
         status = _ended_with()
     finally:
-        _leave_by_force(status)
+        if _flows_run:
+            _leave_by_force(status)
     sys.exit(status)
 
 
@@ -204,6 +207,7 @@ def _run_async(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         finally:
             signal.signal(signal.SIGINT, cancel)
 
+    _flows_run.append(True)
     with asyncio.Runner() as runner:
         try:
             return runner.run(noting())
