@@ -54,9 +54,7 @@ __all__ = [
 def protocol_names() -> tuple[str, ...]:
     """The names of the protocols in this package."""
     return tuple(
-        name
-        for name in sorted(_modules())
-        if _protocol_in(f"{__name__}.{name}", name) is not None
+        name for name in sorted(_modules()) if _protocol_in(f"{__name__}.{name}", name) is not None
     )
 
 
