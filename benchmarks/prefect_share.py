@@ -314,6 +314,10 @@ def page(result: dict[str, Any]) -> str:
     """The results as Markdown."""
     seconds, processor, bar = result["seconds"], result["processor_seconds"], result["bar"]
     said = {name: "met" if met else "**missed**" for name, met in bar["met"].items()}
+    for name, most in (("share", bar["share"]), ("extra", bar["extra_seconds"])):
+        interval = result["share_ci95" if name == "share" else "extra_seconds_ci95"]
+        if bar["met"][name] and interval[1] > most:
+            said[name] = "met by the median; the interval has more"
     machine = result["machine"]
     rows = "".join(
         f"| {way} | {seconds[way]:.2f} "
