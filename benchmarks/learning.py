@@ -54,7 +54,7 @@ def run_one(name: str, overrides: list[str], store: Path, threads: int | None) -
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
     arguments = [f"run_name=learning-{name}", f"run_store={store}", *overrides]
-    command = [sys.executable, "-m", "flows.cli", "train", CONFIG, "--json"]
+    command = [sys.executable, "-m", "nip_prefect.flows.cli", "train", CONFIG, "--json"]
     for argument in arguments:
         command += ["--set", argument]
     done = subprocess.run(

@@ -46,7 +46,7 @@ def train(method: str, seed: int, store: Path, threads: int | None) -> str | Non
     environment = {**os.environ, "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
-    command = [sys.executable, "-m", "flows.cli", "train", CONFIGS[method], "--json"]
+    command = [sys.executable, "-m", "nip_prefect.flows.cli", "train", CONFIGS[method], "--json"]
     for setting in (
         f"run_name={run_name(method, seed)}",
         f"run_store={store}",

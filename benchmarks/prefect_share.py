@@ -138,18 +138,18 @@ def run_of(place: Path, episodes: int, shards: int) -> Iterator[tuple[Path, psut
 
 async def through_prefect(config: Path) -> None:
     """The flow."""
-    from flows.train import train
+    from nip_prefect.flows.train import train
 
     await train(str(config))
 
 
 async def plainly(config: Path) -> None:
     """What the flow `train` does, without it."""
-    from flows.iteration import timed
     from nip_core.concurrency import together
     from nip_core.parameters import load_parameters
     from nip_core.stages import evaluation, fine_tuning, rollouts, training_data
     from nip_core.stages.session import open_session
+    from nip_prefect.flows.iteration import timed
 
     async with open_session(load_parameters(config)) as session:
         times: dict[str, float] = {}

@@ -11,7 +11,7 @@ from nip_core.errors import SettingsError
 from nip_core.parameters.training import RolloutParameters
 from nip_core.stages.apart import Ticket, ticket_of
 from nip_core.stages.session import Session
-from tasks.play import play_shard_apart
+from nip_prefect.tasks.play import play_shard_apart
 
 _RUNNERS = {"dask": ("prefect_dask", "DaskTaskRunner"), "ray": ("prefect_ray", "RayTaskRunner")}
 

@@ -20,10 +20,6 @@ import typer
 import typer.core
 from rich.console import Console
 
-from flows.clean import clean
-from flows.printing import print_json, show_plan, show_run, verdict_line
-from flows.serve import serve
-from flows.up import up
 from nip_core.errors import (
     CorruptionError,
     DatasetError,
@@ -37,6 +33,10 @@ from nip_core.errors import (
     StoreError,
 )
 from nip_core.parameters import HyperParameters, load_parameters
+from nip_prefect.flows.clean import clean
+from nip_prefect.flows.printing import print_json, show_plan, show_run, verdict_line
+from nip_prefect.flows.serve import serve
+from nip_prefect.flows.up import up
 
 _STOPPED = {
     signal.SIGINT: "interrupted; running again continues",
@@ -257,7 +257,7 @@ def train(
         parameters, given = _fork(parameters, config, given, fork)
 
     _before_prefect(parameters, verbose)
-    from flows.train import train as flow
+    from nip_prefect.flows.train import train as flow
 
     result = _run_flow(
         parameters,
@@ -279,7 +279,7 @@ def evaluate(
     parameters = load_parameters(config, given)
 
     _before_prefect(parameters, verbose)
-    from flows.evaluate import evaluate as flow
+    from nip_prefect.flows.evaluate import evaluate as flow
 
     result = _run_flow(parameters, lambda: flow(str(config), given), as_json)
     if as_json:
@@ -380,7 +380,7 @@ app.command()(up)
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Tell what is installed, which engines can run, and what is missing."""
-    from flows.doctor import examine
+    from nip_prefect.flows.doctor import examine
 
     findings = examine()
     if as_json:
@@ -414,7 +414,7 @@ def _run_flow(
     parameters: HyperParameters, flow: Callable[[], Coroutine[Any, Any, Any]], as_json: bool
 ) -> Any:
     """Run a flow with a view of its progress."""
-    from tasks.runtime import open_sessions
+    from nip_prefect.tasks.runtime import open_sessions
 
     def progress() -> Any:
         sessions = open_sessions()
@@ -429,7 +429,7 @@ def _with_view(
     run: Callable[[], Any],
     as_json: bool,
 ) -> Any:
-    from flows.live import watch
+    from nip_prefect.flows.live import watch
 
     # With --json standard output carries the result alone.
     with watch(parameters, progress, Console(stderr=as_json)):

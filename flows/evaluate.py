@@ -5,14 +5,14 @@ from typing import Any
 
 from prefect import flow
 
-from flows.hooks import HOOKS_OF_TESTS
-from flows.iteration import play_split
 from nip_core.parameters import load_parameters
 from nip_core.stages.session import open_session
-from tasks.fine_tune import prove_serving
-from tasks.marks import mark_flow_run
-from tasks.runtime import hold
-from tasks.secrets import environment_for
+from nip_prefect.flows.hooks import HOOKS_OF_TESTS
+from nip_prefect.flows.iteration import play_split
+from nip_prefect.tasks.fine_tune import prove_serving
+from nip_prefect.tasks.marks import mark_flow_run
+from nip_prefect.tasks.runtime import hold
+from nip_prefect.tasks.secrets import environment_for
 
 
 @flow(

@@ -21,8 +21,8 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.cancelling import cancel_jobs
 from nip_core.stages.providers import remote_endpoints
-from tasks.marks import Mark, mark_of
-from tasks.secrets import environment_for
+from nip_prefect.tasks.marks import Mark, mark_of
+from nip_prefect.tasks.secrets import environment_for
 
 WEBHOOK = "NIP_WEBHOOK"
 _TIMEOUT_S = 20.0

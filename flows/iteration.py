@@ -11,13 +11,13 @@ from typing import Any
 
 from prefect import flow
 
-from flows.apart import play_apart
 from nip_core.concurrency import together
 from nip_core.stages.estimate import is_tested
 from nip_core.stages.fine_tuning import pass_on, scheduled
 from nip_core.stages.gate import NEW, OLD, is_due
-from tasks.evaluate import measure
-from tasks.fine_tune import (
+from nip_prefect.flows.apart import play_apart
+from nip_prefect.tasks.evaluate import measure
+from nip_prefect.tasks.fine_tune import (
     await_job,
     build_dataset,
     prove_candidates,
@@ -25,9 +25,9 @@ from tasks.fine_tune import (
     submit_job,
     swap_models,
 )
-from tasks.play import commit_rollouts, plan, play_shard
-from tasks.publish import publish
-from tasks.runtime import limited, session_of
+from nip_prefect.tasks.play import commit_rollouts, plan, play_shard
+from nip_prefect.tasks.publish import publish
+from nip_prefect.tasks.runtime import limited, session_of
 
 
 @flow(

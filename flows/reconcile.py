@@ -6,8 +6,8 @@ from prefect import flow, get_client, get_run_logger
 from prefect.logging.loggers import flow_run_logger
 from pydantic import Field
 
-from flows.hooks import cancel_remote_jobs, tell
-from tasks.reconcile import active_runs, bury, dead_among, restart, restartable
+from nip_prefect.flows.hooks import cancel_remote_jobs, tell
+from nip_prefect.tasks.reconcile import active_runs, bury, dead_among, restart, restartable
 
 Seconds = Annotated[float, Field(ge=0)]
 

@@ -13,8 +13,6 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from flows.hooks import HOOKS
-from flows.iteration import is_complete, iteration, play_split, retest
 from nip_core.errors import SettingsError, StageError
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.run_store.run import RunStore
@@ -24,11 +22,13 @@ from nip_core.stages.estimate import is_tested
 from nip_core.stages.evaluation import summary
 from nip_core.stages.rerun import Stage, is_rewound, paths_from, rewind
 from nip_core.stages.session import Session, open_session
-from tasks.fine_tune import prove_serving
-from tasks.marks import mark_flow_run
-from tasks.publish import publish, published_state
-from tasks.runtime import hold
-from tasks.secrets import environment_for
+from nip_prefect.flows.hooks import HOOKS
+from nip_prefect.flows.iteration import is_complete, iteration, play_split, retest
+from nip_prefect.tasks.fine_tune import prove_serving
+from nip_prefect.tasks.marks import mark_flow_run
+from nip_prefect.tasks.publish import publish, published_state
+from nip_prefect.tasks.runtime import hold
+from nip_prefect.tasks.secrets import environment_for
 
 Iteration = Annotated[int, Field(ge=0, le=9999)]
 Count = Annotated[int, Field(ge=1)]

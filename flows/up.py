@@ -24,9 +24,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from flows.postgres import start_postgres
 from nip_core.errors import ServerError, SettingsError
 from nip_core.lm_server.processes import die_with_parent_process, read_tail
+from nip_prefect.flows.postgres import start_postgres
 
 _LEASES = "prefect.server.concurrency.lease_storage.filesystem"
 POOLS = ("nip-cpu", "nip-gpu")
@@ -74,8 +74,8 @@ def up(
         print("starting the lm_server and the worker", flush=True)
         parts.start(
             "lm-server",
-            [sys.executable, "-m", "flows.cli", "serve", "--engine", engine, "--model", model,
-             "--port", str(lm_server_port), "--state", str(state / "lm_server")],
+            [sys.executable, "-m", "nip_prefect.flows.cli", "serve", "--engine", engine,
+             "--model", model, "--port", str(lm_server_port), "--state", str(state / "lm_server")],
             {**environment, "NIP_API_KEYS": environment["NIP_API_KEY"]},
         )  # fmt: skip
         parts.until(

@@ -3,7 +3,7 @@
 from typing import Any
 
 from nip_core.stages import evaluation
-from tasks.runtime import session_of, stage
+from nip_prefect.tasks.runtime import session_of, stage
 
 
 @stage("measure", "measure-{split}-{iteration}")

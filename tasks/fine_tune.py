@@ -3,7 +3,7 @@
 from typing import Any
 
 from nip_core.stages import fine_tuning, training_data
-from tasks.runtime import session_of, stage
+from nip_prefect.tasks.runtime import session_of, stage
 
 
 @stage("build-dataset", "dataset-{group}-{iteration}")

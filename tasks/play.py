@@ -6,7 +6,7 @@ from typing import Any
 
 from nip_core.stages import rollouts
 from nip_core.stages.apart import Ticket, open_apart
-from tasks.runtime import session_of, stage
+from nip_prefect.tasks.runtime import session_of, stage
 
 
 @stage("plan", "plan-{split}-{iteration}")

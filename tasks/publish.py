@@ -34,7 +34,7 @@ from nip_core.stages.evaluation import (
 )
 from nip_core.stages.identity import code_version
 from nip_core.stages.session import Session
-from tasks.runtime import session_of, stage
+from nip_prefect.tasks.runtime import session_of, stage
 
 _SAMPLES = 5
 _BAR = 40

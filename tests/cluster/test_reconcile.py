@@ -12,8 +12,8 @@ from prefect.deployments import run_deployment
 from prefect_stack import kill_tree, until
 from slow_game import digests, is_playing, runner_of, slow_config
 
-from flows.reconcile import reconcile
-from flows.train import train
+from nip_prefect.flows.reconcile import reconcile
+from nip_prefect.flows.train import train
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 

@@ -5,13 +5,13 @@ import os
 import pytest
 from small_game import write_config
 
-from flows import apart
-from flows.train import train
 from nip_core.errors import SettingsError
 from nip_core.parameters.training import RolloutParameters
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
+from nip_prefect.flows import apart
+from nip_prefect.flows.train import train
 
 RL = {"num_iterations": 1, "rollouts_per_iteration": 60, "num_epochs": 1}
 
@@ -41,7 +41,7 @@ async def test_a_cluster_plays_the_same(kind, played_here, stack, tmp_path, monk
     async def watched(*values):
         played.extend(await original(*values))
 
-    monkeypatch.setattr("flows.iteration.play_apart", watched)
+    monkeypatch.setattr("nip_prefect.flows.iteration.play_apart", watched)
     rollouts = {"episodes_per_shard": 20, "task_runner": kind}
     result = await train(str(write_config(tmp_path, rl=RL, rollouts=rollouts)))
     assert result["status"] == "finished"

@@ -11,8 +11,6 @@ from prefect.cli.deploy._models import PrefectYamlModel
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.utilities.callables import parameter_schema
 
-from flows.train import continue_run, train
-from flows.up import POOLS
 from nip_core.agents.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.protocols import make_protocol
@@ -20,6 +18,8 @@ from nip_core.scenarios.code_validation.datasets import BUNDLED
 from nip_core.stages.estimate import Estimate, estimate_run
 from nip_core.stages.rerun import STAGES
 from nip_core.stages.session import load_all_problems
+from nip_prefect.flows.train import continue_run, train
+from nip_prefect.flows.up import POOLS
 
 ROOT = Path(__file__).parents[2]
 PREFECT = yaml.safe_load((ROOT / "prefect.yaml").read_text())
@@ -88,7 +88,7 @@ def test_stages_in_the_form_are_those_that_there_are():
 
 def test_there_is_one_for_each_purpose():
     by_name = {d["name"]: d for d in PREFECT["deployments"]}
-    assert by_name["quickstart"]["entrypoint"] == "flows.train.train"
+    assert by_name["quickstart"]["entrypoint"] == "nip_prefect.flows.train.train"
     assert by_name["gpu"]["work_pool"]["name"] == "nip-gpu"
     scheduled = {name for name, d in by_name.items() if d.get("schedules")}
     assert scheduled == {"weekly-training", "nightly-evaluation", "reconcile"}

@@ -7,7 +7,6 @@ import shutil
 import pytest
 from small_game import write_config
 
-from flows.train import train
 from nip_core.errors import CorruptionError, SettingsError
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.tables import read_rollouts
@@ -15,6 +14,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.fork import fork_run
 from nip_core.stages.session import open_session, prepare
+from nip_prefect.flows.train import train
 
 AGENT = {
     "model_provider": "SelfHosted",
@@ -130,16 +130,16 @@ async def test_tests_are_played_again_with_the_models_of_every_iteration(base, f
 
 @pytest.mark.kill_matrix
 async def test_a_retest_that_was_stopped_goes_on(folder, monkeypatch):
-    import flows.train
+    import nip_prefect.flows.train
 
-    real = flows.train.retest
+    real = nip_prefect.flows.train.retest
 
     async def stops(run, iteration):
         if iteration == 1:
             raise KeyboardInterrupt
         return await real(run, iteration)
 
-    monkeypatch.setattr(flows.train, "retest", stops)
+    monkeypatch.setattr(nip_prefect.flows.train, "retest", stops)
     with pytest.raises(BaseException):
         await train(str(folder / "config.yaml"), RETEST)
     monkeypatch.undo()

@@ -17,10 +17,10 @@ import yaml
 from forked_nip import ForkedNip
 from small_game import write_config
 
-from flows.cli import exit_code, main
 from nip_core.errors import CorruptionError, JobError, LeaseError, StageError, StoreError
 from nip_core.lm_server.engines.reply_rules import DEFAULT_FILE
 from nip_core.lm_server.state import read_card
+from nip_prefect.flows.cli import exit_code, main
 
 DATASET = {
     "question": ["Return x plus 1.", "Return x plus 2."] * 10,
@@ -32,7 +32,7 @@ DATASET = {
 def fresh_nip(*arguments: str, environment=None) -> subprocess.CompletedProcess:
     """The command as a user starts it, in an interpreter of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "flows.cli", *arguments],
+        [sys.executable, "-m", "nip_prefect.flows.cli", *arguments],
         env={**os.environ, **(environment or {})},
         capture_output=True,
         text=True,
@@ -247,7 +247,7 @@ def test_a_signal_ends_it_with_one_line_and_gives_everything_back(
     )
     out = ["--out", str(tmp_path / "out")] if command == "play" else []
     process = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", command, str(config), *out],
+        [sys.executable, "-m", "nip_prefect.flows.cli", command, str(config), *out],
         env=command_environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -278,7 +278,7 @@ def test_serve_takes_its_options_in_any_form_and_serves_a_bundled_name(tmp_path)
     state = tmp_path / "state"
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "flows.cli", "serve", "--engine=deterministic"),
+            *(sys.executable, "-m", "nip_prefect.flows.cli", "serve", "--engine=deterministic"),
             *("--model=tiny", "--port=0", "--no-auth", f"--state={state}"),
         ],
         stderr=subprocess.DEVNULL,

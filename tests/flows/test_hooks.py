@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 from prefect.states import Failed
 
-from flows.hooks import WEBHOOK, tell
+from nip_prefect.flows.hooks import WEBHOOK, tell
 
 TOKEN = "token-that-nobody-may-see"
 

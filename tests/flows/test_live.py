@@ -2,8 +2,8 @@
 
 import pytest
 
-from flows.live import _Clock
 from nip_core.rollouts.progress import Progress
+from nip_prefect.flows.live import _Clock
 
 
 def test_time_left_counts_only_what_ended_since_the_stage_was_taken_up() -> None:

@@ -7,7 +7,6 @@ import pytest
 from scripted_server import scripted_server
 from small_game import write_config
 
-from flows.train import train
 from nip_core.errors import SettingsError
 from nip_core.lm_server.owner import ServerHandle, start_or_attach, stop
 from nip_core.lm_server.spec import ServerSpec
@@ -17,6 +16,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.export import play_stage
 from nip_core.stages.session import open_session, prepare
+from nip_prefect.flows.train import train
 
 FEW = {"num_iterations": 1, "rollouts_per_iteration": 4, "num_epochs": 1}
 DUMMY = {"use_dummy_api": True, "max_tokens_per_message": 32}

@@ -7,11 +7,11 @@ import pytest
 from prefect import get_client
 from prefect.states import Cancelling, Completed, Crashed, Pending, Running
 
-from flows.train import train
 from nip_core.run_store.lease import ThisMachine, acquire
 from nip_core.run_store.store import open_store
-from tasks.marks import ATTEMPT, EPOCH, OWNER, RUN, STORE
-from tasks.reconcile import active_runs, bury, dead_among, restartable
+from nip_prefect.flows.train import train
+from nip_prefect.tasks.marks import ATTEMPT, EPOCH, OWNER, RUN, STORE
+from nip_prefect.tasks.reconcile import active_runs, bury, dead_among, restartable
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ class FlowRuns:
         name = f"d-{uuid.uuid4().hex}"
         flow = await self._client.create_flow(train)
         deployment = await self._client.create_deployment(
-            flow, name, entrypoint="flows.train.train"
+            flow, name, entrypoint="nip_prefect.flows.train.train"
         )
         made = await self._client.create_flow_run_from_deployment(deployment)
         for state in states:

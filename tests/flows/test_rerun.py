@@ -12,7 +12,6 @@ from prefect.flow_engine import run_flow
 from prefect.states import Scheduled
 from small_game import write_config
 
-from flows.train import continue_run, train
 from nip_core.errors import CorruptionError, LeaseError, SettingsError, StoreError
 from nip_core.parameters import load_parameters
 from nip_core.run_store.lease import acquire
@@ -23,6 +22,7 @@ from nip_core.stages.cancelling import cancel_jobs
 from nip_core.stages.fork import fork_run
 from nip_core.stages.rerun import STAGES, finish_rewinds, paths_from, rewind
 from nip_core.stages.session import open_session
+from nip_prefect.flows.train import continue_run, train
 
 TWO = {"num_iterations": 2, "rollouts_per_iteration": 40, "num_epochs": 1}
 
@@ -111,7 +111,7 @@ async def test_a_retried_flow_run_does_not_go_back_twice(config, tmp_path, monke
         asked.extend(among)
         return await cancel_jobs(run, parameters, control, among)
 
-    monkeypatch.setattr("flows.train.cancel_jobs", watched)
+    monkeypatch.setattr("nip_prefect.flows.train.cancel_jobs", watched)
     state = await train(
         str(config), rerun_from_iteration=1, rerun_from_stage="swap", return_state=True
     )

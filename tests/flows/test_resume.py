@@ -12,7 +12,6 @@ import pytest
 import yaml
 from small_game import write_config
 
-from flows.train import train
 from nip_core.errors import LeaseError, RunConflictError
 from nip_core.lm_server.engines.reply_rules import DEFAULT_FILE
 from nip_core.lm_server.state import read_card
@@ -23,6 +22,7 @@ from nip_core.run_store.store import open_store
 from nip_core.stages.export import play_stage
 from nip_core.stages.fork import fork_run
 from nip_core.stages.session import open_session
+from nip_prefect.flows.train import train
 
 ONE = {"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1}
 

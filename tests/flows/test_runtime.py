@@ -5,8 +5,8 @@ from prefect import flow, get_client
 
 from nip_core.agents.chat_client import TransportError
 from nip_core.errors import SettingsError, StageError
-from tasks.play import play_shard
-from tasks.runtime import limited, session_of, stage
+from nip_prefect.tasks.play import play_shard
+from nip_prefect.tasks.runtime import limited, session_of, stage
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import pytest
 from small_game import write_config
 
-from flows.train import train
 from nip_core.agents.render import Game
 from nip_core.fine_tuning.dataset import EXAMPLES
 from nip_core.parameters import load_parameters
@@ -13,6 +12,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.estimate import estimate_run
 from nip_core.stages.session import load_all_problems
+from nip_prefect.flows.train import train
 
 ALTERNATING = {
     "_type": "AlternatingPeriodicUpdateSchedule",

@@ -10,12 +10,12 @@ from prefect.blocks.system import Secret
 from prefect.settings import get_current_settings
 from small_game import write_config
 
-from flows.train import train
 from nip_core.errors import SettingsError
 from nip_core.lm_server.owner import start_or_attach, stop
 from nip_core.lm_server.spec import ServerSpec
 from nip_core.parameters import load_parameters
-from tasks.secrets import block_name, environment_for
+from nip_prefect.flows.train import train
+from nip_prefect.tasks.secrets import block_name, environment_for
 
 ONE = {"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1}
 

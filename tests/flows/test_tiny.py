@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from flows.train import train
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
+from nip_prefect.flows.train import train
 
 CONFIG = Path(__file__).parents[2] / "deployments" / "configs" / "quickstart.yaml"
 

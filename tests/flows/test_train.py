@@ -7,14 +7,14 @@ import pytest
 from prefect.artifacts import Artifact
 from small_game import write_config
 
-from flows.evaluate import evaluate
-from flows.train import train
 from nip_core.errors import RunConflictError
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from tasks.publish import published_state
+from nip_prefect.flows.evaluate import evaluate
+from nip_prefect.flows.train import train
+from nip_prefect.tasks.publish import published_state
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import pytest
 import yaml
 from small_game import write_config
 
-from flows.train import train
 from nip_core.errors import JobError, LeaseError, StageError, StoreError
 from nip_core.lm_server.engines.reply_rules import DEFAULT_FILE
 from nip_core.parameters import load_parameters
@@ -20,6 +19,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.export import play_stage
 from nip_core.stages.session import open_session, prepare
+from nip_prefect.flows.train import train
 
 ONE_ITERATION = {"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1}
 NO_TESTS = {"test_scheme": "none"}
@@ -128,7 +128,15 @@ async def test_a_second_runner_is_refused_with_the_name_of_the_first(tmp_path):
     config = write_config(tmp_path)
     async with open_session(load_parameters(config)):
         other = subprocess.run(
-            [sys.executable, "-m", "flows.cli", "play", str(config), "--out", str(tmp_path / "o")],
+            [
+                sys.executable,
+                "-m",
+                "nip_prefect.flows.cli",
+                "play",
+                str(config),
+                "--out",
+                str(tmp_path / "o"),
+            ],
             capture_output=True,
             text=True,
             timeout=120,

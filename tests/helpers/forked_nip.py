@@ -64,10 +64,10 @@ class ForkedNip:
 
 def main() -> None:
     """Fork for every line of standard input."""
-    import flows.cli
-    import flows.live
-    import flows.train
     import nip_core.fine_tuning.openai_backend  # noqa: F401
+    import nip_prefect.flows.cli
+    import nip_prefect.flows.live
+    import nip_prefect.flows.train
 
     # A thread would not be in the fork, but what it had locked would.
     assert threading.active_count() == 1, threading.enumerate()
@@ -76,7 +76,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             _become(json.loads(line))
-            flows.cli.main()
+            nip_prefect.flows.cli.main()
             return
         _, status = os.waitpid(pid, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)

@@ -21,7 +21,7 @@ from killed_steps import Point
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 from prefect_stack import ROOT, Stack
 
-from flows.reconcile import reconcile
+from nip_prefect.flows.reconcile import reconcile
 
 DEADLINE_S = 300.0
 CALL, JOB = "so many calls have arrived at the lm_server", "so many jobs have begun there"

@@ -30,7 +30,12 @@ import psutil
 
 _SUBREAPER, _DEATH_SIGNAL = 36, 1
 _FIRST = {
-    "flow": ["flows.cli", "flows.live", "flows.train", "nip_core.fine_tuning.openai_backend"],
+    "flow": [
+        "nip_prefect.flows.cli",
+        "nip_prefect.flows.live",
+        "nip_prefect.flows.train",
+        "nip_core.fine_tuning.openai_backend",
+    ],
     "server": ["nip_core.lm_server.__main__", "nip_core.lm_server.app"],
     "worker": ["prefect.cli", "prefect.cli.worker", "prefect.workers.process"],
 }
@@ -114,7 +119,7 @@ def _become(kind: str, task: dict[str, Any]) -> None:
     if kind == "worker":
         from prefect.cli import app as command
     else:
-        from flows.cli import main as command
+        from nip_prefect.flows.cli import main as command
 
     try:
         command()

@@ -102,7 +102,14 @@ def test_the_documented_command_plays_it_on_the_deterministic_engine(tmp_path):
     assert f"export PYTHONPATH=docs/examples\n.venv/bin/nip {command} two-questions\n" in page
     store = ["--set", f"run_store={tmp_path}/runs"]
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", *command.split(), str(tmp_path / "out"), *store],
+        [
+            sys.executable,
+            "-m",
+            "nip_prefect.flows.cli",
+            *command.split(),
+            str(tmp_path / "out"),
+            *store,
+        ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{EXAMPLES}{os.pathsep}{ROOT}"},
         capture_output=True,

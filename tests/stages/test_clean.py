@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from flows.clean import clean
 from nip_core.errors import CorruptionError, LeaseError, SettingsError
 from nip_core.fine_tuning.job import JobRecord
 from nip_core.lm_server.database import Database
@@ -18,6 +17,7 @@ from nip_core.run_store.manifest import commit, verify
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import walk
 from nip_core.stages.clean import find_unused
+from nip_prefect.flows.clean import clean
 
 DIGESTS = {"served": "a" * 12, "parent": "b" * 12, "unnamed": "c" * 12}
 NAMES = {which: adapter_name("base", "small", digest) for which, digest in DIGESTS.items()}
