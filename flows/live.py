@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.prices import calls_usd
 from nip_core.rollouts.progress import Progress
 
 _REFRESH_S = 0.25
@@ -74,17 +75,8 @@ class _Clock:
 
 
 def cost_usd(parameters: HyperParameters, progress: Progress) -> float | None:
-    """What the answers so far cost by the prices in the settings; None without prices."""
-    if not parameters.prices:
-        return None
-    total = 0.0
-    for model, (prompt, completion) in progress.tokens_by_model.items():
-        for name, price in parameters.prices.items():
-            # A fine-tune's name carries its base: ft:<base>:...
-            if model == name or model.startswith((f"{name}-", f"ft:{name}")):
-                total += (prompt * price.prompt_usd + completion * price.completion_usd) / 1e6
-                break
-    return total
+    """What the answers so far cost; None where the settings lack a price of a model that plays."""
+    return calls_usd(parameters, progress.tokens_by_agent) if parameters.prices else None
 
 
 def _live(

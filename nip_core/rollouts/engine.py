@@ -408,7 +408,7 @@ class _Node:
             if player.endpoint is not None:
                 for i, answer in enumerate(call.answers):  # they share one prompt, read once
                     prompt, completion = answer.prompt_tokens, answer.completion_tokens
-                    table.progress.count_answer(answer.model, 0 if i else prompt, completion)
+                    table.progress.count_answer(agent, 0 if i else prompt, completion)
                 table.progress.retries += call.answers[0].transport_retries
             yield call
 

@@ -17,7 +17,8 @@ class Progress:
     retries: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    tokens_by_model: dict[str, tuple[int, int]] = field(default_factory=dict)
+    tokens_by_agent: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Prompt and generated tokens, by agent."""
 
     def start_stage(self, stage: str, episodes: int, done: int = 0, failed: int = 0) -> None:
         """Begin counting the episodes of a new stage, of which some may be done, and have failed;
@@ -25,10 +26,10 @@ class Progress:
         self.stage = stage
         self.episodes_total, self.episodes_done, self.episodes_failed = episodes, done, failed
 
-    def count_answer(self, model: str, prompt_tokens: int, completion_tokens: int) -> None:
+    def count_answer(self, agent: str, prompt_tokens: int, completion_tokens: int) -> None:
         """Add one received answer."""
         self.calls += 1
         self.prompt_tokens += prompt_tokens
         self.completion_tokens += completion_tokens
-        before = self.tokens_by_model.get(model, (0, 0))
-        self.tokens_by_model[model] = (before[0] + prompt_tokens, before[1] + completion_tokens)
+        before = self.tokens_by_agent.get(agent, (0, 0))
+        self.tokens_by_agent[agent] = (before[0] + prompt_tokens, before[1] + completion_tokens)

@@ -3,9 +3,9 @@
 from typing import Any
 
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.prices import calls_usd, training_usd
 from nip_core.run_store.run import RunStore
 from nip_core.stages.models import CANDIDATE
-from nip_core.stages.providers import is_paid
 
 # By split, in the order of an iteration.
 _STAGES = {"test": "test", "train": "play", "validation": "gate, old", CANDIDATE: "gate, new"}
@@ -41,7 +41,7 @@ def spent(run: RunStore, parameters: HyperParameters) -> list[dict[str, Any]]:
             job = run.read_json_or_none(run.job(iteration, group))
             if job is not None:
                 tokens = job.get("trained_tokens") or 0
-                usd.append(_training_usd(parameters, group, tokens))
+                usd.append(training_usd(parameters, group, tokens))
                 rows.append(
                     {
                         "iteration": iteration,
@@ -64,22 +64,11 @@ def spent(run: RunStore, parameters: HyperParameters) -> list[dict[str, Any]]:
 
 
 def _calls_usd(parameters: HyperParameters, metrics: dict[str, Any]) -> float | None:
-    usd = 0.0
-    for name, agent in parameters.model_agents.items():
-        if not is_paid(agent):
-            continue
-        price = parameters.prices.get(agent.model_name)
-        if price is None:
-            return None
-        used = (metrics.get("agents") or {}).get(name) or {}
-        usd += price.prompt_usd * (used.get("prompt_tokens") or 0) / 1e6
-        usd += price.completion_usd * (used.get("completion_tokens") or 0) / 1e6
-    return usd
-
-
-def _training_usd(parameters: HyperParameters, group: str, tokens: int) -> float | None:
-    agent = parameters.group_parameters(group)
-    if not is_paid(agent):
-        return 0.0
-    price = parameters.prices.get(agent.model_name)
-    return None if price is None else price.training_usd * tokens / 1e6
+    agents: dict[str, dict[str, int | None]] = metrics.get("agents") or {}
+    return calls_usd(
+        parameters,
+        {
+            name: (used.get("prompt_tokens") or 0, used.get("completion_tokens") or 0)
+            for name, used in agents.items()
+        },
+    )

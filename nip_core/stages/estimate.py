@@ -16,10 +16,10 @@ from typing import Any
 
 from nip_core.agents.render import Game
 from nip_core.parameters import HyperParameters, Method
+from nip_core.parameters.prices import calls_usd, missing_prices, training_usd
 from nip_core.rollouts.plan import episode_spec, group_size
 from nip_core.rollouts.trees import Branching
 from nip_core.scenarios.code_validation.datasets import Problem
-from nip_core.stages.providers import is_paid
 
 _BYTES_PER_TOKEN = 4
 _PROMPT_TOKENS = 300  # instructions, before the problem
@@ -127,12 +127,12 @@ def estimate_run(game: Game, problems: Mapping[str, Sequence[Problem]]) -> Estim
             training[group] += per_iteration * tokens
         if method == "trajectories":
             recorded += per_iteration * _tokens(loads)
-    missing = _missing_prices(parameters)
+    missing = missing_prices(parameters)
     usd = None
     if not missing:  # what has the most tokens need not be the dearest
-        usd = _training_usd(parameters, training) + sum(
+        usd = sum(
             count * max(_usd(parameters, loads) for loads in possible) for count, possible in stages
-        )
+        ) + sum(training_usd(parameters, g, tokens) or 0.0 for g, tokens in training.items())
     dearest = [(count, max(possible, key=_tokens)) for count, possible in stages]
     completion = sum(count * load.completion_tokens for count, load in _each(dearest))
     episodes = sum(count for count, _ in stages)
@@ -222,25 +222,6 @@ def _training_tokens(parameters: HyperParameters, iteration: int, loads: Loads) 
 
 
 def _usd(parameters: HyperParameters, loads: Loads) -> float:
-    """US dollars for one episode or tree; one's own hardware costs nothing here."""
-    usd = 0.0
-    for name, agent in parameters.model_agents.items():
-        if is_paid(agent):
-            price, load = parameters.prices[agent.model_name], loads[name]
-            usd += load.prompt_tokens * price.prompt_usd
-            usd += load.completion_tokens * price.completion_usd
-    return usd / 1e6
-
-
-def _training_usd(parameters: HyperParameters, training: Mapping[str, int]) -> float:
-    usd = 0.0
-    for group, tokens in training.items():
-        agent = parameters.group_parameters(group)
-        if is_paid(agent):
-            usd += tokens * parameters.prices[agent.model_name].training_usd / 1e6
-    return usd
-
-
-def _missing_prices(parameters: HyperParameters) -> tuple[str, ...]:
-    paid = {a.model_name for a in parameters.model_agents.values() if is_paid(a)}
-    return tuple(sorted(paid - set(parameters.prices)))
+    """US dollars for the calls of one episode or tree; no price may be missing."""
+    tokens = {name: (load.prompt_tokens, load.completion_tokens) for name, load in loads.items()}
+    return calls_usd(parameters, tokens) or 0.0

@@ -129,11 +129,6 @@ def speaks_nip(agent: PureTextAgentParameters) -> bool:
     return agent.use_dummy_api or agent.model_provider == "SelfHosted"
 
 
-def is_paid(agent: PureTextAgentParameters) -> bool:
-    """Whether somebody sends a bill for the agent's calls; one's own hardware costs nothing."""
-    return not speaks_nip(agent)
-
-
 def base_name(parameters: HyperParameters, agent: PureTextAgentParameters) -> str:
     """The name under which the agent's base model answers."""
     if agent.use_dummy_api:

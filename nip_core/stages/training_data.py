@@ -20,6 +20,7 @@ from nip_core.fine_tuning.dataset import (
 )
 from nip_core.fine_tuning.lines import write_jsonl
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.prices import training_usd
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.manifest import commit, is_committed, read_manifest
 from nip_core.stages.session import Session
@@ -89,11 +90,8 @@ def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str
     trained = [n for n, question in zip(tokens, questions, strict=True) if question not in out]
     known = None if None in trained else sum(trained)
     agent = parameters.group_parameters(group)
-    price = parameters.prices.get(agent.model_name)
-    usd = None
-    if price is not None and known is not None:
-        epochs = agent.num_epochs or parameters.rl.num_epochs
-        usd = epochs * known * price.training_usd / 1e6
+    epochs = agent.num_epochs or parameters.rl.num_epochs
+    usd = None if known is None else training_usd(parameters, group, epochs * known)
     return {
         "validation_examples": len(tokens) - len(trained),
         "tokens": known,

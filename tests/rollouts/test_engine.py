@@ -413,7 +413,7 @@ async def test_each_generation_names_the_model_that_answered():
     [row] = played.generations()
     assert row["model_asked"] == "verifier-model"
     assert row["model_served"] == "verifier-model-2024-07-18"
-    assert played.progress.tokens_by_model == {"verifier-model-2024-07-18": (7, 3)}
+    assert played.progress.tokens_by_agent == {"verifier": (7, 3)}
 
 
 async def test_the_openai_api_gets_its_own_name_for_the_token_limit():

@@ -1,0 +1,54 @@
+"""What calls and training cost, by the prices in the settings.
+
+An agent's price stands under its `model_name`, whatever name its server answers with: a fine-tune
+of it, or a dated version, costs what its settings say. Own hardware costs nothing, unless the
+settings price its model.
+"""
+
+from collections.abc import Mapping
+
+from nip_core.parameters.agents import PureTextAgentParameters
+from nip_core.parameters.hyper_parameters import HyperParameters
+from nip_core.parameters.training import Price
+
+_FREE = Price()
+
+
+def is_paid(agent: PureTextAgentParameters) -> bool:
+    """Whether somebody sends a bill for the agent's calls."""
+    return not agent.use_dummy_api and agent.model_provider != "SelfHosted"
+
+
+def missing_prices(parameters: HyperParameters) -> tuple[str, ...]:
+    """The models that are paid for and have no price in the settings, sorted."""
+    paid = {a.model_name for a in parameters.model_agents.values() if is_paid(a)}
+    return tuple(sorted(paid - set(parameters.prices)))
+
+
+def calls_usd(
+    parameters: HyperParameters, tokens: Mapping[str, tuple[float, float]]
+) -> float | None:
+    """US dollars for the calls of agents, from their prompt and generated tokens by agent's name.
+
+    None where a price is missing of an agent that plays, even if it has used nothing so far.
+    """
+    usd = 0.0
+    for name, agent in parameters.model_agents.items():
+        price = _price(parameters, agent)
+        if price is None:
+            return None
+        prompt, completion = tokens.get(name, (0, 0))
+        usd += (prompt * price.prompt_usd + completion * price.completion_usd) / 1e6
+    return usd
+
+
+def training_usd(parameters: HyperParameters, group: str, tokens: float) -> float | None:
+    """US dollars for training a model group on so many tokens; None without a price."""
+    price = _price(parameters, parameters.group_parameters(group))
+    return None if price is None else tokens * price.training_usd / 1e6
+
+
+def _price(parameters: HyperParameters, agent: PureTextAgentParameters) -> Price | None:
+    if agent.use_dummy_api:  # stands for a model and is sent no bill
+        return _FREE
+    return parameters.prices.get(agent.model_name, None if is_paid(agent) else _FREE)
