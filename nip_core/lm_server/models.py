@@ -40,8 +40,12 @@ def adapter_digest(job_key: str, content_digest: str) -> str:
 
 
 def adapter_name(base_model: str, suffix: str | None, digest: str) -> str:
-    """``ft:<base>:<suffix>:<digest>``, as OpenAI's names are built."""
-    return f"ft:{base_model}:{suffix or ''}:{digest}"
+    """``ft:<base>:<suffix>:<digest>``, as OpenAI's names are built.
+
+    A suffix may be any text. What can't stand in a name (spaces, colons, slashes) becomes a dash.
+    """
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", suffix or "").strip("-")
+    return f"ft:{base_model}:{readable}:{digest}"
 
 
 def served_name(model: str) -> str:

@@ -177,7 +177,8 @@ class CreateJobRequest(_Strict):
     model: str = Field(min_length=1)
     training_file: str = Field(min_length=1)
     validation_file: str | None = None
-    suffix: str | None = Field(None, min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")
+    suffix: str | None = Field(None, min_length=1, max_length=64)
+    """Any text; `models.adapter_name` makes a part of a name of it."""
     seed: int | None = Field(None, ge=0, le=2**31 - 1)
     method: Method | None = None
     hyperparameters: Hyperparameters | None = None

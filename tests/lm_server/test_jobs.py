@@ -167,12 +167,31 @@ def test_a_job_of_another_method_is_checked_by_its_rules_and_shows_its_settings(
 
 
 @pytest.mark.parametrize(
+    ("suffix", "in_name"),
+    [
+        ("My helper, v2 (draft)", "My-helper-v2-draft"),
+        ("a:b/c", "a-b-c"),
+        ("  run_1.0 ", "run_1.0"),
+        ("\u65e5\u672c", ""),
+        ("x " * 32, "-".join("x" * 32)),
+    ],
+)
+def test_a_suffix_is_any_text_and_stands_in_the_name_as_far_as_names_go(
+    server, suffix: str, in_name: str
+) -> None:
+    job = server.train(suffix=suffix)
+    assert job.fine_tuned_model.split(":")[:3] == ["ft", "sim", in_name]
+    assert job.nip["suffix"] == suffix
+    assert server.client.models.retrieve(job.fine_tuned_model).id == job.fine_tuned_model
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "param"),
     [
         ({"model": "other"}, "model_not_found", "model"),
         ({"training_file": "file-0"}, "invalid_file", "training_file"),
         ({"validation_file": "file-0"}, "invalid_file", "validation_file"),
-        ({"suffix": "a b"}, "invalid_value", "suffix"),
+        ({"suffix": ""}, "invalid_value", "suffix"),
         ({"suffix": "a" * 65}, "invalid_value", "suffix"),
         ({"seed": -1}, "invalid_value", "seed"),
         ({"metadata": {str(i): "" for i in range(17)}}, "invalid_value", "metadata"),
