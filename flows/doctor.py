@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from nip_core import how_to_install
 from nip_core.lm_server.engines.base import EngineError
 from nip_core.lm_server.engines.vllm_process import find_executable, inspect
 from nip_core.models import BUNDLED
@@ -38,8 +39,8 @@ def examine() -> list[Finding]:
             needed=True,
         )
     ]
-    findings += [_package(name, "pip install nip", needed=True) for name in _CORE]
-    local = [_package(name, "pip install 'nip[local]'") for name in _LOCAL]
+    findings += [_package(name, how_to_install(), needed=True) for name in _CORE]
+    local = [_package(name, how_to_install("local")) for name in _LOCAL]
     findings += local
     findings.append(Finding("engine deterministic", True, "needs nothing more"))
     embedded = all(f.ok for f in local)
@@ -47,7 +48,7 @@ def examine() -> list[Finding]:
         Finding(
             "engine embedded",
             embedded,
-            _device() if embedded else "pip install 'nip[local]' (see README for a small torch)",
+            _device() if embedded else f"{how_to_install('local')} (see README for a small torch)",
         )
     )
     findings.append(_vllm())

@@ -62,8 +62,8 @@ async def train(
     again with its models.
 
     Args:
-        config: Path of a YAML configuration on the worker, for example
-            deployments/configs/quickstart.yaml.
+        config: Path of a YAML configuration on the worker, or the name of a bundled one, for
+            example quickstart.
         overrides: Any settings on top of it, each written as a.b=c, for example rl.lr=0.001.
         retry_failed_jobs: Submit fine-tune jobs that are on record as failed once more.
         run_name: Another name for the run. A name means one configuration; a run of that name that

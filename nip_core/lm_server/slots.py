@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from nip_core import how_to_install
 from nip_core.lm_server.auth import without_secrets
 from nip_core.lm_server.engines.base import Engine
 from nip_core.lm_server.engines.deterministic import DeterministicEngine, DeterministicTrainer
@@ -71,7 +72,7 @@ def _embedded(
         from nip_core.lm_server.engines.embedded import EmbeddedEngine
     except ImportError as error:
         raise ValueError(
-            f"the embedded engine needs the extra 'local' (pip install nip[local]): {error}"
+            f"the embedded engine needs the extra 'local' ({how_to_install('local')}): {error}"
         ) from error
     _check_options(EmbeddedEngine, spec)
 

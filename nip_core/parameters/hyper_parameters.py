@@ -99,7 +99,8 @@ class HyperParameters(Parameters):
     """The split that tests play: "test" or "validation"."""
     interaction_protocol: str = "nip"
     """Who speaks when, who sees what, when it ends, who is rewarded: nip, adp, debate,
-    merlin_arthur, mnip, solo_verifier, multi_channel_test, or "package.module:Class"."""
+    merlin_arthur, mnip, solo_verifier, multi_channel_test, or a class of one's own:
+    "path/to/file.py:Class" or "package.module:Class"."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 6198
     """Every other seed derives from it; 0 to 2147483647."""
     agents: dict[str, AnyAgentParameters] = Field(default_factory=dict)

@@ -18,12 +18,15 @@ from nip_core.parameters.agents import AGENT_KINDS
 from nip_core.parameters.base import Parameters, groups_in
 from nip_core.parameters.hyper_parameters import HyperParameters
 
+_BUNDLED = Path(__file__).parents[1] / "configs"
+
 
 def load_parameters(
     config: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()
 ) -> HyperParameters:
-    """Settings from a YAML file (or a mapping), with overrides like ``"rl.lr=0.001"`` on top.
+    """Settings from a YAML file, with overrides like ``"rl.lr=0.001"`` on top.
 
+    `config` is the file's path, the name of a bundled configuration, or the settings themselves.
     An override's value is read as YAML, so ``null``, ``true``, numbers and ``[a, b]`` work; for a
     setting that is text, ``2024`` and ``1e5`` stay text. No message shows an address that was
     given, as it may hold a password.
@@ -31,16 +34,66 @@ def load_parameters(
     Raises SettingsError; nothing has been spent then.
     """
     if isinstance(config, Mapping):
-        values, place = dict(config), "configuration"
+        in_file, place = dict(config), "configuration"
     else:
-        values, place = _read_yaml(Path(config)), str(config)
+        in_file, place = _read_yaml(_config_file(Path(config))), str(config)
+    values = in_file
     for override in overrides:
         values = _with_override(values, override)
     try:
         return HyperParameters.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(detail) for detail in error.errors()]
-        raise SettingsError(f"{place}: " + "; ".join(dict.fromkeys(lines))) from None
+        lines = _lines(error)
+    of_file = lines if values is in_file else _problems(in_file)
+    of_overrides = [line for line in lines if line not in of_file]
+    if of_overrides:  # what is wrong without them as well may be what they were to mend
+        raise SettingsError("--set: " + "; ".join(of_overrides))
+    raise SettingsError(f"{place}: " + "; ".join(lines))
+
+
+def _problems(values: Mapping[str, Any]) -> list[str]:
+    try:
+        HyperParameters.model_validate(values)
+    except ValidationError as error:
+        return _lines(error)
+    return []
+
+
+def _lines(error: ValidationError) -> list[str]:
+    return list(dict.fromkeys(_explain(detail) for detail in error.errors()))
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping: YAML lets the last one win silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def bundled_configs() -> tuple[str, ...]:
+    """The names of the configurations that are installed with nip."""
+    return tuple(sorted(path.stem for path in _BUNDLED.glob("*.yaml")))
+
+
+def _config_file(config: Path) -> Path:
+    """Its path; that of a bundled configuration for a bare name that is no file here."""
+    if config.exists() or config.name != str(config) or config.suffix:
+        return config
+    if config.name in bundled_configs():
+        return _BUNDLED / f"{config.name}.yaml"
+    raise SettingsError(
+        f"{config}: neither a file here nor a bundled configuration; bundled are "
+        f"{', '.join(bundled_configs())}"
+    )
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -51,7 +104,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise SettingsError(f"{path}: is not UTF-8 text") from None
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, _StrictLoader)  # noqa: S506 (a SafeLoader)
     except yaml.YAMLError as error:
         raise SettingsError(f"{path}: is not YAML: {_yaml_problem(error)}") from None
     if not isinstance(values, dict):

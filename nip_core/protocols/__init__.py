@@ -7,8 +7,8 @@ two_provers         what `debate` and `mnip` share
 zero_knowledge      a protocol around another one, with an adversarial verifier and a simulator
 
 `find_protocol` finds a protocol by the name of its module here, or anywhere by
-``package.module:Class``; there is no list to keep. Protocols import no settings (the settings
-look up the protocol that they name) and nothing else of nip but its hashes.
+``path/to/file.py:Class`` or ``package.module:Class``; there is no list to keep. Protocols import
+no settings (the settings look up the protocol that they name).
 """
 
 import functools
@@ -16,6 +16,7 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING
 
+from nip_core.importing import import_object
 from nip_core.protocols.base import (
     ACCEPT,
     NEITHER,
@@ -59,7 +60,7 @@ def protocol_names() -> tuple[str, ...]:
 
 
 def find_protocol(name: str) -> type[Protocol]:
-    """The protocol of this name, or at ``package.module:Class``.
+    """The protocol of this name, or at ``package.module:Class`` or ``path/to/file.py:Class``.
 
     Raises ValueError if there is none.
     """
@@ -71,7 +72,7 @@ def find_protocol(name: str) -> type[Protocol]:
             return found
     raise ValueError(
         f"there is no protocol {name!r}; there are {', '.join(protocol_names())}, and one of your "
-        'own is named like "package.module:Class"'
+        'own is named like "package.module:Class" or "path/to/file.py:Class"'
     )
 
 
@@ -110,11 +111,7 @@ def _protocol_in(module: str, name: str) -> type[Protocol] | None:
 
 
 def _imported(address: str) -> type[Protocol]:
-    module, _, name = address.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, ValueError, AttributeError) as error:
-        raise ValueError(f"protocol {address!r} can't be imported ({error})") from None
-    if not (isinstance(found, type) and issubclass(found, Protocol)):
+    protocol = import_object(address)
+    if not (isinstance(protocol, type) and issubclass(protocol, Protocol)):
         raise ValueError(f"{address!r} is not a subclass of nip_core.protocols.Protocol")
-    return found
+    return protocol

@@ -93,7 +93,7 @@ class Protocol:
 
     To add one: a subclass with `name`, `agents`, `active` and its rounds, and a prompt template
     per agent. It is found by ``interaction_protocol: <module>`` in this package, or by
-    ``package.module:Class`` anywhere (see docs/protocols.md, which adds one).
+    ``path/to/file.py:Class`` or ``package.module:Class`` anywhere (docs/protocols.md adds one).
     """
 
     name: ClassVar[str]

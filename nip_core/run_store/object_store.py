@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from nip_core import how_to_install
 from nip_core.errors import CorruptionError, LeaseError, SettingsError, StoreError
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.object_requests import (
@@ -72,7 +73,7 @@ def open_object_store(
     except ImportError as error:
         raise SettingsError(
             f"run_store: {shown} needs a library that is not installed; "
-            "pip install 'nip[object-stores]'"
+            f"{how_to_install('object-stores')}"
         ) from error
     allow_http = _allows_http(environment)
 

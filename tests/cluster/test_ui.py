@@ -53,7 +53,7 @@ def start_from_the_form(stack: Stack, page: Page, config: Path) -> str:
         expect(form.get_by_text(field, exact=False).first).to_be_visible()
     expect(form.get_by_text("each written as a.b=c")).to_be_visible()
     place = form.locator("textarea").first
-    expect(place).to_have_value("deployments/configs/quickstart.yaml")
+    expect(place).to_have_value("quickstart")
     place.fill(str(config))
     shot(page, "form")
     form.get_by_role("button", name="Submit").click()

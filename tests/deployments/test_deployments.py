@@ -72,7 +72,7 @@ def test_a_deployment_says_nothing_that_prefect_would_ignore(deployment):
     assert deployment["enforce_parameter_schema"]
     jsonschema.validate(given, schema | {"required": [], "additionalProperties": False})
     if "config" in given:
-        load_parameters(ROOT / given["config"], given["overrides"])
+        load_parameters(given["config"], given["overrides"])
 
 
 @pytest.mark.parametrize("deployment", PREFECT["deployments"], ids=lambda d: d["name"])

@@ -129,6 +129,40 @@ def test_a_file_that_is_not_a_mapping_is_named(tmp_path):
         load_parameters(tmp_path / "nothing.yaml")
 
 
+def test_a_setting_that_stands_twice_is_refused_with_its_line(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("run_name: a\ndataset: families\nrl:\n  lr: 0.1\n  seed: 1\n  lr: 0.2\n")
+    with pytest.raises(SettingsError, match=r"the key 'lr' stands twice \(line 6\)"):
+        load_parameters(path)
+    path.write_text(
+        "run_name: a\ndataset: families\nagents:\n  prover: &p {model_name: tiny}\n"
+        "  verifier: {<<: *p, model_name: other}\n"
+    )
+    names = {name: a.model_name for name, a in load_parameters(path).model_agents.items()}
+    assert names == {"prover": "tiny", "verifier": "other"}
+
+
+def test_an_error_of_an_override_does_not_blame_the_file(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("run_name: a\ndataset: families\n")
+    for override in ("rl.lrr=1", "nip_protocol.max_message_rounds=8", "interaction_protocol=x"):
+        with pytest.raises(SettingsError) as caught:
+            load_parameters(path, ["rl.lr=0.1", override])
+        assert str(caught.value).startswith(f"--set: {override.partition('=')[0]}: ")
+    path.write_text("run_name: a\ndataset: families\nrl: {lrr: 1}\n")
+    with pytest.raises(SettingsError, match=r"c\.yaml: rl\.lrr: unknown setting"):
+        load_parameters(path, ["rl.lr=0.1"])
+
+
+def test_a_bundled_configuration_is_known_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_parameters("quickstart").run_name == "quickstart"
+    with pytest.raises(SettingsError, match=r"quickstrat: neither a file here nor a bundled conf"):
+        load_parameters("quickstrat")
+    (tmp_path / "quickstart").write_text("run_name: mine\ndataset: families\n")
+    assert load_parameters("quickstart").run_name == "mine"
+
+
 def test_importing_settings_loads_nothing_heavy():
     code = (
         "import sys, nip_core.parameters; "

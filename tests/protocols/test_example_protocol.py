@@ -1,7 +1,7 @@
 """The protocol that docs/protocols.md adds: its files as shown, played round by round."""
 
 import inspect
-import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,11 +21,8 @@ V, P = "verifier", "prover"
 
 
 @pytest.fixture(autouse=True)
-def _importable(monkeypatch):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    yield
-    for name in [name for name in sys.modules if name.split(".")[0] == "two_questions"]:
-        del sys.modules[name]
+def _in_the_checkout(monkeypatch):
+    monkeypatch.chdir(ROOT)
 
 
 def parameters(*overrides):
@@ -50,8 +47,35 @@ def test_the_docs_show_the_files_as_they_are(name, language):
 def test_the_class_is_found_by_its_address_and_is_short():
     address = parameters().interaction_protocol
     found = find_protocol(address)
-    assert (found.__module__, found.__name__) == ("two_questions.protocol", "TwoQuestions")
+    assert found is find_protocol(address) and found.__name__ == "TwoQuestions"
+    assert Path(inspect.getfile(found)) == FOLDER / "protocol.py"
     assert len(inspect.getsource(found).splitlines()) <= 30
+
+
+def test_a_class_is_named_by_a_file_or_a_package_and_the_reason_said_where_there_is_none(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "game.py").write_text((FOLDER / "protocol.py").read_text())
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    by_file, by_package = (
+        find_protocol("mine/game.py:TwoQuestions"),
+        find_protocol("mine.game:TwoQuestions"),
+    )
+    assert by_file.name == by_package.name == "two_questions"
+    assert find_protocol(f"{tmp_path}/mine/game.py:TwoQuestions") is by_file
+    for address, reason in {
+        "mine/absent.py:TwoQuestions": "No such file",
+        "mine/game.py:Absent": "no attribute 'Absent'",
+        "mine/game.py:HEADERS": "is not a subclass of nip_core.protocols.Protocol",
+        "broken.py:Game": "invalid syntax",
+        "absent.module:Game": "No module named 'absent'",
+    }.items():
+        with pytest.raises(ValueError, match=re.escape(reason)) as refused:
+            find_protocol(address)
+        assert address in str(refused.value)
 
 
 async def test_it_is_played_round_by_round_like_any_other():
@@ -99,7 +123,7 @@ def test_settings_of_every_protocol_hold_for_it_too():
 def test_the_documented_command_plays_it_on_the_deterministic_engine(tmp_path):
     command = "play docs/examples/two_questions/config.yaml --out"
     page = (ROOT / "docs" / "protocols.md").read_text()
-    assert f"export PYTHONPATH=docs/examples\n.venv/bin/nip {command} two-questions\n" in page
+    assert f"```sh\n.venv/bin/nip {command} two-questions\n" in page
     store = ["--set", f"run_store={tmp_path}/runs"]
     done = subprocess.run(
         [
@@ -111,7 +135,6 @@ def test_the_documented_command_plays_it_on_the_deterministic_engine(tmp_path):
             *store,
         ],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{EXAMPLES}{os.pathsep}{ROOT}"},
         capture_output=True,
         text=True,
         timeout=240,

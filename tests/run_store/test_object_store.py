@@ -230,7 +230,7 @@ def test_a_missing_library_is_named_with_the_way_to_get_it(
     s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with pytest.raises(SettingsError, match=r"pip install 'nip\[object-stores\]'"):
+    with pytest.raises(SettingsError, match=r"pip install 'nip-loop\[object-stores\]'"):
         open_store(s3)
 
 

@@ -415,4 +415,4 @@ def test_a_hugging_face_dataset_is_read(tmp_path, monkeypatch):
 
 def test_without_the_package_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "pip install 'nip[local]'" in error_of("some/name")
+    assert "pip install 'nip-loop[local]'" in error_of("some/name")

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nip_core import how_to_install
 from nip_core.errors import DatasetError
 
 SPLITS = ("train", "validation", "test")
@@ -183,7 +184,7 @@ def _read_hub(name: str) -> Mapping[str, Table]:
     except ImportError as error:
         raise DatasetError(
             f"dataset {name!r} is neither bundled nor a path, and Hugging Face datasets need the "
-            "package `datasets`: pip install 'nip[local]'"
+            f"package `datasets`: {how_to_install('local')}"
         ) from error
     try:
         splits = datasets.load_dataset(name)

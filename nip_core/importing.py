@@ -1,0 +1,45 @@
+"""Objects of a user's that settings name: ``package.module:Class`` or ``path/to/file.py:Class``."""
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def import_object(address: str) -> Any:
+    """The object at an address, imported.
+
+    A file's path is relative to the working directory; the file is imported once, under a name
+    that no other module has. What it imports itself must be importable.
+
+    Raises ValueError, with the reason, where there is no such module, file or name in it.
+    """
+    place, _, name = address.rpartition(":")
+    try:
+        if place.endswith(".py"):
+            module = _module_of_file(Path(place).expanduser().resolve())
+        else:
+            module = importlib.import_module(place)
+        return getattr(module, name)
+    except (ImportError, ValueError, AttributeError, OSError, SyntaxError) as error:
+        raise ValueError(f"{address!r} can't be imported ({error})") from None
+
+
+@functools.cache
+def _module_of_file(path: Path) -> ModuleType:
+    name = f"nip_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and inspect look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,75 @@
+"""What pip installs: the wheel, as a user has it who has no checkout."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from nip_core import DISTRIBUTION, how_to_install
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("nip_core", "nip_prefect", "flows", "tasks", "deployments")
+FILES = ("pyproject.toml", "README.md", "LICENSE", "prefect.yaml")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder with the contents of the wheel, built from a copy of the sources."""
+    folder = tmp_path_factory.mktemp("wheel")
+    sources = folder / "sources"
+    no_caches = shutil.ignore_patterns("__pycache__")
+    for name in SOURCES:
+        shutil.copytree(ROOT / name, sources / name, symlinks=True, ignore=no_caches)
+    for name in FILES:
+        shutil.copy(ROOT / name, sources / name)
+    subprocess.run(
+        [sys.executable, "-c", "from setuptools.build_meta import build_wheel; build_wheel('..')"],
+        cwd=sources,
+        check=True,
+        capture_output=True,
+        timeout=240,
+    )
+    [wheel] = folder.glob("nip_loop-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def test_it_installs_two_packages_that_no_module_of_a_users_is_called_like(installed):
+    names = {path.name for path in installed.iterdir() if path.suffix != ".dist-info"}
+    assert names == {"nip_core", "nip_prefect"}
+
+
+def test_the_distribution_is_named_in_the_messages_as_it_is_built(installed):
+    [info] = installed.glob("*.dist-info")
+    metadata = (info / "METADATA").read_text().splitlines()
+    assert f"Name: {DISTRIBUTION}" in metadata and how_to_install("local").endswith(
+        "nip-loop[local]'"
+    )
+
+
+def test_it_has_the_configurations_and_the_deployments(installed):
+    configs = {path.name for path in (ROOT / "deployments" / "configs").iterdir()}
+    assert {path.name for path in (installed / "nip_core" / "configs").iterdir()} == configs
+    assert (installed / "nip_prefect" / "prefect.yaml").read_text() == (
+        ROOT / "prefect.yaml"
+    ).read_text()
+
+
+def test_a_users_modules_named_tasks_and_flows_do_not_get_in_its_way(installed, tmp_path):
+    for name in ("tasks", "flows"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a module of the user')")
+    done = subprocess.run(
+        [sys.executable, "-m", "nip_prefect.flows.cli", "train", "quickstart", "--dry-run"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{installed}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nothing was started" in done.stdout
