@@ -62,7 +62,7 @@ class _Look:
     record: JobRecord  # with what is new
     asked_s: float | None = None  # how long to wait before the next look, as the back-end says
     trouble: str = ""  # why nothing was seen
-    is_missing: bool = False  # because the back-end does not know the job
+    ends_as: Outcome | None = None  # how the job ends if every look is like this for `settle_s`
 
 
 class Ledger:
@@ -166,7 +166,8 @@ class Ledger:
         Looks every `interval_s`, less and less often while nothing changes (up to ten times
         that, or 30 s), and not before the back-end asks to. `deadline_s` counts from submission,
         or from the time of day `counted_from_s` (for a back-end that stands still when its runner
-        does). Failed looks are repeated; a status that is not known is not an end.
+        does). Failed looks are repeated; a status that is not known is not an end. A job that the
+        back-end does not know, or that has succeeded and names no model, for `settle_s` is one.
 
         Raises DeadlineError when the deadline passes, JobError when the back-end denies access,
         and ParkedError when the job goes on for `park_after_s` from now; the record stays as it
@@ -185,7 +186,7 @@ class Ledger:
         end_s = started_s + deadline_s - elapsed_s
         park_s = math.inf if park_after_s is None else started_s + park_after_s
         pauses = Pauses(interval_s, max(interval_s, min(10 * interval_s, LONGEST_PAUSE_S)))
-        missing_since_s: float | None = None
+        lost_since_s: float | None = None
         while True:
             look = await self._look(document, record, pauses.longest_s)
             if look.record.state == "terminal":
@@ -193,13 +194,13 @@ class Ledger:
             if look.record.status != record.status:
                 pauses.reset()
             record, now_s = look.record, self._clock.monotonic()
-            if look.is_missing:
-                missing_since_s = now_s if missing_since_s is None else missing_since_s
-                if now_s - missing_since_s >= self._waiting.settle_s:
-                    reason = f"the back-end does not know it: {look.trouble}"
-                    return document.end(record, "not_found", reason, f"not found: {look.trouble}")
+            if look.ends_as is not None:
+                lost_since_s = now_s if lost_since_s is None else lost_since_s
+                if now_s - lost_since_s >= self._waiting.settle_s:
+                    event = f"{look.ends_as.replace('_', ' ')}: {look.trouble}"
+                    return document.end(record, look.ends_as, look.trouble, event)
             elif not look.trouble:
-                missing_since_s = None
+                lost_since_s = None
             job = f"job {record.id} (group {record.group}, iteration {record.iteration})"
             if now_s >= end_s:
                 failed = f", last look failed: {look.trouble}" if look.trouble else ""
@@ -225,11 +226,16 @@ class Ledger:
         except Refused as error:
             if error.status in {401, 403}:
                 raise JobError(f"job {record.id}: can't be looked at: {error}") from error
-            return _Look(record, None, str(error), is_missing=error.status == 404)
-        if view.status in ENDED and (view.status != "succeeded" or view.fine_tuned_model):
+            if error.status == 404:
+                return _Look(record, None, f"the back-end does not know it: {error}", "not_found")
+            return _Look(record, None, str(error))
+        is_nameless = view.status == "succeeded" and not view.fine_tuned_model
+        if view.status in ENDED and not is_nameless:
             return _Look(await self._finish(document, record, view))
         if view.status != record.status:
             record = self._note(document, record, view.status)
+        if is_nameless:
+            return _Look(record, None, "it has succeeded, but names no model", "failed")
         if view.estimated_finish is None:
             return _Look(record)
         # Half of what is left, because it is an estimate.

@@ -553,6 +553,22 @@ async def test_a_job_that_is_gone_is_told_apart_from_one_that_is_not_listed_yet(
     assert (ended.outcome, ended.state) == ("not_found", "terminal")
 
 
+async def test_a_job_that_names_no_model_has_failed_once_the_back_end_can_not_lag_any_more(
+    ledger: Ledger, wire: WireServer, fake_time: FakeTime
+) -> None:
+    record = await submitted(ledger)
+    wire.on_poll = ["nameless", "nameless", "succeeded"]
+    ended = await ledger.poll(record, interval_s=1, deadline_s=1000)
+    assert (ended.outcome, ended.model) == ("succeeded", "ft:tiny:quick:1")
+    other = await ledger.ensure_job(replace(SPEC, group="verifier"), DATASET)
+    wire.on_poll = ["nameless"] * 1000
+    wire.jobs[-1]["fine_tuned_model"] = None
+    started_s = fake_time.seconds
+    ended = await ledger.poll(other, interval_s=1, deadline_s=1000)
+    assert (ended.outcome, ended.reason) == ("failed", "it has succeeded, but names no model")
+    assert fake_time.seconds - started_s < 100
+
+
 async def test_a_denied_look_stops_without_ending_the_job(ledger: Ledger, wire: WireServer) -> None:
     record = await submitted(ledger)
     wire.on_poll = ["401"]

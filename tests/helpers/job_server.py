@@ -36,7 +36,8 @@ class WireServer:
     `on_create`, `on_list`, `on_upload`, `on_poll` hold what befalls the next requests: "ok",
     "drop" (the connection, before any effect), "drop_after" (the effect), an HTTP status,
     "<status>_after", "<status>_retry_<seconds>", "cut" (half an answer after the effect),
-    "garbage" (no JSON, after the effect), or for polls a job status.
+    "garbage" (no JSON, after the effect), or for polls a job status; "nameless" is one that has
+    succeeded without a model's name.
     """
 
     time: FakeTime
@@ -141,7 +142,8 @@ class WireServer:
         if is_fault:
             early = self._before(request, fault)
             return early or await self._after(request, fault, self._shown(job))
-        job |= {"status": fault, **self.job_fields}
+        status = "succeeded" if fault == "nameless" else fault
+        job |= {"status": status, **self.job_fields}
         if fault == "succeeded":
             job |= {"fine_tuned_model": "ft:tiny:quick:1", "trained_tokens": 1234}
         return web.json_response(self._shown(job))
