@@ -54,10 +54,13 @@ class Parameters(BaseModel):
             if name in values and values[name] is None and _is_block(field):
                 del values[name]
         for name, unused in NOT_FOR_TEXT.get(cls.__name__, {}).items():
-            if name in values and not unused.allows(values[name]):
+            if name not in values:
+                continue
+            value = values.pop(name)
+            if not unused.allows(value.to_dict() if isinstance(value, Parameters) else value):
                 raise ValueError(f"{name} can't be set: {unused.reason}; {unused.advice}")
-            if name not in cls.model_fields:
-                values.pop(name, None)
+            if name in cls.model_fields:
+                values[name] = unused.default
         return values
 
     @field_validator("*", mode="before")

@@ -16,10 +16,13 @@ class Unused:
 
     default: Any
     reason: str
+    neutral: Mapping[str, Any] | None = None
+    """A block that means the same as the default, as the ancestor writes it out."""
 
     def allows(self, value: Any) -> bool:
         """Whether `value` is the default; for a block of settings, None or parts of it."""
-        return _is_default(self.default, value)
+        is_neutral = self.neutral is not None and _is_default(self.neutral, value)
+        return is_neutral or _is_default(self.default, value)
 
     @property
     def advice(self) -> str:
@@ -31,7 +34,7 @@ class Unused:
 
 def _is_default(default: Any, value: Any) -> bool:
     if not isinstance(default, Mapping):
-        return bool(value == default)
+        return bool(value == default) and isinstance(value, bool) == isinstance(default, bool)
     if value is None:
         return True
     return isinstance(value, Mapping) and all(
@@ -42,6 +45,11 @@ def _is_default(default: Any, value: Any) -> bool:
 
 def _all(reason: str, **defaults: Any) -> dict[str, Unused]:
     return {name: Unused(default, reason) for name, default in defaults.items()}
+
+
+def _factors(*names: str) -> dict[str, Unused]:
+    """Factors of learning rates: none, or factors of 1."""
+    return {name: Unused(None, _TENSORS, {"actor": 1.0, "critic": 1.0}) for name in names}
 
 
 _TENSORS = "it belongs to agents that are networks trained on tensors; there are none here"
@@ -97,9 +105,9 @@ NOT_FOR_TEXT: Mapping[str, Mapping[str, Unused]] = {
             num_normalization_steps=1000,
             gamma=0.9,
             lmbda=0.95,
-            body_lr_factor=None,
             use_shared_body=True,
         ),
+        **_factors("body_lr_factor"),
     },
     "CodeValidationParameters": _all(
         "datasets here have their solutions in rows of their own", apps_solution_number=0
@@ -118,10 +126,9 @@ NOT_FOR_TEXT: Mapping[str, Mapping[str, Unused]] = {
         ),
     },
     "PureTextAgentParameters": {
+        **_factors("agent_lr_factor", "body_lr_factor"),
         **_all(
             _TENSORS,
-            agent_lr_factor=None,
-            body_lr_factor=None,
             use_manual_architecture=False,
             use_orthogonal_initialisation=True,
             orthogonal_initialisation_gain=1.0,

@@ -15,6 +15,7 @@ from nip_core.parameters import (
     LrFactors,
     PureTextAgentParameters,
     RandomAgentParameters,
+    RlTrainerParameters,
     load_parameters,
 )
 from nip_core.parameters.stored import from_stored, with_defaults
@@ -138,6 +139,21 @@ def test_what_another_run_says_is_taken_over_but_for_where_it_is():
     assert (agent.lora_alpha, agent.lora_alpha_scale) == (None, 1.0)
     assert agent.load_checkpoint_and_parameters
     assert (agent.checkpoint_run_id, agent.checkpoint_version) == ("other", "latest")
+
+
+@pytest.mark.parametrize("factors", [None, {"actor": 1.0, "critic": 1.0}, {"actor": 1}, {}])
+@pytest.mark.parametrize("name", ["agent_lr_factor", "body_lr_factor"])
+def test_factors_that_change_nothing_are_taken(name, factors):
+    tagged = factors if factors is None else {"_type": "LrFactors", **factors}
+    for value in (factors, tagged, factors if factors is None else LrFactors(**factors)):
+        agent = PureTextAgentParameters(top_p=0.5)
+        agent.load_from_wandb_config({"lora_rank": 8, name: value})
+        assert agent == PureTextAgentParameters(top_p=0.5, lora_rank=8)
+        assert PureTextAgentParameters(**{name: value}) == PureTextAgentParameters()
+        assert RlTrainerParameters.from_dict({"body_lr_factor": value}) == RlTrainerParameters()
+    for wrong in ({"actor": 1.0, "critic": 2.0}, {"actor": True}, {"else": 1.0}, 1.0):
+        with pytest.raises(ValidationError, match=f"{name} can't be set"):
+            PureTextAgentParameters(**{name: wrong})
 
 
 def test_what_can_not_be_taken_over_changes_nothing():
