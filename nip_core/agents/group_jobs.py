@@ -86,12 +86,18 @@ class GroupJobs:
     async def made_model(self, job_id: str, iteration: int) -> str:
         """The model of a job that has succeeded; its record is closed. Raises JobError."""
         async with self._ledger() as (ledger, backend):
+            # 1. Without a name the record stays open, as the job may yet get one.
+            made = (await backend.retrieve_job(job_id)).fine_tuned_model
+            if made is None:
+                raise JobError(
+                    f"job {job_id} of group {self._group!r} has succeeded, but {backend.address} "
+                    "names no model of it; look there what became of it, then switch, or create a "
+                    "job, again"
+                )
+            # 2. With one it is closed.
             record = ledger.record(iteration, self._group)
             if record is not None and record.id == job_id:
                 await self._seen(ledger, backend, record)
-            made = (await backend.retrieve_job(job_id)).fine_tuned_model
-        if made is None:
-            raise JobError(f"job {job_id}: succeeded, but names no model")
         return made
 
     async def proved(self, name: str, base_model: str, job_id: str) -> ServedModel:

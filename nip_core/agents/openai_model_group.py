@@ -8,7 +8,7 @@ plays once it is proved that it answers with the weights that were trained.
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from nip_core.agents.chat_client import Endpoint
 from nip_core.agents.chat_types import DpoDatasetItem, SupervisedDatasetItem
@@ -18,7 +18,7 @@ from nip_core.agents.group_jobs import GroupJobs, Parent
 from nip_core.agents.history import final_timesteps
 from nip_core.agents.job_info import JobStatus, TrainingJobInfo, job_status
 from nip_core.agents.language_model_client import LanguageModelClient
-from nip_core.agents.openai_whole_agent import OpenAiWholeAgent, endpoints_of
+from nip_core.agents.openai_whole_agent import OpenAiWholeAgent, check_by_hand, endpoints_of
 from nip_core.agents.protocol_handler import CodeValidationProtocolHandler, ProtocolHandler
 from nip_core.agents.shared_model_group import PureTextSharedModelGroup
 from nip_core.agents.states import OpenAiSharedModelGroupState
@@ -55,7 +55,10 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         agent_wholes: dict[str, OpenAiWholeAgent],
         group_name: str,
     ):
-        """Opens no connection. Raises SettingsError as the base class does."""
+        """Opens no connection. Raises SettingsError as the base class does, and for settings that
+        name a model of another run.
+        """
+        check_by_hand(hyper_params)
         super().__init__(
             hyper_params, settings, protocol_handler, agent_wholes.values(), group_name
         )
@@ -241,7 +244,12 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         method: Method,
         job_name: str | None = None,
     ) -> None:
-        """Create the job at whoever trains this group's model, or none where there can't be one."""
+        """Create the job at whoever trains this group's model, or none where there can't be one.
+
+        Raises ValueError for another method.
+        """
+        if method not in get_args(Method):
+            raise ValueError(f"method: 'supervised' or 'dpo' is needed (got {method!r})")
         if self._state.has_switched:
             self._change(
                 fine_tune_job_id=None, has_switched=False, iteration=self._state.iteration + 1
@@ -342,7 +350,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
             job = await self._get_openai_fine_tune_job()
         except TrainingJobNotFoundClientError as error:
             return "not_found", str(error)
-        words = [job.error.code, job.error.message] if job.error else []
+        words = [job.error.code, job.error.param, job.error.message] if job.error else []
         said = redact(": ".join(word for word in words if word), self._control.api_key)
         return job_status(job.status), said or None
 

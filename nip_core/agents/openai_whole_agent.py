@@ -43,7 +43,7 @@ from nip_core.scenarios.code_validation.verdicts import (
     InvalidResponse,
     MissingPart,
 )
-from nip_core.stages.providers import Endpoints, base_name, remote_endpoints
+from nip_core.stages.providers import Endpoints, base_name, group_endpoints
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -61,8 +61,11 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         agent_name: str,
         protocol_handler: ProtocolHandler | CodeValidationProtocolHandler,
     ):
-        """Opens no connection. Raises SettingsError for an agent without a model."""
+        """Opens no connection. Raises SettingsError for an agent without a model, and for settings
+        that name a model of another run.
+        """
         super().__init__(hyper_params, settings, agent_name, protocol_handler)
+        check_by_hand(hyper_params)
         if agent_name not in hyper_params.model_agents:
             raise SettingsError(f"agents.{agent_name}: is_random; use RandomWholeAgent for it")
         self._own_model_name: str | None = None
@@ -301,17 +304,36 @@ class OpenAiWholeAgent(PromptedWholeAgent):
 
 
 def endpoints_of(hyper_params: HyperParameters, group: str) -> Endpoints:
-    """The group's addresses, keys from the environment.
+    """The group's addresses, with its key from the environment.
 
-    Raises SettingsError if a key is missing, or if it would be on a server that only a run starts.
+    Raises SettingsError if that is missing, or if it would be on a server that only a run starts.
     """
-    endpoints = remote_endpoints(hyper_params)
-    if group not in endpoints:
+    endpoints = group_endpoints(hyper_params, group)
+    if endpoints is None:
         raise SettingsError(
             f"group {group!r} would play on a server that only `nip train` starts; start one with "
             "`nip serve` and set lm_server.url (or agents.<name>.base_url) to its address"
         )
-    return endpoints[group]
+    return endpoints
+
+
+def check_by_hand(hyper_params: HyperParameters) -> None:
+    """Refuse settings that only a run of the loop follows. Raises SettingsError."""
+    setting = next(
+        (
+            f"agents.{name}.load_checkpoint_and_parameters"
+            for name, agent in hyper_params.model_agents.items()
+            if agent.load_checkpoint_and_parameters
+        ),
+        None,
+    )
+    if hyper_params.base_run.base_run_type != "none":
+        setting = "base_run.base_run_type"
+    if setting is not None:
+        raise SettingsError(
+            f"{setting}: models of another run are taken over by `nip train` only; leave it out, "
+            "and give the group its model with OpenAiSharedModelGroup.set_state"
+        )
 
 
 def _check_usable(answer: ChatAnswer, retries: int) -> None:

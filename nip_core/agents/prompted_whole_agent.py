@@ -10,6 +10,11 @@ from nip_core.agents.whole_agent import PureTextWholeAgent
 from nip_core.rollouts.nested_array_dict import NestedArrayDict
 from nip_core.trainers.expert_iteration import own_side
 
+_REPLACES_NOTHING = (
+    "the last message is replaced by the true label only with "
+    "ensure_last_message_is_assistant=True, as another agent may have written it otherwise"
+)
+
 
 class PromptedWholeAgent(PureTextWholeAgent):
     """What an agent sees, and what it can be trained on.
@@ -46,19 +51,18 @@ class PromptedWholeAgent(PureTextWholeAgent):
             ensure_last_message_is_assistant: leave out what comes after the agent's last answer.
             replace_last_message_with_true_label: with that, make this answer the right decision.
 
-        Raises AgentNotActiveInChannelError if there is no answer of the agent to end with, and
-        ValueError without `y`.
+        Raises AgentNotActiveInChannelError if there is no answer of the agent to end with. Raises
+        ValueError for a replacement without `ensure_last_message_is_assistant`, without `y`, and of
+        an agent that decides nothing.
         """
+        label = y if replace_last_message_with_true_label else None
+        if replace_last_message_with_true_label:
+            self._check_replacement(ensure_last_message_is_assistant, y)
         turns = self._turns(message_history, message_agent_id, raw_message_history, seed)
         situation = Situation(question, solution, drawn_stance(prover_stance), seed)
         game = self.protocol_handler.game
         if not ensure_last_message_is_assistant:
             return _messages(game.render(self.agent_name, situation, turns, round_id))
-        if replace_last_message_with_true_label and y not in (0, 1):
-            raise ValueError(
-                f"the true label y, 0 or 1, is needed to replace the last message by it (got {y})"
-            )
-        label = y if replace_last_message_with_true_label else None
         chat = own_side(game, self.agent_name, situation, turns, round_id, label)
         if not chat:
             raise AgentNotActiveInChannelError(self.agent_name)
@@ -76,12 +80,20 @@ class PromptedWholeAgent(PureTextWholeAgent):
         "prover_stance", "seed" (0 where it is missing) and, below "next" or else at the top,
         "message_history", "message_agent_id" and "raw_message_history"; with
         `replace_verifier_guess_with_true_label` also "y", by which a verifier's last answer is
-        replaced. Episodes in which the agent never spoke are left out.
+        replaced. A prover has no guess, and its answers stay. Episodes in which the agent never
+        spoke are left out.
 
-        Raises ValueError for timesteps of another batch size, KeyError for a key that lacks.
+        Raises ValueError for timesteps of another batch size and for a replacement without "y" or
+        without `ensure_last_message_is_assistant`, KeyError for another key that lacks.
         """
         _check_timesteps(timesteps)
         replaces = replace_verifier_guess_with_true_label and self.is_verifier
+        if replace_verifier_guess_with_true_label and not ensure_last_message_is_assistant:
+            raise ValueError(_REPLACES_NOTHING)
+        if replaces and "y" not in timesteps:
+            raise ValueError(
+                'timesteps: "y", the true labels, by which guesses are to be replaced, is missing'
+            )
         items: list[dict[Literal["messages"], list[PromptMessage]]] = []
         for place in timesteps:
             try:
@@ -148,6 +160,20 @@ class PromptedWholeAgent(PureTextWholeAgent):
             seed=situation.seed,
             **options,
         )
+
+    def _check_replacement(self, ensure_last_message_is_assistant: bool, y: int | None) -> None:
+        """Raises ValueError unless the last answer can become the right decision."""
+        if not ensure_last_message_is_assistant:
+            raise ValueError(_REPLACES_NOTHING)
+        if not self.is_verifier:
+            raise ValueError(
+                f"{self.agent_name} is not the verifier and decides nothing, so its last message "
+                "can't be replaced by the true label"
+            )
+        if y not in (0, 1):
+            raise ValueError(
+                f"the true label y, 0 or 1, is needed to replace the last message by it (got {y})"
+            )
 
     def _own_answer(self, place: NestedArrayDict, number: int) -> str:
         raw = _after(place)["raw_message_history"][int(place["round"]), self.agent_id]

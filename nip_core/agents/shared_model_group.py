@@ -29,12 +29,15 @@ class PureTextSharedModelGroup(ABC):
         agent_wholes: Iterable[PureTextWholeAgent],
         group_name: str,
     ):
-        """Raises SettingsError for agents that are not of this group, lack, or disagree."""
+        """Raises SettingsError for agents that are not of this group, lack, disagree, or have
+        another group's model.
+        """
         self.hyper_params, self.settings = hyper_params, settings
         self.protocol_handler, self.group_name = protocol_handler, group_name
         agents = list(agent_wholes)
         self._check_members(agents)
         self._check_agreement(agents)
+        self._check_free(agents)
         self._agents: Mapping[str, PureTextWholeAgent] = {a.agent_name: a for a in agents}
         for agent in agents:
             agent.shared_model_group = self
@@ -170,6 +173,16 @@ class PureTextSharedModelGroup(ABC):
                 f"group {self.group_name!r} is {', '.join(expected)} by the settings "
                 f"agents.<name>.shared_model_group, but was given {', '.join(got) or 'no agents'}"
             )
+
+    def _check_free(self, agents: list[PureTextWholeAgent]) -> None:
+        """An agent plays with the model of one group."""
+        for agent in agents:
+            if agent.shared_model_group is not None:
+                raise SettingsError(
+                    f"agents.{agent.agent_name}: this agent has a group named "
+                    f"{agent.shared_model_group.group_name!r} already, whose model it plays with; "
+                    "make a new agent, or set its shared_model_group to None first"
+                )
 
     def _check_agreement(self, agents: list[PureTextWholeAgent]) -> None:
         """The hyper-parameters see to it where all agents were made from the same ones."""

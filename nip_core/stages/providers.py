@@ -1,6 +1,7 @@
 """Where each model group is asked and where it is trained, and with which key.
 
 remote_endpoints  the addresses of every group that is not on the run's own server
+group_endpoints   those of one group
 key_variables     the environment variables with the keys that these need
 uses_own_server   whether an agent's model is served by the server that the run starts
 is_deterministic  whether it is answered by the deterministic engine
@@ -52,21 +53,31 @@ def remote_endpoints(
 
     Raises SettingsError when a key is not in the environment.
     """
-    endpoints: dict[str, Endpoints] = {}
-    for group, names in parameters.groups.items():
-        agent = parameters.group_parameters(group)
-        if uses_own_server(parameters, agent):
-            continue
-        variable = _KEYS[agent.model_provider]
-        key = environment.get(variable, "")
-        if not key:
-            raise SettingsError(
-                f"agents.{names[0]}: model_provider {agent.model_provider} needs its key in the "
-                f"environment variable {variable}, which is not set"
-            )
-        play, control = _addresses(parameters, agent, environment)
-        endpoints[group] = Endpoints(Endpoint(play, key), Endpoint(control, key))
-    return endpoints
+    endpoints = {
+        group: group_endpoints(parameters, group, environment) for group in parameters.groups
+    }
+    return {group: found for group, found in endpoints.items() if found is not None}
+
+
+def group_endpoints(
+    parameters: HyperParameters, group: str, environment: Mapping[str, str] = os.environ
+) -> Endpoints | None:
+    """The addresses of one group; None if it is on the run's own server.
+
+    Raises SettingsError when its key is not in the environment.
+    """
+    agent = parameters.group_parameters(group)
+    if uses_own_server(parameters, agent):
+        return None
+    variable = _KEYS[agent.model_provider]
+    key = environment.get(variable, "")
+    if not key:
+        raise SettingsError(
+            f"agents.{parameters.groups[group][0]}: model_provider {agent.model_provider} needs "
+            f"its key in the environment variable {variable}, which is not set"
+        )
+    play, control = _addresses(parameters, agent, environment)
+    return Endpoints(Endpoint(play, key), Endpoint(control, key))
 
 
 def key_variables(parameters: HyperParameters) -> list[str]:

@@ -33,7 +33,7 @@ from nip_core.agents import (
 from nip_core.agents.chat_client import Endpoint
 from nip_core.errors import DatasetError, JobError, RunConflictError, SettingsError, StageError
 from nip_core.lm_server.version import SERVER_VERSION
-from nip_core.parameters import load_parameters
+from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.scenarios.code_validation.datasets import Problem
 
 NOWHERE = "http://127.0.0.1:1"
@@ -325,16 +325,38 @@ async def test_every_word_of_the_api_is_one_of_six_statuses(tmp_path, word, stat
 async def test_a_failed_job_says_why_gives_no_model_and_can_be_created_again(tmp_path):
     async with wire_group(tmp_path) as (wire, group):
         await group._make_fine_tune_api_call(examples(), "supervised")
-        wire.job_fields = {"error": {"code": "bad", "message": f"out of luck {KEY}", "param": None}}
+        error = {"code": "bad", "param": "training_file", "message": f"out of luck {KEY}"}
+        wire.job_fields = {"error": error}
         wire.on_poll = ["failed"] * 9
-        assert await group.get_fine_tune_job_error_repr() == "bad: out of luck ***"
-        with pytest.raises(JobError, match=r"is failed .bad: out of luck"):
+        said = "bad: training_file: out of luck ***"
+        assert await group.get_fine_tune_job_error_repr() == said
+        with pytest.raises(JobError, match=r"is failed .bad: training_file: out of luck"):
             await group.switch_to_next_model()
         failed = group.get_state().fine_tune_job_id
         await group._make_fine_tune_api_call(examples(), "supervised")
         assert group.get_state().fine_tune_job_id != failed and len(wire.creates) == 2
         assert wire.creates[0][1]["metadata"]["nip_attempt"] == "0"
         assert wire.creates[1][1]["metadata"]["nip_attempt"] == "1"
+
+
+async def test_a_job_that_succeeded_without_a_models_name_gives_none_at_once(tmp_path):
+    async with wire_group(tmp_path) as (wire, group), asyncio.timeout(20):
+        await group._make_fine_tune_api_call(examples(), "supervised")
+        wire.on_poll = ["nameless"] * 2
+        with pytest.raises(JobError, match=r"ftjob-0 .* has succeeded, but .* names no model"):
+            await group.switch_to_next_model()
+        assert group.model_name == "sim"
+        wire.on_poll = ["nameless"] * 9
+        await group._make_fine_tune_api_call(examples(), "supervised")
+        assert group.get_state().fine_tune_job_id == "ftjob-1"
+        assert wire.creates[1][1]["metadata"]["nip_attempt"] == "1"
+
+
+async def test_a_method_that_there_is_not_is_refused_by_name(tmp_path):
+    async with wire_group(tmp_path) as (wire, group):
+        with pytest.raises(ValueError, match=r"method: .*'supervised' or 'dpo'.* \(got 'sft'\)"):
+            await group._make_fine_tune_api_call(examples(), "sft")
+        assert wire.log == [] and group.get_state().fine_tune_job_id is None
 
 
 async def test_a_creation_whose_answer_was_lost_is_found_again(tmp_path):
@@ -484,6 +506,62 @@ def test_members_that_disagree_are_refused_with_the_setting_named(tmp_path):
     with pytest.raises(SettingsError, match="there are both"):
         OpenAiSharedModelGroup(parameters, settings, handler, agents, "other")
     assert agents["prover"].shared_model_group is None
+
+
+def test_an_agent_of_one_group_is_not_moved_to_another(tmp_path):
+    group = make_group(parameters_for(tmp_path, NOWHERE))
+    again = (group.hyper_params, group.settings, group.protocol_handler, group.agent_wholes, "both")
+    with pytest.raises(SettingsError, match=r"agents\.prover: .* has a group named .both. already"):
+        OpenAiSharedModelGroup(*again)
+    assert all(agent.shared_model_group is group for agent in group.agent_wholes.values())
+    for agent in group.agent_wholes.values():
+        agent.shared_model_group = None
+    assert OpenAiSharedModelGroup(*again).agent_wholes == group.agent_wholes
+
+
+async def test_a_call_needs_the_key_of_its_own_group_and_names_its_agent(tmp_path, monkeypatch):
+    apart = {"prover": {"shared_model_group": None, "model_provider": "OpenAI"}}
+    parameters = parameters_for(tmp_path, NOWHERE, {"shared_model_group": None})
+    values = parameters.to_dict()
+    values["agents"] = {
+        name: agent | apart.get(name, {}) for name, agent in values["agents"].items()
+    }
+    parameters = HyperParameters.from_dict(values)
+    handler, settings = CodeValidationProtocolHandler(parameters), ExperimentSettings()
+    agents = {n: OpenAiWholeAgent(parameters, settings, n, handler) for n in parameters.agents}
+    monkeypatch.delenv("OPENAI_API_KEY")
+    verifier = {"verifier": agents["verifier"]}
+    group = OpenAiSharedModelGroup(parameters, settings, handler, verifier, "verifier")
+    assert str(group.openai_client.base_url).startswith(NOWHERE)
+    assert str(agents["verifier"].client.base_url).startswith(NOWHERE)
+    with pytest.raises(SettingsError, match=r"agents\.prover: .* OPENAI_API_KEY"):
+        agents["prover"].client
+
+
+@pytest.mark.parametrize(
+    ("setting", "own", "more"),
+    [
+        (
+            "agents.prover.load_checkpoint_and_parameters",
+            {"load_checkpoint_and_parameters": True, "checkpoint_run_id": "other"},
+            {},
+        ),
+        (
+            "base_run.base_run_type",
+            {},
+            {"base_run": {"base_run_type": "parameters", "run_id": "other"}},
+        ),
+    ],
+)
+def test_models_of_another_run_are_not_promised_by_hand(tmp_path, setting, own, more):
+    parameters = parameters_for(tmp_path, NOWHERE, own, **more)
+    handler, settings = CodeValidationProtocolHandler(parameters), ExperimentSettings()
+    with pytest.raises(SettingsError, match=rf"{setting}.*nip train.*set_state"):
+        OpenAiWholeAgent(parameters, settings, "prover", handler)
+    plain = parameters_for(tmp_path, NOWHERE)
+    agents = {n: OpenAiWholeAgent(plain, settings, n, handler) for n in plain.agents}
+    with pytest.raises(SettingsError, match=rf"{setting}.*nip train.*set_state"):
+        OpenAiSharedModelGroup(parameters, settings, handler, agents, "both")
 
 
 def test_a_group_says_what_it_trains_with(tmp_path):

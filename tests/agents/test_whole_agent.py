@@ -143,6 +143,34 @@ def test_a_chat_can_end_with_the_agents_last_answer_or_with_the_right_one():
             )
 
 
+def test_an_answer_that_is_replaced_by_the_label_is_a_verifiers_last_one():
+    for name, ends, said in (
+        ("verifier", False, "ensure_last_message_is_assistant"),
+        ("prover", True, "prover .* decides nothing"),
+    ):
+        agent = make_agent(name)
+        with pytest.raises(ValueError, match=said):
+            agent._build_chat_messages_prompt(
+                *(*histories(agent, three_turns(agent)), 2, "q", "s", -1, 5),
+                y=1,
+                ensure_last_message_is_assistant=ends,
+                replace_last_message_with_true_label=True,
+            )
+    agent = make_agent("verifier")
+    steps = timesteps(agent, [three_turns(agent)])
+    with pytest.raises(ValueError, match="ensure_last_message_is_assistant"):
+        agent.build_fine_tune_dataset(steps, False, replace_verifier_guess_with_true_label=True)
+    with pytest.raises(ValueError, match=r"true label y, 0 or 1, .* \(got 2\)"):
+        other = timesteps(agent, [three_turns(agent)], y=2)
+        agent.build_fine_tune_dataset(other, replace_verifier_guess_with_true_label=True)
+    unlabelled = NestedArrayDict(
+        {key: steps[key] for key in (*_TOP_KEYS, *_NEXT_KEYS)}, steps.batch_size
+    )
+    assert agent.build_fine_tune_dataset(unlabelled)
+    with pytest.raises(ValueError, match=r'timesteps: "y", the true labels, .* is missing'):
+        agent.build_fine_tune_dataset(unlabelled, replace_verifier_guess_with_true_label=True)
+
+
 def test_an_agent_that_never_spoke_has_no_last_answer():
     agent = make_agent("prover")
     turns = three_turns(agent)[:1]
@@ -153,6 +181,12 @@ def test_an_agent_that_never_spoke_has_no_last_answer():
     assert agent.build_fine_tune_dataset(timesteps(agent, [turns, three_turns(agent)])) == (
         agent.build_fine_tune_dataset(timesteps(agent, [three_turns(agent)]))
     )
+
+
+_TOP_KEYS = ("round", "seed", "question", "solution", "prover_stance")
+_NEXT_KEYS = tuple(
+    ("next", key) for key in ("message_history", "message_agent_id", "raw_message_history")
+)
 
 
 def timesteps(agent, all_turns, y=1):
