@@ -28,7 +28,15 @@ from nip_core.lm_server.spec import (
     EngineSpec,
     ServerSpec,
 )
-from nip_core.lm_server.state import LOCK, ServerCard, remove_card, try_lock, write_card
+from nip_core.lm_server.state import (
+    LOCK,
+    ServerCard,
+    StateError,
+    check_state_dir,
+    remove_card,
+    try_lock,
+    write_card,
+)
 from nip_core.lm_server.version import SERVER_VERSION
 
 if TYPE_CHECKING:
@@ -135,8 +143,11 @@ def _run(arguments: argparse.Namespace) -> int:
         raise StartError(str(error)) from None
     state_dir: Path = arguments.state.expanduser().resolve()
     try:
+        check_state_dir(state_dir, spec.replies, arguments.api_keys_file)
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = try_lock(state_dir / LOCK)
+    except StateError as error:
+        raise StartError(str(error)) from None
     except OSError as error:
         raise StartError(f"the state directory {state_dir} can't be used: {error}") from None
     if lock is None:
@@ -205,7 +216,6 @@ async def _serve(
     from aiohttp import web
 
     from nip_core.lm_server.app import close_server, make_app, open_server
-    from nip_core.lm_server.database import StateError
     from nip_core.lm_server.engines.base import EngineError
     from nip_core.lm_server.http import make_runner
 

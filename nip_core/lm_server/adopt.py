@@ -20,7 +20,7 @@ from nip_core.lm_server.database import Database, dump
 from nip_core.lm_server.disk import sync
 from nip_core.lm_server.engines.base import Proof
 from nip_core.lm_server.models import MANIFEST, AdapterError, ModelStore
-from nip_core.lm_server.state import DATABASE, MODELS
+from nip_core.lm_server.state import DATABASE, MODELS, StateError, check_state_dir
 
 _ASIDE = "adopted.part"
 
@@ -40,8 +40,13 @@ def adopt_models(source: Path, target: Path, wanted: Mapping[str, str | None]) -
 
     `wanted` has by name the content digest that the model must have (None: whatever its manifest
     says). Base models that these are adapters over, and that were made there, come with them.
-    Raises AdapterError for a model that is missing or damaged, OSError if the disk refuses.
+    Raises AdapterError for a model that is missing or damaged, or if `target` is no server's,
+    OSError if the disk refuses.
     """
+    try:
+        check_state_dir(target)
+    except StateError as error:
+        raise AdapterError(str(error)) from None
     aside = target / _ASIDE
     shutil.rmtree(aside, ignore_errors=True)
     target.mkdir(parents=True, exist_ok=True)

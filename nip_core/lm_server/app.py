@@ -45,7 +45,7 @@ from nip_core.lm_server.proxy import Proxy
 from nip_core.lm_server.responses import ResponseTable
 from nip_core.lm_server.slots import make_slots
 from nip_core.lm_server.spec import ServerSpec
-from nip_core.lm_server.state import DATABASE, MODELS
+from nip_core.lm_server.state import DATABASE, FILES, JOBS, MODELS
 from nip_core.lm_server.supervisor import JobSupervisor
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
@@ -69,9 +69,9 @@ async def open_server(
     pool = EnginePool(slots, database, models)
     try:
         await pool.start()
-        files = FileStore(state_dir / "files", database, spec.max_upload_bytes)
+        files = FileStore(state_dir / FILES, database, spec.max_upload_bytes)
         jobs = JobTable(database, files, models, pool)
-        supervisor = JobSupervisor(state_dir / "jobs", database, jobs, files, models, pool)
+        supervisor = JobSupervisor(state_dir / JOBS, database, jobs, files, models, pool)
         responses = None
         if spec.idempotency_ttl_s:
             responses = ResponseTable(state_dir / "responses.sqlite3", spec.idempotency_ttl_s)

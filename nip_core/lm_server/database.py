@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nip_core.lm_server.state import StateError, refuse_lost_database
 from nip_core.lm_server.version import STATE_FORMAT
 
 _SCHEMA = """
@@ -107,18 +108,17 @@ _MIGRATIONS = {
 """From each older format to the next one."""
 
 
-class StateError(Exception):
-    """The state directory can't be used: in use, of another format, or not writable."""
-
-
 class Database:
     """A thin wrapper over one SQLite connection. Rows come back as `sqlite3.Row`."""
 
     def __init__(self, path: Path):
         """Open or create the database, or bring an older one up to date.
 
-        Raises StateError if it can't be read or was written by a newer server.
+        Raises StateError if it can't be read, was written by a newer server, or is a new one where
+        another one has been lost.
         """
+        if not path.exists() or not path.stat().st_size:
+            refuse_lost_database(path.parent)  # before SQLite deletes a log that has no database
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._connection.row_factory = sqlite3.Row
         try:
@@ -130,6 +130,8 @@ class Database:
                     f"{path} has format {found}, this server knows up to {STATE_FORMAT}: "
                     "use another state directory or the server's version that wrote it"
                 )
+            if not found:
+                refuse_lost_database(path.parent)
             steps = (
                 [_MIGRATIONS[step] for step in range(found, STATE_FORMAT)] if found else [_SCHEMA]
             )

@@ -6,12 +6,18 @@ only ever shown, never used as a path. A file that has expired is deleted when f
 looked at, but not while an unfinished job needs it.
 
 What is deleted goes from the disk first and is marked in the table then, because on a full disk the
-mark needs the room. A row without content counts as deleted, and is marked when that can be done.
+mark needs the room. A row without content counts as deleted for as long as there is none: it may
+have been lost, and come back.
+
+Content without a row is never deleted: it is set aside, in a directory beside the files. Only an
+upload that a kill broke off is removed, which nobody was ever told of.
 """
 
 import asyncio
 import hashlib
+import logging
 import os
+import re
 import secrets
 import sqlite3
 import time
@@ -25,6 +31,7 @@ from nip_core.lm_server.database import Database
 from nip_core.lm_server.disk import sync
 from nip_core.lm_server.errors import ApiError, not_found
 
+SET_ASIDE = "set_aside"
 PURPOSES = ("fine-tune",)
 MAX_ROWS = 1_000_000
 """Most examples in a file, unless set otherwise."""
@@ -32,6 +39,10 @@ _IS_NEEDED = (
     "SELECT id FROM jobs WHERE (training_file = ?1 OR validation_file = ?1) AND status IN "
     "('validating_files', 'queued', 'running')"
 )
+_CONTENT = re.compile(r"file-[0-9a-f]{24}")
+_UPLOAD = re.compile(rf"{_CONTENT.pattern}\.part")
+
+_log = logging.getLogger("nip.lm_server.files")
 
 
 @dataclass(frozen=True)
@@ -64,11 +75,17 @@ class FileStore:
         directory.mkdir(exist_ok=True)
         known = {row["id"] for row in database.all("SELECT id FROM files WHERE deleted_at IS NULL")}
         there = {path.name for path in directory.iterdir()}
-        for leftover in there - known:
-            # What a kill left between writing and entering; nobody was ever told its id.
-            (directory / leftover).unlink()
-        self._unmarked = known - there
-        self._mark_deleted()
+        for name in sorted(there - known):
+            self._put_away(name)
+        self._lost = known - there
+        if self._lost:
+            _log.warning(
+                "%d files are missing in %s, put them back and start again: %s",
+                len(self._lost),
+                directory,
+                ", ".join(sorted(self._lost)),
+            )
+        self._unmarked: set[str] = set()
 
     async def stage(self, chunks: AsyncIterator[bytes], filename: str) -> "StagedFile":
         """Write an upload beside the files and check it; `admit` or `discard` it afterwards.
@@ -200,9 +217,9 @@ class FileStore:
         rows = self._database.all(
             f"SELECT * FROM files WHERE {' AND '.join(where)} ORDER BY seq {order} LIMIT ?",  # noqa: S608
             *values,
-            limit + 1 + len(self._unmarked),
+            limit + 1 + len(self._unmarked | self._lost),
         )
-        rows = [row for row in rows if row["id"] not in self._unmarked]
+        rows = [row for row in rows if not self._is_gone(row["id"])]
         data = [_object(row) for row in rows[:limit]]
         # Null is no text, which is all that the API's description allows here.
         return wire.list_with_ends(data, len(rows) > limit, none="")
@@ -220,6 +237,21 @@ class FileStore:
             )
         self._remove(id)
         return {"id": id, "object": "file", "deleted": True}
+
+    def _put_away(self, name: str) -> None:
+        """Move content that the table doesn't know; a broken upload goes, anything else stays."""
+        path, aside = self._directory / name, self._directory.with_name(SET_ASIDE)
+        if _UPLOAD.fullmatch(name):
+            path.unlink()
+        elif _CONTENT.fullmatch(name) and not (aside / name).exists():
+            aside.mkdir(exist_ok=True)
+            path.rename(aside / name)
+            _log.warning("%s is in no table: set aside in %s", path, aside)
+        else:
+            _log.warning("%s is no file of this server: left where it is", path)
+
+    def _is_gone(self, id: str) -> bool:
+        return id in self._unmarked or id in self._lost
 
     def _remove(self, id: str) -> None:
         (self._directory / id).unlink(missing_ok=True)
@@ -241,16 +273,14 @@ class FileStore:
         for row in self._database.all(
             "SELECT id FROM files WHERE deleted_at IS NULL AND expires_at <= ?", self._clock()
         ):
-            if (
-                row["id"] not in self._unmarked
-                and self._database.one(_IS_NEEDED, row["id"]) is None
-            ):
-                self._remove(row["id"])
+            id = row["id"]
+            if not self._is_gone(id) and self._database.one(_IS_NEEDED, id) is None:
+                self._remove(id)
 
     def _row(self, id: str) -> sqlite3.Row:
         self._expire()
         row = self._database.one("SELECT * FROM files WHERE id = ? AND deleted_at IS NULL", id)
-        if row is None or id in self._unmarked:
+        if row is None or self._is_gone(id):
             raise not_found("File object", id)
         return row
 

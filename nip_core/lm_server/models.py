@@ -27,6 +27,7 @@ MANIFEST_FORMAT = 1
 TRAINING_RESULT = "training_result.json"
 """Has times in it, so it is left out of the digest that says whether two adapters are equal."""
 DIGEST_CHARACTERS = 12
+_DIGEST = re.compile(rf"[0-9a-f]{{{DIGEST_CHARACTERS}}}")
 
 
 class AdapterError(Exception):
@@ -62,7 +63,8 @@ class ModelStore:
         self._database = database
         directory.mkdir(exist_ok=True)
         for leftover in directory.glob(".*.part"):
-            shutil.rmtree(leftover)
+            if _DIGEST.fullmatch(leftover.name[1 : -len(".part")]):
+                shutil.rmtree(leftover)
 
     # Disk
 
@@ -134,6 +136,8 @@ class ModelStore:
 
     def remove(self, digest: str) -> None:
         """Remove a model's directory, if it is there."""
+        if not _DIGEST.fullmatch(digest):
+            raise AdapterError(f"{digest!r} names no model's directory")
         shutil.rmtree(self.path(digest), ignore_errors=True)
 
     # Table

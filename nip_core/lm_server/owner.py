@@ -26,12 +26,13 @@ from nip_core.lm_server.auth import make_key_file, without_secrets
 from nip_core.lm_server.processes import end_process, read_tail
 from nip_core.lm_server.spec import ServerSpec
 from nip_core.lm_server.state import (
-    CARD,
     KEY_FILE,
     LOCK,
     LOG,
     OWNER_LOCK,
     ServerCard,
+    StateError,
+    check_state_dir,
     read_card,
     remove_card,
     try_lock,
@@ -108,10 +109,13 @@ def start_or_attach(
     state_dir = state_dir.expanduser().resolve()
     deadline = time.monotonic() + timeout_s
     try:
+        check_state_dir(state_dir, spec.replies)
         (state_dir / "logs").mkdir(parents=True, exist_ok=True)
         state_dir.chmod(0o700)
         key = make_key_file(state_dir / KEY_FILE)
         configuration_digest = spec.digest()
+    except StateError as error:
+        raise OwnerError(str(error), str(error)) from None
     except (OSError, ValueError) as error:
         raise OwnerError(f"the state directory {state_dir} can't be used: {error}") from None
     with _exclusive(state_dir, deadline):
@@ -160,8 +164,10 @@ def stop_state_dir(state_dir: Path, *, grace_s: float = STOP_GRACE_S) -> bool:
     """
     state_dir = state_dir.expanduser().resolve()
     card = read_card(state_dir)
-    if card is None or not card.is_alive():
-        (state_dir / CARD).unlink(missing_ok=True)
+    if card is None:
+        return False
+    if not card.is_alive():
+        remove_card(state_dir, card.pid)
         return False
     _end(card, state_dir, grace_s)
     return True
@@ -191,7 +197,8 @@ def _live_card(state_dir: Path, deadline: float) -> ServerCard | None:
         # A server that is starting or stopping holds the lock and shows no card.
         lock = try_lock(state_dir / LOCK)
         if lock is not None:
-            (state_dir / CARD).unlink(missing_ok=True)
+            if card is not None:
+                remove_card(state_dir, card.pid)
             os.close(lock)
             return None
         if time.monotonic() > deadline:

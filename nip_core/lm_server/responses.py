@@ -31,8 +31,8 @@ from typing import Any
 from aiohttp import web
 
 from nip_core.lm_server.background import BackgroundTasks
-from nip_core.lm_server.database import StateError
 from nip_core.lm_server.errors import ApiError, given_twice, unsupported_value
+from nip_core.lm_server.state import StateError
 
 HEADER = "Idempotency-Key"
 REPLAYED_HEADER = "Idempotent-Replayed"

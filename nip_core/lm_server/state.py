@@ -6,13 +6,14 @@ server.json     who serves, where, configured how; written when ready, removed a
 api_key         key of servers that were started by `owner` (mode 0600)
 jobs.sqlite3, files/, models/, jobs/, logs/     the server's own
 
-Standard library only.
+check_state_dir says whether a directory may be used as one. Standard library only.
 """
 
 import contextlib
 import fcntl
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,7 +25,60 @@ CARD = "server.json"
 KEY_FILE = "api_key"
 LOG = "logs/server.log"
 DATABASE = "jobs.sqlite3"
+FILES = "files"
 MODELS = "models"
+JOBS = "jobs"
+_BEFORE_THE_DATABASE = re.compile(
+    r"lock|owner\.lock|api_key(\..*)?|logs|fetched-.*|jobs\.sqlite3.*"
+)
+"""What those who start a server write before it has made its database."""
+
+
+class StateError(Exception):
+    """The state directory can't be used: in use, no server's, damaged, or of another format."""
+
+
+def check_state_dir(state_dir: Path, *beside: str | Path | None) -> None:
+    """Raise StateError unless the directory is a server's, or empty. Writes nothing.
+
+    `beside` are files of the caller's that may lie in it. What a database holds it tells itself,
+    when it is opened.
+    """
+    database = state_dir / DATABASE
+    if not state_dir.exists() or (database.exists() and database.stat().st_size):
+        return
+    refuse_lost_database(state_dir)
+    if read_card(state_dir) is not None:
+        beside += (state_dir / CARD,)
+    callers = {Path(path).expanduser().resolve() for path in beside if path is not None}
+    unknown = sorted(
+        path.name
+        for path in state_dir.iterdir()
+        if not _BEFORE_THE_DATABASE.fullmatch(path.name) and path.resolve() not in callers
+    )
+    if unknown:
+        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        raise StateError(
+            f"{state_dir} is no server's state directory and not empty (it has "
+            f"{', '.join(unknown[:3])}{more}): name another directory"
+        )
+
+
+def refuse_lost_database(state_dir: Path) -> None:
+    """Raise StateError for a directory without a database that has what one would tell about."""
+    database = state_dir / DATABASE
+    log = database.with_name(f"{DATABASE}-wal")
+    left = [log.name] if log.exists() and log.stat().st_size else []
+    for folder in (state_dir / name for name in (FILES, MODELS, JOBS)):
+        if folder.is_dir() and any(folder.iterdir()):
+            left.append(f"{folder.name}/")
+    if left:
+        how = "is empty" if database.exists() else "is missing"
+        raise StateError(
+            f"{database} {how}, but {', '.join(left)} beside it is not: put the database back from "
+            f"a copy, or move what is in {state_dir} to another place and start anew; nothing was "
+            "changed"
+        )
 
 
 @dataclass(frozen=True)
@@ -68,9 +122,9 @@ def read_card(state_dir: Path) -> ServerCard | None:
 
 
 def remove_card(state_dir: Path, pid: int) -> None:
-    """Remove the card if it is that of `pid`."""
+    """Remove the card if it is that of `pid`; what is no card stays."""
     card = read_card(state_dir)
-    if card is None or card.pid == pid:
+    if card is not None and card.pid == pid:
         with contextlib.suppress(FileNotFoundError):
             (state_dir / CARD).unlink()
 

@@ -17,9 +17,8 @@ from pathlib import Path
 from nip_core.lm_server.database import Database
 from nip_core.lm_server.files import FileStore
 from nip_core.lm_server.models import ModelStore
-from nip_core.lm_server.state import DATABASE, LOCK, MODELS, try_lock
+from nip_core.lm_server.state import DATABASE, FILES, LOCK, MODELS, try_lock
 
-FILES = "files"
 _UNFINISHED = "('validating_files', 'queued', 'running')"
 
 

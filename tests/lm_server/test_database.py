@@ -7,7 +7,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from nip_core.lm_server.database import Database, StateError
+from nip_core.lm_server.database import Database
+from nip_core.lm_server.state import StateError
 from nip_core.lm_server.version import STATE_FORMAT
 
 FORMAT_1 = Path(__file__).parent / "format_1"

@@ -74,22 +74,37 @@ def test_a_file_expires_when_it_was_to_and_not_while_it_is_needed(tmp_path: Path
 
 
 def test_a_row_without_content_counts_as_deleted(tmp_path: Path) -> None:
-    """As a kill leaves it, or a full disk, between freeing the content and the table's mark."""
+    """As a kill leaves it between freeing the content and the mark, and a disk that is away."""
     files = store(tmp_path)
     kept, gone = (put(files, formats.to_jsonl(examples()), 3600) for _ in range(2))
-    (tmp_path / "files" / gone).unlink()
-    database = Database(tmp_path / "jobs.sqlite3")
-    database.execute("PRAGMA query_only = ON")  # the table can't be written, as on a full disk
-    files = FileStore(tmp_path / "files", database, 10**6, clock=lambda: 1000.0)
+    content = (tmp_path / "files" / gone).rename(tmp_path / "elsewhere")
+    files = store(tmp_path)
+    assert [file["id"] for file in _list(files)] == [kept]
+    for call in (files.retrieve, files.content, files.delete, files.purpose):
+        with pytest.raises(ApiError) as caught:
+            call(gone)
+        assert caught.value.status == 404
+    content.rename(tmp_path / "files" / gone)
+    assert [file["id"] for file in _list(store(tmp_path))] == [gone, kept]
+
+
+def test_content_that_the_table_does_not_know_is_never_deleted(tmp_path: Path) -> None:
+    """Emptied, the table knows none; what somebody else has put there it never knew."""
+    files = store(tmp_path)
+    ids = [put(files, formats.to_jsonl(examples())) for _ in range(2)]
+    contents = {id: (tmp_path / "files" / id).read_bytes() for id in ids}
+    strange = ["notes.txt", ".hidden", "file-x.part", "file-0123"]
+    for name in strange:
+        (tmp_path / "files" / name).write_text("precious")
+    broken_off = tmp_path / "files" / f"file-{'0' * 24}.part"
+    broken_off.write_text("{")
+    Database(tmp_path / "jobs.sqlite3").execute("DELETE FROM files")
     for _ in range(2):
-        assert [file["id"] for file in _list(files)] == [kept]
-        for call in (files.retrieve, files.content, files.delete, files.purpose):
-            with pytest.raises(ApiError) as caught:
-                call(gone)
-            assert caught.value.status == 404
-        database.execute("PRAGMA query_only = OFF")
-    marked = database.all("SELECT id FROM files WHERE deleted_at IS NOT NULL")
-    assert [row["id"] for row in marked] == [gone]
+        assert (
+            store(tmp_path).list(purpose=None, limit=9, after=None, descending=True)["data"] == []
+        )
+        assert {path.name for path in (tmp_path / "files").iterdir()} == set(strange)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "set_aside").iterdir()} == contents
 
 
 def test_a_deletion_that_the_table_can_not_take_is_one(tmp_path: Path) -> None:

@@ -173,7 +173,10 @@ def test_a_server_that_can_not_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(OwnerError, match="no options"):
         start(tmp_path / "state", ServerSpec("deterministic", "sim", options={"dtype": "x"}))
     with pytest.raises(OwnerError, match=r"can't be used"):
-        start(tmp_path, ServerSpec("deterministic", "sim", replies=str(tmp_path / "none.yaml")))
+        start(
+            tmp_path / "state",
+            ServerSpec("deterministic", "sim", replies=str(tmp_path / "none.yaml")),
+        )
 
 
 def run_server(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

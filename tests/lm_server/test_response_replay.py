@@ -12,9 +12,9 @@ import openai
 import pytest
 from served_here import CHAT, ChosenEngine, serve, until
 
-from nip_core.lm_server.database import StateError
 from nip_core.lm_server.engines.base import Delta, EngineError
 from nip_core.lm_server.responses import Kept, Recording, ResponseTable
+from nip_core.lm_server.state import StateError
 
 COMPLETION = {"model": "sim", "prompt": "hello", "max_tokens": 20}
 FIRST = Delta(0, "It ", prompt_tokens=3, completion_tokens=1)
