@@ -23,6 +23,7 @@ from openai.types.chat.chat_completion import Choice
 from nip_core.errors import SettingsError
 from nip_core.fine_tuning.art_options import TrainOptions
 from nip_core.lm_server import formats
+from nip_core.rewards import all_equal
 
 if TYPE_CHECKING:
     import art
@@ -109,7 +110,7 @@ def _advantages(rewards: Sequence[float], scale: bool, group: int) -> list[float
     """ART's, of one group."""
     if not all(math.isfinite(reward) for reward in rewards):
         raise SettingsError(f"group {group}: its rewards must be finite numbers (got {rewards})")
-    if not rewards or len(set(rewards)) == 1:
+    if all_equal(rewards):
         return [0.0] * len(rewards)  # where rounding would leave a difference to the mean
     mean = sum(rewards) / len(rewards)
     if not scale:

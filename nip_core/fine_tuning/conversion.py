@@ -27,6 +27,7 @@ from nip_core.fine_tuning.interface import (
     TrajectoryCollection,
 )
 from nip_core.lm_server.formats import Problem, describe_problems, to_jsonl, validate
+from nip_core.rewards import at_least
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def to_jsonl_rows(
         for index, trajectory in enumerate(trajectories):
             place = f"trajectories[{group}][{index}]"
             ignored = ignored or trajectory.shaped_rewards is not None
-            if reward_threshold is not None and trajectory.reward < reward_threshold:
+            if reward_threshold is not None and not at_least(trajectory.reward, reward_threshold):
                 continue
             made = _rows(trajectory, method, f"group-{group:06d}", place)
             rows += made

@@ -112,8 +112,9 @@ class PureTextMaltParameters(Parameters):
     """The first iterations are played and trained by expert iteration instead, at least 0."""
     pair_selection_method: Literal["positive_negative", "interval"] = "interval"
     """Which two answers to one prompt make a pair. "positive_negative": one whose expected reward
-    reaches the middle between the agent's least and most, and one below; "interval": any two whose
-    expected rewards lie far enough apart."""
+    reaches the middle, and one below; it lies between what a right and what a wrong verdict pay the
+    verifier, and for a prover between prover_reward and 0. "interval": any two whose expected
+    rewards lie far enough apart."""
     interval_threshold_proportion: Annotated[float, Field(gt=0, lt=1)] = 0.25
     """How far: more than this share of the distance from the agent's least to its most reward,
     above 0, below 1."""

@@ -213,6 +213,10 @@ class ZeroKnowledgeProtocol(Protocol):
                 "log-probabilities; use text"
             )
 
+    def reward_mid_point(self, agent: str) -> float:
+        """That of the wrapped protocol; 0 for the two agents that it does not have."""
+        return 0.0 if agent in EXTRA_AGENTS else self.base.reward_mid_point(agent)
+
     def max_reward(self, agent: str) -> float:
         """With similarity 1 in every turn."""
         return self._bounds(agent)[1]

@@ -48,6 +48,7 @@ from nip_core.agents.render import Game, InvalidResponse, Situation
 from nip_core.errors import SettingsError
 from nip_core.hashing import digest
 from nip_core.protocols import NO_DECISION, Turn
+from nip_core.rewards import TOLERANCE
 from nip_core.rollouts.nested_array_dict import STRING, Array, NestedArrayDict
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
 from nip_core.rollouts.trees import generations_by_episode, steps
@@ -291,7 +292,7 @@ def _replay(played: _Played, outcome: _Outcome, n: int, episode: Row) -> None:
         outcome.terminated[n, t + 1 :] = result.terminated
     recorded = {entry["agent"]: entry["reward"] for entry in episode["rewards"]}
     same = recorded.keys() == earned.keys() and all(
-        np.isclose(recorded[agent], earned[agent], rtol=1e-9, atol=1e-9, equal_nan=True)
+        np.isclose(recorded[agent], earned[agent], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
         for agent in earned
     )
     if not same:

@@ -20,14 +20,13 @@ from typing import Any
 import pyarrow as pa
 
 from nip_core.evaluation.metrics import mean_by_problem, paired_difference
+from nip_core.rewards import at_least
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.stages.models import CANDIDATE, candidates
 from nip_core.stages.session import Session
 
 OLD, NEW = "validation", CANDIDATE
 """The splits in which the two sides play."""
-
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,7 @@ def compare(old: pa.Table, new: pa.Table, metric: str, margin: float, seed: int)
     assert before is not None and after is not None  # there are problems, or no gate
     low, high = found["ci95"]
     return Decision(
-        # 0.8 - 0.1 is a little more than 0.7.
-        promoted=found["difference"] >= -margin - _ROUNDING,
+        promoted=at_least(found["difference"], -margin),
         metric=metric,
         validation=before,
         candidate=after,

@@ -27,6 +27,7 @@ from nip_core.agents.render import ChatMessage, Game, Situation, Turn
 from nip_core.hashing import canonical_json, derive_key, derive_seed
 from nip_core.parameters import HyperParameters, PureTextEiParameters, TextRlParameters
 from nip_core.protocols import make_protocol
+from nip_core.rewards import at_least, more_than
 from nip_core.trainers.base import Choice, Example, InParts, Rollouts
 from nip_core.trainers.sides import Episode, Sides, played
 
@@ -124,7 +125,8 @@ def never_chosen(parameters: HyperParameters) -> dict[str, float]:
     most = {agent: protocol.max_reward(agent) for agent in trained}
     if parameters.text_rl.verifier_guess_replacement_proportion > 0:
         most.pop("verifier", None)  # its right answers are written for it
-    return {agent: reward for agent, reward in most.items() if reward < settings.reward_threshold}
+    threshold = settings.reward_threshold
+    return {agent: reward for agent, reward in most.items() if not at_least(reward, threshold)}
 
 
 def select(
@@ -136,7 +138,8 @@ def select(
     growing linearly with the reward above the minimum; equal rewards give equal probability.
     """
     if parameters.rollout_selection_method == "threshold":
-        return [(i, 0) for i, r in enumerate(rewards) if r >= parameters.reward_threshold]
+        threshold = parameters.reward_threshold
+        return [(i, 0) for i, reward in enumerate(rewards) if at_least(reward, threshold)]
     if not rewards:
         return []
     order = sorted(range(len(rewards)), key=lambda i: keys[i])
@@ -145,7 +148,7 @@ def select(
     floor = float(values.min()) if minimum is None else minimum
     weights = np.maximum(values, floor) - floor
     even = np.full(len(values), 1 / len(values))
-    weights = weights / weights.sum() if weights.sum() > 0 else even
+    weights = weights / weights.sum() if more_than(float(values.max()), floor) else even
     epsilon = parameters.weighting_epsilon
     weights = (weights + epsilon * even) / (1 + epsilon)
     size = round(len(values) * parameters.weighting_sample_size_factor)

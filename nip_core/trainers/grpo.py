@@ -28,12 +28,10 @@ from nip_core.agents.render import Game
 from nip_core.errors import StageError
 from nip_core.hashing import derive_key
 from nip_core.parameters import HyperParameters, PureTextGrpoParameters
+from nip_core.rewards import all_equal
 from nip_core.rollouts.plan import group_size
 from nip_core.rollouts.tables import Rollouts as Shard
 from nip_core.trainers.base import Choice, Rollouts, Trajectory, Turn
-
-SAME = 1e-9
-"""Rewards whose spread is at most this share of their size are equal: the rest is rounding."""
 
 _EPISODE = (
     *("key", "split", "iteration", "problem", "question_id", "sample", "y", "prover_stance"),
@@ -100,8 +98,7 @@ def advantages(rewards: Sequence[float], settings: PureTextGrpoParameters) -> li
 
     They sum to zero. The standard deviation is that of a sample (n - 1).
     """
-    size = max(map(abs, rewards), default=0.0)
-    if max(rewards) - min(rewards) <= SAME * size:
+    if all_equal(rewards):
         return None
     count = len(rewards)
     mean = math.fsum(rewards) / count

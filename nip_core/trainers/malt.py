@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from nip_core.agents.render import Game, InvalidResponse, Situation
 from nip_core.errors import StageError
 from nip_core.hashing import derive_key, derive_seed
+from nip_core.rewards import at_least, more_than
 from nip_core.rollouts.tables import Rollouts as Shard
 from nip_core.rollouts.trees import (
     TREE_COLUMNS,
@@ -64,7 +65,6 @@ _GENERATION_COLUMNS = (
     "prompt_tokens",
     "completion_tokens",
 )
-_ROUNDING = 1e-9  # of means of rewards
 
 
 def choose_pairs(
@@ -214,12 +214,14 @@ def _choose(
 
 def _rule(game: Game, agent: str) -> _Rule:
     settings = game.parameters.pure_text_malt
-    least, most = game.protocol.min_reward(agent), game.protocol.max_reward(agent)
-    middle = (least + most) / 2 - _ROUNDING
-    apart = settings.interval_threshold_proportion * (most - least) + _ROUNDING
     if settings.pair_selection_method == "positive_negative":
-        return lambda better, worse: better >= middle > worse
-    return lambda better, worse: better - worse > apart
+        # Not the middle of the least and the most: a high price of no verdict, or of an invalid
+        # answer, would take it below what a wrong verdict pays.
+        middle = game.protocol.reward_mid_point(agent)
+        return lambda better, worse: at_least(better, middle) and not at_least(worse, middle)
+    least, most = game.protocol.min_reward(agent), game.protocol.max_reward(agent)
+    apart = settings.interval_threshold_proportion * (most - least)
+    return lambda better, worse: more_than(better - worse, apart)
 
 
 def _pair(

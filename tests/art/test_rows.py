@@ -33,6 +33,11 @@ def test_advantages_are_arts_scaled_to_one() -> None:
     )
 
 
+def test_a_group_whose_rewards_differ_by_rounding_says_nothing_about_what_is_better() -> None:
+    rounded = made.group("a", [0.9, 0.1 + 0.1 + 0.7], ids=[5])
+    assert advantages([rounded]) == advantages([rounded], scale_rewards=False) == []
+
+
 def test_every_trajectory_counts_alike_however_long_it_is() -> None:
     long, short = made.group("a", [0.0], ids=[1, 2, 3]), made.group("a", [1.0], ids=[1])
     found = lines([art.TrajectoryGroup([*long, *short])])

@@ -35,6 +35,10 @@ def test_conversations_below_the_threshold_are_not_imitated() -> None:
         f"is {i} odd" for i in range(1, 20, 2)
     ]
     assert len(rows(talks("run", 20), "supervised", reward_threshold=0.0)) == 20
+    rounded = talks("run", 20)
+    for [trajectory] in rounded.trajectories:
+        trajectory.reward = 0.1 + 0.1 + 0.7  # a little less than 0.9
+    assert len(rows(rounded, "supervised", reward_threshold=0.9)) == 20
 
 
 def test_pairs_are_dpo_rows_whatever_form_the_prompt_has() -> None:

@@ -12,7 +12,7 @@ from playing import agent_of, play, problems
 from nip_core.errors import StageError
 from nip_core.hashing import derive_seed
 from nip_core.parameters import PureTextEiParameters, TextRlParameters, load_parameters
-from nip_core.trainers.expert_iteration import replacement_proportion, select
+from nip_core.trainers.expert_iteration import never_chosen, replacement_proportion, select
 
 
 def six_episodes():
@@ -226,6 +226,32 @@ def test_one_rollout_drawn_twice_makes_two_examples_with_keys_of_their_own():
 
 
 ROLLOUTS = st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.9, 1.0]), min_size=0, max_size=30)
+
+
+@pytest.mark.parametrize("threshold", [0.9, 0.9 - 1e-12, 0.1 + 0.1 + 0.7])
+def test_a_rounding_error_decides_nothing_at_the_threshold(threshold):
+    """Two questions at 0.1 each and a verdict at 0.7: the sum is a little less than 0.9."""
+    earned = 0.1 + 0.1 + 0.7
+    asked = PureTextEiParameters(reward_threshold=threshold)
+    assert select([earned, 0.9, earned - 1e-6], names(3), asked, 0) == [(0, 0), (1, 0)]
+
+
+def test_an_agent_that_can_just_earn_the_threshold_is_trained_and_not_warned_of():
+    common = {"verifier_no_guess_reward": 0.1, "verifier_reward": 0.7, "prover_reward": 0.3}
+    parameters = load_parameters(
+        {
+            "run_name": "a",
+            "dataset": "x",
+            "nip_protocol": {"max_message_rounds": 5},
+            "protocol_common": common,
+        }
+    )
+    assert never_chosen(parameters) == {"prover": 0.3}
+
+
+def test_rewards_that_differ_by_rounding_are_drawn_evenly():
+    rewards = [0.9, 0.1 + 0.1 + 0.7, 0.9, 0.1 + 0.1 + 0.7]
+    assert draw_shares(rewards) == pytest.approx([0.25] * 4, abs=0.008)
 
 
 @settings(max_examples=150, deadline=None)

@@ -318,15 +318,24 @@ def settings_of(baseline, scale):
 def test_advantages_sum_to_zero_and_keep_the_order_of_the_rewards(rewards, baseline, scale):
     found = advantages(rewards, settings_of(baseline, scale))
     if found is None:
-        assert max(rewards) - min(rewards) <= 1e-9 * max(map(abs, rewards))
+        assert max(rewards) - min(rewards) <= 1e-9 * max(1.0, *map(abs, rewards))
         return
     assert math.fsum(found) == pytest.approx(0.0, abs=1e-9 * max(1.0, *map(abs, found)))
     order = sorted(range(len(rewards)), key=lambda i: rewards[i])
     assert [found[i] for i in order] == sorted(found)
 
 
-def test_rewards_whose_squares_are_too_small_for_numbers_are_scaled_like_others():
-    for size in (1e-300, 1.0, 1e300):
+@pytest.mark.parametrize("scale", [False, True])
+def test_rewards_that_differ_by_rounding_teach_nothing(scale):
+    """0.1 + 0.2 - 0.3 is not quite 0, which dividing by the deviation would make a whole one."""
+    policy_gradient = pytest.importorskip("nip_core.lm_server.training.policy_gradient")
+    for rewards in ([0.0, 0.1 + 0.2 - 0.3], [0.9, 0.1 + 0.1 + 0.7, 0.9]):
+        assert advantages(rewards, settings_of("group", scale)) is None
+        assert policy_gradient.group_advantages(rewards, divide_by_std=scale) is None
+
+
+def test_rewards_whose_squares_are_too_big_for_numbers_are_scaled_like_others():
+    for size in (1e-8, 1.0, 1e300):
         found = advantages([0.0, size], settings_of("group", True))
         assert found == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)])
 

@@ -248,6 +248,65 @@ def test_positive_and_negative_lie_on_two_sides_of_the_middle():
     assert solo(("a", 0.1 + 0.2 - 0.3 - 1e-16), ("b", -0.5), **method)[0]
 
 
+def pair_of_two(protocol, agent, better, worse, **more):
+    """Of two answers of `agent` in its first turn, worth this much, the pair; None: too close."""
+    trees = Trees(protocol)
+    for i, reward in enumerate((better, worse)):
+        text = f"Decision: {'accept' if i else 'reject'}" if agent == "verifier" else f"Answer: {i}"
+        trees.said(str(i), agent, text)
+        trees.leaf(str(i), **{agent: reward})
+    game = make_game(protocol, malt={"pair_selection_method": "positive_negative"}, **more)
+    pairs, counts = choose(game, trees, [agent])
+    assert len(pairs) + counts["too_close"] == 1
+    return (pairs[0].reward, pairs[0].rejected_reward) if pairs else None
+
+
+PROTOCOLS = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier", "multi_channel_test")
+ODD = {
+    "verifier_terminated_penalty": -4.0,
+    "verifier_reward": 3.0,
+    "verifier_incorrect_penalty": 1.0,
+    "verifier_no_guess_reward": -0.5,
+    "prover_reward": 2.0,
+    "prover_invalid_response_penalty": -7.0,
+}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_middle_is_that_of_right_and_wrong_whatever_no_verdict_costs(protocol):
+    def of(agent, better, worse):
+        return pair_of_two(protocol, agent, better, worse, protocol_common=ODD)
+
+    assert of("verifier", 3.0, 1.0) == (3.0, 1.0)  # right to wrong: the middle is 2
+    assert of("verifier", 1.0, -4.0) is None  # wrong is nothing to prefer, not even to silence
+    assert of("verifier", 2.0, 1.9) and of("verifier", 1.9, -4.0) is None
+    if protocol in ("solo_verifier", "multi_channel_test"):
+        return  # no prover is paid
+    prover = "prover" if protocol in ("nip", "adp") else "prover0"
+    assert of(prover, 2.0, 0.0) == (2.0, 0.0)  # the middle is 1
+    assert of(prover, 0.0, -7.0) is None
+
+
+def test_with_a_shared_reward_a_prover_s_middle_is_the_verifier_s():
+    shared = {"protocol_common": {**ODD, "shared_reward": True}}
+    assert pair_of_two("nip", "prover", 3.0, 1.5, **shared) == (3.0, 1.5)
+    assert pair_of_two("nip", "prover", 1.5, -4.0, **shared) is None
+
+
+def test_in_a_zero_knowledge_game_players_keep_the_middle_of_the_wrapped_protocol():
+    more = {
+        "protocol_common": {**ODD, "zero_knowledge": True},
+        "zk_protocol": {"aux_prover_reward_coefficient": 5.0},
+        "merlin_arthur_protocol": {"pay_silent_prover": False},
+    }
+    for protocol in ("nip", "merlin_arthur"):
+        zk = make_game(protocol, **more).protocol
+        provers = {agent: 1.0 for agent in zk.provers}
+        middles = {agent: zk.reward_mid_point(agent) for agent in zk.agent_names}
+        extra = {"adversarial_verifier": 0.0, "simulator": 0.0}
+        assert middles == {**provers, "verifier": 2.0, **extra}
+
+
 def test_equal_texts_make_no_pair_and_are_counted():
     pairs, counts = solo(("same", 1), ("same", -1))
     assert pairs == [] and counts["identical"] == 1

@@ -37,7 +37,7 @@ MAX_LOG_RATIO = 20.0
 """Beyond this, ratios are taken for a mismatch of tokens; they stay finite and get no gradient."""
 
 _SAME = 1e-9
-"""Rewards whose spread is below this share of their size are equal: the rest is rounding."""
+"""Rewards are equal that differ by at most this, or by this share of their size: by rounding."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def group_advantages(rewards: Sequence[float], *, divide_by_std: bool) -> list[f
 
     `divide_by_std` divides by the sample standard deviation (n - 1).
     """
-    size = max(map(abs, rewards), default=0.0)
+    size = max(1.0, *map(abs, rewards))
     if max(rewards) - min(rewards) <= _SAME * size:
         return None
     mean = math.fsum(rewards) / len(rewards)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from nip_core.parameters import ZkProtocolParameters
 from nip_core.protocols import ACCEPT, Protocol
 from nip_core.protocols.scales import DecisionScale
+from nip_core.rewards import at_least
 
 _COUNTS = {2: "two", 4: "four", 5: "five", 6: "six", 7: "seven"}
 _CORRECT = "the solution is correct for every input that the problem allows"
@@ -226,7 +227,7 @@ def _short_aim(protocol: Protocol, verdicts: Mapping[str, str]) -> str:
 def _right_is_rewarded(protocol: Protocol) -> bool:
     """Whether every right decision pays the verifier more than nothing."""
     weakest = 0.0 if len(protocol.scale.values) == 2 else protocol.neither_reward
-    return protocol.common.verifier_reward > 0 and weakest >= 0
+    return protocol.common.verifier_reward > 0 and at_least(weakest, 0.0)
 
 
 def verifier_reward(protocol: Protocol) -> str:
