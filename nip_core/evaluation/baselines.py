@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from nip_core.evaluation.metrics import evaluate
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT
+from nip_core.rollouts.trees import for_each_episode
 
 
 def believe_the_prover(
@@ -29,13 +30,12 @@ def believe_the_prover(
     those the longest ("do not match" before "match"). Of several provers the last message of each
     counts. Without a claim, or with two that contradict each other, there is no decision. Episodes
     that failed stay failed. Rewards and decision values are left out: they belong to the real
-    verdicts. Each generation belongs to the episode that its column `episode` names; trees are
-    not walked.
+    verdicts. In trees of responses every leaf has the messages on its way.
 
     Raises:
         ValueError: a claim stands for something else than 0 or 1, or is no regular expression.
     """
-    decided = _decided(generations, _compile(claims), provers)
+    decided = _decided(for_each_episode(episodes, generations), _compile(claims), provers)
     rows = episodes.num_rows
     replaced = {
         "decision": [decided.get(key, NO_DECISION) for key in episodes["key"].to_pylist()],

@@ -45,11 +45,11 @@ def wilson(successes: float, trials: int) -> Interval | None:
 
 
 def bootstrap_rate(
-    successes: NDArray[np.int64] | NDArray[np.float64], trials: NDArray[np.int64], seed: int
+    successes: NDArray[np.float64], trials: NDArray[np.float64], seed: int
 ) -> Interval | None:
     """95 % percentile bootstrap of sum(successes) / sum(trials), resampling whole problems.
 
-    `successes` and `trials` have one entry per problem, trials at least 1; None without problems.
+    `successes` and `trials` have one entry per problem, trials above 0; None without problems.
     Where every problem has the same rate (one problem, or all right) resampling can't show any
     spread, and an interval of width 0 would claim too much: then it is Wilson's interval with
     the number of problems as the number of trials.
@@ -59,22 +59,22 @@ def bootstrap_rate(
     rates = successes / trials
     if np.all(rates == rates[0]):
         return wilson(float(rates[0]) * len(rates), len(rates))
-    found = bootstrap_ratio(successes.astype(np.float64), trials, seed)
+    found = bootstrap_ratio(successes, trials, seed)
     assert found is not None  # there are problems
     return max(0.0, found[0]), min(1.0, found[1])
 
 
 def bootstrap_ratio(
-    sums: NDArray[np.float64], counts: NDArray[np.int64], seed: int
+    sums: NDArray[np.float64], counts: NDArray[np.float64], seed: int
 ) -> Interval | None:
     """95 % percentile bootstrap of sum(sums) / sum(counts), resampling whole problems.
 
-    Per problem, `sums` is the sum of `counts` values, at least 1; None without problems. Equal
+    Per problem, `sums` is the sum of `counts` values, above 0; None without problems. Equal
     means give an interval of width 0.
     """
     if len(counts) == 0:
         return None
-    return _percentiles(np.stack([sums, counts.astype(np.float64)], axis=1), seed)
+    return _percentiles(np.stack([sums, counts], axis=1), seed)
 
 
 def bootstrap_mean(values: NDArray[np.float64], seed: int) -> Interval | None:
@@ -82,15 +82,19 @@ def bootstrap_mean(values: NDArray[np.float64], seed: int) -> Interval | None:
 
     Equal values give an interval of width 0.
     """
-    return bootstrap_ratio(np.asarray(values), np.ones(len(values), dtype=np.int64), seed)
+    return bootstrap_ratio(np.asarray(values), np.ones(len(values)), seed)
 
 
 def rate_interval(
-    successes: NDArray[np.int64], trials: NDArray[np.int64], seed: int
+    successes: NDArray[np.float64], trials: NDArray[np.float64], seed: int
 ) -> Interval | None:
-    """Wilson's interval where each problem was tried once, else the bootstrap by problem."""
-    if np.all(trials == 1):
-        return wilson(int(successes.sum()), len(trials))
+    """Wilson's interval where each problem was tried once, else the bootstrap by problem.
+
+    A tree of responses is one trial that may succeed in part, which the bootstrap is for.
+    """
+    # The shares of the leaves of a tree sum to 1 but for rounding.
+    if np.allclose(trials, 1) and np.allclose(successes, np.round(successes)):
+        return wilson(int(np.round(successes).sum()), len(trials))
     return bootstrap_rate(successes, trials, seed)
 
 

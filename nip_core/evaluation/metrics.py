@@ -11,14 +11,17 @@ Conventions
 - Completeness is how often a correct solution (y = 1) is accepted, soundness how often a buggy
   one (y = 0) is rejected.
 - A rate of nothing is None (JSON null), never NaN; so is its interval.
+- A tree of responses counts as one play of its problem: each leaf with its share, where the
+  children of a node share alike. So accuracy is the mean over answers, not over leaves.
 - Numbers don't depend on the order of the rows.
 - Episodes of one problem (repeated plays, groups, the leaves of a tree) are not independent of
   each other: intervals come from the differences between problems.
 
-Everything is columnar: no Python loop runs over rows.
+Everything is columnar: no Python loop runs over rows, those of trees excepted.
 """
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +39,7 @@ from nip_core.evaluation.intervals import (
     rate_interval,
 )
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION
+from nip_core.rollouts.trees import TREE_COLUMNS, leaf_weights, steps, tree_of
 
 _DECISIONS = 4  # different decisions, see `nip_core.protocols.scales`
 _GENERATION_COLUMNS = (
@@ -71,6 +75,7 @@ class _Columns:
     decision: Ints  # 2 where the episode failed
     failed: Bools
     right: Bools
+    weight: Floats  # 1; of a leaf its share of the tree
 
 
 def evaluate(episodes: pa.Table, generations: pa.Table | None, *, seed: int = 0) -> dict[str, Any]:
@@ -80,7 +85,7 @@ def evaluate(episodes: pa.Table, generations: pa.Table | None, *, seed: int = 0)
     Wilson's for a rate where each problem was tried once, else a bootstrap by problem from `seed`.
     The keys:
 
-    - ``episodes``, ``distinct_problems``
+    - ``episodes`` (leaves, of trees), ``distinct_problems``
     - ``accuracy``, ``completeness``, ``soundness``, ``precision`` (correct solutions among the
       accepted)
     - ``acceptance_rate``, ``neither_rate`` (decided in the middle of the scale),
@@ -88,6 +93,8 @@ def evaluate(episodes: pa.Table, generations: pa.Table | None, *, seed: int = 0)
       undecided), ``failed_rate``
     - ``mean_decision_value``: of the verdicts that have one, from -1 (sure to reject) to 1
     - ``always_fail_rate``: problems on which every play was wrong
+    - ``worst_problem_accuracy``: the lowest accuracy on one problem, of those played at least
+      twice; None without such, as one play is right or wrong. A minimum has no interval here
     - ``agreement``: how often two plays of one problem end with the same decision, mean over the
       problems played at least twice without failing
     - ``mean_rounds`` of the episodes that didn't fail
@@ -121,25 +128,30 @@ def _measures(episodes: pa.Table, generations: pa.Table | None, seed: int) -> di
         "terminated_rate": _equals(episodes["outcome"], "terminated"),
         "failed_rate": columns.failed,
     }
+    weight, played = columns.weight, ~columns.failed
     rounds = _integers(episodes["rounds"]).astype(np.float64)
     values = np.asarray(episodes["decision_value"].to_numpy(), dtype=np.float64)  # null is NaN
-    valued = ~columns.failed & ~np.isnan(values)
+    valued = played & ~np.isnan(values)
+
+    def rate(name: str, hit: Bools, among: Bools | None = None) -> dict[str, Any]:
+        return _rate(name, problem, hit, seed, among=among, weight=weight)
+
+    def average(name: str, values: Floats, among: Bools) -> dict[str, Any]:
+        return _average(name, problem[among], values[among], seed, weight[among])
+
     return {
         "episodes": len(problem),
         "distinct_problems": len(columns.problem_ids),
-        **_rate("accuracy", problem, columns.right, seed),
-        **_rate("completeness", problem, columns.right, seed, among=columns.y == 1),
-        **_rate("soundness", problem, columns.right, seed, among=columns.y == 0),
-        **_rate("precision", problem, columns.y == 1, seed, among=decision == ACCEPT),
-        **{
-            key: v
-            for name, hit in whole.items()
-            for key, v in _rate(name, problem, hit, seed).items()
-        },
-        **_average("mean_decision_value", problem[valued], values[valued], seed),
+        **rate("accuracy", columns.right),
+        **rate("completeness", columns.right, columns.y == 1),
+        **rate("soundness", columns.right, columns.y == 0),
+        **rate("precision", columns.y == 1, decision == ACCEPT),
+        **{key: v for name, hit in whole.items() for key, v in rate(name, hit).items()},
+        **average("mean_decision_value", values, valued),
         **_always_fail_rate(columns, seed),
+        "worst_problem_accuracy": _worst_problem_accuracy(columns, episodes),
         **_agreement(columns, seed),
-        **_average("mean_rounds", problem[~columns.failed], rounds[~columns.failed], seed),
+        **average("mean_rounds", rounds, played),
         **_generation_rates(generations, of_generations, seed),
         "agents": _by_agent(episodes, columns, generations, of_generations, seed),
     }
@@ -189,7 +201,23 @@ def _columns(episodes: pa.Table) -> _Columns:
     failed = _equals(episodes["outcome"], "failed")
     decision = np.where(failed, NO_DECISION, _integers(episodes["decision"]))
     y = _integers(episodes["y"])
-    return _Columns(_integers(problem), tuple(ids), y, decision, failed, decision == y)
+    weight = _weights(episodes)
+    return _Columns(_integers(problem), tuple(ids), y, decision, failed, decision == y, weight)
+
+
+def _weights(episodes: pa.Table) -> Floats:
+    """How much each episode counts: 1, or as a leaf its share of its tree."""
+    weights = np.ones(episodes.num_rows)
+    is_leaf = pc.not_equal(episodes["branch_path"], "")
+    rows: list[int] = np.flatnonzero(is_leaf.to_numpy()).tolist()
+    trees: dict[tuple[Any, ...], dict[tuple[int, ...], int]] = defaultdict(dict)
+    leaves = episodes.select(("branch_path", *TREE_COLUMNS)).filter(is_leaf).to_pylist()
+    for row, leaf in zip(rows, leaves, strict=True):
+        trees[tree_of(leaf)][steps(leaf["branch_path"])] = row
+    for tree in trees.values():
+        for path, weight in leaf_weights(tree).items():
+            weights[tree[path]] = weight
+    return weights
 
 
 def _rows_of(generations: pa.Table, episodes: pa.Table) -> Ints:
@@ -213,9 +241,10 @@ def _ratio(part: float, whole: float) -> float | None:
     return None if whole == 0 else float(part) / float(whole)
 
 
-def _mean(values: Floats) -> float | None:
+def _mean(values: Floats, weight: Floats | None = None) -> float | None:
+    weight = np.ones(len(values)) if weight is None else weight
     # fsum rounds once, so that the order of the rows can't show in the last digit.
-    return None if len(values) == 0 else math.fsum(values.tolist()) / len(values)
+    return _ratio(math.fsum((values * weight).tolist()), math.fsum(weight.tolist()))
 
 
 def _with_interval(name: str, value: float | None, interval: Interval | None) -> dict[str, Any]:
@@ -223,25 +252,37 @@ def _with_interval(name: str, value: float | None, interval: Interval | None) ->
 
 
 def _rate(
-    name: str, problem: Ints, hit: Bools, seed: int, *, among: Bools | None = None
+    name: str,
+    problem: Ints,
+    hit: Bools,
+    seed: int,
+    *,
+    among: Bools | None = None,
+    weight: Floats | None = None,
 ) -> dict[str, Any]:
-    """The share of `hit` within `among`, and its interval; `problem` is that of each entry."""
+    """The share of `hit` within `among`, and its interval.
+
+    `problem` and `weight` (1 without) are those of each entry.
+    """
+    weight = np.ones(len(problem)) if weight is None else weight
     if among is not None:
-        problem, hit = problem[among], hit[among]
-    trials = np.bincount(problem)
-    successes = np.bincount(problem[hit], minlength=len(trials))
+        problem, hit, weight = problem[among], hit[among], weight[among]
+    size = int(problem.max(initial=-1)) + 1
+    trials = _sums(problem, weight, size)
+    successes = _sums(problem[hit], weight[hit], size)
     tried = trials > 0
     interval = rate_interval(successes[tried], trials[tried], seed)
     return _with_interval(name, _ratio(successes.sum(), trials.sum()), interval)
 
 
-def _average(name: str, problem: Ints, values: Floats, seed: int) -> dict[str, Any]:
-    """The mean of `values`, and its interval; `problem` is that of each value."""
-    counts = np.bincount(problem)
+def _average(name: str, problem: Ints, values: Floats, seed: int, weight: Floats) -> dict[str, Any]:
+    """The mean of `values`, and its interval; `problem` and `weight` are those of each value."""
+    size = int(problem.max(initial=-1)) + 1
+    counts = _sums(problem, weight, size)
     played = counts > 0
-    sums = _sums(problem, values, len(counts))
+    sums = _sums(problem, values * weight, size)
     interval = bootstrap_ratio(sums[played], counts[played], seed)
-    return _with_interval(name, _mean(values), interval)
+    return _with_interval(name, _mean(values, weight), interval)
 
 
 def _sums(problem: Ints, values: Floats, size: int) -> Floats:
@@ -257,17 +298,28 @@ def _always_fail_rate(columns: _Columns, seed: int) -> dict[str, Any]:
     return _rate("always_fail_rate", np.arange(size), right == 0, seed)
 
 
+def _worst_problem_accuracy(columns: _Columns, episodes: pa.Table) -> float | None:
+    repeated = np.bincount(columns.problem, minlength=len(columns.problem_ids)) >= 2
+    rates = _problem_means(columns, episodes, None)[repeated]
+    return float(rates.min()) if len(rates) else None
+
+
 def _agreement(columns: _Columns, seed: int) -> dict[str, Any]:
-    """Mean over repeated problems of the share of pairs of plays with equal decisions."""
+    """Mean over repeated problems of the share of pairs of plays with equal decisions.
+
+    A pair counts as much as the weights of its two plays say, multiplied.
+    """
     size = len(columns.problem_ids)
     played = ~columns.failed
     cells = columns.problem[played] * _DECISIONS + columns.decision[played]
-    counts = np.bincount(cells, minlength=size * _DECISIONS).reshape(size, _DECISIONS)
-    plays = counts.sum(axis=1)
-    repeated = plays >= 2
-    equal = (counts * (counts - 1)).sum(axis=1)[repeated]
-    shares = equal / (plays * (plays - 1))[repeated]
-    interval = bootstrap_rate(shares, np.ones(len(shares), dtype=np.int64), seed)
+    weight = columns.weight[played]
+    shape = size, _DECISIONS
+    sums = _sums(cells, weight, size * _DECISIONS).reshape(shape)
+    squares = _sums(cells, weight**2, size * _DECISIONS).reshape(shape)
+    repeated = np.bincount(columns.problem[played], minlength=size) >= 2
+    equal = (sums**2 - squares).sum(axis=1)[repeated]
+    shares = equal / (sums.sum(axis=1) ** 2 - squares.sum(axis=1))[repeated]
+    interval = bootstrap_rate(shares, np.ones(len(shares)), seed)
     return _with_interval("agreement", _mean(shares), interval)
 
 
@@ -313,8 +365,9 @@ def _by_agent(
     for name in sorted(names):
         is_own = _equals(rewarded, name)
         own = rewards[is_own]
-        mean = _average("mean_reward", columns.problem[rows[is_own]], own, seed)
-        spread = _mean((own - mean["mean_reward"]) ** 2) if len(own) else None
+        problems, weight = columns.problem[rows[is_own]], columns.weight[rows[is_own]]
+        mean = _average("mean_reward", problems, own, seed, weight)
+        spread = _mean((own - mean["mean_reward"]) ** 2, weight) if len(own) else None
         spoken, problem = None, None
         if generations is not None and of_generations is not None:
             said = _equals(generations["agent"], name)
@@ -350,11 +403,11 @@ def _breakdown(
 def _problem_means(columns: _Columns, episodes: pa.Table, reward_of: str | None) -> Floats:
     """The mean per problem, in the order of the sorted ids, of accuracy or of a reward."""
     size = len(columns.problem_ids)
-    plays = np.bincount(columns.problem, minlength=size)
+    plays = _sums(columns.problem, columns.weight, size)
     if reward_of is None:
-        right = np.bincount(columns.problem[columns.right], minlength=size)
+        right = _sums(columns.problem[columns.right], columns.weight[columns.right], size)
         return np.asarray(right / plays, dtype=np.float64)
     rows, agents, rewards = _rewards(episodes)
     own = _equals(agents, reward_of)
-    sums = _sums(columns.problem[rows[own]], rewards[own], size)
+    sums = _sums(columns.problem[rows[own]], rewards[own] * columns.weight[rows[own]], size)
     return np.asarray(sums / plays, dtype=np.float64)

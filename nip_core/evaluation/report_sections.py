@@ -124,14 +124,17 @@ def _verdict_cells(metrics: Metrics) -> list[Html]:
 
 
 def episode_table(report: ReportData) -> Html:
-    """How test episodes went, whoever spoke: length, agreement, invalid and cut answers."""
+    """How test episodes went, whoever spoke: length, repeated plays, invalid and cut answers."""
     tested = [(entry.iteration, entry.test) for entry in report.iterations if entry.test]
     if not tested:
         return nothing("No test episode has been played yet.")
     columns = [("Iteration", "text"), ("Rounds", "number")]
-    columns += [(name, "number") for name in ("Agreement", "Terminated", "Failed")]
+    columns += [(name, "number") for name in ("Agreement", "Worst problem", "Terminated", "Failed")]
     columns += [("Invalid answers", "number"), ("Cut off", "number")]
-    names = ("agreement", "terminated_rate", "failed_rate", "retry_rate", "token_limit_rate")
+    names = (
+        *("agreement", "worst_problem_accuracy", "terminated_rate", "failed_rate"),
+        *("retry_rate", "token_limit_rate"),
+    )
     rows = [
         [
             escape(iteration),

@@ -7,6 +7,7 @@ tree_of, tree_order     which tree an episode is in, and where it stands in it
 children_of             which nodes follow which
 generations_by_episode  every episode with its generations, those that it shares included
 for_each_episode        the same as a table
+leaf_weights            how much each leaf counts, where every answer counts the same
 expected_rewards        what an agent can expect after each answer
 
 A tree is an episode in which a turn is taken several times. A node is a state between two rounds;
@@ -201,6 +202,20 @@ def children_of(leaves: Iterable[Path]) -> dict[Path, list[Path]]:
         for length in range(1, len(leaf) + 1):
             found[leaf[: length - 1]].add(leaf[:length])
     return {node: sorted(children) for node, children in found.items()}
+
+
+def leaf_weights(leaves: Iterable[Path]) -> dict[Path, float]:
+    """By leaf its share of the tree, such that the children of a node share alike; the sum is 1.
+
+    So a mean over leaves is the mean over answers: one counts the same however many leaves follow.
+    """
+    leaves = list(leaves)
+    children = children_of(leaves)
+    weights: dict[Path, float] = {(): 1.0}
+    for node in sorted(children, key=len):
+        for child in children[node]:
+            weights[child] = weights[node] / len(children[node])
+    return {leaf: weights[leaf] for leaf in leaves}
 
 
 def expected_rewards(

@@ -21,11 +21,13 @@ from typing import Any
 
 from nip_core.hashing import derive_key
 from nip_core.parameters import CurriculumParameters, HyperParameters
+from nip_core.rewards import at_least
+from nip_core.rollouts.trees import Path, expected_rewards, steps
 from nip_core.trainers.base import Rollouts
 
 _ROUNDING = 1e-9  # 3 * 0.1 is a little more than 0.3
 
-_COLUMNS = ("iteration", "problem", "sample", "outcome", "rewards")
+_COLUMNS = ("iteration", "problem", "sample", "branch_path", "outcome", "rewards")
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,9 @@ def admit(
     """The problems whose rollouts are used to train `agents` in `iteration`.
 
     A problem's rewards are those of its episodes, each the mean over `agents`; a tree of responses
-    is one episode, with the mean of its leaves. Failed episodes have none, and a problem with only
-    such is not admitted. A problem that was played once has nothing to differ from and is not
-    measured by `min_reward_diff`. A single problem is taken as it is.
+    is one episode, worth what can be expected at its root. Failed episodes have none, and a problem
+    with only such is not admitted. A problem that was played once has nothing to differ from and is
+    not measured by `min_reward_diff`. A single problem is taken as it is.
     """
     settings = parameters.curriculum
     rewards = _rewards(agents, rollouts)
@@ -63,7 +65,9 @@ def admit(
         left_out["too_equal"] = len(rewards) - len(problems)
         sign = 1 if settings.sort_ascending else -1
         means = {p: math.fsum(rewards[p]) / len(rewards[p]) for p in problems}
-        problems.sort(key=lambda p: (sign * means[p], derive_key("curriculum", seed, p)))
+        # To nine decimals: equal rewards must not be ranked by their rounding errors.
+        rank = {p: (sign * round(means[p], 9), derive_key("curriculum", seed, p)) for p in problems}
+        problems.sort(key=rank.__getitem__)
         kept = problems[: max(1, _ceil(len(problems) * share))]
         left_out["too_early"] = len(problems) - len(kept)
         drawn = _drawn(kept, settings.random_subsample, seed, iteration)
@@ -89,22 +93,24 @@ def percentile(settings: CurriculumParameters, iteration: int) -> tuple[float, i
 
 
 def _rewards(agents: Sequence[str], rollouts: Rollouts) -> Mapping[str, list[float]]:
-    """By problem, the rewards of its episodes."""
-    leaves: dict[tuple[str, int, int], list[float]] = defaultdict(list)
+    """By problem, the rewards of its episodes; of a tree, what is expected at its root."""
+    trees: dict[tuple[str, int, int], dict[Path, dict[str, float] | None]] = defaultdict(dict)
     for episode in rollouts.episodes(_COLUMNS).to_pylist():
-        if episode["outcome"] == "failed":
-            continue
+        tree = trees[episode["problem"], episode["iteration"], episode["sample"]]
         paid = {entry["agent"]: entry["reward"] for entry in episode["rewards"]}
-        mean = math.fsum(paid[agent] for agent in agents) / len(agents)
-        leaves[episode["problem"], episode["iteration"], episode["sample"]].append(mean)
+        failed = episode["outcome"] == "failed"
+        tree[steps(episode["branch_path"])] = None if failed else paid
     rewards: dict[str, list[float]] = defaultdict(list)
-    for (problem, _, _), values in sorted(leaves.items()):
-        rewards[problem].append(math.fsum(values) / len(values))
+    for (problem, _, _), leaves in sorted(trees.items()):
+        expected = expected_rewards(leaves)[()]
+        if expected is not None:
+            mean = math.fsum(expected[agent] for agent in agents) / len(agents)
+            rewards[problem].append(mean)
     return dict(rewards)
 
 
 def _too_equal(rewards: Sequence[float], least: float) -> bool:
-    return len(rewards) > 1 and max(rewards) - min(rewards) < least - _ROUNDING
+    return len(rewards) > 1 and not at_least(max(rewards) - min(rewards), least)
 
 
 def _drawn(problems: Sequence[str], fraction: float | None, seed: int, iteration: int) -> list[str]:

@@ -406,3 +406,110 @@ def test_two_provers_are_believed_unless_they_contradict_each_other(
 def test_a_claim_that_means_nothing_is_refused(episodes_of, generations_of, claims) -> None:
     with pytest.raises(ValueError, match="the claim"):
         believe_the_prover(episodes_of({}), generations_of({}), claims)
+
+
+# Trees of responses
+
+
+def tree(problem, y=1, sample=0, **verdicts):
+    """Leaves of a tree: by path ("r0_1" is "0.1") the verdict, 2 for one that failed."""
+    return [
+        {
+            "problem": problem,
+            "y": y,
+            "sample": sample,
+            "branch_path": name[1:].replace("_", "."),
+            "decision": verdict,
+            "outcome": "failed" if verdict == 2 else "finished",
+            "rounds": name.count("_") + 1,
+            "rewards": {"verifier": 1.0 if verdict == y else -1.0},
+            "decision_value": 1.0 if verdict == 1 else -1.0,
+        }
+        for name, verdict in verdicts.items()
+    ]
+
+
+def one_answer_of_three():
+    """The first of three answers leads to right verdicts, in two of nine leaves."""
+    return tree(
+        "t",
+        **{"r0_0": 1, "r0_1": 1},
+        **{f"r1_{i}": 0 for i in range(4)},
+        **{f"r2_{i}": 0 for i in range(3)},
+    )
+
+
+def test_in_a_tree_every_answer_counts_the_same_however_many_leaves_it_has(episodes_of) -> None:
+    found = evaluate(episodes_of(*one_answer_of_three()), None)
+    third = pytest.approx(1 / 3)
+    assert (found["episodes"], found["distinct_problems"]) == (9, 1)
+    assert (found["accuracy"], found["completeness"], found["acceptance_rate"]) == (third,) * 3
+    assert found["mean_decision_value"] == pytest.approx(-1 / 3)
+    assert found["agents"]["verifier"]["mean_reward"] == pytest.approx(-1 / 3)
+    assert found["agents"]["verifier"]["std_reward"] == pytest.approx((1 - 1 / 9) ** 0.5)
+    assert found["precision"] == 1.0 and found["soundness"] is None
+    assert mean_by_problem(episodes_of(*one_answer_of_three())) == third
+
+
+def test_a_tree_counts_as_much_as_an_episode_and_its_depth_for_nothing(episodes_of) -> None:
+    table = episodes_of(
+        *one_answer_of_three(),
+        *tree("u", y=0, r0=0, r1_0=1, r1_1_0=1, r1_1_1=2),  # right at once; else wrong or failed
+        {"problem": "v", "y": 1, "decision": 1, "rounds": 1},
+    )
+    found = evaluate(table, None)
+    assert found["accuracy"] == pytest.approx((1 / 3 + 1 / 2 + 1) / 3)
+    assert found["completeness"] == pytest.approx((1 / 3 + 1) / 2)
+    assert found["soundness"] == pytest.approx(1 / 2)
+    assert found["precision"] == pytest.approx((1 / 3 + 1) / (1 / 3 + 3 / 8 + 1))
+    assert found["failed_rate"] == pytest.approx(1 / 8 / 3)
+    assert found["mean_rounds"] == pytest.approx((2 + (1 / 2 + 2 / 4 + 3 / 8) + 1) / (3 - 1 / 8))
+    low, high = found["accuracy_ci95"]
+    assert 0 <= low < found["accuracy"] < high <= 1
+
+
+def test_trees_that_are_right_throughout_have_wilson_s_interval(episodes_of) -> None:
+    right = [row for p in "abc" for row in tree(p, r0_0=1, r0_1=1, r0_2=1, r1=1, r2_0=1, r2_1=1)]
+    found = evaluate(episodes_of(*right), None)
+    assert (found["accuracy"], found["agreement"]) == (1.0, 1.0)
+    assert found["accuracy_ci95"] == list(wilson(3, 3))
+    half = evaluate(episodes_of(*tree("a", r0=1, r1_0=0, r1_1=0)), None)
+    # Of all pairs of leaves those of "1" agree: 1/4 * 1/4 of 1/4 * 1/4 + 2 * 1/2 * 1/4.
+    assert half["agreement"] == pytest.approx((1 / 16) / (1 / 16 + 1 / 4))
+
+
+def test_the_figures_of_trees_do_not_depend_on_the_order_of_the_rows(episodes_of) -> None:
+    rows = [*one_answer_of_three(), *tree("u", y=0, r0=0, r1_0=1, r1_1_0=1, r1_1_1=2)]
+    keyed = [{**row, "key": f"k{i}", "seed": i, "question_id": "q"} for i, row in enumerate(rows)]
+    shuffled = random.Random(3).sample(keyed, len(keyed))
+    assert evaluate(episodes_of(*keyed), None) == evaluate(episodes_of(*shuffled), None)
+
+
+def test_believing_the_prover_follows_every_leaf_of_a_tree(episodes_of, generations_of) -> None:
+    leaves = tree("a", r0_0=0, r0_1=0, r1_0=0)
+    keyed = [{**leaf, "key": f"e{i}"} for i, leaf in enumerate(leaves)]
+    spoken = [
+        {"key": "g0", "episode": "e0", "branch_path": "0", "text": "they match"},
+        {"key": "g1", "episode": "e2", "branch_path": "1", "text": "they differ"},
+    ]
+    claims = {"they match": 1, "they differ": 0}
+    found = believe_the_prover(episodes_of(*keyed), generations_of(*spoken), claims)
+    assert (found["accuracy"], found["no_decision_rate"]) == (0.5, 0.0)
+
+
+# Repeated tests
+
+
+def test_the_worst_problem_is_the_one_with_the_lowest_accuracy_of_those_played_again(
+    episodes_of,
+) -> None:
+    def plays(problem, *decisions):
+        return [{"problem": problem, "decision": d, "sample": i} for i, d in enumerate(decisions)]
+
+    table = episodes_of(*plays("a", 1, 1, 0, 1), *plays("b", 1, 0, 2, 1), *plays("c", 0))
+    assert evaluate(table, None)["worst_problem_accuracy"] == 0.5  # c was played once
+    once = episodes_of(*plays("a", 1), *plays("b", 0))
+    assert evaluate(once, None)["worst_problem_accuracy"] is None
+    failed = {"problem": "d", "decision": 1, "outcome": "failed"}
+    never = episodes_of({**failed, "sample": 0}, {**failed, "sample": 1}, *plays("a", 1, 1))
+    assert evaluate(never, None)["worst_problem_accuracy"] == 0.0

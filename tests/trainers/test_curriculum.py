@@ -138,6 +138,26 @@ def test_a_tree_counts_as_one_episode_with_the_mean_of_the_leaves_that_did_not_f
     assert ranked.problems == {"p2"} and ranked.state["left_out"]["too_equal"] == 0
 
 
+def test_in_a_tree_every_answer_counts_the_same_however_many_leaves_it_has():
+    """One right answer of three: a third, although it has two of the nine leaves."""
+    wrong = [f"{i}.{j}" for i in (1, 2) for j in range(4)][:7]
+    played = rollouts(
+        episode("tree", 0, 1.0, path="0.0"), episode("tree", 0, 1.0, path="0.1"),
+        *(episode("tree", 0, 0.0, path=path) for path in wrong),
+        episode("plain", 0, 0.3),
+    )  # fmt: skip
+    half = parameters(initial_percentile=0.5)
+    assert admit(half, ["verifier"], 0, played).problems == {"tree"}
+
+
+def test_rounding_errors_neither_rank_problems_nor_leave_them_out():
+    third = 0.1 + 0.2  # a little more than 0.3
+    first = admit(parameters(), ["verifier"], 0, ten([0.3] * 10)).problems
+    assert admit(parameters(), ["verifier"], 0, ten([0.3, third] * 5)).problems == first
+    played = rollouts(episode("p", 0, 0.8), episode("p", 1, 0.7), episode("q", 0, 0.0))
+    assert "p" in admit(parameters(initial_percentile=1.0), ["verifier"], 0, played).problems
+
+
 def test_a_problem_of_several_iterations_is_ranked_by_all_of_them():
     played = rollouts(
         episode("p1", 0, 1.0), episode("p1", 0, 0.0, iteration=1), episode("p2", 0, 0.6)
