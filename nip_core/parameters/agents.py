@@ -17,6 +17,14 @@ DEFAULT_SCHEME_HOST = "http://localhost"
 DEFAULT_CONTROL_PORT = 5000
 DEFAULT_ENGINE_PORT = 8000
 
+_ADDRESS_DEFAULTS: Mapping[str, Any] = {
+    "language_model_server_scheme_host": DEFAULT_SCHEME_HOST,
+    "language_model_server_port": DEFAULT_CONTROL_PORT,
+    "vllm_server_port": DEFAULT_ENGINE_PORT,
+}
+SET_ADDRESSES = "set_addresses"
+"""In a dictionary that `to_dict` made: which of these were set to what is their default."""
+
 ALTERNATIVES = (
     frozenset({"temperature", "top_p"}),
     frozenset({"lora_alpha", "lora_alpha_scale"}),
@@ -91,6 +99,7 @@ class PureTextAgentParameters(AgentParameters):
         }
     )
     """What `load_from_wandb_config` leaves as it is."""
+    marks: ClassVar[frozenset[str]] = frozenset({SET_ADDRESSES})
 
     agent_lr_factor: LrFactors | None = None
     """Keeps its default: a factor of the learning rate of networks trained on tensors."""
@@ -124,14 +133,14 @@ class PureTextAgentParameters(AgentParameters):
     model_name: Annotated[str, Field(min_length=1)] = "gpt-4o-mini-2024-07-18"
     """The base model. SelfHosted: "tiny" (bundled), a path, or a Hugging Face name."""
     language_model_server_scheme_host: SchemeAndHost = DEFAULT_SCHEME_HOST
-    """Scheme and host of a running lm_server for this agent's group. SelfHosted only. While this
-    and the two ports have their defaults they mean nothing: the group uses base_url,
-    lm_server.url, or the run's own server."""
+    """Scheme and host of a running lm_server for this agent's group. SelfHosted only. Where
+    neither this nor one of the two ports is set, at its default or another value, the group uses
+    base_url, lm_server.url, or the run's own server."""
     language_model_server_port: Port = DEFAULT_CONTROL_PORT
     """Port of that server's control address, for models and jobs, 1 to 65535."""
     vllm_server_port: Port = DEFAULT_ENGINE_PORT
-    """Port of that server's engine, 1 to 65535. Chat completions go there if it is not the default;
-    otherwise to the control address, from where `nip serve` passes them on."""
+    """Port of that server's engine, 1 to 65535. Chat completions go there if it is set; otherwise
+    to the control address, from where `nip serve` passes them on."""
     use_dummy_api: bool = False
     """Play with scripted answers of the deterministic engine: no model, no key, no cost."""
     shared_model_group: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")] | None = None
@@ -208,6 +217,20 @@ class PureTextAgentParameters(AgentParameters):
 
     @model_validator(mode="before")
     @classmethod
+    def _read_addresses(cls, values: Any) -> Any:
+        """Tell addresses that were set from defaults that `to_dict` has written out."""
+        if not isinstance(values, dict):
+            return values
+        values = dict(values)
+        is_written = "_type" in values or SET_ADDRESSES in values
+        chosen = values.pop(SET_ADDRESSES, None) or ()
+        for name, default in _ADDRESS_DEFAULTS.items():
+            if is_written and name not in chosen and values.get(name) == default:
+                del values[name]
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
     def _one_alpha(cls, values: Any) -> Any:
         """Giving lora_alpha alone unsets lora_alpha_scale."""
         if isinstance(values, dict) and values.get("lora_alpha") is not None:
@@ -250,6 +273,7 @@ class PureTextAgentParameters(AgentParameters):
         """
         loaded = self.loaded_from(wandb_config)
         self.__dict__.update(loaded.__dict__)
+        self.__pydantic_fields_set__.clear()
         self.__pydantic_fields_set__.update(loaded.__pydantic_fields_set__)
 
     def loaded_from(self, config: Mapping[str, Any]) -> Self:
@@ -259,7 +283,11 @@ class PureTextAgentParameters(AgentParameters):
             for key, value in type(self)._modernised(config).items()
             if key in type(self).model_fields and key not in self.LOAD_PRESERVED_PARAMETERS
         }
-        return self.from_dict(laid_over(self.to_dict(), taken))
+        written = laid_over(self.to_dict(), taken)
+        if not taken.keys().isdisjoint(_ADDRESS_DEFAULTS):
+            plain = () if "_type" in config else tuple(taken.keys() & _ADDRESS_DEFAULTS.keys())
+            written[SET_ADDRESSES] = config.get(SET_ADDRESSES, plain)
+        return self.from_dict(written)
 
     @classmethod
     def _modernised(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -270,26 +298,39 @@ class PureTextAgentParameters(AgentParameters):
         return values
 
     @property
+    def set_addresses(self) -> tuple[str, ...]:
+        """The settings of an lm_server's address that were set to what is their default."""
+        return tuple(
+            name
+            for name, default in _ADDRESS_DEFAULTS.items()
+            if name in self.model_fields_set and getattr(self, name) == default
+        )
+
+    @property
+    def moves_server(self) -> bool:
+        """Whether a part of an lm_server's address is not the default."""
+        return any(getattr(self, name) != value for name, value in _ADDRESS_DEFAULTS.items())
+
+    @property
     def control_url(self) -> str | None:
         """Address of the running lm_server that `language_model_server_*` name; None: none."""
         return self._server(self.language_model_server_port)
 
     @property
     def engine_url(self) -> str | None:
-        """Address for chat completions: of that server's engine, if it has a port of its own."""
-        if self.vllm_server_port == DEFAULT_ENGINE_PORT:
+        """Address for chat completions: of that server's engine, if its port is set."""
+        port = self.vllm_server_port
+        if port == DEFAULT_ENGINE_PORT and "vllm_server_port" not in self.set_addresses:
             return self.control_url
-        return self._server(self.vllm_server_port)
+        return self._server(port)
 
     def _server(self, port: int) -> str | None:
-        own = (
-            self.language_model_server_scheme_host,
-            self.language_model_server_port,
-            self.vllm_server_port,
-        )
-        if own == (DEFAULT_SCHEME_HOST, DEFAULT_CONTROL_PORT, DEFAULT_ENGINE_PORT):
+        if not (self.moves_server or self.set_addresses):
             return None
         return f"{self.language_model_server_scheme_host}:{port}"
+
+    def _marks(self) -> dict[str, Any]:
+        return {SET_ADDRESSES: list(self.set_addresses)} if self.set_addresses else {}
 
     @property
     def effective_lora_alpha(self) -> int:

@@ -32,6 +32,8 @@ class Parameters(BaseModel):
 
     earlier_names: ClassVar[Mapping[str, str]] = {}
     """Other names of fields, and the names they have now."""
+    marks: ClassVar[frozenset[str]] = frozenset()
+    """What `to_dict` may add to the fields of an object, beside what it adds to all."""
 
     @model_validator(mode="before")
     @classmethod
@@ -133,8 +135,12 @@ class Parameters(BaseModel):
 
     @classmethod
     def _tags(cls) -> dict[str, Any]:
-        """What `to_dict` adds to the fields."""
+        """What `to_dict` adds to the fields of every object of the class."""
         return {"_type": cls.__name__}
+
+    def _marks(self) -> dict[str, Any]:
+        """What it adds besides to those of this one."""
+        return {}
 
 
 def _is_block(field: FieldInfo) -> bool:
@@ -153,7 +159,7 @@ def _subclasses(kind: type[Parameters]) -> list[type[Parameters]]:
 def _with_tags(value: Any, dumped: Any) -> Any:
     if isinstance(value, Parameters):
         fields = {name: _with_tags(getattr(value, name), dumped[name]) for name in dumped}
-        return value._tags() | fields
+        return value._tags() | fields | value._marks()
     if isinstance(value, dict):
         return {key: _with_tags(inner, dumped[key]) for key, inner in value.items()}
     return dumped
@@ -197,5 +203,5 @@ def walk(
 
 
 def _only_known(kind: type[Parameters], values: Mapping[str, Any]) -> dict[str, Any]:
-    known = {*kind.model_fields, *kind.earlier_names, *kind._tags()}
+    known = {*kind.model_fields, *kind.earlier_names, *kind._tags(), *kind.marks}
     return {key: value for key, value in values.items() if key in known}

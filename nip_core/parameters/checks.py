@@ -59,7 +59,8 @@ def check_groups(parameters: "HyperParameters") -> None:
             )
         first = parameters.model_agents[names[0]]
         for name in names[1:]:
-            for setting in GROUP_SETTINGS:
+            # The addresses also differ where one agent has set what is the default.
+            for setting in (*GROUP_SETTINGS, "set_addresses"):
                 mine = getattr(first, setting)
                 theirs = getattr(parameters.model_agents[name], setting)
                 if mine != theirs:
@@ -100,7 +101,8 @@ def check_log_probs(parameters: "HyperParameters") -> None:
         agent = parameters.model_agents.get(name)
         if agent is None:
             continue  # a random one is refused by the protocol
-        own = agent.model_provider == "SelfHosted" and parameters.lm_server.url is None
+        addresses = (agent.base_url, agent.control_url, parameters.lm_server.url)
+        own = agent.model_provider == "SelfHosted" and not any(addresses)
         if agent.use_dummy_api or (own and parameters.lm_server.engine == "deterministic"):
             raise ValueError(
                 f"zk_protocol.similarity: agents.{name} plays with the deterministic engine, which "
@@ -243,17 +245,19 @@ def _check_address(
 ) -> None:
     """At most one setting says where the agent's model is."""
     if agent.use_dummy_api:
-        for setting in ("base_url", "control_url"):
-            if getattr(agent, setting) is not None:
-                said = "language_model_server_*" if setting == "control_url" else setting
-                raise ValueError(f"{place}: use_dummy_api calls no API, so {said} can't be set")
-    if agent.control_url is None:
+        said = "base_url" if agent.base_url is not None else "language_model_server_*"
+        if agent.base_url is not None or agent.moves_server:
+            raise ValueError(f"{place}: use_dummy_api calls no API, so {said} can't be set")
         return
     if agent.model_provider != "SelfHosted":
-        raise ValueError(
-            f"{place}: language_model_server_* and vllm_server_port need model_provider: "
-            f"SelfHosted (got {agent.model_provider}); for another API set base_url"
-        )
+        if agent.moves_server:
+            raise ValueError(
+                f"{place}: language_model_server_* and vllm_server_port need model_provider: "
+                f"SelfHosted (got {agent.model_provider}); for another API set base_url"
+            )
+        return
+    if agent.control_url is None:
+        return
     if agent.base_url is not None:
         raise ValueError(
             f"{place}: base_url and language_model_server_* both name a server; set one of them"

@@ -1,12 +1,15 @@
 """Settings of agents that don't fit together are refused with the place and the reason."""
 
+import json
 import re
 
 import pytest
 
 from nip_core.errors import SettingsError
-from nip_core.parameters import PureTextAgentParameters, load_parameters
+from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
 from nip_core.parameters.checks import GROUP_SETTINGS
+from nip_core.parameters.stored import from_stored
+from nip_core.stages.providers import group_endpoints
 
 MINIMAL = {"run_name": "a", "dataset": "families"}
 HOSTED = {"model_provider": "SelfHosted", "model_name": "m"}
@@ -157,6 +160,73 @@ def test_ports_at_their_defaults_name_no_server():
     agent = PureTextAgentParameters(vllm_server_port=8001)
     assert agent.control_url == "http://localhost:5000"
     assert agent.engine_url == "http://localhost:8001"
+
+
+LOCAL = {
+    "language_model_server_scheme_host": "http://localhost",
+    "language_model_server_port": 5000,
+    "vllm_server_port": 8000,
+}
+
+
+@pytest.mark.parametrize(
+    ("names", "engine"),
+    [
+        (LOCAL, "http://localhost:8000/v1"),
+        (("language_model_server_scheme_host",), "http://localhost:5000/v1"),
+        (("language_model_server_port",), "http://localhost:5000/v1"),
+        (("vllm_server_port",), "http://localhost:8000/v1"),
+    ],
+)
+def test_an_address_that_is_set_is_used_though_it_is_the_default(names, engine):
+    own = {name: LOCAL[name] for name in names}
+    agents = {"_default": {**HOSTED, "shared_model_group": "g", **own}}
+    for given in (agents, {"_default": PureTextAgentParameters(**agents["_default"])}):
+        parameters = load_parameters({**MINIMAL, "agents": given})
+        for read in (
+            parameters,
+            HyperParameters.from_dict(parameters.to_dict()),
+            from_stored(json.loads(json.dumps(parameters.to_dict()))),
+        ):
+            endpoints = group_endpoints(read, "g", {"NIP_API_KEY": "k"})
+            assert endpoints.control.base_url == "http://localhost:5000/v1"
+            assert endpoints.play.base_url == engine
+    for setting, value in (
+        ("lm_server", {"url": URL}),
+        ("agents", {"_default": {"base_url": URL}}),
+    ):
+        both = load_parameters_of(agents, setting, value)
+        with pytest.raises(SettingsError, match="both name a server"):
+            load_parameters(both)
+    if "vllm_server_port" in names:
+        with pytest.raises(SettingsError, match=r"set_addresses is .*'vllm_server_port'.* agree"):
+            load_parameters({**MINIMAL, "agents": {"_default": HOSTED, **one_of_two(own)}})
+
+
+def load_parameters_of(agents, setting, value):
+    inner = {"_default": agents["_default"] | value["_default"]} if setting == "agents" else value
+    return {**MINIMAL, "agents": agents, setting: inner}
+
+
+def one_of_two(own):
+    shared = {"shared_model_group": "g"}
+    return {"prover": {**shared, **own}, "verifier": shared}
+
+
+def test_defaults_that_were_written_out_name_no_server_and_are_no_contradiction():
+    written = load_parameters({**MINIMAL, "agents": {"_default": HOSTED}}).to_dict()
+    assert written["agents"]["prover"]["language_model_server_port"] == 5000
+    again = HyperParameters.from_dict(written)
+    assert group_endpoints(again, "prover", {}) is None and again.to_dict() == written
+    agent = PureTextAgentParameters(**HOSTED, language_model_server_port=5000)
+    agent.load_from_wandb_config(written["agents"]["prover"])
+    assert agent.control_url is None
+    agent.load_from_wandb_config({"language_model_server_port": 5000})
+    assert agent.control_url == "http://localhost:5000"
+    agent.load_from_wandb_config({"temperature": 1})
+    assert agent.control_url == "http://localhost:5000"
+    for harmless in ({}, {"use_dummy_api": True}):
+        load_parameters({**MINIMAL, "agents": {"_default": {**LOCAL, **harmless}}})
 
 
 def test_the_alpha_of_training_is_the_one_that_was_set_or_follows_the_rank():
