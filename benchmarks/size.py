@@ -29,7 +29,7 @@ from nip_core.agents.chat_client import ChatClient, Endpoint
 from nip_core.agents.render import Game
 from nip_core.lm_server.app import close_server, make_app, open_server
 from nip_core.lm_server.auth import KeyRing
-from nip_core.lm_server.http import make_runner
+from nip_core.lm_server.connections import make_runner
 from nip_core.lm_server.spec import ServerSpec
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.rollouts.calls import Player

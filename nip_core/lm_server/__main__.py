@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from nip_core.lm_server.auth import KeyRing
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
-BACKLOG = 4096
 DRAIN_S = 1.0
 """How long requests in flight may go on after a stop was asked for."""
 LAST_RESORT_S = 10.0
@@ -133,7 +132,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from nip_core.lm_server.auth import load_keys
+    from nip_core.lm_server.auth import is_loopback, load_keys
+    from nip_core.lm_server.connections import raise_open_files
 
     try:
         spec = _spec(arguments)
@@ -141,6 +141,11 @@ def _run(arguments: argparse.Namespace) -> int:
         keys = load_keys(arguments.api_keys_file, arguments.no_auth, os.environ)
     except (OSError, ValueError) as error:
         raise StartError(str(error)) from None
+    if arguments.no_auth and not is_loopback(arguments.host):
+        raise StartError(
+            f"--no-auth is for this machine alone, and --host {arguments.host} is for others too: "
+            "give keys, or name localhost"
+        )
     state_dir: Path = arguments.state.expanduser().resolve()
     try:
         check_state_dir(state_dir, spec.replies, arguments.api_keys_file)
@@ -152,6 +157,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise StartError(f"the state directory {state_dir} can't be used: {error}") from None
     if lock is None:
         raise StartError(f"another server uses the state directory {state_dir}")
+    raise_open_files()
     listener = _listen(arguments.host, arguments.port)
     try:
         asyncio.run(
@@ -190,6 +196,8 @@ def _spec(arguments: argparse.Namespace) -> ServerSpec:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    from nip_core.lm_server.connections import BACKLOG
+
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -216,8 +224,8 @@ async def _serve(
     from aiohttp import web
 
     from nip_core.lm_server.app import close_server, make_app, open_server
+    from nip_core.lm_server.connections import ACCEPTED_AT_ONCE, BACKLOG, make_runner, quiet_loop
     from nip_core.lm_server.engines.base import EngineError
-    from nip_core.lm_server.http import make_runner
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -239,12 +247,18 @@ async def _serve(
         return
     except (ValueError, EngineError, StateError) as error:
         raise StartError(str(error)) from None
+    if keys.open_to_all:
+        _log.warning(
+            "--no-auth: every program and user of this machine may use, train and stop this server"
+        )
     for problem in services.models.problems():
         _log.error("adapter not served: %s", problem)
+    loop.set_exception_handler(quiet_loop)
     runner = make_runner(make_app(services), DRAIN_S)
     try:
         await runner.setup()
-        await web.SockSite(runner, listener, backlog=BACKLOG).start()
+        await web.SockSite(runner, listener, backlog=ACCEPTED_AT_ONCE).start()
+        listener.listen(BACKLOG)  # what waits is more than what is accepted in one go
         card = _card(arguments, services.pool.base_models()[0], listener, configuration_digest)
         if not stop.is_set():
             write_card(state_dir, card)

@@ -5,8 +5,10 @@ from the command line, where every user of the machine could read them. They are
 SHA-256 digests and are never logged.
 """
 
+import contextlib
 import hashlib
 import hmac
+import ipaddress
 import os
 import secrets
 from collections.abc import Iterable, Mapping, MutableMapping
@@ -74,23 +76,47 @@ class KeyRing:
         return matched
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address means this machine, whatever name servers say."""
+    if host.lower() == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
 def load_keys(
     keys_file: Path | None, no_auth: bool, environment: MutableMapping[str, str]
 ) -> KeyRing:
     """Read the keys, and take them out of `environment` so that no child inherits them.
 
-    Raises ValueError if there is none (unless `no_auth`), if a file was named that has none, or
-    if `no_auth` contradicts given keys.
+    Spaces and line ends around a key are no part of it. Raises ValueError if there is none (unless
+    `no_auth`), if a file was named that has none, if one can't stand in a header, or if `no_auth`
+    contradicts given keys.
     """
-    keys = [key.strip() for key in environment.pop(KEYS_VARIABLE, "").split(",") if key.strip()]
+    keys = _keys(environment.pop(KEYS_VARIABLE, "").split(","), KEYS_VARIABLE)
     if keys_file is not None:
-        from_file = [line.strip() for line in keys_file.read_text().splitlines() if line.strip()]
+        try:
+            text = keys_file.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError:
+            raise ValueError(f"the API keys file {keys_file} is no UTF-8 text") from None
+        from_file = _keys(text.splitlines(), f"the API keys file {keys_file}")
         if not from_file:
             raise ValueError(f"the API keys file {keys_file} is empty: one key per line")
         keys.extend(from_file)
     if no_auth and keys:
         raise ValueError("--no-auth was given together with API keys: choose one")
     return KeyRing(keys, open_to_all=no_auth)
+
+
+def _keys(raw: Iterable[str], source: str) -> list[str]:
+    keys = [key for key in map(str.strip, raw) if key]
+    for number, key in enumerate(keys, 1):
+        if not (key.isascii() and key.isprintable()):
+            raise ValueError(
+                f"{source}: key {number} has a character that no HTTP header can carry"
+            )
+    return keys
 
 
 def make_key_file(path: Path) -> str:

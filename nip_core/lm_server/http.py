@@ -5,10 +5,10 @@ guarded                    around every route: key, errors, request id, metrics,
 error_answer               which status and error object an exception becomes
 json_object, json_response the JSON of a body, and of an answer
 query_int ...              query parameters
-make_runner                the application's runner, with the limits on connections
 """
 
 import asyncio
+import contextlib
 import errno
 import itertools
 import json
@@ -21,11 +21,13 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import StreamReader, web
 
-from nip_core.lm_server.auth import KeyRing
+from nip_core.lm_server.auth import KeyRing, is_loopback
 from nip_core.lm_server.background import BackgroundTasks
+from nip_core.lm_server.connections import OUT_OF_DESCRIPTORS, short_of_descriptors
 from nip_core.lm_server.database import Database
 from nip_core.lm_server.engines.base import EngineError, EngineRequestError
 from nip_core.lm_server.errors import ApiError, error_body, given_twice, unsupported_value
@@ -39,8 +41,6 @@ from nip_core.lm_server.responses import HEADER, ResponseTable
 from nip_core.lm_server.streaming import ClientGone
 from nip_core.lm_server.supervisor import JobSupervisor
 
-IDLE_TIMEOUT_S = 75.0
-"""A connection that has not sent a whole request head for this long is closed."""
 BODY_WINDOW_S = 20.0
 BODY_WINDOW_BYTES = 16 * 1024
 """A body must grow by this much in each window, or be complete."""
@@ -143,6 +143,8 @@ def guarded(handler: Handler, *, key: bool = True, abandonable: bool = False) ->
         watch = None if request.content.is_eof() else _BodyWatch(request.content)
         metrics.in_flight += 1
         try:
+            if services.keys.open_to_all:
+                _refuse_web_pages(request)
             if key and not services.keys.accepts(request.headers.get("Authorization")):
                 raise _no_key(request)
             _check_headers(request)
@@ -196,6 +198,45 @@ def _check_headers(request: web.Request) -> None:
                 code="unsupported_value",
                 param="Content-Encoding",
             )
+
+
+def _refuse_web_pages(request: web.Request) -> None:
+    """Refuse what a browser may send for any web page, where no key tells who asks.
+
+    A page of another origin says its own, or can't set the type of its body; one that had its own
+    name resolved to this machine says that name.
+    """
+    headers, names = request.headers, request.headers.getall("Host", [])
+    if len(names) != 1 or not is_loopback(_without_port(names[0])):
+        raise _from_a_page(f"the header Host says {', '.join(names) or 'nothing'!r}")
+    if "Origin" in headers:
+        raise _from_a_page(f"the header Origin says {headers['Origin']!r}")
+    if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        raise _from_a_page(f"the header Sec-Fetch-Site says {headers['Sec-Fetch-Site']!r}")
+    expected = "multipart/form-data" if request.path == "/v1/files" else "application/json"
+    if request.body_exists and request.content_type != expected:
+        raise ApiError(
+            415,
+            f"Unsupported 'Content-Type': got {headers.get('Content-Type', '')!r}, expected "
+            f"{expected}",
+            code="unsupported_value",
+            param="Content-Type",
+        )
+
+
+def _without_port(host: str) -> str:
+    with contextlib.suppress(ValueError):
+        return urlsplit(f"//{host}").hostname or ""
+    return ""
+
+
+def _from_a_page(why: str) -> ApiError:
+    return ApiError(
+        403,
+        f"A server that runs with --no-auth takes no requests of web pages or for other names "
+        f"than localhost, and {why}: start it with keys instead",
+        code="forbidden",
+    )
 
 
 def _no_key(request: web.Request) -> ApiError:
@@ -262,6 +303,10 @@ def error_answer(request: web.Request, error: Exception) -> tuple[int, dict[str,
     if _is_disk_full(error):
         message = "The server's disk is full: nothing was stored"
         return 507, error_body(message, "server_error", "disk_full")
+    if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
+        short_of_descriptors.warn("no descriptor is left for %s", request.path)
+        message = "The server has as many files and connections open as it can: try again"
+        return 503, error_body(message, "server_error", "out_of_descriptors")
     _log.error("%s %s %s", id, request.method, request.path, exc_info=error)
     message = f"The server broke: {type(error).__name__}"
     return 500, error_body(message, "server_error", "internal_error")
@@ -314,18 +359,6 @@ def _unknown_url(request: web.Request) -> ApiError:
 
 UNKNOWN_PATH = "/{rest}"
 """As aiohttp shows the path of the route that takes everything else."""
-
-
-def make_runner(app: web.Application, drain_s: float) -> web.AppRunner:
-    """The application's runner. Requests in flight may go on for `drain_s` after a stop."""
-    return web.AppRunner(
-        app,
-        access_log=None,
-        handle_signals=False,
-        shutdown_timeout=drain_s,
-        keepalive_timeout=IDLE_TIMEOUT_S,
-        handler_cancellation=True,
-    )
 
 
 def query_int(request: web.Request, name: str, default: int, low: int, high: int) -> int:

@@ -16,10 +16,11 @@ from aiohttp import web
 
 from nip_core.lm_server.app import close_server, make_app, open_server
 from nip_core.lm_server.auth import KeyRing
+from nip_core.lm_server.connections import make_runner
 from nip_core.lm_server.engines.base import Capabilities, Delta, GenerationRequest, Upstream
 from nip_core.lm_server.engines.deterministic import DeterministicEngine
 from nip_core.lm_server.engines.reply_rules import load_replies
-from nip_core.lm_server.http import Services, make_runner
+from nip_core.lm_server.http import Services
 from nip_core.lm_server.pool import EnginePool
 from nip_core.lm_server.slots import make_slots
 from nip_core.lm_server.spec import ServerSpec
@@ -114,12 +115,13 @@ async def serve(
     engine: DeterministicEngine | None = None,
     idempotency_ttl_s: float = 3600.0,
     spec: ServerSpec | None = None,
+    keys: KeyRing | None = None,
 ) -> AsyncIterator[Here]:
     """A server on a free port, with `engine`, or else with the one of `spec`."""
     if spec is None:
         spec = ServerSpec("deterministic", "sim", idempotency_ttl_s=idempotency_ttl_s)
     state.mkdir(exist_ok=True)
-    services = await open_server(state, spec, KeyRing([KEY]), {})
+    services = await open_server(state, spec, keys or KeyRing([KEY]), {})
     if engine is not None:
         await services.pool.stop()
         (slot,) = make_slots(spec, {}, state)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 from served_here import CHAT, ChosenEngine, serve, until
 
+from nip_core.lm_server import connections
 from nip_core.lm_server import http as server_http
 from nip_core.lm_server.engines.base import Capabilities, Upstream
 from nip_core.lm_server.errors import ApiError
@@ -232,7 +233,7 @@ async def test_a_body_that_trickles_in_is_broken_off(
 async def test_a_head_that_trickles_in_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_http, "IDLE_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(connections, "IDLE_TIMEOUT_S", 0.4)
     async with serve(tmp_path / "state") as here:
         reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n")
