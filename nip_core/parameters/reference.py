@@ -23,7 +23,7 @@ shows what a configuration amounts to, each group of settings with its class as 
 be left out.
 """
 
-_SCHEDULES = """## agents.<name>.update_schedule
+_SCHEDULES = """## `agents.<name>.update_schedule`
 
 An agent is trained on the rollouts of the iterations, counted from 0, for which its schedule says
 so; a group whose agents are all left out keeps its model. Agents that alternate must agree on the
@@ -54,7 +54,7 @@ def reference() -> str:
 
 
 def _section(address: str, kind: type[Parameters]) -> str:
-    title = f"## {address}" if address else "## Top level"
+    title = f"## `{address}`" if address else "## Top level"
     if "is_random" in kind._tags() and kind._tags()["is_random"]:
         title += " (random)"
     lines = [title, "", inspect.getdoc(kind) or "", ""]

@@ -65,7 +65,7 @@ class TextRlParameters(Parameters):
     verifier_guess_replacement_annealing_rate: Annotated[float, Field(ge=0, le=1)] = 0.1
     """The rate in it, 0 to 1."""
     save_transcripts: bool = False
-    """Also write the episodes of each split as one file for reading, transcripts-<split>, in the
+    """Also write the episodes of each split as one file for reading, `transcripts-<split>`, in the
     directory of the iteration. The rollouts hold the same texts."""
     transcript_format: Literal["yaml", "json"] = "yaml"
     """Of that file: "yaml" or "json"."""

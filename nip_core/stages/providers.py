@@ -116,6 +116,17 @@ def _with_path(url: str) -> str:
     return url if urlsplit(url).path else f"{url}/v1"
 
 
+def check_named(parameters: HyperParameters) -> None:
+    """Raise SettingsError if a run would play with the default model, which costs money."""
+    for name, agent in parameters.model_agents.items():
+        comes_with_a_name = agent.use_dummy_api or agent.load_checkpoint_and_parameters
+        if "model_name" not in agent.model_fields_set and not comes_with_a_name:
+            raise SettingsError(
+                f"agents.{name}.model_name: is missing; name the model that plays, for example "
+                "tiny with model_provider SelfHosted, which is bundled and costs nothing"
+            )
+
+
 def uses_own_server(parameters: HyperParameters, agent: PureTextAgentParameters) -> bool:
     """Whether the agent's model is served by the server that the run starts."""
     if agent.use_dummy_api:

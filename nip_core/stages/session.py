@@ -36,7 +36,13 @@ from nip_core.stages.kept_models import keep_models, restore
 from nip_core.stages.models import ServedModel
 from nip_core.stages.origin import Origin, bring, find_origin, resolved, takes_over
 from nip_core.stages.own_server import OwnServer, check_server, server_directory, server_spec
-from nip_core.stages.providers import Endpoints, base_name, is_deterministic, remote_endpoints
+from nip_core.stages.providers import (
+    Endpoints,
+    base_name,
+    check_named,
+    is_deterministic,
+    remote_endpoints,
+)
 from nip_core.stages.rerun import finish_rewinds
 
 T = TypeVar("T")
@@ -186,6 +192,7 @@ def prepare(
     store = open_store(parameters.run_store)
     run = RunStore(store, parameters.run_name)
     record = _record(run if forked_from is None else forked_from)
+    check_named(parameters)
     parameters = resolved(parameters, store, record)
     game = Game(parameters)
     problems = load_all_problems(parameters)
@@ -206,6 +213,7 @@ def prepare(
 
 def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate]:
     """The settings with which a run would be played, and what it would take; nothing is written."""
+    check_named(parameters)
     if takes_over(parameters):
         store = open_store(parameters.run_store, read_only=True)
         record = _record(RunStore(store, parameters.run_name))

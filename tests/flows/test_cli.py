@@ -134,7 +134,8 @@ def test_doctor_tells_what_is_there():
         ({"nip_protocol": {"max_message_rounds": 4}}, "the last turn to prover"),
         ({"run_name": "My Run!"}, "run_name"),
         ({"dataset": "nowhere.parquet"}, "nowhere.parquet"),
-        ({"agents": {"_default": {"model_provider": "OpenAI"}}}, "OPENAI_API_KEY"),
+        ({"agents": {"_default": {"model_name": "m"}}}, "OPENAI_API_KEY"),
+        ({"agents": {"_default": {"model_provider": "OpenAI"}}}, "prover.model_name: is missing"),
     ],
 )
 def test_wrong_settings_are_one_line_before_anything_is_spent(tmp_path, settings, said, refused):

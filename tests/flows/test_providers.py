@@ -15,7 +15,7 @@ from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.export import play_stage
-from nip_core.stages.session import open_session, prepare
+from nip_core.stages.session import open_session, plan_run, prepare
 from nip_prefect.flows.train import train
 
 FEW = {"num_iterations": 1, "rollouts_per_iteration": 4, "num_epochs": 1}
@@ -129,11 +129,22 @@ def test_a_missing_key_is_named_with_the_agent_that_needs_it(tmp_path, agents, v
         agents={
             "_default": DUMMY,
             **agents,
-            "prover": {"use_dummy_api": False, **agents["prover"]},
+            "prover": {"use_dummy_api": False, "model_name": "m", **agents["prover"]},
         },
     )
     with pytest.raises(SettingsError, match=rf"agents\.prover: .*{variable}"):
         prepare(load_parameters(config), {})
+
+
+def test_nothing_is_bought_of_a_model_that_the_settings_do_not_name(tmp_path):
+    agents = {"_default": {"model_name": "m", "base_url": "http://127.0.0.1:9"}, "prover": {}}
+    unnamed = {"_default": {"base_url": "http://127.0.0.1:9"}, "verifier": {"model_name": "m"}}
+    environment = {"OPENAI_API_KEY": "a key"}
+    with pytest.raises(SettingsError, match=r"agents\.prover\.model_name: is missing"):
+        prepare(load_parameters(write_config(tmp_path, agents=unnamed)), environment)
+    with pytest.raises(SettingsError, match=r"agents\.prover\.model_name: is missing"):
+        plan_run(load_parameters(write_config(tmp_path, agents=unnamed)))
+    prepare(load_parameters(write_config(tmp_path, agents=agents)), environment)
 
 
 def test_dummies_need_no_key_whatever_the_provider(tmp_path):
