@@ -22,6 +22,7 @@ DIR="${1:-$ROOT/.art-env}"
 PYTHON="${PYTHON:-python3}"
 PIP_OPTIONS="${PIP_OPTIONS:-}"
 ART_VERSION=0.5.17
+NAT_VERSION=1.9.0
 CONSTRAINTS="$ROOT/scripts/art_constraints.txt"
 STAMP="$DIR/.built"
 
@@ -50,6 +51,8 @@ pip_install() {
 echo "openpipe-art $ART_VERSION and what it requires ..."
 pip_install -c "$CONSTRAINTS" "openpipe-art==$ART_VERSION" \
     aiohttp numpy psutil pyarrow pydantic pyyaml pytest pytest-asyncio pytest-timeout hypothesis
+# NeMo Agent Toolkit's data models, for tests with its own objects; they need nothing more.
+pip_install --no-deps "nvidia-nat-core==$NAT_VERSION" "nvidia-nat-openpipe-art==$NAT_VERSION"
 echo "nip ..."
 pip_install --no-deps -e "$ROOT"
 LITELLM_LOCAL_MODEL_COST_MAP=True "$DIR/bin/python" - <<'EOF'
@@ -58,6 +61,8 @@ from importlib.metadata import version
 import art
 import nip_core.fine_tuning.ledger
 import nip_core.fine_tuning.openai_backend
+from nat.data_models import finetuning
+from nat.plugins.openpipe import config
 
 print(f"openpipe-art {version('openpipe-art')}, openai {version('openai')}")
 EOF

@@ -26,9 +26,10 @@ except ImportError as error:
 from nip_core.errors import JobError, NipError, StageError
 from nip_core.fine_tuning.art_adapter_config import ARTBackendConfig, ARTTrainerAdapterConfig
 from nip_core.fine_tuning.art_backend import LmServerBackend
-from nip_core.fine_tuning.art_client import lists_model
-from nip_core.fine_tuning.art_episodes import check_order, to_art
-from nip_core.fine_tuning.art_jobs import AdapterJob, AdapterJobs
+from nip_core.fine_tuning.art_client import unlisted
+from nip_core.fine_tuning.art_episodes import check_order, to_art, trains_anything
+from nip_core.fine_tuning.art_jobs import NOTHING_TRAINED, AdapterJob, AdapterJobs, status_of
+from nip_core.fine_tuning.art_model_config import model_config
 from nip_core.fine_tuning.art_steps import JobFailed, StepJob
 from nip_core.fine_tuning.interface import (
     FinetuneConfig,
@@ -39,6 +40,7 @@ from nip_core.fine_tuning.interface import (
     Trajectory,
     TrajectoryCollection,
     UnhealthyError,
+    as_ours,
 )
 from nip_core.fine_tuning.job import Busy, JobView, NoAnswer, Refused
 from nip_core.fine_tuning.progress_log import append_progress
@@ -55,14 +57,9 @@ __all__ = [
 ]
 
 BACKEND = "openpipe-art"
-_MESSAGES = {
-    TrainingStatusEnum.PENDING: "Training has not begun.",
-    TrainingStatusEnum.RUNNING: "Training is in progress.",
-    TrainingStatusEnum.COMPLETED: "Training completed successfully.",
-    TrainingStatusEnum.CANCELED: "Training was cancelled.",
-}
+_TRAINABLE = "data/step_num_groups_trainable"  # as ART counts them
 _LOOK_S = 0.2
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class JobExistsError(NipError, AssertionError, ValueError):
@@ -80,6 +77,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         self, adapter_config: ARTTrainerAdapterConfig, backend: "art.Backend | None" = None
     ) -> None:
         """Reaches nothing. Raises SettingsError for options that can't be done."""
+        adapter_config = ARTTrainerAdapterConfig.model_validate(adapter_config)  # or NeMo's own
         super().__init__(adapter_config)
         where = adapter_config.backend
         self.remote_backend = backend or LmServerBackend(
@@ -93,14 +91,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         self._server: LmServerBackend | None = (
             self.remote_backend if isinstance(self.remote_backend, LmServerBackend) else None
         )
-        given = {
-            "init_args": where.init_args,
-            "engine_args": where.engine_args,
-            "trainer_args": adapter_config.trainer_args(),
-        }
-        self._model_internal_config = art.dev.InternalModelConfig(
-            **{name: value for name, value in given.items() if value}
-        )
+        self._model_internal_config = model_config(adapter_config, self.remote_backend)
         self.model = art.TrainableModel(
             name=where.name,
             project=where.project,
@@ -121,26 +112,25 @@ class ARTTrainerAdapter(TrainerAdapter):
         """Register the model. Raises UnhealthyError, a ConnectionError, if the back-end is not
         healthy; SettingsError for a configuration that it can't do."""
         await super().initialize(run_config)
-        if self._server is not None and not await self.is_healthy():
-            raise UnhealthyError("Failed to connect to ART backend.")
-        await self.model.register(
-            self.remote_backend, _openai_client_config=self.adapter_config.backend.server_config
-        )
-        if not await self.is_healthy():
-            raise UnhealthyError("Failed to connect to ART backend.")
+        server_config, problem = self.adapter_config.backend.server_config, None
+        if self._server is not None:  # it runs already, and has been told
+            server_config, problem = None, await self._problem()
+        if problem is not None:
+            raise UnhealthyError(f"Failed to connect to ART backend. {problem}")
+        await self.model.register(self.remote_backend, _openai_client_config=server_config)
+        if (problem := await self._problem()) is not None:
+            raise UnhealthyError(f"Failed to connect to ART backend. {problem}")
 
     async def is_healthy(self) -> bool:
         """Whether the server at the configured port takes the key and has the model."""
-        where = self.adapter_config.backend
-        if self._server is not None:
-            return await self._server.is_healthy(where.base_model)
-        base = self.model.inference_base_url or f"{where.url}/v1"
-        key = self.model.inference_api_key or where.key()
-        return await lists_model(base, key, (where.base_model, where.name))
+        problem = await self._problem()
+        if problem is not None:
+            logger.warning("not healthy: %s", problem)
+        return problem is None
 
     async def _validate_episode_order(self, traj: Trajectory) -> None:
         """Raise ValueError unless the episode's order keeps the rules, see `check_order`."""
-        check_order(traj, strict=self.adapter_config.strict)
+        check_order(as_ours(Trajectory, traj), strict=self.adapter_config.strict)
 
     async def _construct_trajectory_groups(
         self, trajectory_lists: list[list[Trajectory]]
@@ -153,14 +143,19 @@ class ARTTrainerAdapter(TrainerAdapter):
         groups = []
         for number, trajectories in enumerate(trajectory_lists):
             members = []
-            for index, trajectory in enumerate(trajectories):
-                await self._validate_episode_order(trajectory)
+            for index, foreign in enumerate(trajectories):
+                place = f"trajectories[{number}][{index}]"
+                trajectory = as_ours(Trajectory, foreign, place)
                 try:
-                    members.append(to_art(trajectory, f"trajectories[{number}][{index}]"))
+                    await self._validate_episode_order(trajectory)
+                except ValueError as error:
+                    raise ValueError(f"{place}: {error}") from None
+                try:
+                    members.append(to_art(trajectory, place))
                 except ValueError as error:
                     if self.adapter_config.strict:
                         raise
-                    _log.warning("left out: %s", error)
+                    logger.warning("left out: %s", error)
             if members:
                 groups.append(art.TrajectoryGroup(members))
         return groups
@@ -171,20 +166,28 @@ class ARTTrainerAdapter(TrainerAdapter):
         While a job under the run id is under way, another raises JobExistsError, an AssertionError
         and a ValueError; but the same collection, of a process that is gone, goes on and gives the
         same reference. After the end it is the next submission. Raises ValueError for what can't
-        be trained on.
+        be trained on, StageError, a RuntimeError, before `initialize`.
         """
+        if self.model._backend is None:
+            raise StageError("submit: no model is registered; await initialize(run_config) first")
+        trajectories = as_ours(TrajectoryCollection, trajectories)
+        options = self.adapter_config.options()
         async with self._submitting:
             groups = await self._construct_trajectory_groups(trajectories.trajectories)
-            if not groups:
-                raise ValueError("No valid trajectory groups to submit.")
-            self.model.backend()  # raises if there was no initialize
+            if not trains_anything(
+                groups, without_logprobs=options.get("allow_training_without_logprobs", False)
+            ):
+                raise ValueError(
+                    f"No valid trajectory groups to submit. (run_id {trajectories.run_id!r}: no "
+                    "message of the assistant's with log-probabilities is in any)"
+                )
             job = await self._begin_job(trajectories)
             if job.step is not None and job.submission is not None:
                 return self._reference(job)  # of a process that is gone, and submitted
             if self.adapter_config.backend.delete_old_checkpoints:
                 await self._delete_old_checkpoints()
             try:
-                job = await self._start(job, groups)
+                job = await self._start(job, groups, options)
             except BaseException as error:
                 # Where a job was created all the same, the next submission finds it.
                 self._end(job, "failed", f"Training failed with error: {error!r}")
@@ -201,7 +204,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         trouble = ""
         if job.state == "running":
             job, view, trouble = await self._refreshed(job)
-        return self._status(ref, job, view, trouble)
+        return status_of(ref, job, view, trouble)
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
@@ -271,10 +274,22 @@ class ARTTrainerAdapter(TrainerAdapter):
 
     # Inside -----------------------------------------------------------------------------------
 
+    async def _problem(self) -> str | None:
+        """Why the back-end would not take a job, or None."""
+        where = self.adapter_config.backend
+        if self._server is not None:
+            return await self._server.problem(where.base_model)
+        base = self.model.inference_base_url or f"{where.url}/v1"
+        key = self.model.inference_api_key or where.key()
+        return await unlisted(base, key, (where.base_model, where.name))
+
     async def _begin_job(self, trajectories: TrajectoryCollection) -> AdapterJob:
         """The record of a new submission, or of one of the same that was cut short."""
         run_id = trajectories.run_id
-        content = digest(trajectories.model_dump(mode="json", include={"trajectories"}))
+        plain = trajectories.model_dump(
+            mode="json", include={"trajectories"}, fallback=lambda value: type(value).__qualname__
+        )
+        content = digest(plain)
         newest = self._jobs.newest(run_id)
         if newest is not None and newest.state == "running":
             same = newest.digest == content and newest.owner_is_gone()
@@ -298,9 +313,10 @@ class ARTTrainerAdapter(TrainerAdapter):
             raise JobExistsError(f"Training job with run_id {run_id} already exists.")
         return job
 
-    async def _start(self, job: AdapterJob, groups: "list[art.TrajectoryGroup]") -> AdapterJob:
+    async def _start(
+        self, job: AdapterJob, groups: "list[art.TrajectoryGroup]", options: dict[str, Any]
+    ) -> AdapterJob:
         """Submit to the server, or begin the task that trains."""
-        options = self.adapter_config.options()
         if self._server is None:
             work = self._train(job, groups, options)
         else:
@@ -313,11 +329,16 @@ class ARTTrainerAdapter(TrainerAdapter):
                 await self._server.cancel(self.model, step)
                 return job
             if step.submission is None:
-                return self._end(job, "completed", None, metrics=step.counted)
+                return self._end(job, "canceled", NOTHING_TRAINED, metrics=step.counted)
             work = self._follow(job, step)
         task = asyncio.create_task(work, name=f"art-train:{job.run_id}")
         self._training_jobs[job.run_id] = task
+        task.add_done_callback(lambda _: self._forget(job.run_id, task))
         return job
+
+    def _forget(self, run_id: str, task: "asyncio.Task[None]") -> None:
+        if self._training_jobs.get(run_id) is task:
+            del self._training_jobs[run_id]
 
     async def _train(
         self, job: AdapterJob, groups: "list[art.TrajectoryGroup]", options: dict[str, Any]
@@ -329,11 +350,13 @@ class ARTTrainerAdapter(TrainerAdapter):
             self._end(job, "canceled", None)
             raise
         except Exception as error:
-            _log.exception("training of run_id %s failed", job.run_id)
+            logger.exception("training of run_id %s failed", job.run_id)
             self._end(job, "failed", f"Training failed with error: {error!r}")
         else:
             self._jobs.update(job, step=result.step)
-            self._end(job, "completed", None, metrics=result.metrics)
+            is_empty = result.metrics.get(_TRAINABLE) == 0
+            state, message = ("canceled", NOTHING_TRAINED) if is_empty else ("completed", None)
+            self._end(job, state, message, metrics=result.metrics)
 
     async def _follow(self, job: AdapterJob, step: StepJob) -> None:
         """Wait for the server's job, so that its end is on record when this process goes on."""
@@ -341,7 +364,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         try:
             await self._finish(job, step)
         except NipError as error:
-            _log.warning("run_id %s: %s", job.run_id, error)
+            logger.warning("run_id %s: %s", job.run_id, error)
 
     async def _finish(self, job: AdapterJob, step: StepJob) -> AdapterJob:
         """Wait for a step's end, and record it. Raises JobError while its fate is unknown."""
@@ -411,7 +434,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         try:
             await self.model.delete_checkpoints()
         except Exception as error:
-            _log.warning("old checkpoints can't be deleted: %s", error)
+            logger.warning("old checkpoints can't be deleted: %s", error)
 
     def _end(self, job: AdapterJob, state: str, message: str | None, **changes: Any) -> AdapterJob:
         if message is not None:
@@ -433,29 +456,3 @@ class ARTTrainerAdapter(TrainerAdapter):
         if job is None:
             raise ValueError(f"No training job found with run_id {ref.run_id}.")
         return job
-
-    def _status(
-        self, ref: TrainingJobRef, job: AdapterJob, view: JobView | None, trouble: str
-    ) -> TrainingJobStatus:
-        status = TrainingStatusEnum(job.state)
-        if view is not None and view.status in ("validating_files", "queued"):
-            status = TrainingStatusEnum.PENDING
-        progress = 100.0 if status is TrainingStatusEnum.COMPLETED else None
-        told = (view.effective.get("nip") or {}).get("progress") if view is not None else None
-        if isinstance(told, dict) and told.get("total_steps"):
-            progress = min(100.0, 100.0 * told["step"] / told["total_steps"])
-        message = job.message or _MESSAGES[status]
-        return TrainingJobStatus(
-            run_id=ref.run_id,
-            backend=ref.backend,
-            status=status,
-            progress=progress,
-            message=f"{message} {trouble}".strip(),
-            metadata={
-                "submission": job.number,
-                "step": job.step,
-                "model": job.model,
-                "metrics": job.metrics,
-                "job_id": job.job_id,
-            },
-        )

@@ -5,26 +5,34 @@ ARTTrainerAdapterConfig  that, how is trained, and where the adapter keeps its j
 """
 
 import os
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, model_validator
+from pydantic import (
+    AliasChoices,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_serializer,
+    model_validator,
+)
 
+from nip_core.errors import SettingsError
 from nip_core.fine_tuning.art_options import (
     is_train_option,
     model_options,
     train_options,
 )
-from nip_core.fine_tuning.interface import TrainerAdapterConfig
+from nip_core.fine_tuning.interface import ByFields, TrainerAdapterConfig
 
 DEFAULT_KEY = "default"
 DEFAULT_LEARNING_RATE = 5e-5
 KEY_VARIABLE = "NIP_API_KEY"
 
 
-class ARTBackendConfig(BaseModel):
+class ARTBackendConfig(ByFields):
     """A server and a model on it."""
 
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     ip: Annotated[str, Field(min_length=1)]
     """Host name or address."""
@@ -38,7 +46,9 @@ class ARTBackendConfig(BaseModel):
     delete_old_checkpoints: bool = False
     """Before each submission, delete all models of earlier steps but the newest and the best."""
     init_args: dict[str, Any] | None = None
+    """Of the model: max_seq_length, load_in_4bit ... See docs/art.md."""
     engine_args: dict[str, Any] | None = None
+    """Of the inference server, as the next. An lm_server runs already: a warning names them."""
     server_config: dict[str, Any] | None = None
 
     @field_serializer("api_key")
@@ -58,10 +68,17 @@ class ARTBackendConfig(BaseModel):
 
 
 class ARTTrainerAdapterConfig(TrainerAdapterConfig):
-    """The whole configuration. Unknown keys are errors."""
+    """The whole configuration, also as NeMo's own object. Unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(hide_input_in_errors=True)
 
+    type: Literal["openpipe_art_trainer_adapter", "nip_art_trainer_adapter"] = Field(
+        default="openpipe_art_trainer_adapter",
+        validation_alias=AliasChoices("_type", "type"),
+        serialization_alias="_type",
+        repr=False,
+    )
+    """``_type`` in NeMo's files: the name of its adapter, or of this one there."""
     backend: ARTBackendConfig
     training: dict[str, Any] | None = None
     """learning_rate (default 5e-5), beta (that is kl_penalty_coef) and everything else of
@@ -77,19 +94,21 @@ class ARTTrainerAdapterConfig(TrainerAdapterConfig):
 
     @model_validator(mode="after")
     def _check(self) -> "ARTTrainerAdapterConfig":
-        train_options(self.options())
-        model_options({"trainer_args": self.trainer_args()})
+        self.options()
         return self
 
     def options(self) -> dict[str, Any]:
-        """What goes to `train`. Raises ValueError for `beta` beside `kl_penalty_coef`."""
+        """What goes to `train`, checked and of its types. Raises SettingsError for anything in
+        `training` that can't be done."""
+        model_options({"trainer_args": self.trainer_args()})
         given = dict(self.training or {})
         if "beta" in given:
             if "kl_penalty_coef" in given:
-                raise ValueError("training: beta and kl_penalty_coef are the same; give one")
+                raise SettingsError("training: beta and kl_penalty_coef are the same; give one")
             given["kl_penalty_coef"] = given.pop("beta")
         given.setdefault("learning_rate", DEFAULT_LEARNING_RATE)
-        return {name: value for name, value in given.items() if is_train_option(name)}
+        asked = {name: value for name, value in given.items() if is_train_option(name)}
+        return train_options(asked).model_dump(include=set(asked))
 
     def trainer_args(self) -> dict[str, Any]:
         """What goes into the model's configuration."""

@@ -61,6 +61,7 @@ from nip_core.fine_tuning.job import Busy, JobRecord, JobSpec, JobView, NoAnswer
 from nip_core.fine_tuning.openai_backend import OpenAIBackend
 from nip_core.fine_tuning.submissions import LiveSubmission, Submissions
 from nip_core.hashing import derive_seed
+from nip_core.redaction import redact
 
 KEY_VARIABLE = "NIP_API_KEY"
 DEFAULT_STATE_DIR = ".art/lm_server"
@@ -290,17 +291,15 @@ class LmServerBackend:
             run_id = self._record(model).run_id(step.step)
             await self._submissions.cancel(run_id, step.submission, self._server)
 
-    async def is_healthy(self, base_model: str) -> bool:
-        """Whether the server takes the key, is healthy and has `base_model`."""
+    async def problem(self, base_model: str) -> str | None:
+        """Why the server would train nothing from `base_model`, for this key; or None."""
         problem = await health_problem(self._root)
         if problem is None:
             try:
                 await self._check_base(base_model)
             except (Refused, Busy, NoAnswer, SettingsError) as error:
-                problem = str(error)
-        if problem is not None:
-            _log.warning("%s is not healthy: %s", self._root, problem)
-        return problem is None
+                problem = redact(str(error), self._api_key)
+        return None if problem is None else f"{self._root} is not healthy: {problem}"
 
     def under_way(self, model: "art.TrainableModel[Any, Any]") -> tuple[StepJob, JobRecord] | None:
         """The newest job of the step after the newest one, of whichever process."""

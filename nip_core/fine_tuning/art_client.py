@@ -3,10 +3,9 @@
 TokenIdsClient   an OpenAI client that asks for token ids wherever log-probabilities are asked for
 health_problem   what is wrong with a server, within a few seconds
 delete_model     take a model off a server, unless it needs it
-lists_model      whether a server has a model
+unlisted         why a server does not list a model
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ from openai import APIStatusError, AsyncOpenAI, OpenAIError, Timeout
 
 from nip_core.redaction import redact
 
-_log = logging.getLogger(__name__)
 _TIMEOUT_S = 1200.0
 _CONNECT_S = 5.0
 _HEALTH_S = 10.0
@@ -72,13 +70,15 @@ async def delete_model(client: AsyncOpenAI, name: str) -> str | None:
     return None
 
 
-async def lists_model(base_url: str, api_key: str, names: Sequence[str]) -> bool:
-    """Whether a server takes the key and lists one of the models, or a step of it (``name@3``)."""
+async def unlisted(base_url: str, api_key: str, names: Sequence[str]) -> str | None:
+    """Why a server lists none of the models, nor a step of one (``name@3``); None if it does."""
     client = AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=_HEALTH_S)
     async with client:
         try:
             listed = [model.id async for model in client.models.list()]
         except OpenAIError as error:
-            _log.warning("%s is not healthy: %s", base_url, redact(str(error), api_key))
-            return False
-    return any(name in names or name.rpartition("@")[0] in names for name in listed)
+            return redact(f"{base_url} is not healthy: {error}", api_key)
+    if any(name in names or name.rpartition("@")[0] in names for name in listed):
+        return None
+    wanted = " nor ".join(map(repr, names))
+    return f"{base_url} lists neither {wanted}; it has {', '.join(listed) or 'none'}"

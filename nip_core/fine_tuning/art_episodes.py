@@ -2,8 +2,10 @@
 
 check_order       the rules of an episode's order, strict or as NeMo's code has them
 to_art            one trajectory
+trains_anything   whether there is a message to train in any of ART's groups
 """
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -24,28 +26,30 @@ def check_order(trajectory: Trajectory, *, strict: bool) -> None:
     Strict: the four documented rules. Else those that NeMo's code checks: it begins with user or
     system, and no two assistant messages follow each other. An empty episode breaks both.
     """
-    episode = trajectory.episode
+    episode: Sequence[EpisodeItem | DPOItem] = trajectory.episode
     if not episode:
         raise ValueError("Trajectory episode is empty.")
     roles = []
-    for item in episode:
+    for index, item in enumerate(episode):
         if isinstance(item, DPOItem):
             raise ValueError("ART trains on messages, but the episode has preference pairs.")
+        if strict and item.role not in _SPEAKERS:
+            raise ValueError(
+                f"Every message in the trajectory must be from {_NAMES} "
+                f"(got '{item.role}' in episode[{index}])."
+            )
         roles.append(item.role)
-    if strict:
-        for role in roles:
-            if role not in _SPEAKERS:
-                raise ValueError(
-                    f"Every message in the trajectory must be from {_NAMES} (got '{role}')."
-                )
     if roles[0] not in _FIRST:
         raise ValueError("The first message in the trajectory must be from 'user' or 'system'.")
-    if strict and roles[-1] is not EpisodeItemRole.ASSISTANT:
+    if strict and roles[-1] != EpisodeItemRole.ASSISTANT:
         raise ValueError("The last message in the trajectory must be from 'assistant'.")
-    for before, role in pairwise(roles):
-        is_repeated = before is role and role is not EpisodeItemRole.SYSTEM
-        if is_repeated and (strict or role is EpisodeItemRole.ASSISTANT):
-            raise ValueError(f"Consecutive {role} messages from the same role found in trajectory.")
+    for index, (before, role) in enumerate(pairwise(roles)):
+        is_repeated = before == role and role != EpisodeItemRole.SYSTEM
+        if is_repeated and (strict or role == EpisodeItemRole.ASSISTANT):
+            raise ValueError(
+                f"Consecutive {role} messages from the same role found in trajectory. "
+                f"(episode[{index}] and [{index + 1}])"
+            )
 
 
 def to_art(trajectory: Trajectory, place: str) -> "art.Trajectory":
@@ -53,11 +57,8 @@ def to_art(trajectory: Trajectory, place: str) -> "art.Trajectory":
 
     Metadata that ART has a type for is kept, and `shaped_rewards` as metrics. Raises ValueError.
     """
-    items = [
-        _item(item, f"{place}.episode[{index}]")
-        for index, item in enumerate(trajectory.episode)
-        if isinstance(item, EpisodeItem)
-    ]
+    episode: Sequence[EpisodeItem | DPOItem] = trajectory.episode
+    items = [_item(item, f"{place}.episode[{index}]") for index, item in enumerate(episode)]
     metadata = {
         name: value
         for name, value in (trajectory.metadata or {}).items()
@@ -72,10 +73,23 @@ def to_art(trajectory: Trajectory, place: str) -> "art.Trajectory":
     )
 
 
-def _item(item: EpisodeItem, place: str) -> Any:
+def trains_anything(groups: "Sequence[art.TrajectoryGroup]", *, without_logprobs: bool) -> bool:
+    """Whether a message of any group is trained: a choice; `without_logprobs`, any answer."""
+    return any(
+        isinstance(item, Choice)
+        or (without_logprobs and isinstance(item, Mapping) and item.get("role") == "assistant")
+        for group in groups
+        for trajectory in group.trajectories
+        for item in trajectory.messages_and_choices
+    )
+
+
+def _item(item: EpisodeItem | DPOItem, place: str) -> Any:
+    if not isinstance(item, EpisodeItem):
+        raise ValueError(f"{place}: ART trains on messages, got {type(item).__name__}")
     if item.role in _FIRST:
         return {"role": str(item.role), "content": item.content}
-    if item.role is not EpisodeItemRole.ASSISTANT:  # lenient; what is no choice is not trained
+    if item.role != EpisodeItemRole.ASSISTANT:  # lenient; what is no choice is not trained
         return {"role": "assistant", "content": item.content}
     return Choice.model_validate(
         {

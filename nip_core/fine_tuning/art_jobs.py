@@ -2,6 +2,7 @@
 
 AdapterJob    one submission under a run id: what it trains, and how it ended
 AdapterJobs   reads and writes them: ``<state directory>/art-jobs/<run id>/0002.json``
+status_of     what is known of one, as NeMo's interface says it
 """
 
 from typing import Any, Literal
@@ -9,11 +10,26 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nip_core.errors import CorruptionError
+from nip_core.fine_tuning.interface import (
+    TrainingJobRef,
+    TrainingJobStatus,
+    TrainingStatusEnum,
+)
+from nip_core.fine_tuning.job import JobView
 from nip_core.fine_tuning.submissions import run_name
 from nip_core.run_store.lease import Owner, ThisMachine
 from nip_core.run_store.store import MissingFileError, open_store
 
 State = Literal["running", "completed", "failed", "canceled"]
+NOTHING_TRAINED = (
+    "Nothing was trained: in every group all rewards are equal, or no message is one to train."
+)
+_MESSAGES = {
+    TrainingStatusEnum.PENDING: "Training has not begun.",
+    TrainingStatusEnum.RUNNING: "Training is in progress.",
+    TrainingStatusEnum.COMPLETED: "Training completed successfully.",
+    TrainingStatusEnum.CANCELED: "Training was cancelled.",
+}
 
 
 class AdapterJob(BaseModel):
@@ -105,6 +121,34 @@ class AdapterJobs:
             return AdapterJob.model_validate_json(data), etag
         except ValidationError as error:
             raise CorruptionError(f"{path}: damaged, no record of a job ({error})") from error
+
+
+def status_of(
+    ref: TrainingJobRef, job: AdapterJob, view: JobView | None, trouble: str
+) -> TrainingJobStatus:
+    """What is known of a job; `view`: what its server says, `trouble`: why it says nothing."""
+    status = TrainingStatusEnum(job.state)
+    if view is not None and view.status in ("validating_files", "queued"):
+        status = TrainingStatusEnum.PENDING
+    progress = 100.0 if status is TrainingStatusEnum.COMPLETED else None
+    told = (view.effective.get("nip") or {}).get("progress") if view is not None else None
+    if isinstance(told, dict) and told.get("total_steps"):
+        progress = min(100.0, 100.0 * told["step"] / told["total_steps"])
+    message = job.message or _MESSAGES[status]
+    return TrainingJobStatus(
+        run_id=ref.run_id,
+        backend=ref.backend,
+        status=status,
+        progress=progress,
+        message=f"{message} {trouble}".strip(),
+        metadata={
+            "submission": job.number,
+            "step": job.step,
+            "model": job.model,
+            "metrics": job.metrics,
+            "job_id": job.job_id,
+        },
+    )
 
 
 def _directory(run_id: str) -> str:

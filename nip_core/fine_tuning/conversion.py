@@ -153,7 +153,7 @@ def _message(item: EpisodeItem, place: str, *, with_tokens: bool) -> dict[str, A
             "with: say what others said as the user, or leave it out"
         )
     message: dict[str, Any] = {"role": item.role.value, "content": item.content}
-    if with_tokens and item.role is EpisodeItemRole.ASSISTANT:
+    if with_tokens and item.role == EpisodeItemRole.ASSISTANT:
         token_ids, message["logprobs"] = sampled_tokens(item, place)
         if token_ids is not None:
             message["token_ids"] = token_ids

@@ -9,24 +9,30 @@ TrainingJobStatus      what is known of it
 TrainerAdapterConfig   the base of every adapter's configuration
 FinetuneConfig         what `initialize` is given; CurriculumLearningConfig is a part of it
 UnhealthyError         the back-end is not there, or would not take a job
+as_ours                another library's object as one of these models
 
 The names and their meaning are those of NVIDIA's NeMo Agent Toolkit (`nat.finetuning`,
-`nat.data_models.finetuning`). A key that a model does not know is an error; what else these models
-refuse and its own let pass is in docs/adapters.md.
+`nat.data_models.finetuning`), and its own objects are taken wherever one of these is, by their
+fields. A key that a model does not know is an error; what else these models refuse and its own let
+pass is in docs/adapters.md.
 """
 
+import reprlib
 from abc import ABC, abstractmethod
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
+from enum import Enum, StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
     FiniteFloat,
     Tag,
+    ValidationError,
     model_validator,
 )
 
@@ -52,6 +58,7 @@ __all__ = [
     "TrajectoryBuilderConfig",
     "TrajectoryCollection",
     "UnhealthyError",
+    "as_ours",
 ]
 
 RunId = Annotated[str, Field(min_length=1, max_length=200)]
@@ -61,8 +68,57 @@ class UnhealthyError(NipError, ConnectionError):
     """The back-end is not there, or would not take a job. The message says why."""
 
 
-class _Model(BaseModel):
+class ByFields(BaseModel):
+    """Refuses unknown keys, and takes another model's object by its fields."""
+
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_fields(cls, given: Any) -> Any:
+        return _fields(cls, given)
+
+
+def _fields(kind: type[BaseModel], given: Any) -> Any:
+    """The fields of a foreign object; anything else as it is.
+
+    A field that `kind` does not know and that stands at its default asks for nothing, and is left
+    out.
+    """
+    if not isinstance(given, BaseModel) or isinstance(given, kind | ByFields):
+        return given
+    fields = {
+        name: getattr(given, name)
+        for name in type(given).model_fields
+        if name in kind.model_fields or name in given.model_fields_set
+    }
+    return {**fields, **(given.model_extra or {})}
+
+
+_Ours = TypeVar("_Ours", bound=BaseModel)
+
+
+def as_ours(kind: type[_Ours], given: Any, place: str = "") -> _Ours:
+    """An object of `kind`, whichever library's `given` is of.
+
+    Raises ValueError in one line that names the first place that is wrong, within `place`.
+    """
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        first, more = problems[0], len(problems) - 1
+        where = place + _path(first["loc"])
+        raise ValueError(
+            f"{kind.__name__}: {where + ': ' if where else ''}{first['msg']} "
+            f"(got {reprlib.repr(first['input'])})" + (f"; and {more} more" if more else "")
+        ) from None
+
+
+def _path(steps: Sequence[int | str]) -> str:
+    """Where something stands: ``trajectories[0][1].episode[2].role``."""
+    shown = [step for step in steps if step not in _KINDS]
+    return "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in shown).lstrip(".")
 
 
 class TrainingStatusEnum(StrEnum):
@@ -75,7 +131,7 @@ class TrainingStatusEnum(StrEnum):
     CANCELED = "canceled"
 
 
-class TrainingJobRef(_Model):
+class TrainingJobRef(ByFields):
     """A submission. It is plain JSON, and can be kept and asked about by any process.
 
     `metadata` has ``submission``, the number of the submission under this `run_id`, from 0.
@@ -86,7 +142,7 @@ class TrainingJobRef(_Model):
     metadata: dict[str, Any] | None = None
 
 
-class TrainingJobStatus(_Model):
+class TrainingJobStatus(ByFields):
     """What is known of a submission. `progress` is in percent."""
 
     run_id: RunId
@@ -108,8 +164,14 @@ class EpisodeItemRole(StrEnum):
     ENVIRONMENT = "environment"
     OTHER = "other"
 
+    @classmethod
+    def _missing_(cls, value: object) -> "EpisodeItemRole | None":
+        """The member of the same value as one of another enumeration."""
+        text = value.value if isinstance(value, Enum) else None
+        return next((role for role in cls if role.value == text), None)
 
-class EpisodeItem(_Model):
+
+class EpisodeItem(ByFields):
     """One message. One of the assistant's needs the log-probabilities with which it was sampled.
 
     What they may look like is looked at where they are used, see `conversion`.
@@ -122,19 +184,19 @@ class EpisodeItem(_Model):
 
     @model_validator(mode="after")
     def _check(self) -> "EpisodeItem":
-        if self.role is EpisodeItemRole.ASSISTANT and self.logprobs is None:
+        if self.role == EpisodeItemRole.ASSISTANT and self.logprobs is None:
             raise ValueError("logprobs must be provided for assistant role.")
         return self
 
 
-class OpenAIMessage(_Model):
+class OpenAIMessage(ByFields):
     """A message of a prompt."""
 
     role: str
     content: str
 
 
-class DPOItem(_Model):
+class DPOItem(ByFields):
     """A better and a worse response to one prompt."""
 
     prompt: list[OpenAIMessage] | str
@@ -142,13 +204,14 @@ class DPOItem(_Model):
     rejected_response: str
 
 
+_KINDS = ("messages", "pairs")
+
+
 def _kind_of_items(episode: Any) -> Literal["messages", "pairs"]:
     """What the items of an episode are, by the first: errors are told for that kind alone."""
     first = episode[0] if isinstance(episode, list | tuple) and episode else None
-    if isinstance(first, dict):
-        is_pair = "role" not in first and bool({"chosen_response", "rejected_response"} & {*first})
-    else:
-        is_pair = isinstance(first, DPOItem)
+    names = {*(first if isinstance(first, Mapping) else getattr(type(first), "model_fields", ()))}
+    is_pair = "role" not in names and bool({"chosen_response", "rejected_response"} & names)
     return "pairs" if is_pair else "messages"
 
 
@@ -159,7 +222,7 @@ Episode = Annotated[
 """Messages, or preference pairs; not both. An empty one is a list of no messages."""
 
 
-class Trajectory(_Model):
+class Trajectory(ByFields):
     """An episode with its reward. An empty episode is refused when it is submitted."""
 
     episode: Episode
@@ -169,20 +232,20 @@ class Trajectory(_Model):
     metadata: dict[str, Any] | None = None
 
 
-class TrajectoryCollection(_Model):
+class TrajectoryCollection(ByFields):
     """What is submitted. Each inner list holds the trajectories of one example."""
 
     trajectories: list[list[Trajectory]]
     run_id: RunId
 
 
-class RewardFunctionConfig(_Model):
+class RewardFunctionConfig(ByFields):
     """Which evaluator gives the reward."""
 
     name: Annotated[str, Field(min_length=1)]
 
 
-class _ComponentConfig(_Model):
+class _ComponentConfig(ByFields):
     reward: RewardFunctionConfig | None = None
     """Set by `initialize` to what the whole configuration says."""
 
@@ -199,10 +262,10 @@ class TrainerAdapterConfig(_ComponentConfig):
     """The base of a trainer adapter's configuration."""
 
 
-class FinetuneRunConfig(_Model):
+class FinetuneRunConfig(ByFields):
     """What the command line of NeMo's `nat finetune` says. No adapter here reads it."""
 
-    config_file: Path | BaseModel
+    config_file: Path | BaseModel | None = None
     dataset: str | Path | None = None
     result_json_path: str = "$"
     endpoint: str | None = None
@@ -213,7 +276,7 @@ class FinetuneRunConfig(_Model):
     validation_config_file: str | Path | None = None
 
 
-class FinetuneConfig(_Model):
+class FinetuneConfig(ByFields):
     """What `initialize` is given. The adapters here read `reward_function` of it."""
 
     enabled: bool = False
@@ -223,7 +286,9 @@ class FinetuneConfig(_Model):
     reward_function: RewardFunctionConfig | None = None
     target_functions: list[str] = Field(default_factory=lambda: ["<workflow>"])
     target_model: str | None = None
-    curriculum_learning: CurriculumLearningConfig = CurriculumLearningConfig()
+    curriculum_learning: Annotated[
+        CurriculumLearningConfig, BeforeValidator(lambda it: _fields(CurriculumLearningConfig, it))
+    ] = CurriculumLearningConfig()
     num_epochs: Annotated[int, Field(ge=1)] = 1
     output_dir: Path = Path("./.tmp/nat/finetuning/")
     run_configuration: FinetuneRunConfig | None = None
@@ -253,8 +318,8 @@ class TrainerAdapter(ABC):
 
         This part of it notes what the adapter is used for.
         """
-        self.run_config = run_config
-        self.adapter_config.reward = run_config.reward_function
+        self.run_config = as_ours(FinetuneConfig, run_config)
+        self.adapter_config.reward = self.run_config.reward_function
 
     @abstractmethod
     async def is_healthy(self) -> bool:

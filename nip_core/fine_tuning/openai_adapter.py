@@ -29,6 +29,7 @@ from nip_core.fine_tuning.interface import (
     TrainingStatusEnum,
     TrajectoryCollection,
     UnhealthyError,
+    as_ours,
 )
 from nip_core.fine_tuning.job import Busy, JobRecord, JobSpec, JobView, NoAnswer, Refused
 from nip_core.fine_tuning.openai_adapter_config import OpenAITrainerAdapterConfig
@@ -87,6 +88,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
         the next submission. Raises ValueError for what can't be trained on, before anything is
         sent; JobError for a job that the server refuses.
         """
+        trajectories = as_ours(TrajectoryCollection, trajectories)
         config, run_id = self.config, trajectories.run_id
         words, extensions = await self._settings()
         data, examples = to_jsonl_rows(
