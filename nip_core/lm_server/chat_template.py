@@ -4,6 +4,7 @@ load_tokenizer      the tokenizer of a model given by path or name
 render              messages -> text, by the model's own chat template
 encode              text -> token ids, nothing added
 encode_prompt       messages -> the token ids a completion continues
+tool_form           how the template writes calls of tools
 check_shapes        which shapes of conversation the template accepts
 stop_token_ids      the tokens that end an assistant message
 context_length      the longest prompt plus completion, in tokens
@@ -16,6 +17,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nip_core.lm_server.tool_calls import ToolForm, find_form
+from nip_core.lm_server.tool_parameters import template_call
+
+Messages = Sequence[Mapping[str, Any]]
+
 SHAPES: dict[str, tuple[str, ...]] = {
     "user": ("user",),
     "system_user": ("system", "user"),
@@ -26,7 +32,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
 """Shapes of conversation that `check_shapes` tries, as roles in order."""
 
 _UNLIMITED = 10**9  # tokenizers without a limit say something above this
-_TEMPLATE_KEYS = ("role", "content", "name")
+_TEMPLATE_KEYS = ("role", "content", "name", "tool_call_id")
 
 
 class ModelPathError(ValueError):
@@ -84,21 +90,34 @@ def load_tokenizer(model: str) -> Any:
 
 
 def template_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What a template may see of each message: role, content, and name where there is one."""
-    return [
-        {key: message[key] for key in _TEMPLATE_KEYS if message.get(key) is not None}
-        for message in messages
-    ]
+    """What a template may see of each message: role, content, and what else there is of name,
+    calls of tools and the call that is answered."""
+    seen = []
+    for message in messages:
+        keys = {key: message[key] for key in _TEMPLATE_KEYS if message.get(key) is not None}
+        if message.get("tool_calls"):
+            keys["tool_calls"] = list(map(template_call, message["tool_calls"]))
+        seen.append(keys)
+    return seen
 
 
-def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, generation: bool) -> str:
+def render(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    generation: bool,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
     """The text of a conversation; `generation` adds the beginning of an assistant message.
 
     Raises ChatTemplateError if the template refuses it.
     """
     try:
         text = tokenizer.apply_chat_template(
-            template_messages(messages), tokenize=False, add_generation_prompt=generation
+            template_messages(messages),
+            tools=list(tools) or None,
+            tokenize=False,
+            add_generation_prompt=generation,
         )
     except Exception as error:  # templates raise whatever their author chose
         roles = ", ".join(str(message.get("role")) for message in messages)
@@ -114,9 +133,25 @@ def encode(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def encode_prompt(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+def encode_prompt(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> list[int]:
     """Token ids of the prompt these messages give, generation prompt included."""
-    return encode(tokenizer, render(tokenizer, messages, generation=True))
+    return encode(tokenizer, render(tokenizer, messages, generation=True, tools=tools))
+
+
+def tool_form(tokenizer: Any) -> ToolForm | None:
+    """How the template writes calls of tools; None if it has none that can be read."""
+    special = {*tokenizer.all_special_tokens} | {
+        token.content for token in tokenizer.added_tokens_decoder.values() if token.special
+    }
+
+    def write(messages: Messages, tools: Messages, generation: bool) -> str:
+        return render(tokenizer, messages, generation=generation, tools=tools)
+
+    return find_form(write, sorted(special))
 
 
 def check_shapes(tokenizer: Any) -> dict[str, bool]:

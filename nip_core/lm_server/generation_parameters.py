@@ -27,6 +27,13 @@ from nip_core.lm_server.errors import (
     unsupported_value,
 )
 from nip_core.lm_server.formats import ROLES, text_of
+from nip_core.lm_server.tool_parameters import (
+    response_format,
+    settle_tools,
+    tool_choice,
+    tool_message,
+    tools,
+)
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -37,8 +44,9 @@ DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; chat has none."""
 
 _MESSAGE_KEYS = frozenset({"role", "content", "name"})
-_CHAT_ROLES = frozenset({*ROLES, "developer"})
-_PASSED_ROLES = frozenset({*_CHAT_ROLES, "tool", "function"})
+_CHAT_ROLES = frozenset({*ROLES, "developer", "tool"})
+_PASSED_ROLES = frozenset({*_CHAT_ROLES, "function"})
+_TOOL_KEYS = ("tool_calls", "tool_call_id")
 
 Parse = Callable[[str, Any], Any]
 
@@ -60,6 +68,7 @@ def parse_chat(body: Mapping[str, Any]) -> tuple[GenerationRequest, Delivery]:
     values = _values(body, CHAT_PARAMETERS, ("model", "messages"))
     if values.get("top_logprobs") and not values.get("logprobs"):
         raise _needs("top_logprobs", "logprobs: true")
+    settle_tools(values)
     delivery = _delivery(values)
     return GenerationRequest(
         model=model_of(body), messages=parse_messages(body.get("messages")), **values
@@ -162,17 +171,20 @@ def _message(index: int, message: Any) -> dict[str, Any]:
     if type(role) is not str or role not in _CHAT_ROLES:
         raise _wrong_role(index, message, _CHAT_ROLES)
     if type(content) is str:
-        if len(message) == 2 and role != "developer":
+        if len(message) == 2 and role not in ("developer", "tool"):
             return message
     else:
-        text = text_of(content)
+        # Who calls tools need not say anything.
+        text = "" if content is None and message.get("tool_calls") else text_of(content)
         if text is None:
             raise invalid_value(f"messages[{index}].content", content, "text")
         content = text
     checked = {"role": "system" if role == "developer" else role, "content": content}
+    if role == "tool" or any(message.get(key) for key in _TOOL_KEYS):
+        checked |= tool_message(f"messages[{index}]", message)
     for key, value in message.items():
         # Clients send back messages they got, with empty fields for what the answer had not.
-        if key not in _MESSAGE_KEYS and value is not None and value != []:
+        if key not in _MESSAGE_KEYS and value is not None and value != [] and key not in checked:
             raise unknown_parameter(f"messages[{index}].{key}")
     name = message.get("name")
     if name is not None:
@@ -406,6 +418,10 @@ _SHARED: dict[str, tuple[str, Parse]] = {
 CHAT_PARAMETERS: dict[str, tuple[str, Parse]] = {
     **{name: ("", check) for name, check in CHAT_HARMLESS.items()},
     **_SHARED,
+    "response_format": ("schema", response_format),
+    "tools": ("tools", tools),
+    "tool_choice": ("tool_choice", tool_choice),
+    "parallel_tool_calls": ("parallel_tool_calls", _boolean),
     "max_completion_tokens": ("max_tokens", _integer(1, 2**31 - 1)),
     "logprobs": ("logprobs", _boolean),
     "top_logprobs": ("top_logprobs", _integer(0, MAX_TOP_LOGPROBS)),

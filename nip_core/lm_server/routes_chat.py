@@ -32,6 +32,7 @@ from nip_core.lm_server.generation_parameters import (
 from nip_core.lm_server.http import SERVICES, dumps, json_object, json_response
 from nip_core.lm_server.responses import Recording
 from nip_core.lm_server.streaming import closing
+from nip_core.lm_server.tool_calls import ToolCall
 
 VERY_UNLIKELY = -9999.0
 """What the API says instead of a log-probability that JSON has no number for."""
@@ -110,6 +111,10 @@ def _choice(index: int, choice: Choice) -> dict[str, Any]:
         "finish_reason": choice.finish_reason,
         "logprobs": None,
     }
+    if choice.tool_calls:
+        message = body["message"]
+        message["tool_calls"] = _tool_calls(choice.tool_calls)
+        message["content"] = choice.text or None
     if choice.logprobs is not None:
         tokens = choice.tokens or ("",) * len(choice.logprobs)
         body["logprobs"] = _logprobs(tokens, choice.logprobs, choice.top_logprobs or ())
@@ -156,6 +161,10 @@ async def _chunks(
                     if chat.return_token_ids:
                         piece["token_ids"] = delta.token_ids
                     events += event(piece)
+                if delta.tool_calls:
+                    calls = _tool_calls(delta.tool_calls)
+                    numbered = [{"index": i, **call} for i, call in enumerate(calls)]
+                    events += event(_piece(delta.index, {"tool_calls": numbered}))
                 if delta.finish_reason is not None:
                     events += event(_piece(delta.index, {}, delta.finish_reason))
                 if events:
@@ -165,6 +174,17 @@ async def _chunks(
     if delivery.include_usage:
         usage = dumps(usage_object(prompt_tokens, generated, _DETAILS))
         yield prefix + b',"choices":[],"usage":' + usage + b"}\n\n"
+
+
+def _tool_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"call_{secrets.token_hex(12)}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in calls
+    ]
 
 
 def _piece(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:

@@ -369,7 +369,7 @@ TABLE: list[tuple[str, str, Any, type[openai.APIStatusError], str, str | None]] 
     ("POST", "/completions", {"model": "sim"}, openai.BadRequestError, "missing_required_parameter", "prompt"),
     ("POST", "/chat/completions", {**CHAT_BODY, "n": "2"}, openai.BadRequestError, "invalid_value", "n"),
     ("POST", "/chat/completions", {**CHAT_BODY, "temperature": 3}, openai.BadRequestError, "invalid_value", "temperature"),
-    ("POST", "/chat/completions", {**CHAT_BODY, "tools": [{}]}, openai.BadRequestError, "unsupported_value", "tools"),
+    ("POST", "/chat/completions", {**CHAT_BODY, "tools": [{}]}, openai.BadRequestError, "unsupported_value", "tools[0].type"),
     ("POST", "/chat/completions", {**CHAT_BODY, "x": 1}, openai.BadRequestError, "unknown_parameter", "x"),
     ("POST", "/chat/completions", "{", openai.BadRequestError, "invalid_json", None),
     ("POST", "/chat/completions", "[]", openai.BadRequestError, "invalid_json", None),

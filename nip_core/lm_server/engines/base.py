@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from nip_core.lm_server.tool_calls import ToolCall
+
 EngineState = Literal["stopped", "starting", "running", "sleeping", "failed"]
 
 
@@ -59,7 +61,7 @@ class GenerationRequest:
     """One request, already validated: a conversation in `messages`, or else a `prompt`."""
 
     model: str  # the base model's served name, or an adapter's name
-    messages: tuple[dict[str, Any], ...] = ()  # role, content, optional name
+    messages: tuple[dict[str, Any], ...] = ()  # role, content, name, tool_calls, tool_call_id
     prompt: str | tuple[int, ...] | None = None  # text or token ids, taken as they are
     max_tokens: int | None = None  # None: as far as the context goes
     temperature: float = 1.0
@@ -71,6 +73,10 @@ class GenerationRequest:
     logprobs: bool = False  # log-probability of each generated token
     top_logprobs: int = 0  # alternatives for each generated token
     return_token_ids: bool = False
+    schema: dict[str, Any] | None = None  # the answer is JSON of this schema
+    tools: tuple[dict[str, Any], ...] = ()  # functions that the model is told of, as on the wire
+    forced_tools: tuple[str, ...] = ()  # of which it must call one; none: as it likes
+    parallel_tool_calls: bool = True  # whether it may call several at once
 
 
 @dataclass(frozen=True)
@@ -86,12 +92,13 @@ class Choice:
     """One answer. `token_ids` and `logprobs` have one entry per generated token, stop included."""
 
     text: str
-    finish_reason: str  # stop, length, content_filter
+    finish_reason: str  # stop, length, content_filter, tool_calls
     completion_tokens: int
     tokens: tuple[str, ...] | None = None
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
     top_logprobs: tuple[tuple[TopLogprob, ...], ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,6 +130,7 @@ class Delta:
     completion_tokens: int = 0  # generated in this piece
     prompt_tokens: int | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()  # all of a choice in its last delta
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 import torch
 
+from nip_core.lm_server.engines.guided import Guide
 from nip_core.lm_server.engines.kv_cache import ROOM, Part, assemble, new_cache
 from nip_core.lm_server.engines.lora import LoraAdapter, RowwiseLora
-from nip_core.lm_server.engines.sampling import BatchSampler, RowRandom, Settings
+from nip_core.lm_server.engines.sampling import Allowed, BatchSampler, RowRandom, Settings
 
 PREFILL_TOKENS = 2048
 """Padded prompt tokens per forward pass; bounds memory, and small passes stay in a CPU's cache."""
@@ -52,6 +53,7 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)  # id, logprob
     text: StopText | None = None  # of a row with stop strings
+    guide: Guide | None = None  # of a row whose answer has a grammar
     finish_reason: str | None = None
     cancelled: bool = False
 
@@ -259,6 +261,7 @@ class Decoder:
     def _choose(self, rows: Sequence[Row], sampler: BatchSampler, logits: torch.Tensor) -> None:
         chosen = sampler.choose(
             logits,
+            self._allowed(rows, logits.shape[1]),
             logprobs=any(row.wants_logprobs for row in rows),
             top=max((row.wants_top for row in rows), default=0),
         )
@@ -269,11 +272,29 @@ class Decoder:
                 row.logprobs.append(chosen.logprobs[index])
             if chosen.top is not None and row.wants_top:
                 row.top_logprobs.append(chosen.top[index][: row.wants_top])
+            if row.guide is not None:
+                row.guide.push(chosen.ids[index])
             row.generated.append(chosen.ids[index])
             row.finish_reason = self._finish_reason(row)
 
+    def _allowed(self, rows: Sequence[Row], width: int) -> Allowed | None:
+        """The tokens that may come next in those rows that have a grammar."""
+        guided = [i for i, row in enumerate(rows) if row.guide is not None and _live(row)]
+        if not guided:
+            return None
+        words = torch.full((len(guided), -(-width // 32)), -1, dtype=torch.int32)
+        for place, index in enumerate(guided):
+            guide = rows[index].guide
+            assert guide is not None
+            guide.fill(words[place])
+        bits = words.to(self._device)[:, :, None] >> torch.arange(32, device=self._device)
+        allowed = (bits & 1).bool().flatten(1)[:, :width]
+        return Allowed(torch.tensor(guided, device=self._device), allowed)
+
     def _finish_reason(self, row: Row) -> str | None:
         token, is_last = row.generated[-1], len(row.generated) >= row.max_tokens
+        if row.guide is not None and row.guide.failure:
+            return "length"  # who reads the row tells why
         if token in self._stop_tokens:
             return "stop"
         if row.stop:

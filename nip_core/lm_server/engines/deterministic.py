@@ -39,10 +39,10 @@ from nip_core.lm_server.engines.deterministic_training import (
     DeterministicTrainer,
     fraction,
 )
+from nip_core.lm_server.engines.drawn_answers import deltas_of, draw, drawn_call
 from nip_core.lm_server.engines.pseudo_tokens import (
     MESSAGE_OVERHEAD,
     TOKEN_BYTES,
-    pieces,
     prompt_ids,
     text_of_ids,
     token_count,
@@ -205,7 +205,7 @@ class DeterministicEngine:
         asked = await self._ask(request)
         return GenerationResult(
             model=request.model,
-            choices=self._choices(asked),
+            choices=await self._answer(asked),
             prompt_tokens=asked.prompt_tokens,
             prompt_token_ids=asked.prompt_ids,
         )
@@ -213,7 +213,8 @@ class DeterministicEngine:
     async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Answer by rule, a token of each choice at a time. Errors come before the first delta."""
         asked = await self._ask(request)
-        deltas = [_deltas(i, choice, request) for i, choice in enumerate(self._choices(asked))]
+        choices = await self._answer(asked)
+        deltas = [deltas_of(i, choice, request) for i, choice in enumerate(choices)]
         first = True
         for position in range(max(map(len, deltas))):
             for of_choice in deltas:
@@ -336,13 +337,25 @@ class DeterministicEngine:
 
     def _digest(self, request: GenerationRequest, messages: tuple[dict[str, Any], ...]) -> bytes:
         parts = [request.model, str(request.seed)]
+        if request.schema is not None or request.tools:
+            form = [request.schema, request.tools, request.forced_tools]
+            parts.append(json.dumps(form, sort_keys=True))
         for message in messages:
             role = message["role"] if request.prompt is None else "prompt"
             parts += (role, message.get("name") or "", message["content"])
+            if message.keys() & {"tool_calls", "tool_call_id"}:
+                calls = [message.get("tool_calls"), message.get("tool_call_id")]
+                parts.append(json.dumps(calls, sort_keys=True))
         # Lengths keep two different lists of strings from joining to the same bytes.
         lengths = ",".join([str(len(part)) for part in parts])
         joined = f"{lengths}\n{''.join(parts)}".encode("utf-8", "surrogatepass")
         return hashlib.sha256(self._seed + b"\n" + joined).digest()
+
+    async def _answer(self, asked: _Asked) -> tuple[Choice, ...]:
+        """The choices; what has a form is drawn aside, since that can take a second."""
+        if asked.request.schema is None and not asked.request.forced_tools:
+            return self._choices(asked)
+        return await asyncio.to_thread(self._choices, asked)
 
     def _choices(self, asked: _Asked) -> tuple[Choice, ...]:
         rule = self._rule(asked)
@@ -357,6 +370,8 @@ class DeterministicEngine:
     def _choice(self, rule: _Rule, asked: _Asked, index: int) -> Choice:
         generation, request = asked.generation, asked.request
         drawn = hashlib.sha256(asked.digest + index.to_bytes(4, "big")).digest()
+        if request.forced_tools:
+            return drawn_call(request, Random(int.from_bytes(drawn[16:24], "big")), asked.limit)
         reply, template = rule.draw(generation, int.from_bytes(drawn[:8], "big") / 2**64)
         finish_reason: str = reply.finish_reason
         if template.fixed is not None and not self._faults_in_text:
@@ -364,6 +379,9 @@ class DeterministicEngine:
         else:
             random = Random(int.from_bytes(drawn[8:16], "big"))
             text, finish_reason = self._text(template, random, generation, finish_reason)
+        if request.schema is not None:
+            random = Random(int.from_bytes(drawn[16:24], "big"))
+            text = draw(request.schema, random, asked.limit, "response_format")
         cut = min((text.find(stop) for stop in request.stop if stop in text), default=-1)
         if cut >= 0:
             text, finish_reason = text[:cut], "stop"
@@ -431,19 +449,3 @@ def _prompt(
     if not ids:
         raise EngineRequestError("the prompt has no tokens", "invalid_value", "prompt")
     return ({"role": "user", "content": text},), ids
-
-
-def _deltas(index: int, choice: Choice, request: GenerationRequest) -> list[Delta]:
-    """A choice token by token. One that has no text is one delta that ends it."""
-    ids = choice.token_ids or ()
-    texts = list(pieces(choice.text)) or [""]
-    return [
-        Delta(
-            index=index,
-            text=text,
-            finish_reason=choice.finish_reason if number == len(texts) - 1 else None,
-            token_ids=ids[number : number + 1],
-            completion_tokens=1 if choice.text else 0,
-        )
-        for number, text in enumerate(texts)
-    ]

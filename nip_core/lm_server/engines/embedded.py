@@ -38,7 +38,9 @@ from nip_core.lm_server.engines.requests import (
     encode_messages,
     make_readers,
     make_rows,
+    refuse_unguided,
     text_size,
+    with_calls,
 )
 from nip_core.lm_server.engines.worker import LONG_TEXT, Listener, ModelWorker, Pending
 
@@ -165,12 +167,13 @@ class EmbeddedEngine:
             await asyncio.wrap_future(pending.done)
         finally:
             abandon(pending.rows)
+        refuse_unguided(pending.rows)
         self._requests += 1
         choices = []
         for reader in make_readers(worker, pending.rows, request):
             whole = reader.read()
             assert whole is not None, "a row that has ended has something to tell"
-            choices.append(choice_of(whole, request))
+            choices.append(choice_of(with_calls(worker, whole, request), request))
         prompt = pending.rows[0].prompt
         return GenerationResult(
             model=request.model,
@@ -197,10 +200,14 @@ class EmbeddedEngine:
                 progress.clear()
                 if pending.done.done():
                     pending.done.result()  # raises what ended it early
-                for reader in readers:
-                    delta = None if reader.finished else reader.read()
+                refuse_unguided(pending.rows)
+                for row, reader in zip(pending.rows, readers, strict=True):
+                    # Whether a text is a call is known at its end.
+                    waits = bool(request.tools) and row.finish_reason is None
+                    delta = None if reader.finished or waits else reader.read()
                     if delta is None:
                         continue
+                    delta = with_calls(worker, delta, request)
                     if is_first:
                         ids = tuple(prompt) if request.return_token_ids else None
                         delta = replace(delta, prompt_tokens=len(prompt), prompt_token_ids=ids)
@@ -311,6 +318,7 @@ class EmbeddedEngine:
                 "threads": loaded.threads,
                 "max_model_len": loaded.max_model_len,
                 "chat_template": dict(loaded.template_shapes),
+                "tools": loaded.tool_form is not None,
                 "generated_tokens": worker.generated_tokens,
                 "waiting": worker.waiting,
             }
@@ -340,9 +348,10 @@ class EmbeddedEngine:
         """Check a request and make its rows. Raises EngineRequestError."""
         worker, adapter = self._find(request.model)
         max_batch = self._settings.max_batch
-        if text_size(request.messages, request.prompt) < LONG_TEXT:
+        plain = request.schema is None and not request.tools
+        if plain and text_size(request.messages, request.prompt) < LONG_TEXT:
             return worker, Pending(make_rows(worker, request, adapter, max_batch))
-        # Seconds for megabytes, in which others have their turn.
+        # Seconds for megabytes and for the first grammar, in which others have their turn.
         rows = await asyncio.to_thread(make_rows, worker, request, adapter, max_batch)
         return worker, Pending(rows)
 

@@ -17,6 +17,7 @@ from nip_core.lm_server import chat_template
 from nip_core.lm_server.engines.base import EngineError
 from nip_core.lm_server.engines.batching import Decoder, Row
 from nip_core.lm_server.engines.sampling import RowRandom, Settings
+from nip_core.lm_server.tool_calls import ToolForm
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class LoadedModel:
     vocabulary: int  # token ids below this can be fed
     stop_tokens: frozenset[int]
     template_shapes: dict[str, bool]
+    tool_form: ToolForm | None = None  # how the chat template writes calls of tools
 
 
 def load_model(settings: WorkerSettings) -> LoadedModel:
@@ -100,6 +102,7 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
             tokenizer, getattr(model, "generation_config", None)
         ),
         template_shapes=shapes,
+        tool_form=chat_template.tool_form(tokenizer),
     )
 
 

@@ -3,11 +3,13 @@
 make_rows         a checked request -> one row for each of its choices
 encode_messages   a conversation -> the token ids of its prompt
 make_readers      rows -> their readers
-choice_of         what a reader told of a whole row -> a choice
+with_calls        what a reader told of a whole row, calls of tools apart from its text
+choice_of         that -> a choice
 """
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from nip_core.lm_server import chat_template
@@ -19,11 +21,13 @@ from nip_core.lm_server.engines.base import (
     GenerationRequest,
 )
 from nip_core.lm_server.engines.batching import Row
+from nip_core.lm_server.engines.guided import Guide, call_grammar, json_grammar
 from nip_core.lm_server.engines.lora import LoraAdapter
 from nip_core.lm_server.engines.sampling import RowRandom, Settings
 from nip_core.lm_server.engines.worker import ModelWorker
 
 MAX_TOP_LOGPROBS = 20
+_TOOL_KEYS = {"tool_calls", "tool_call_id"}
 
 
 def make_rows(
@@ -40,8 +44,9 @@ def make_rows(
                 code="invalid_value",
                 param=name,
             )
+    guide = _guide(worker, request)
     prompt = (
-        encode_messages(worker, request.messages)
+        encode_messages(worker, request.messages, request.tools)
         if request.prompt is None
         else _encode_prompt(worker, request.prompt)
     )
@@ -58,6 +63,7 @@ def make_rows(
             stop=request.stop,
             wants_logprobs=request.logprobs,
             wants_top=request.top_logprobs,
+            guide=guide if guide is None or choice == 0 else guide.copy(),
         )
         for choice in range(request.n)
     ]
@@ -68,11 +74,49 @@ def text_size(messages: tuple[dict[str, Any], ...], prompt: str | tuple[int, ...
     return sum(len(m["content"]) for m in messages) + (len(prompt) if prompt is not None else 0)
 
 
-def encode_messages(worker: ModelWorker, messages: tuple[dict[str, Any], ...]) -> list[int]:
+def encode_messages(
+    worker: ModelWorker,
+    messages: tuple[dict[str, Any], ...],
+    tools: tuple[dict[str, Any], ...] = (),
+) -> list[int]:
+    if worker.loaded.tool_form is None:
+        # A template that knows no tools would leave them out of the prompt without a word.
+        at = next((i for i, m in enumerate(messages) if m.keys() & _TOOL_KEYS), None)
+        if tools or at is not None:
+            raise EngineRequestError(
+                "this model's chat template has no tools, or writes calls in a form that this "
+                "engine can't read: ask for JSON with 'response_format' instead",
+                "unsupported_value",
+                "tools" if tools else f"messages[{at}]",
+            )
     try:
-        return worker.encode_prompt(messages)
+        return worker.encode_prompt(messages, tools)
     except chat_template.ChatTemplateError as error:
         raise EngineRequestError(str(error), code="chat_template", param="messages") from error
+
+
+def _guide(worker: ModelWorker, request: GenerationRequest) -> Guide | None:
+    """The beginning of an answer that has a grammar."""
+    form = worker.loaded.tool_form
+    if request.tools and form is not None:
+        tools, schema = request.tools, request.schema
+        grammar = call_grammar(form, tools, request.forced_tools, schema)
+    elif request.schema is not None:
+        grammar = json_grammar(request.schema)
+    else:
+        return None
+    return None if grammar is None else worker.guides().begin(grammar)
+
+
+def refuse_unguided(rows: Sequence[Row]) -> None:
+    """Raise EngineRequestError for an answer that left its grammar, of which nothing is right."""
+    failure = next((row.guide.failure for row in rows if row.guide and row.guide.failure), "")
+    if failure:
+        raise EngineRequestError(
+            f"the answer can't be guided to its end, the schema is too complex: {failure[:300]}",
+            "invalid_value",
+            "response_format",
+        )
 
 
 def _encode_prompt(worker: ModelWorker, prompt: str | tuple[int, ...]) -> list[int]:
@@ -140,9 +184,25 @@ def abandon(rows: Sequence[Row]) -> None:
         row.cancelled = True  # of no effect once finished
 
 
+def with_calls(worker: ModelWorker, whole: Delta, request: GenerationRequest) -> Delta:
+    """A whole answer with the calls of tools taken out of its text."""
+    form = worker.loaded.tool_form
+    if not request.tools or form is None:
+        return whole
+    names = [tool["function"]["name"] for tool in request.tools]
+    text, calls = form.read(whole.text, names)
+    if not calls:
+        return whole
+    if not request.parallel_tool_calls:
+        calls = calls[:1]
+    reason = "tool_calls" if whole.finish_reason == "stop" else whole.finish_reason
+    return replace(whole, text=text, tool_calls=calls, finish_reason=reason)
+
+
 def choice_of(whole: Delta, request: GenerationRequest) -> Choice:
     return Choice(
         text=whole.text,
+        tool_calls=whole.tool_calls,
         finish_reason=whole.finish_reason or "length",
         completion_tokens=whole.completion_tokens,
         tokens=whole.tokens if request.logprobs else None,

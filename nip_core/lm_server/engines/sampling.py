@@ -2,6 +2,7 @@
 
 Settings             what one row asks for
 RowRandom            a row's own stream of uniform numbers, from its seed alone
+Allowed              which tokens may come next in some rows
 BatchSampler         the settings of a whole batch as tensors; `choose` picks one token per row
 Chosen               what it picked
 
@@ -59,6 +60,14 @@ class Chosen:
     top: list[list[tuple[int, float]]] | None = None  # id, log-probability; likeliest first
 
 
+@dataclass(frozen=True)
+class Allowed:
+    """The only tokens that may be chosen in some rows: True in `tokens` [rows, vocabulary]."""
+
+    rows: torch.Tensor
+    tokens: torch.Tensor
+
+
 class BatchSampler:
     """Samples batches of `len(settings)` rows.
 
@@ -94,13 +103,24 @@ class BatchSampler:
             ids = torch.tensor(sorted(set(histories[index])), dtype=torch.long, device=device)
             self._seen[row, ids] = True
 
-    def choose(self, logits: torch.Tensor, *, logprobs: bool, top: int = 0) -> Chosen:
+    def choose(
+        self,
+        logits: torch.Tensor,
+        allowed: Allowed | None = None,
+        *,
+        logprobs: bool,
+        top: int = 0,
+    ) -> Chosen:
         """One token per row, from logits of shape [rows, vocabulary].
 
-        Log-probabilities are those of the model itself: before temperature, penalty and top-p.
+        Log-probabilities are those of the model itself: before temperature, penalty, top-p and
+        what is allowed.
         """
         logits = logits.float()
         scores = self._apply_penalty(logits)
+        if allowed is not None:
+            some = scores[allowed.rows].masked_fill(~allowed.tokens, -torch.inf)
+            scores = scores.index_copy(0, allowed.rows, some)
         chosen = scores.argmax(-1)
         if not self._all_greedy:
             chosen = torch.where(self._greedy, chosen, self._sample(scores))

@@ -30,7 +30,10 @@ MAX_TOP_LOGPROBS = 20
 
 
 def request_of(request: GenerationRequest, *, stream: bool = False) -> tuple[str, dict[str, Any]]:
-    """Where to send a request, and its body."""
+    """Where to send a request, and its body. Raises EngineRequestError for a form of the answer:
+    such requests reach vLLM as they came from the client, not by this way."""
+    if request.schema is not None or request.tools:
+        raise EngineRequestError("an engine's own requests have no form", "unsupported_value")
     body: dict[str, Any] = {
         "model": request.model,
         "temperature": request.temperature,

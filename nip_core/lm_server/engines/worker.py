@@ -29,6 +29,7 @@ from nip_core.lm_server import chat_template
 from nip_core.lm_server.engines.answers import AnswerText
 from nip_core.lm_server.engines.base import EngineError, EngineState
 from nip_core.lm_server.engines.batching import Decoder, Row
+from nip_core.lm_server.engines.guided import Guides
 from nip_core.lm_server.engines.loading import (
     LoadedModel,
     WorkerSettings,
@@ -97,6 +98,8 @@ class ModelWorker:
         self._tokenizer_lock = threading.Lock()
         self._long_lock = threading.Lock()
         self._long_tokenizer: Any = None
+        self._guides_lock = threading.Lock()
+        self._guides: Guides | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="embedded-engine", daemon=True)
         self._started: Future[None] = Future()
@@ -193,10 +196,12 @@ class ModelWorker:
                     self._long_tokenizer = copy.deepcopy(self.loaded.tokenizer)
             yield self._long_tokenizer
 
-    def encode_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """Token ids of a conversation's prompt. Raises ChatTemplateError."""
         with self._encoder(sum(len(message["content"]) for message in messages)) as tokenizer:
-            return chat_template.encode_prompt(tokenizer, messages)
+            return chat_template.encode_prompt(tokenizer, messages, tools)
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of a text, with what the tokenizer puts around plain texts."""
@@ -211,6 +216,15 @@ class ModelWorker:
                     ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False
                 )
             )
+
+    def guides(self) -> Guides:
+        """What guides answers of this model; made when it is asked for first."""
+        with self._guides_lock:
+            if self._guides is None:
+                with self._tokenizer_lock:
+                    width = self.loaded.model.config.get_text_config().vocab_size
+                    self._guides = Guides(self.loaded.tokenizer, width, self.loaded.stop_tokens)
+            return self._guides
 
     def _refuse_unless(self, *states: EngineState) -> None:
         if self._closing or self.state not in states:

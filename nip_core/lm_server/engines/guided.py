@@ -1,0 +1,158 @@
+"""Guided decoding: an answer that can be nothing but what was asked for.
+
+json_grammar   a JSON schema -> its grammar, checked
+call_grammar   tools, and how a template writes a call -> the grammar of an answer with calls
+Guides         the vocabulary of one model; begins a Guide for each answer
+Guide          the progress of one answer through its grammar
+
+The grammars are llguidance's. What it can't enforce of a schema it refuses, naming the keyword.
+JSON is written as Python's `json.dumps` does, ``{"a": 1, "b": 2}``: free white space would let a
+weak model write nothing else until its tokens end.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nip_core.lm_server.engines.base import EngineRequestError
+from nip_core.lm_server.tool_calls import ToolForm, parameters_of
+
+_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_LEXER_FUEL = 100_000
+"""What a pattern may cost before the first token: a fifth of a second at most."""
+
+
+def guidance() -> Any:
+    """The library. Raises EngineRequestError if it is not installed."""
+    try:
+        import llguidance
+    except ImportError:
+        raise EngineRequestError(
+            "this server can't guide answers: it has no llguidance, which is part of the extra "
+            "'local'",
+            "unsupported_value",
+            "response_format",
+        ) from None
+    return llguidance
+
+
+def json_grammar(schema: Mapping[str, Any], param: str = "response_format") -> str:
+    """The grammar of JSON texts of a schema. Raises EngineRequestError for a wrong schema."""
+    matcher = guidance().LLMatcher
+    try:
+        grammar: str = matcher.grammar_from_json_schema(json.dumps(schema), overrides=_STYLE)
+        problem = matcher.validate_grammar(grammar)
+    except (ValueError, RecursionError) as error:
+        problem = str(error)
+    if problem and not problem.startswith("WARNING"):
+        raise wrong_schema(problem, param)
+    return grammar
+
+
+def call_grammar(
+    form: ToolForm,
+    tools: Sequence[Mapping[str, Any]],
+    forced: Sequence[str],
+    schema: Mapping[str, Any] | None,
+) -> str | None:
+    """The grammar of an answer by a model that has `tools`.
+
+    One call of one of `forced`, if there are any; else free text with calls in it, or either a
+    call or JSON of `schema`. None: nothing can be enforced, since in this form a call has no
+    beginning that tells it from other text. Raises EngineRequestError for a wrong schema.
+    """
+    bodies: list[tuple[str, dict[str, Any], str]] = []
+    for index, tool in enumerate(tools):
+        name, parameters = tool["function"]["name"], parameters_of(tool)
+        json_grammar(parameters, f"tools[{index}].function.parameters")
+        if not forced or name in forced:
+            opening, closing = form.around(name)
+            bodies.append((opening, {**parameters, "x-guidance": _STYLE}, closing))
+    if not forced and schema is None:
+        if not form.marker:
+            return None
+        library = guidance()
+        tags = [
+            library.StructTag(trigger=form.marker, begin=opening, grammar=parameters, end=closing)
+            for opening, parameters, closing in bodies
+        ]
+        grammar: str = library.StructTag.to_grammar(tags, assume_special=False)
+        return grammar
+    rules = [
+        f"call_{index}: {json.dumps(opening)} %json {json.dumps(parameters)} {json.dumps(closing)}"
+        for index, (opening, parameters, closing) in enumerate(bodies)
+    ]
+    starts = [f"call_{index}" for index in range(len(bodies))]
+    if not forced and schema is not None:
+        json_grammar(schema)
+        rules.append(f"answer: %json {json.dumps({**schema, 'x-guidance': _STYLE})}")
+        starts.append("answer")
+    return "\n".join(["%llguidance {}", f"start: {' | '.join(starts)}", *rules, ""])
+
+
+def begin(vocabulary: Any, grammar: str, param: str) -> Any:
+    """llguidance's matcher at the beginning of a text. Raises EngineRequestError."""
+    library = guidance()
+    limits = library.LLParserLimits(initial_lexer_fuel=_LEXER_FUEL)
+    matcher = library.LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise wrong_schema(matcher.get_error(), param)
+    return matcher
+
+
+class Guides:
+    """What guides the answers of one model: its vocabulary, as llguidance has it.
+
+    `width` is the number of logits, `stop_tokens` end an answer. Takes about a second for a large
+    vocabulary. Raises EngineRequestError for a tokenizer that it can't read.
+    """
+
+    def __init__(self, tokenizer: Any, width: int, stop_tokens: frozenset[int]):
+        guidance()
+        from llguidance.hf import from_tokenizer
+
+        try:
+            self._vocabulary = from_tokenizer(
+                tokenizer, n_vocab=width, eos_token=sorted(stop_tokens) or None
+            )
+        except ValueError as error:
+            raise EngineRequestError(
+                f"the answers of this model can't be guided: {error}",
+                "unsupported_value",
+                "response_format",
+            ) from error
+
+    def begin(self, grammar: str) -> "Guide":
+        """The beginning of an answer. Raises EngineRequestError for too large a grammar."""
+        return Guide(begin(self._vocabulary, grammar, "response_format"))
+
+
+class Guide:
+    """One answer on its way through a grammar."""
+
+    def __init__(self, matcher: Any):
+        self._matcher = matcher
+
+    def copy(self) -> "Guide":
+        """Another answer that is as far as this one."""
+        return Guide(self._matcher.deep_copy())
+
+    @property
+    def failure(self) -> str:
+        """Why the answer can't be guided any more; empty while it can."""
+        return str(self._matcher.get_error())
+
+    def fill(self, words: Any) -> None:
+        """Write which tokens may come next into a row of 32-bit words on the CPU, a bit each."""
+        self._matcher.unsafe_compute_mask_ptr(words.data_ptr(), words.numel() * 4)
+
+    def push(self, token: int) -> None:
+        """Go on by the token that was chosen."""
+        self._matcher.consume_token(token)
+
+
+def wrong_schema(problem: str, param: str) -> EngineRequestError:
+    reason = " ".join(problem.split())[:300]
+    return EngineRequestError(
+        f"Invalid '{param}': the schema can't be enforced: {reason}", "invalid_value", param
+    )
