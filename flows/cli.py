@@ -20,6 +20,7 @@ import typer
 import typer.core
 from rich.console import Console
 
+from nip_core import __version__
 from nip_core.errors import (
     CorruptionError,
     DatasetError,
@@ -73,10 +74,25 @@ class _Commands(typer.core.TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    help="A durable training loop for language models that play neural interactive proofs.",
 )
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"nip {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_say_version, help="Print the version."),
+    ] = False,
+) -> None:
+    """A durable training loop for language models that play neural interactive proofs."""
+
 
 Config = Annotated[Path, typer.Argument(help="A YAML configuration.", show_default=False)]
 Overrides = Annotated[
@@ -380,7 +396,7 @@ app.command()(up)
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Tell what is installed, which engines can run, and what is missing."""
-    from nip_prefect.flows.doctor import examine
+    from nip_prefect.flows.doctor import examine, summary
 
     findings = examine()
     if as_json:
@@ -388,6 +404,7 @@ def doctor(as_json: AsJson = False) -> None:
     else:
         for finding in findings:
             print(f"{'ok  ' if finding.ok else 'no  '}{finding.what:<22}{finding.detail}")
+        print(f"\n{summary(findings)}")
     if any(finding.needed and not finding.ok for finding in findings):
         raise typer.Exit(1)
 

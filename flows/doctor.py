@@ -43,14 +43,7 @@ def examine() -> list[Finding]:
     local = [_package(name, how_to_install("local")) for name in _LOCAL]
     findings += local
     findings.append(Finding("engine deterministic", True, "needs nothing more"))
-    embedded = all(f.ok for f in local)
-    findings.append(
-        Finding(
-            "engine embedded",
-            embedded,
-            _device() if embedded else f"{how_to_install('local')} (see README for a small torch)",
-        )
-    )
+    findings.append(_embedded(all(f.ok for f in local)))
     findings.append(_vllm())
     for name, path in BUNDLED.items():
         there = (path / "config.json").exists()
@@ -95,9 +88,29 @@ def _vllm() -> Finding:
     return Finding("engine vllm", True, f"{found.versions['vllm']}, {build}, {python.parent}")
 
 
-def _device() -> str:
-    import torch
+def _embedded(is_installed: bool) -> Finding:
+    what = "engine embedded"
+    if not is_installed:
+        return Finding(what, False, f"{how_to_install('local')} (see README for a small torch)")
+    try:
+        import torch
 
-    if torch.cuda.is_available():
-        return f"on {torch.cuda.get_device_name(0)}"
-    return f"on the CPU, {torch.get_num_threads()} threads"
+        on_gpu = torch.cuda.is_available()
+        place = torch.cuda.get_device_name(0) if on_gpu else "the CPU"
+    except Exception as error:  # a broken build or driver raises what it likes
+        reason = " ".join(str(error).split())[:200]
+        return Finding(what, False, f"torch can't be imported ({reason}); install it anew")
+    return Finding(what, True, f"on {place}, {torch.get_num_threads()} threads")
+
+
+def summary(findings: list[Finding]) -> str:
+    """What can run here, in a line."""
+    missing = [f.what for f in findings if f.needed and not f.ok]
+    if missing:
+        return f"nip can't run here: {', '.join(missing)}"
+    engines = [f for f in findings if f.what.startswith("engine ")]
+    can = [f.what.removeprefix("engine ") for f in engines if f.ok]
+    cannot = [f.what.removeprefix("engine ") for f in engines if not f.ok]
+    training = "local training" if "embedded" in can else "no local training"
+    lacking = f"; not {', '.join(cannot)}" if cannot else ""
+    return f"can run: the engines {', '.join(can)}{lacking}; {training}"

@@ -13,10 +13,13 @@ import sys
 from typing import Any
 
 import yaml
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from nip_core.parameters import HyperParameters
+
+_ROOM_FOR_JOBS = 110  # columns, for the jobs of two groups in a line
 
 
 def show_plan(parameters: HyperParameters, as_json: bool) -> None:
@@ -108,17 +111,25 @@ def gate_line(decision: dict[str, Any]) -> str:
     )
 
 
+def _jobs_cell(statuses: dict[str, str], width: int) -> str:
+    """What became of the jobs; of each where there is room, or where they ended differently."""
+    if width < _ROOM_FOR_JOBS and len(set(statuses.values())) == 1:
+        return f"{len(statuses)} {next(iter(statuses.values()))}"
+    return ", ".join(f"{group} {status}" for group, status in statuses.items()) or "-"
+
+
 def show_run(result: dict[str, Any]) -> None:
     """A table of the iterations of a run, and what became of their jobs."""
     width = max(shutil.get_terminal_size((110, 24)).columns, 80)
     console = Console(width=width)
     waits_for = f": {result['waits_for']}" if "waits_for" in result else ""
     console.print(f"run {result['run']}: {result['status']}{waits_for}", highlight=False)
-    table = Table()
+    # As wide as a terminal usually is: nothing but the jobs may be broken into lines.
+    table = Table(box=SIMPLE_HEAD, padding=0)
     for heading in ("iteration", "accuracy", "95 % interval", "completeness", "soundness"):
-        table.add_column(heading, justify="right")
-    table.add_column("problems", justify="right")
-    table.add_column("jobs")
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("problems", justify="right", no_wrap=True)
+    table.add_column("jobs", overflow="fold")
     for entry in result["iterations"]:
         test = entry["test"]
         interval = (test or {}).get("accuracy_ci95")
@@ -129,7 +140,7 @@ def show_run(result: dict[str, Any]) -> None:
             _percent(test and test["completeness"]),
             _percent(test and test["soundness"]),
             str((test or {}).get("distinct_problems") or "-"),
-            ", ".join(f"{g} {job['status']}" for g, job in entry["jobs"].items()) or "-",
+            _jobs_cell({group: job["status"] for group, job in entry["jobs"].items()}, width),
         )
     console.print(table)
     for entry in result["iterations"]:

@@ -32,6 +32,8 @@ from nip_core.run_store.manifest import MANIFEST
 from nip_core.run_store.store import MissingFileError, Store, walk
 
 FORMAT_VERSION = 1
+_CONFLICTS_SHOWN = 5
+_VALUE_SHOWN = 80  # characters
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 
 _log = logging.getLogger(__name__)
@@ -204,9 +206,17 @@ class RunStore:
         changed_contents = _difference(_flatten(stored.contents), _flatten(dict(contents or {})))
         conflicts |= {f"content of {key}": value for key, value in changed_contents.items()}
         if conflicts:
+            shown = list(conflicts.items())[:_CONFLICTS_SHOWN]
+            more = ""
+            if len(conflicts) > len(shown):
+                more = (
+                    f"; and {len(conflicts) - len(shown)} more: {self.store.url}/{self.root}/"
+                    "run.json has the stored settings, nip train --dry-run shows the given ones"
+                )
             raise RunConflictError(
                 f"run {self.name!r} exists with settings that give other data (stored -> given): "
-                + "; ".join(f"{k}: {_show(a)} -> {_show(b)}" for k, (a, b) in conflicts.items())
+                + "; ".join(f"{k}: {_show(a)} -> {_show(b)}" for k, (a, b) in shown)
+                + more
                 + "; use these settings, another run_name, or --fork NEW_NAME to go on from it"
             )
         return difference
@@ -400,4 +410,5 @@ def _is_neutral(key: str, data_neutral: Collection[str]) -> bool:
 
 
 def _show(value: Any) -> str:
-    return _ABSENT if value == _ABSENT else json.dumps(value, ensure_ascii=False)
+    shown = _ABSENT if value == _ABSENT else json.dumps(value, ensure_ascii=False)
+    return shown if len(shown) <= _VALUE_SHOWN else f"{shown[:_VALUE_SHOWN]}…"

@@ -1,5 +1,6 @@
 """The command: exit codes that mean something, one clear line for each wrong input."""
 
+import importlib.metadata
 import json
 import os
 import signal
@@ -17,10 +18,12 @@ import yaml
 from forked_nip import ForkedNip
 from small_game import write_config
 
+from nip_core import DISTRIBUTION
 from nip_core.errors import CorruptionError, JobError, LeaseError, StageError, StoreError
 from nip_core.lm_server.engines.reply_rules import DEFAULT_FILE
 from nip_core.lm_server.state import read_card
 from nip_prefect.flows.cli import exit_code, main
+from nip_prefect.flows.printing import show_run
 
 DATASET = {
     "question": ["Return x plus 1.", "Return x plus 2."] * 10,
@@ -110,7 +113,7 @@ def test_play_writes_parquet_that_train_would_use(tmp_path, nip):
 
 def test_a_process_that_waits_for_nobody_leaves():
     code = (
-        "import threading; from flows import cli; cli._LEAVE_S = 0.1; "
+        "import threading; from nip_prefect.flows import cli; cli._LEAVE_S = 0.1; "
         "cli._leave_by_force(7); threading.Event().wait()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -123,6 +126,19 @@ def test_doctor_tells_what_is_there():
     found = {finding["what"]: finding for finding in json.loads(done.stdout)}
     assert found["engine deterministic"]["ok"] and found["model tiny"]["ok"]
     assert "engine vllm" in found
+
+
+def test_doctor_says_why_torch_cannot_be_imported_and_what_can_run_without_it(tmp_path):
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: no such file')")
+    done = fresh_nip("doctor", environment={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert "torch can't be imported (libcudart.so.13: no such file)" in done.stdout
+    last = done.stdout.strip().splitlines()[-1]
+    assert last.startswith("can run: the engines deterministic") and "no local training" in last
+
+
+def test_the_version_is_that_of_the_distribution(nip):
+    assert nip("--version").stdout == f"nip {importlib.metadata.version(DISTRIBUTION)}\n"
 
 
 @pytest.mark.parametrize(
@@ -354,3 +370,25 @@ def test_a_fork_with_a_wrong_setting_writes_nothing(tmp_path, nip, refused):
     line = refused("train", str(config), "--fork", "2024", "--set", "dataset=nowhere.parquet")
     assert "nowhere.parquet" in line
     assert not (tmp_path / "runs" / "2024").exists()
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_table_of_a_run_is_whole_at_the_width_of_a_terminal(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    test = {
+        "accuracy": 0.4375,
+        "accuracy_ci95": (0.403, 0.4725),
+        "completeness": 1.0,
+        "soundness": 0.875,
+        "distinct_problems": 1216,
+    }
+    jobs = {group: {"status": "succeeded"} for group in ("prover", "verifier")}
+    ended = {**jobs, "prover": {"status": "keep_model"}}
+    rows = [{"iteration": 10 + i, "test": test, "jobs": jobs if i else ended} for i in range(2)]
+    show_run({"run": "r", "status": "finished", "iterations": rows})
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns and "…" not in "".join(lines)
+    [row] = [line for line in lines if line.split()[:1] == ["11"]]
+    for cell in ("43.8 %", "40.3 to 47.2", "100.0 %", "87.5 %", "1216", "succeeded"):
+        assert cell in row
+    assert "keep_model" in "".join(lines)

@@ -115,7 +115,7 @@ class Stack:
     def reconcile_once(self) -> None:
         """Run the flow `reconcile` in a process of its own, without starting anything again."""
         subprocess.run(
-            [sys.executable, "-c", "import asyncio; from flows.reconcile import reconcile; "
+            [sys.executable, "-c", "import asyncio; from nip_prefect.flows.reconcile import reconcile; "
              "asyncio.run(reconcile(watch_s=3, max_attempts=0))"],
             cwd=ROOT,
             env=self.environment,

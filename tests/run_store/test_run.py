@@ -77,6 +77,16 @@ def test_settings_that_change_the_data_are_refused_with_the_difference(
     assert "--fork" in str(caught.value)
 
 
+def test_of_many_differences_the_first_are_shown_and_where_all_are(store: Store) -> None:
+    open_run(store, PARAMETERS)
+    many = {**PARAMETERS, "templates": {f"t{i}": "word " * 400 for i in range(40)}}
+    with pytest.raises(RunConflictError, match=r"templates\.t0: ") as caught:
+        open_run(store, many)
+    message = str(caught.value)
+    assert "; and 35 more: " in message and "quick/run.json" in message and "--dry-run" in message
+    assert len(message) < 1200 and "--fork" in message
+
+
 def test_settings_that_do_not_are_allowed_and_recorded(store: Store) -> None:
     open_run(store, PARAMETERS)
     more = changed(rl__num_iterations=5, rollouts__concurrency=8)
