@@ -52,7 +52,8 @@ class _Base:
     name: str
     path: str
     keeper: EngineKeeper
-    max_model_len: int | None = None  # known once its engine has run
+    max_model_len: int | None = None  # known once its engine has run, in an earlier life too
+    asked_s: float = 0.0  # when it was last asked for, on the monotonic clock
     used: "OrderedDict[str, None]" = field(default_factory=OrderedDict)  # adapters, latest last
 
 
@@ -149,6 +150,7 @@ class EnginePool:
         """The engine that answers for `model` now. Raises ApiError as `using` does."""
         base = self._served.get(model)
         if base is not None and base.keeper.engine.state == "running":
+            base.asked_s = time.monotonic()
             if model in base.used:
                 base.used.move_to_end(model)
             return base.keeper.engine
@@ -223,7 +225,7 @@ class EnginePool:
     def training_place(self, base_model: str) -> TrainingPlace:
         """With what and where `base_model` is fine-tuned.
 
-        Raises KeyError, or ApiError 503 if its engine never ran since the server was started.
+        Raises KeyError, or ApiError 503 if its engine never ran.
         """
         slot, base = self._slot(base_model), self._base(base_model)
         if base.max_model_len is None:
@@ -278,17 +280,23 @@ class EnginePool:
             self._database.set_meta(f"engine_epoch {name}", started.epoch)
 
         keeper = EngineKeeper(engine, restore=restore, went_down=went_down, epoch_began=epoch_began)
-        base = slot.bases[name] = _Base(name, path, keeper)
+        length = self._database.get_meta(f"max_model_len {name}") or None
+        base = slot.bases[name] = _Base(name, path, keeper, length)
         return base
 
     async def _activate(self, slot: Slot, name: str) -> None:
         """Start a base model in its slot, stopping those that don't fit beside it."""
-        active = [other for other in slot.active() if other != name]
-        for other in active[: max(0, len(active) + 1 - slot.spec.bases_at_once)]:
-            await slot.bases[other].keeper.set_wanted("stopped")
+        active = [base for base in slot.bases.values() if base.name in slot.active()]
+        beside = [base for base in active if base.name != name]
+        # The one that was asked for longest ago goes first, the configured one last.
+        beside.sort(key=lambda base: (base.name == slot.base_model, base.asked_s))
+        for other in beside[: max(0, len(beside) + 1 - slot.spec.bases_at_once)]:
+            await other.keeper.set_wanted("stopped")
         try:
             await slot.bases[name].keeper.set_wanted("running")
-            slot.bases[name].max_model_len = slot.bases[name].keeper.engine.max_model_len
+            length = slot.bases[name].keeper.engine.max_model_len
+            slot.bases[name].max_model_len = length
+            self._database.set_meta(f"max_model_len {name}", length or 0)
         finally:
             self._database.execute(
                 "INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)",

@@ -171,9 +171,13 @@ class PureTextAgentParameters(AgentParameters):
     """For training by DPO (trainer pure_text_malt): how closely the new model keeps to the one
     before, above 0, at most 2. None: the provider's default."""
     use_lora: bool = True
-    """Keeps its default: SelfHosted models are trained by LoRA weights over the base model."""
+    """Train LoRA weights over the base model (True), or every weight (False), which makes a new
+    base model that takes the place of the one before. SelfHosted only. Where another group plays
+    with the same model, or promotion.enabled is set, False needs the run's own server, and an
+    lm_server.engine other than vllm."""
     lora_rank: Annotated[int, Field(ge=1, le=256)] = 64
-    """Rank of the LoRA matrices, 1 to 256, whatever the method. SelfHosted only, as all of LoRA."""
+    """Rank of the LoRA matrices, 1 to 256, whatever the method. SelfHosted and use_lora: true only,
+    as all of LoRA."""
     lora_alpha: Annotated[int, Field(ge=1, le=4096)] | None = None
     """LoRA scaling factor, 1 to 4096. None: lora_rank * lora_alpha_scale. Exactly one of this and
     lora_alpha_scale is set; giving this alone unsets the other."""

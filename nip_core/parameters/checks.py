@@ -78,6 +78,7 @@ def check_agents(parameters: "HyperParameters") -> None:
         _check_address(f"agents.{name}", agent, parameters)
         _check_checkpoint(f"agents.{name}", agent, parameters)
         _check_quantization(f"agents.{name}", agent, parameters)
+        _check_full_training(f"agents.{name}", agent, parameters)
         if agent.model_provider == "SelfHosted" and not agent.use_dummy_api:
             other = quantized.setdefault(agent.model_name, agent.quantization)
             if other != agent.quantization:
@@ -310,4 +311,47 @@ def _check_quantization(
         raise ValueError(
             f"{place}.quantization is {agent.quantization!r} but lm_server.options.quantization is "
             f"{server.options['quantization']!r}; set one of them"
+        )
+
+
+def needs_several_bases(parameters: "HyperParameters", playing: int, trained: int) -> bool:
+    """Whether several base models have to answer at once.
+
+    Of the groups `playing` with a base model, `trained` are those of which every weight is trained.
+    """
+    return trained > 0 and (playing > 1 or parameters.promotion.enabled)
+
+
+def _check_full_training(
+    place: str, agent: PureTextAgentParameters, parameters: "HyperParameters"
+) -> None:
+    """What trains every weight makes base models, of which an engine on a GPU serves one."""
+    hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
+    if agent.use_lora or not hosted:
+        return
+    if agent.stack_lora_adapters:
+        raise ValueError(
+            f"{place}.stack_lora_adapters: with use_lora: false every weight is trained and there "
+            "is no adapter; set one of them"
+        )
+    if agent.quantization != "none":
+        raise ValueError(
+            f"{place}.quantization: with use_lora: false every weight is trained, and quantized "
+            "ones can't be; set one of them"
+        )
+    groups = [parameters.group_parameters(group) for group in parameters.groups]
+    playing = [other for other in groups if other.model_name == agent.model_name]
+    elsewhere = (agent.base_url, agent.control_url, parameters.lm_server.url)
+    serves_several = not any(elsewhere) and parameters.lm_server.engine != "vllm"
+    trained = 0 if agent.freeze_agent else 1
+    if needs_several_bases(parameters, len(playing), trained) and not serves_several:
+        reason = (
+            f"another group plays with {agent.model_name!r}"
+            if len(playing) > 1
+            else "promotion.enabled lets old and new models play"
+        )
+        raise ValueError(
+            f"{place}.use_lora: false makes a new base model, which takes the place of the one "
+            f"before, and {reason}; set use_lora: true, or use the run's own server with "
+            "lm_server.engine: embedded, which serves several beside each other"
         )

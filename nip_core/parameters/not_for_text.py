@@ -138,7 +138,6 @@ NOT_FOR_TEXT: Mapping[str, Mapping[str, Unused]] = {
             normalize_message_history=False,
         ),
         **_all(_IN_THE_STORE, checkpoint_entity="", checkpoint_project=""),
-        **_all("training every weight is not available, only LoRA", use_lora=True),
     },
 }
 """By class of settings and name."""

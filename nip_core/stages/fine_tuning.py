@@ -197,6 +197,13 @@ async def prove(session: Session, group: str, model: ServedModel) -> ServedModel
 
     async with aclosing(_backend(session, group)) as backend:
         described = await _answer_of(backend.model(model.model), control, model.model)
+        extension = described.get("nip") or {}
+        if extension.get("kind") == "base" and not extension.get("served"):
+            # Another base model has taken its place meanwhile.
+            from nip_core.agents.language_model_client import LanguageModelClient  # as `_backend`
+
+            await LanguageModelClient(control).move_engine(model.model, "start")
+            described = await _answer_of(backend.model(model.model), control, model.model)
         if hosted and not _is_proved(described):
             # An adapter that is not loaded is loaded, and proved, when it is asked for.
             await ask()
@@ -320,14 +327,17 @@ def training_settings(
     hyper_parameters["batch_size"] = agent.per_device_train_batch_size
     extensions: dict[str, Any] = {
         "learning_rate": parameters.rl.lr,
-        "lora_rank": agent.lora_rank,
-        "lora_alpha": agent.effective_lora_alpha,
-        "lora_dropout": agent.lora_dropout,
         "lr_scheduler": parameters.fine_tuning.lr_scheduler,
         "warmup_ratio": parameters.fine_tuning.warmup_ratio,
         "weight_decay": parameters.fine_tuning.weight_decay,
         "start_from": start_from,
     }
+    if agent.use_lora:
+        extensions["lora_rank"] = agent.lora_rank
+        extensions["lora_alpha"] = agent.effective_lora_alpha
+        extensions["lora_dropout"] = agent.lora_dropout
+    else:
+        extensions["use_lora"] = False
     if method == "dpo" and agent.dpo_sft_weight:
         extensions["dpo_sft_weight"] = agent.dpo_sft_weight
     if parameters.fine_tuning.max_length is not None:

@@ -25,6 +25,7 @@ from nip_core.lm_server.owner import (
 from nip_core.lm_server.spec import EngineSpec, ServerSpec
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
+from nip_core.parameters.checks import needs_several_bases
 from nip_core.run_store.run import RunStore
 from nip_core.stages.providers import base_name, is_deterministic, uses_own_server
 
@@ -72,7 +73,19 @@ def _engine(parameters: HyperParameters, agent: PureTextAgentParameters) -> Engi
         },
         training_device=settings.training_device,
         share_device=settings.share_device,
+        bases_at_once=_bases_at_once(parameters, name),
     )
+
+
+def _bases_at_once(parameters: HyperParameters, base: str) -> int:
+    """How many base models have to answer beside each other, where every weight is trained."""
+    groups = [parameters.group_parameters(group) for group in parameters.groups]
+    playing = [agent for agent in groups if base_name(parameters, agent) == base]
+    trained = [agent for agent in playing if not agent.use_lora and not agent.freeze_agent]
+    if not needs_several_bases(parameters, len(playing), len(trained)):
+        return 1
+    # The configured one, and of each group the model that plays and the one that is to follow.
+    return 1 + 2 * len(trained)
 
 
 def check_server(parameters: HyperParameters, environment: Mapping[str, str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from made_examples import made
 from served_here import KEY, serve
 from submitted import pairs, sampled_episodes, talks
+from trained_here import TrainerHere, tiny
 
 from nip_core.fine_tuning import (
     OpenAITrainerAdapter,
@@ -20,9 +21,6 @@ from nip_core.fine_tuning.job import JobSpec
 from nip_core.fine_tuning.ledger import Ledger
 from nip_core.fine_tuning.openai_backend import OpenAIBackend
 from nip_core.lm_server import slots
-from nip_core.lm_server.spec import ServerSpec
-from nip_core.lm_server.trainers import SubprocessTrainer
-from nip_core.models import resolve_model
 from nip_core.parameters import load_parameters
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import RunStore
@@ -64,25 +62,6 @@ OF_METHOD: dict[str, dict[str, Any]] = {
         "kl_penalty": 0.33,
     },
 }
-
-
-class TrainerHere(SubprocessTrainer):
-    """Trains in this process, which spares the start of another; what it is given is the same."""
-
-    async def _run_child(self, task: Any, report: Any, started: Any, stop: Any) -> Any:
-        from nip_core.lm_server.training.main import main
-
-        task.output_dir.mkdir(parents=True)
-        returncode = main(["--job-dir", str(task.job_dir)])
-        lines = (task.job_dir / "events.jsonl").read_text().splitlines()
-        report([json.loads(line) for line in lines])
-        return returncode, None
-
-
-def tiny() -> ServerSpec:
-    return ServerSpec(
-        "embedded", resolve_model("tiny"), served_model_name="tiny", options={"threads": 1}
-    )
 
 
 @pytest.mark.parametrize("method", list(OF_METHOD))

@@ -66,7 +66,8 @@ def config_in(folder: Path, data: str, rules: str, **changes) -> Path:
     }
     settings = {
         "dataset": data,
-        "agents": {"_default": agent},
+        # Of the verifier every weight is trained, so that old and new base models play, too.
+        "agents": {"_default": agent, "verifier": {"use_lora": False}},
         "lm_server": {"engine": "deterministic", "replies": rules},
         "nip_protocol": {"max_message_rounds": 3, "min_message_rounds": 3},
         "rl": {"num_iterations": 3, "rollouts_per_iteration": 40, "num_epochs": 1},
@@ -113,6 +114,8 @@ async def test_training_goes_on_from_what_is_served(trained):
         candidates = run.read_json(run.models(iteration))["promotion"]["candidates"]
         assert {job["model"] for job in jobs} == {m["model"] for m in candidates.values()}
         assert all(m["proof"]["matches"] and m["digest"] for m in candidates.values())
+        kinds = {group: model["kind"] for group, model in candidates.items()}
+        assert kinds == {"prover": "adapter", "verifier": "base"}
 
 
 async def test_each_side_plays_with_its_own_models_on_validation_problems_alone(trained):

@@ -195,6 +195,27 @@ async def test_bases_run_beside_each_other_where_the_setting_allows(tmp_path: Pa
         assert one.pool.is_served("sim") and one.pool.is_served("new")
 
 
+async def test_of_several_bases_the_one_asked_for_longest_ago_makes_room_and_the_first_one_last(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path, bases_at_once=3) as one:
+        await one.publish("a", kind="base")
+        await one.publish("bb", kind="base")
+        for asked in ("sim", "a"):
+            await one.ask(asked)
+        await one.publish("ccc", kind="base")
+        assert [one.pool.is_served(name) for name in ("sim", "a", "bb", "ccc")] == [1, 1, 0, 1]
+
+
+async def test_a_base_that_was_replaced_can_be_trained_after_a_restart(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        length = one.pool.training_place("sim").max_model_len
+        await one.publish("new", kind="base")
+    async with bench(tmp_path) as one:
+        assert not one.pool.is_served("sim")
+        assert one.pool.training_place("sim").max_model_len == length
+
+
 async def test_a_base_that_is_withdrawn_gives_the_slot_back(tmp_path: Path) -> None:
     async with bench(tmp_path) as one:
         await one.publish("new", kind="base")

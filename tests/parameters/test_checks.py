@@ -28,7 +28,29 @@ def prover(**settings):
         (prover(lora_alpha=8, lora_alpha_scale=1.0), "exactly one of lora_alpha and"),
         (prover(lora_alpha_scale=None), "exactly one of lora_alpha and lora_alpha_scale"),
         (prover(lora_rank=256, lora_alpha_scale=17), "lora_rank * lora_alpha_scale must be at"),
-        (prover(use_lora=False), "use_lora can't be set: training every weight is not available"),
+        (
+            prover(
+                use_lora=False, stack_lora_adapters=True, fine_tune_from_scratch=False, **HOSTED
+            ),
+            "there is no adapter",
+        ),
+        (
+            prover(use_lora=False, quantization="bitsandbytes", **HOSTED) | VLLM,
+            "quantized ones can't be",
+        ),
+        (
+            {**MINIMAL, **VLLM, "agents": {"_default": HOSTED, "prover": {"use_lora": False}}},
+            "another group plays with 'm'; set use_lora: true, or use the run's own server",
+        ),
+        (
+            {
+                **MINIMAL,
+                "lm_server": {"url": URL},
+                "promotion": {"enabled": True},
+                "agents": {"_default": {**HOSTED, "use_lora": False, "shared_model_group": "g"}},
+            },
+            "promotion.enabled lets old and new models play",
+        ),
         (prover(stack_lora_adapters=True, **HOSTED), "with fine_tune_from_scratch: true"),
         (
             prover(stack_lora_adapters=True, fine_tune_from_scratch=False),
@@ -120,6 +142,7 @@ OTHER_VALUES = {
     "num_epochs": 7,
     "dpo_beta": 0.5,
     "dpo_sft_weight": 0.5,
+    "use_lora": False,
     "lora_rank": 7,
     "lora_alpha": 7,
     "lora_alpha_scale": 7,
@@ -137,7 +160,7 @@ def test_agents_of_a_group_agree_on_what_concerns_their_model(setting):
 
 
 def test_that_is_all_that_they_must_agree_on():
-    assert {*OTHER_VALUES, "use_lora"} == set(GROUP_SETTINGS)
+    assert set(OTHER_VALUES) == set(GROUP_SETTINGS)
     different = {
         "temperature": 0.5,
         "repetition_penalty": 1.1,
