@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from nip_core.hashing import derive_key
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT, Move, Protocol, Turn
+from nip_core.rollouts.tables import agent_order
 from nip_core.rollouts.trees import TREE_COLUMNS, generations_by_episode, tree_of
 
 DECISION_WORDS = {
@@ -167,8 +168,11 @@ def _rows_by_episode(
     keys = pa.array(sorted({row["key"] for row in family}), pa.string())
     own = columns.filter(pc.is_in(columns["episode"], value_set=keys))
     rows_of = generations_by_episode(family, own.to_pylist())
-    for rows in rows_of.values():
-        rows.sort(key=lambda row: (row["round"], row["agent"], row["attempt"], row["key"]))
+    for episode in chosen:
+        place = agent_order(episode)
+        rows_of[episode["key"]].sort(
+            key=lambda row: (row["round"], place(row["agent"]), row["attempt"], row["key"])
+        )
     return rows_of
 
 

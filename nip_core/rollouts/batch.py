@@ -112,11 +112,9 @@ def nested_to_rollouts(game: Game, batch: NestedArrayDict) -> tuple[pa.Table, pa
             f"a batch of size (N, T) with the agents {', '.join(names)} is needed, got one of size "
             f"{batch.batch_size} with keys of shape {batch['generation', 'key'].shape}"
         )
-    by_name = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=int)
     keys = batch["generation", "key"]
-    places = list(np.nonzero(_present(keys)[:, :, by_name]))
-    places[2] = by_name[places[2]]
-    once = _once(batch, keys[tuple(places)], places[0])
+    places = np.nonzero(_present(keys))
+    once = _once(batch, keys[places], places[0])
     at = tuple(place[once] for place in places)
     columns: dict[str, list[Any]] = {
         "episode": batch["episode", "key"][at[:2]].tolist(),

@@ -7,6 +7,7 @@ commit_stage     all shards of a split -> the manifest that makes them readable
 read_rollouts    the committed split as two tables; iter_rollouts: shard by shard
 StoredRollouts   several committed splits, read by column or shard by shard
 canonical_digest what two runs of the same game agree on
+agent_order      who comes first in a round
 parquet_bytes, parquet_table   one table <-> one Parquet file
 
 A directory ``iterations/0003/rollouts/<split>/`` holds, per shard, ``episodes-<shard>``,
@@ -17,7 +18,7 @@ A directory ``iterations/0003/rollouts/<split>/`` holds, per shard, ``episodes-<
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,8 +79,9 @@ def build_tables(
 ) -> Tables:
     """Build the three tables; missing nullable fields become null.
 
-    Episodes keep their order. Generations are put in the order of play, episode by episode:
-    by round, then by the number of messages before, agent and attempt; timings follow them.
+    Episodes keep their order. Generations are put in the order of play, episode by episode: by
+    round, then by the number of messages before, by the agents' order in the episode's rewards,
+    and by attempt; timings follow them.
 
     Raises StageError for a row that breaks the schema, a key that stands twice, or a generation
     or timing that belongs to nothing.
@@ -87,6 +89,7 @@ def build_tables(
     generations, timings = list(generations), list(timings)
     position = _positions(episodes, "episodes")
     by_key = {row["key"]: row for row in generations}
+    agents = {row["key"]: agent_order(row) for row in episodes}
     depths: dict[str, int] = {}
 
     def order(row: Row) -> tuple[Any, ...]:
@@ -97,7 +100,7 @@ def build_tables(
             row["round"],
             _depth(row, by_key, depths),
             row["branch_path"],
-            row["agent"],
+            agents[row["episode"]](row["agent"]),
             row["attempt"],
         )
 
@@ -110,6 +113,12 @@ def build_tables(
     return Tables(
         _table(episodes, "episodes"), _table(generations, "generations"), _table(timings, "timings")
     )
+
+
+def agent_order(episode: Row) -> Callable[[str], tuple[int, str]]:
+    """From an agent to its place in a round: as the rewards list it; strangers last, by name."""
+    places = {entry["agent"]: place for place, entry in enumerate(episode["rewards"])}
+    return lambda agent: (places.get(agent, len(places)), agent)
 
 
 def parquet_bytes(table: pa.Table, compression: str = "zstd") -> bytes:

@@ -160,6 +160,19 @@ def test_within_a_round_the_order_is_that_of_play() -> None:
     assert table.column("key").to_pylist() == ["v" * 16, "w" * 16, "a" * 16]
 
 
+def test_who_moves_at_once_stands_in_the_protocol_s_order_and_not_by_name() -> None:
+    agents = ["prover", "verifier", "adversarial_verifier", "simulator"]
+    episode = play(1)[0][0] | {"rewards": [{"agent": agent, "reward": 0.0} for agent in agents]}
+    base = play(1)[1][0]
+    said = [
+        base | {"key": f"{agent}{attempt}", "agent": agent, "attempt": attempt}
+        for agent in agents[1:]
+        for attempt in (0, 1)
+    ]
+    table = build_tables([episode], random.Random(2).sample(said, len(said))).generations
+    assert table.column("key").to_pylist() == [row["key"] for row in said]
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
