@@ -392,12 +392,64 @@ def test_the_verifier_is_told_which_of_its_decisions_do_not_count(minimum):
         assert ("or decide" in told) == (round_ not in early)
 
 
-@pytest.mark.parametrize(
-    ("rounds", "said"), [(1, "0 questions"), (3, "1 question."), (5, "2 quest")]
-)
+@pytest.mark.parametrize(("rounds", "said"), [(3, "1 question."), (5, "2 quest")])
 def test_the_number_of_questions_is_told(rounds, said):
     table = game("nip", nip_protocol={"max_message_rounds": rounds})
     assert f"You can ask at most {said}" in prompt(table, "verifier")
+
+
+ASKS_NOTHING = [
+    (name, common, rounds)
+    for name in ("nip", "debate", "mnip")
+    for common, rounds in (
+        ({"verifier_first": True}, {"max_message_rounds": 1}),
+        ({"verifier_first": False}, {"max_message_rounds": 2}),
+        ({"verifier_first": False}, {"max_message_rounds": 3, "sequential": True}),
+    )
+    if name != "nip" or "sequential" not in rounds
+]
+
+
+@pytest.mark.parametrize("zero_knowledge", [False, True])
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(("name", "common", "rounds"), ASKS_NOTHING)
+def test_where_nothing_can_be_asked_nobody_is_told_of_questions(
+    name, common, rounds, version, zero_knowledge
+):
+    changes = {"protocol_common": common, f"{name}_protocol": rounds}
+    table = game(name, zero_knowledge, version, **changes)
+    speakers = [agent for agent in table.protocol.agent_names if turns_of(table, agent)]
+    assert "verifier" in speakers
+    for agent in speakers:
+        [round_] = turns_of(table, agent)
+        told = [prompt(table, agent), table.prompts.supervisor_message(agent, round_, 0)]
+        for text in told:
+            assert not re.search(r"\b(asks?|asked|questions?)\b", text, re.IGNORECASE), text
+    experts = re.search(r"\b(the experts?|Expert_1)\b", prompt(table, "verifier"), re.IGNORECASE)
+    assert bool(experts) == (rounds["max_message_rounds"] > 1)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(("name", "zero_knowledge"), GAMES)
+def test_one_word_and_one_token_are_singular(name, zero_knowledge, version):
+    agents = {"_default": {"max_response_words": 1, "max_tokens_per_message": 1}}
+    table = game(name, zero_knowledge, version, agents=agents)
+    for agent in table.protocol.agent_names:
+        seed = seed_for(table, agent)
+        told = [prompt(table, agent, seed=seed)]
+        told += [
+            table.prompts.supervisor_message(agent, r, seed) for r in turns_of(table, agent, seed)
+        ]
+        for text in told:
+            assert not re.search(r"\b[01] (more )?(words|tokens|turns|questions|times)\b", text)
+
+
+def test_a_template_of_one_s_own_can_name_limits_of_nothing(tmp_path):
+    path = tmp_path / "verifier.txt"
+    path.write_text("$question $solution Ask $question_limit, $asking_limit.", encoding="utf-8")
+    agents = {"verifier": {"system_prompt_template_path": str(path)}}
+    table = game("nip", nip_protocol={"max_message_rounds": 1}, agents=agents)
+    assert prompt(table, "verifier").endswith("Ask no questions, not at all.")
 
 
 @pytest.mark.parametrize("name", ["nip", "debate", "mnip"])

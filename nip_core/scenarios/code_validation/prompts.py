@@ -4,7 +4,10 @@ Templates use ``$name`` placeholders (string.Template), which docs/prompts.md li
 on settings is said by `prompt_phrases`. They are read and checked when the scenario is built, so
 a wrong one stops a run before anything is spent.
 
-A protocol with a `template_directory` has its own there, for every version. In a zero-knowledge
+A protocol with a `template_directory` has its own there, for every version. Where the verifier has
+one turn only, so that nothing is asked, nip, debate and mnip have those of another game: of
+solo_verifier if no prover speaks before, else of adp or, with two provers, `one_message`; what
+these lack is the protocol's own, like the prompt of an agent that never speaks. In a zero-knowledge
 game the agents of the wrapped protocol have its templates, provers with an addition; the
 templates of the other two, and the addition, are in `templates/<version>/zero_knowledge/`.
 """
@@ -28,7 +31,9 @@ PLACEHOLDERS = (
     "earliest_decision",
     "opening",
     "max_response_words",
+    "word_limit",
     "max_tokens",
+    "token_limit",
     "agent_stance_string",
     "expert_aim",
     "other_aim",
@@ -53,6 +58,7 @@ _DECIDE = {
     "short": "Decide now.",
 }
 _PROBLEM = ("question", "solution")
+_SEEDS = range(16)  # of episodes that are looked at
 _TEMPLATES = Path(__file__).parent / "templates"
 _ZERO_KNOWLEDGE = "zero_knowledge"
 
@@ -93,7 +99,10 @@ class SystemPrompts:
         self._parameters = parameters
         self._agents = parameters.model_agents
         self._version = parameters.code_validation.system_prompt_version
-        message = f"{_NO_QUESTIONS[self._version]} {_DECIDE[self._version]}"
+        self._asks = any(protocol.max_questions(seed) for seed in _SEEDS)
+        message = _DECIDE[self._version]
+        if self._asks:
+            message = f"{_NO_QUESTIONS[self._version]} {message}"
         line = phrases.decision_line(protocol.scale)
         self.last_round_message = string.Template(message).substitute(decision_line=line)
         self._templates: dict[str, string.Template] = {}
@@ -133,10 +142,10 @@ class SystemPrompts:
         return self._tell_prover(agent, round_, seed, stance)
 
     def _tell_prover(self, agent: str, round_: int, seed: int, stance: int | None) -> str:
-        words = self._agents[agent].max_response_words
+        words = self._word_limit(agent)
         aim = phrases.reminder(self._base, agent, stance)
         if self._version == "short":
-            return f"Your turn, at most {words} words. {aim}"
+            return f"Your turn, at most {words}. {aim}"
         first = "Reason first, then write" if self._version == "v2" else "Write"
         headers = self._headers(agent, round_, seed)
         if headers:
@@ -144,16 +153,14 @@ class SystemPrompts:
             form = f" each, in parts that begin with {named} while both verifiers talk with you"
         else:
             form = ' in the form "Answer: <your answer>"' if self._version == "v2" else ""
-        return f"It is your turn. {first} at most {words} words{form}. {aim}"
+        return f"It is your turn. {first} at most {words}{form}. {aim}"
 
     def _tell_verifier(self, agent: str, round_: int, seed: int) -> str:
         protocol, version = self._protocol, self._version
-        words = self._agents[agent].max_response_words
+        words = self._word_limit(agent)
         left = self._turns_after(agent, round_, seed)
         if left == 0:
-            alone = protocol.turns_of(agent, seed, protocol.max_message_rounds) == 1
-            message = self.last_round_message
-            return message.removeprefix(f"{_NO_QUESTIONS[version]} ") if alone else message
+            return self.last_round_message
         times = f"You can ask in {left} more turns, this one included."
         if left == 1:
             times = "This is the last turn in which you can ask."
@@ -162,7 +169,7 @@ class SystemPrompts:
         form = phrases.message_form(self._headers(agent, round_, seed), "question")
         lines = phrases.listed([f'"{line}"' for line in form.splitlines()])
         each = " each" if "\n" in form else ""
-        ask = f"ask in the form {lines}, in at most {words} words{each}"
+        ask = f"ask in the form {lines}, in at most {words}{each}"
         choice = f"{ask}. A decision does not count yet."
         if protocol.counts(round_):
             line = phrases.decision_line(protocol.scale)
@@ -186,7 +193,19 @@ class SystemPrompts:
         if agent in EXTRA_AGENTS and self._base is not self._protocol:
             return _TEMPLATES / self._version / _ZERO_KNOWLEDGE / f"{agent}.txt"
         own = self._base.template_directory
-        return (own or _TEMPLATES / self._version / self._base.name) / f"{agent}.txt"
+        if own is not None:
+            return own / f"{agent}.txt"
+        other = _TEMPLATES / self._version / self._game_without_questions() / f"{agent}.txt"
+        if not self._asks and other.exists():
+            return other
+        return _TEMPLATES / self._version / self._base.name / f"{agent}.txt"
+
+    def _game_without_questions(self) -> str:
+        """The game that is left of this one where the verifier has its only turn at the end."""
+        if self._base.rounds_setting is None:
+            return self._base.name  # made for it
+        speakers = [a for a in self._base.provers if self._first_turn(a, 0) is not None]
+        return ("solo_verifier", "adp", "one_message")[min(len(speakers), 2)]
 
     def _addition(self, agent: str, text: str) -> str:
         """What follows a template that is not a custom one."""
@@ -209,12 +228,14 @@ class SystemPrompts:
         questions = protocol.max_questions(seed)
         values: dict[str, str | int] = {
             "max_questions": questions,
-            "question_limit": f"at most {questions} question{'' if questions == 1 else 's'}",
+            "question_limit": _limit(questions, "question"),
             "asking_limit": _times(questions),
             "earliest_decision": self._earliest_decision(seed),
             "opening": self._opening(agent, seed),
             "max_response_words": self._agents[agent].max_response_words,
+            "word_limit": self._word_limit(agent),
             "max_tokens": self._parameters.max_tokens(agent),
+            "token_limit": _counted(self._parameters.max_tokens(agent), "token"),
             "agent_stance_string": phrases.verdict(base, speaker, stance) if speaker else "",
             "expert_aim": phrases.expert_aim(base, stance, version),
             "decision_form": phrases.decision_form(protocol.scale, version),
@@ -257,21 +278,34 @@ class SystemPrompts:
         decide = phrases.decision_form(self._protocol.scale, self._version)
         if questions == 0:
             return decide
-        words = self._agents[agent].max_response_words
+        words = self._word_limit(agent)
         round_ = self._first_turn(agent, seed) or 0
         form = phrases.message_form(self._headers(agent, round_, seed), "question")
         each = " each" if "\n" in form else ""
         if self._version == "short":
-            return f"Ask, at most {words} words{each}, or decide.\n{form}\n{decide}"
+            return f"Ask, at most {words}{each}, or decide.\n{form}\n{decide}"
         return (
-            f"In each turn do one of two things.\n\nEither ask, in at most {words} words{each}, in "
+            f"In each turn do one of two things.\n\nEither ask, in at most {words}{each}, in "
             f"this form:\n\n{form}\n\nYou can do so {_times(questions)}. Or "
             f"decide{self._earliest_decision(seed)}. {decide}"
         )
 
+    def _word_limit(self, agent: str) -> str:
+        return _counted(self._agents[agent].max_response_words, "word")
+
 
 def _times(questions: int) -> str:
+    if questions == 0:
+        return "not at all"
     return f"at most {'once' if questions == 1 else f'{questions} times'}"
+
+
+def _limit(number: int, what: str) -> str:
+    return f"at most {_counted(number, what)}" if number else f"no {what}s"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _read(path: Path, agent: str) -> str:
