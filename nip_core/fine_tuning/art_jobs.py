@@ -55,13 +55,14 @@ class AdapterJob(BaseModel):
 
     def owner_is_gone(self) -> bool:
         """Whether the process that submitted it ran on this machine and has ended."""
-        return ThisMachine().is_gone(Owner(**self.owner))
+        return ThisMachine().is_gone(Owner.read(self.owner))
 
     def owner_is_me(self) -> bool:
         """Whether this process submitted it."""
         me = ThisMachine().owner()
-        return (self.owner["machine"], self.owner["pid"]) == (me.machine, me.pid) and (
-            abs(self.owner["process_start_s"] - me.process_start_s) < 0.05
+        submitter = Owner.read(self.owner)
+        return (submitter.machine, submitter.pid) == (me.machine, me.pid) and (
+            submitter.process in ("", me.process)
         )
 
 

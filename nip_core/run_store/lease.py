@@ -1,6 +1,6 @@
 """One runner per run: who holds it, that it is alive, and which epoch its commits carry.
 
-Owner          who a runner is: host, process, start time of the process, a random identifier
+Owner          who a runner is: host, process with its identity, a random identifier
 Lease          held by this process: renewed in a thread, checked before commits, released
 acquire        take the lease of a run, or raise LeaseError with the owner's name
 borrow         the lease of another process, to commit under it
@@ -23,15 +23,14 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-import psutil
-
 from nip_core.errors import CorruptionError, LeaseError
+from nip_core.lm_server.processes import process_identity
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.store import MissingFileError, Store
 
@@ -48,8 +47,14 @@ class Owner:
     host: str
     machine: str
     pid: int
-    process_start_s: float  # seconds since the epoch, as the operating system says
+    process: str  # its identity, which no clock moves; "": written by an earlier version
     id: str  # drawn anew for every attempt to acquire
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> "Owner":
+        """From a document of this version or an earlier one. Raises TypeError or AttributeError."""
+        known = {key: value for key, value in document.items() if key != "process_start_s"}
+        return cls(**{"process": "", **known})
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -66,31 +71,31 @@ class Machine(Protocol):
 
 
 class ThisMachine:
-    """The real one, by psutil."""
+    """The real one."""
 
     def owner(self) -> Owner:
-        process = psutil.Process()
-        return Owner(
-            socket.gethostname(),
-            _machine_id(),
-            process.pid,
-            process.create_time(),
-            uuid.uuid4().hex,
-        )
+        pid = os.getpid()
+        identity = process_identity(pid) or ""
+        return Owner(socket.gethostname(), _machine_id(), pid, identity, uuid.uuid4().hex)
 
     def is_gone(self, owner: Owner) -> bool:
         if owner.machine != _machine_id():
             return False
-        try:
-            process = psutil.Process(owner.pid)
-            # Two readings of one start time may differ in the last digits.
-            if abs(process.create_time() - owner.process_start_s) > 0.05:
-                return True
-            return bool(process.status() == psutil.STATUS_ZOMBIE)
-        except psutil.NoSuchProcess:
-            return True
-        except psutil.AccessDenied:
-            return False
+        identity = process_identity(owner.pid)
+        if identity is None:
+            return not _is_hidden(owner.pid)
+        return owner.process not in ("", identity)
+
+
+def _is_hidden(pid: int) -> bool:
+    """Whether there is a process of another user's that this one may not look at."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def _machine_id() -> str:
@@ -128,7 +133,7 @@ class Lease:
     @property
     def owner(self) -> Owner:
         """This runner."""
-        return Owner(**self._document["owner"])
+        return Owner.read(self._document["owner"])
 
     def start_renewing(self) -> None:
         """Renew in a daemon thread, ten times per time to live."""
@@ -205,7 +210,7 @@ class Lease:
             return
         mine = document["owner"]["id"] == self._document["owner"]["id"]
         if not mine or document["epoch"] != self.epoch:
-            self._lost = f"{Owner(**document['owner'])} took over (epoch {document['epoch']})"
+            self._lost = f"{Owner.read(document['owner'])} took over (epoch {document['epoch']})"
         elif document["state"] != "held":
             self._lost = "it was released"
         else:
@@ -299,7 +304,7 @@ def _await_stale(
     sleep: Callable[[float], None],
 ) -> None:
     """Return when the owner of `seen` is dead or silent; raise LeaseError when it is alive."""
-    owner = Owner(**seen["owner"])
+    owner = Owner.read(seen["owner"])
     watched_ttl_s = float(seen["ttl_s"])
     silent_since_s = clock()
     while not machine.is_gone(owner) and clock() - silent_since_s < watched_ttl_s:
@@ -310,7 +315,7 @@ def _await_stale(
             return
         if now["owner"] != seen["owner"] or now["state"] != "held":
             if now["state"] == "held":
-                owner = Owner(**now["owner"])
+                owner = Owner.read(now["owner"])
                 raise LeaseError(f"{path}: {owner} holds this run; wait for it or stop it")
             return
         if now["heartbeat"] != seen["heartbeat"]:
@@ -358,7 +363,7 @@ def _read(store: Store, path: str) -> tuple[dict[str, Any], str]:
     data, etag = store.get_with_etag(path)
     try:
         document = decode(data, path)
-        Owner(**document["owner"])
+        Owner.read(document["owner"])
         if document["format_version"] != FORMAT_VERSION:
             raise ValueError(f"format version {document['format_version']}")
         int(document["epoch"]), int(document["heartbeat"]), float(document["ttl_s"])

@@ -8,11 +8,12 @@ short_message  of the library's errors, without its insides
 import json
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from nip_core.errors import StoreError
 from nip_core.run_store.store import MissingFileError, check_path
 
+T = TypeVar("T")
 _PAUSES_S = (0.05, 0.2, 0.8, 2.0, 5.0)
 _TOMBSTONE = b"nip: deleted "
 TOMBSTONE_BYTES = len(_TOMBSTONE) + 32
@@ -78,14 +79,30 @@ class Requests:
         import obstore
 
         check_path(path)
+
+        def get() -> tuple[bytes, str]:
+            answer = obstore.get(self._patient, path)
+            return bytes(answer.bytes()), _tag(answer.meta)
+
         try:
-            found = obstore.get(self._patient, path)
-            return bytes(found.bytes()), _tag(found.meta)
-        except Exception as error:
-            translated = self._translated(error, path, "read")
-            if isinstance(translated, MissingFileError):
-                return None
-            raise translated from error
+            return self._read(path, "read", get)
+        except MissingFileError:
+            return None
+
+    def _read(self, path: str, action: str, request: Callable[[], T]) -> T:
+        """What `request` reads; it is repeated where the answer broke off.
+
+        The library repeats requests that got no answer, and goes on with most that got a part of
+        one, but not with listings.
+        """
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                return request()
+            except Exception as error:
+                if pause_s is None or not _broke_off(error):
+                    raise self._translated(error, path, action) from error
+            self._sleep(pause_s)
+        raise AssertionError("the loop ends by itself")
 
     def _tag_of(self, path: str) -> str | None:
         standing = self._look(path)
@@ -112,6 +129,14 @@ class Requests:
         if isinstance(error, (BaseError, OSError, ValueError)):
             return StoreError(f"{name}: can't {action} it: {short_message(error)}")
         return error
+
+
+def _broke_off(error: Exception) -> bool:
+    """Whether an answer began and did not end as it should."""
+    from obstore.exceptions import BaseError
+
+    signs = ("body error", "response body", "invalid list response")
+    return isinstance(error, (BaseError, OSError)) and any(s in str(error).lower() for s in signs)
 
 
 def _is_final(error: Exception) -> bool:

@@ -154,13 +154,14 @@ class ObjectStore(Requests):
         import obstore
 
         check_path(path)
-        try:
-            found = obstore.get(self._patient, path)
+
+        def get() -> None:
+            answer = obstore.get(self._patient, path)
             with target.open("wb") as file:
-                for part in found.stream():
+                for part in answer.stream():
                     file.write(part)
-        except Exception as error:
-            raise self._translated(error, path, "download") from error
+
+        self._read(path, "download", get)
 
     def put(self, path: str, data: bytes | Path, *, fence: str | None = None) -> None:
         import obstore
@@ -193,29 +194,27 @@ class ObjectStore(Requests):
 
         check_path(path)
         try:
-            found = obstore.head(self._patient, path)
-        except Exception as error:
-            translated = self._translated(error, path, "look for")
-            if isinstance(translated, MissingFileError):
-                return False
-            raise translated from error
-        return found["size"] != TOMBSTONE_BYTES or self._is_there(path)
+            meta = self._read(path, "look for", lambda: obstore.head(self._patient, path))
+        except MissingFileError:
+            return False
+        return meta["size"] != TOMBSTONE_BYTES or self._is_there(path)
 
     def list(self, directory: str) -> list[str]:
         import obstore
 
         if directory:
             check_path(directory)
-        try:
-            found = obstore.list_with_delimiter(self._patient, directory or None)
-        except Exception as error:
-            raise self._translated(error, directory or "(all)", "list") from error
+        listing = self._read(
+            directory or "(all)",
+            "list",
+            lambda: obstore.list_with_delimiter(self._patient, directory or None),
+        )
         names = [
             entry["path"].rpartition("/")[2]
-            for entry in found["objects"]
+            for entry in listing["objects"]
             if entry["size"] != TOMBSTONE_BYTES or self._is_there(entry["path"])
         ]
-        names += [f"{prefix.rpartition('/')[2]}/" for prefix in found["common_prefixes"]]
+        names += [f"{prefix.rpartition('/')[2]}/" for prefix in listing["common_prefixes"]]
         return sorted(name for name in names if not name.startswith(_HIDDEN))
 
     def delete(self, path: str, *, fence: str | None = None) -> None:
@@ -239,22 +238,20 @@ class ObjectStore(Requests):
         import obstore
 
         check_path(path)
-        try:
-            return int(obstore.head(self._patient, path)["size"])
-        except Exception as error:
-            raise self._translated(error, path, "look at") from error
+        return self._read(path, "look at", lambda: int(obstore.head(self._patient, path)["size"]))
 
     def leftovers(self, directory: str) -> Iterable[tuple[str, int]]:
         import obstore
 
         check_path(directory)
-        try:
-            found = [entry for page in obstore.list(self._patient, directory) for entry in page]
-        except Exception as error:
-            raise self._translated(error, directory, "list") from error
+        entries = self._read(
+            directory,
+            "list",
+            lambda: [entry for page in obstore.list(self._patient, directory) for entry in page],
+        )
         return sorted(
             (entry["path"], entry["size"])
-            for entry in found
+            for entry in entries
             if any(part.startswith(_HIDDEN) for part in entry["path"].split("/"))
         )
 

@@ -160,7 +160,7 @@ def status_of(run: RunStore) -> str:
     if lease is None or lease["state"] != "held":
         return "stopped"
     try:
-        gone = ThisMachine().is_gone(Owner(**lease["owner"]))
+        gone = ThisMachine().is_gone(Owner.read(lease["owner"]))
     except (TypeError, ValueError, AttributeError) as error:
         raise _damaged(path, error) from error
     return "stopped" if gone else "running"

@@ -27,10 +27,10 @@ def look(run: RunStore, machine: Machine | None = None) -> Sighting:
     try:
         if lease["state"] != "held":
             return Sighting(None, epoch=int(lease["epoch"]))
-        owner = Owner(**lease["owner"])
+        owner = Owner.read(lease["owner"])
         is_gone = (machine or ThisMachine()).is_gone(owner)
         return Sighting(
             owner.id, int(lease["heartbeat"]), float(lease["ttl_s"]), is_gone, int(lease["epoch"])
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptionError(f"{path}: not a lease that this version can read") from error

@@ -2,7 +2,8 @@
 
 It handles one request at a time, once it has all of it, so that looking at a condition and writing
 are one step, as they are at S3, and a client that is stopped half way holds nobody up. The first
-write of an object with "lost-answer" in its name is done and answered with 500. The bucket
+write of an object with "lost-answer" in its name is done and answered with 500; the first two
+answers about what has "cut-answer" in its name break off half way. The bucket
 "careless" heeds no conditions. Run as a script it serves and prints its port.
 """
 
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,7 @@ except ConnectionError:
 def _one_at_a_time(application: Callable[..., Any]) -> Callable[..., Any]:
     lock = threading.Lock()
     lost: set[str] = set()
+    cut: Counter[str] = Counter()
 
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> list[bytes]:
         length = int(environ.get("CONTENT_LENGTH") or 0)
@@ -69,6 +72,12 @@ def _one_at_a_time(application: Callable[..., Any]) -> Callable[..., Any]:
                 lost.add(path)
                 start("500 Internal Server Error", [("Content-Length", "0")], _NO_ERROR)
                 return [b""]
+            asked = path + environ["QUERY_STRING"]
+            # More than a client's own repeats, which are of requests and not of answers.
+            if environ["REQUEST_METHOD"] == "GET" and "cut-answer" in asked and cut[asked] < 2:
+                cut[asked] += 1
+                whole = b"".join(said)
+                return [whole[: len(whole) // 2]]  # then the connection is closed
             return said
 
     return answer

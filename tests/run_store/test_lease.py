@@ -1,11 +1,12 @@
 """One runner per run; a dead or silent one is replaced; a replaced one can do nothing more."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -140,8 +141,31 @@ def test_a_process_with_a_reused_number_is_not_the_owner() -> None:
     machine = ThisMachine()
     me = machine.owner()
     assert not machine.is_gone(me)
-    assert machine.is_gone(replace(me, process_start_s=me.process_start_s - 100))
+    assert machine.is_gone(replace(me, process=f"{me.process}0"))
     assert not machine.is_gone(replace(me, machine="far", pid=2**22 - 1))
+
+
+def test_a_step_of_the_clock_makes_no_living_owner_a_dead_one() -> None:
+    """The kernel's time of boot moves with the clock, and with it what psutil calls a start."""
+    machine = ThisMachine()
+    me = machine.owner()
+    ahead = "import json, sys; from nip_core.run_store.lease import Owner, ThisMachine; "
+    ahead += "print(ThisMachine().is_gone(Owner.read(json.loads(sys.argv[1]))))"
+    stepped = "import psutil._pslinux as linux; linux.boot_time = lambda: 1e9; "
+    for step in ("", stepped):
+        done = subprocess.run(
+            [sys.executable, "-c", step + ahead, json.dumps(asdict(me))],
+            capture_output=True, text=True, check=True, timeout=60,
+        )  # fmt: skip
+        assert done.stdout.strip() == "False"
+
+
+def test_an_owner_of_an_earlier_version_is_gone_only_when_its_process_is() -> None:
+    machine = ThisMachine()
+    document = {**asdict(machine.owner()), "process_start_s": 1.5}
+    del document["process"]
+    assert not machine.is_gone(Owner.read(document))
+    assert machine.is_gone(Owner.read({**document, "pid": 2**22 - 1}))
 
 
 def test_a_second_runner_is_refused_while_the_first_lives(store: Store) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,6 +192,16 @@ def test_a_write_whose_answer_is_lost_counts_once(bucket: str) -> None:
     store.raise_fence("fence-lost-answer")
     assert store.put_if_absent("behind-lost-answer", b"1", fence="fence-lost-answer")
     assert not store.put_if_absent("behind-lost-answer", b"1", fence="fence-lost-answer")
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(bucket: str, tmp_path: Path) -> None:
+    store, content = open_store(bucket), os.urandom(300_000)
+    for name in ("looked-at", "downloaded", "cut-answer-folder/a"):
+        store.put(f"cut-answer-{name}", content)
+    assert store.get("cut-answer-looked-at") == content
+    store.download("cut-answer-downloaded", tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == content
+    assert store.list("cut-answer-cut-answer-folder") == ["a"]
 
 
 # Places that are refused --------------------------------------------------------------------------
