@@ -55,14 +55,17 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         agent_wholes: dict[str, OpenAiWholeAgent],
         group_name: str,
     ):
-        """Opens no connection. Raises SettingsError as the base class does, and for settings that
-        name a model of another run.
+        """Opens no connection. Raises SettingsError as the base class does, for an agent under
+        another name, and for settings that name a model of another run.
         """
         check_by_hand(hyper_params)
+        for name, agent in agent_wholes.items():
+            if name != agent.agent_name:
+                raise SettingsError(f"agent_wholes: {name!r} is the agent {agent.agent_name!r}")
         super().__init__(
             hyper_params, settings, protocol_handler, agent_wholes.values(), group_name
         )
-        self.agent_wholes = {agent.agent_name: agent for agent in agent_wholes.values()}
+        self.agent_wholes = dict(agent_wholes)
         self._state = OpenAiSharedModelGroupState()
         self._client: tuple[asyncio.AbstractEventLoop | None, AsyncOpenAI] | None = None
 
@@ -248,8 +251,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
 
         Raises ValueError for another method.
         """
-        if method not in get_args(Method):
-            raise ValueError(f"method: 'supervised' or 'dpo' is needed (got {method!r})")
+        _check_method(method)
         if self._state.has_switched:
             self._change(
                 fine_tune_job_id=None, has_switched=False, iteration=self._state.iteration + 1
@@ -293,6 +295,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
     async def _submit(
         self, dataset: Dataset, method: Method, model_name: str, job_name: str | None
     ) -> None:
+        _check_method(method)
         record = await self._jobs.submit(
             cast(list[dict[str, Any]], dataset),
             method,
@@ -414,3 +417,8 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
 
     def _change(self, **changes: Any) -> None:
         self._state = OpenAiSharedModelGroupState(**{**self._state.to_dict(), **changes})
+
+
+def _check_method(method: str) -> None:
+    if method not in get_args(Method):
+        raise ValueError(f"method: 'supervised' or 'dpo' is needed (got {method!r})")

@@ -200,7 +200,11 @@ class OpenAIBackend:
     def _message(self, error: APIStatusError) -> str:
         body = error.body
         said = body.get("message") if isinstance(body, Mapping) else None
-        return redact(said if isinstance(said, str) else str(error), self._key)[:1000]
+        if not isinstance(said, str):
+            said = str(error)
+        elif isinstance(error.param, str) and error.param not in said:
+            said = f"{error.param}: {said}"
+        return redact(said, self._key)[:1000]
 
     def _view(self, job: Any) -> JobView:
         """The client builds its objects without checking them; what is needed is checked here."""

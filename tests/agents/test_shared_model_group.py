@@ -356,6 +356,12 @@ async def test_a_method_that_there_is_not_is_refused_by_name(tmp_path):
     async with wire_group(tmp_path) as (wire, group):
         with pytest.raises(ValueError, match=r"method: .*'supervised' or 'dpo'.* \(got 'sft'\)"):
             await group._make_fine_tune_api_call(examples(), "sft")
+        for call in (
+            group._make_fine_tune_api_call_openai,
+            group._make_fine_tune_api_call_lm_server,
+        ):
+            with pytest.raises(ValueError, match="got 'trajectories'"):
+                await call(examples(), "trajectories", "sim")
         assert wire.log == [] and group.get_state().fine_tune_job_id is None
 
 
@@ -503,6 +509,9 @@ def test_members_that_disagree_are_refused_with_the_setting_named(tmp_path):
         OpenAiSharedModelGroup(parameters, settings, handler, agents, "both")
     with pytest.raises(SettingsError, match="was given prover"):
         OpenAiSharedModelGroup(parameters, settings, handler, {"prover": agents["prover"]}, "both")
+    swapped = {"prover": agents["verifier"], "verifier": agents["prover"]}
+    with pytest.raises(SettingsError, match="agent_wholes: 'prover' is the agent 'verifier'"):
+        OpenAiSharedModelGroup(parameters, settings, handler, swapped, "both")
     with pytest.raises(SettingsError, match="there are both"):
         OpenAiSharedModelGroup(parameters, settings, handler, agents, "other")
     assert agents["prover"].shared_model_group is None

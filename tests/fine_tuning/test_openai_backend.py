@@ -69,6 +69,15 @@ async def test_a_refusal_carries_the_status_and_the_servers_words(
     assert len(wire.creates) == 1
 
 
+async def test_a_refusal_names_the_parameter_that_the_server_blames(
+    backend: OpenAIBackend, wire: WireServer
+) -> None:
+    for param, said in (("method", "HTTP 400: method: told to"), ("told", "HTTP 400: told to")):
+        wire.on_create, wire.error_param = ["400"], param
+        with pytest.raises(Refused, match=said):
+            await backend.create_job(SPEC, "file-0")
+
+
 @pytest.mark.parametrize("fault", ["500", "502", "503_retry_4", "408", "drop", "cut", "garbage"])
 async def test_what_leaves_the_outcome_open_is_no_answer_and_is_not_repeated(
     backend: OpenAIBackend, wire: WireServer, fault: str

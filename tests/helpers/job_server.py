@@ -48,6 +48,7 @@ class WireServer:
     on_list: list[str] = field(default_factory=list)
     on_upload: list[str] = field(default_factory=list)
     on_poll: list[str] = field(default_factory=list)
+    error_param: str | None = None  # what the errors blame
     job_fields: dict[str, Any] = field(default_factory=dict)
     files: list[dict[str, Any]] = field(default_factory=list)
     contents: dict[str, bytes] = field(default_factory=dict)
@@ -171,7 +172,8 @@ class WireServer:
         return {key: value for key, value in job.items() if key != "visible_at"}
 
     def _error(self, status: int, headers: dict[str, str] | None = None) -> web.Response:
-        error = {"message": f"told to answer {status}", "type": "x", "code": None, "param": None}
+        error = {"message": f"told to answer {status}", "type": "x", "code": None}
+        error["param"] = self.error_param
         return web.json_response({"error": error}, status=status, headers=headers)
 
     def _before(self, request: web.Request, fault: str) -> web.StreamResponse | None:
