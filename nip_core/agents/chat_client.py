@@ -257,7 +257,10 @@ def _error_of(raw: bytes) -> Mapping[str, Any]:
 def _error_message(raw: bytes, api_key: str) -> str:
     """What the server says, without the key. Cut only then: half a key is no longer found."""
     error = _error_of(raw)
-    return redact(str(error.get("message")), api_key)[: 200 if "is_page" in error else 1000]
+    said, param = str(error.get("message")), error.get("param")
+    if isinstance(param, str) and param not in said:
+        said = f"{param}: {said}"
+    return redact(said, api_key)[: 200 if "is_page" in error else 1000]
 
 
 def _refuse(status: int, raw: bytes, base_url: str, reason: str) -> None:

@@ -24,7 +24,7 @@ from nip_core.lm_server.formats import describe_problems, to_jsonl, validate
 from nip_core.parameters import HyperParameters
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.fine_tuning import prove, training_settings
+from nip_core.stages.fine_tuning import integrations, prove, training_settings
 from nip_core.stages.models import ServedModel
 from nip_core.stages.providers import remote_endpoints, speaks_nip
 
@@ -153,6 +153,7 @@ class GroupJobs:
             extensions=extensions,
             attempt=attempt,
             suffix=suffix,
+            integrations=integrations(self._parameters, self._group),
         )
 
     async def _attempt(self, ledger: Ledger, backend: OpenAIBackend, iteration: int) -> int:

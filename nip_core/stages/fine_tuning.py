@@ -280,11 +280,11 @@ def job_spec(
         suffix=f"{session.run.name}-{iteration:04d}-{group}",
         validation_examples=validation_examples,
         validation_digest=digest(sorted(out)) if out else None,
-        integrations=_integrations(parameters, group),
+        integrations=integrations(parameters, group),
     )
 
 
-def _integrations(parameters: HyperParameters, group: str) -> list[dict[str, Any]]:
+def integrations(parameters: HyperParameters, group: str) -> list[dict[str, Any]]:
     """Who else is told of the group's jobs, in the words of OpenAI's API."""
     project = parameters.fine_tuning.wandb_project
     agent = parameters.group_parameters(group)

@@ -94,6 +94,13 @@ def error(status, code=None):
     return web.json_response({"error": {"message": "no", "code": code}}, status=status)
 
 
+async def test_a_refusal_names_the_parameter_that_the_server_blames():
+    for blamed, said in (("top_p", "top_p: no more"), ("more", "400: no more")):
+        body = {"error": {"message": "no more", "code": None, "param": blamed}}
+        with pytest.raises(RequestRefusedError, match=said):
+            await ask(lambda _, body=body: web.json_response(body, status=400))
+
+
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [

@@ -366,9 +366,12 @@ async def test_a_method_that_there_is_not_is_refused_by_name(tmp_path):
 
 
 async def test_a_creation_whose_answer_was_lost_is_found_again(tmp_path):
-    async with wire_group(tmp_path) as (wire, group):
+    reported = {"settle_s": 0, "wandb_project": "games"}
+    async with wire_group(tmp_path, fine_tuning=reported) as (wire, group):
         wire.on_create = ["drop_after"]
         await group._make_fine_tune_api_call(examples(), "supervised")
+        [(_, body)] = wire.creates
+        assert body["integrations"] == [{"type": "wandb", "wandb": {"project": "games"}}]
         assert len(wire.jobs) == 1 and group.get_state().fine_tune_job_id == "ftjob-0"
 
 
