@@ -37,7 +37,11 @@ from nip_core.errors import SettingsError
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.rollouts.calls import request_body
-from nip_core.scenarios.code_validation.parsing import AnswerForm
+from nip_core.scenarios.code_validation.parsing import (
+    NO_DECISION_GIVEN,
+    AnswerForm,
+    lacks_decision,
+)
 from nip_core.scenarios.code_validation.verdicts import (
     InvalidDecision,
     InvalidResponse,
@@ -172,6 +176,9 @@ class OpenAiWholeAgent(PromptedWholeAgent):
                 _check_usable(answer, attempt)
                 text = answer.text or ""
                 move = game.parse(self.agent_name, round_, situation.seed, text, turns)
+                is_last = attempt == self.agent_params.num_invalid_generation_retries
+                if lacks_decision(move, form) and not is_last:
+                    raise InvalidDecision(NO_DECISION_GIVEN)
             except GenerationError as problem:
                 error = problem
             except InvalidResponse as problem:

@@ -182,6 +182,7 @@ class Rules:
             headers=protocol.headers(agent, channels, seed),
             scale=protocol.scale if protocol.may_decide(agent) else None,
             has_reasoning=self._parameters.code_validation.system_prompt_version == "v2",
+            must_decide=protocol.must_decide(agent, round_, seed),
         )
 
     def parse(self, agent: str, round_: int, seed: int, text: str, before: Sequence[Turn]) -> Move:

@@ -208,7 +208,7 @@ class PureTextAgentParameters(AgentParameters):
     agents reason first (code_validation.system_prompt_version: v2) 1000 more."""
     num_invalid_generation_retries: Annotated[int, Field(ge=0, le=100)] = 20
     """How often an answer in an invalid form is asked for again before the episode fails, 0 to
-    100."""
+    100. So is a message where only a decision is of use; the last one stands."""
     base_url: Address = None
     """Address of an API that speaks OpenAI's protocol, for this agent's group, like
     https://host/v1. None: the provider's, or lm_server.url."""

@@ -188,6 +188,12 @@ class Protocol:
             agent in self.active(r, seed) for r in later
         )
 
+    def must_decide(self, agent: str, round_: int, seed: int) -> bool:
+        """Whether a decision of the agent is all that can still be of use in its turn."""
+        forced = self.common.force_guess is not None
+        is_judge = agent == "verifier" and self.may_decide(agent) and not forced
+        return is_judge and self.counts(round_) and self.is_last_turn(agent, round_, seed)
+
     def counts(self, round_: int) -> bool:
         """Whether a decision made in the round is registered."""
         return round_ >= self.min_message_rounds - 1

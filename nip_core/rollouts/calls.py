@@ -20,7 +20,12 @@ from nip_core.errors import StageError
 from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
 from nip_core.protocols import Move
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.scenarios.code_validation.parsing import AnswerForm, parse_response
+from nip_core.scenarios.code_validation.parsing import (
+    NO_DECISION_GIVEN,
+    AnswerForm,
+    lacks_decision,
+    parse_response,
+)
 
 Row = dict[str, Any]
 
@@ -61,6 +66,9 @@ class Call:
         `timings`; and the move if it is valid."""
         player, answer = self.player, self.answers[number]
         move, invalid = _read(answer, self.form)
+        is_last = attempt >= player.parameters.num_invalid_generation_retries
+        if invalid is None and not is_last and lacks_decision(move, self.form):
+            move, invalid = Move(), NO_DECISION_GIVEN
         generation = {
             "key": spec.generation_key(round_, player.agent, attempt),
             "parent_key": parent,

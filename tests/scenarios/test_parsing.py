@@ -69,7 +69,7 @@ def test_real_answers_mean_what_a_reader_would_say(entry):
 def test_the_table_covers_every_scale_and_form():
     assert {e.get("scale", "accept_reject") for e in TABLE} == {*SCALES, "none"}
     keys = ("text", "scale", "reasoning", "headers")
-    assert len({tuple(e.get(key) for key in keys) for e in TABLE}) == len(TABLE) >= 80
+    assert len({tuple(e.get(key) for key in keys) for e in TABLE}) == len(TABLE) >= 400
 
 
 def test_the_examples_in_the_docs_are_true():
@@ -159,9 +159,66 @@ def test_no_quotation_or_negation_is_a_decision(reasoning, data):
     assert found == "invalid" or found == {"main": text.strip()}
 
 
+LABELS = [
+    *("Decision: {}", "Verdict: {}", "**Verdict:** {}", "Conclusion: {}", "Final answer: {}", "{}"),
+    *("My verdict is {}", "The answer is \\boxed{{{}}}", "<decision>{}</decision>", "Judgment: {}"),
+    *('{{"decision": "{}", "reason": "it holds"}}', "Decision: {} - with that it is said", "# {}"),
+    *("Verdict: **{}**.", "It holds. Decision: {}", "It fails.\n\n{}", "```\nVerdict: {}\n```"),
+]
+MEANT = ["{}", "**{}**", "`{}`", "{}.", "{}!", "I {} the solution", "{}, because it is so"]
+OPPOSED = [  # what means the opposite of a verdict, or none
+    *("not {}", "do not {}", "I cannot {} this", "never {}", "I refuse to {}", "anything but {}"),
+    *("{} is wrong", "~~{}~~", "{} - no, wait", "{}? No", "{} would be wrong", "hardly {}"),
+    *("{}, says the expert", "{}, if n is 0", "{} (not final)", "{}, probably", "{} or {other}"),
+]
+SETTINGS = [
+    *("{}", "{}\n", "{}\n\nThe loop says so.", "The loop ends.\n\n{}", "{}\n\nIs it so?", "- {}"),
+    *("> {}", "You wrote:\n{}", "Expert_1: {}", 'You wrote "{}".', "Why do you say {}?", "Not {}"),
+    *("{}\nI cannot {other} this.", "I cannot {other} this.\n{}", "{}\nI would not {other} it."),
+    *("If it holds:\n{}", "The instructions say:\n{}", "<think>{other}</think>{}", "| {} |"),
+    *("Question for Expert_1: {}\nQuestion for Expert_2: {}", "Question: {}", "Answer: {}"),
+]
+
+
+@settings(max_examples=800, deadline=None)
+@given(
+    word=st.sampled_from(["accept", "reject"]),
+    spell=st.sampled_from([str, str.upper, str.title]),
+    pieces=st.tuples(*map(st.sampled_from, (SETTINGS, LABELS, [*MEANT, *OPPOSED]))),
+    reasoning=st.booleans(),
+    headers=st.sampled_from([None, HEADERS]),
+)
+def test_whatever_stands_around_it_a_verdict_is_never_taken_for_its_opposite(
+    word, spell, pieces, reasoning, headers
+):
+    other = {"accept": "reject", "reject": "accept"}[word]
+    frame, label, claim = pieces
+    text = claim.replace("{other}", other).replace("{}", spell(word))
+    text = label.replace("{{", "\0").replace("}}", "\1").replace("{}", text)
+    text = frame.replace("{other}", other).replace("{}", text)
+    text = text.replace("\0", "{").replace("\1", "}")
+    read = meaning(text, form(reasoning=reasoning, headers=headers))
+    assert read != other
+    if claim in OPPOSED:
+        assert read != word
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    data=st.data(),
+    frame=st.sampled_from(["{}", "{}\n", "The loop ends.\n\n{}", "<think>Hm.</think>\n{}"]),
+    label=st.sampled_from([label for label in LABELS if label not in ("It fails.\n\n{}", "# {}")]),
+)
+def test_a_bare_answer_behind_any_label_is_that_answer_or_asked_again(data, frame, label):
+    name, answer = data.draw(st.sampled_from(ANSWERS))
+    text = frame.replace("{}", label.format(answer))
+    assert meaning(text, form(name)) in (answer, "invalid")
+
+
 FRAGMENTS = st.sampled_from(
     [
         *(word for text in QUOTED + NEGATED for word in re.split(r"(\W)", text) if word),
+        *(word for text in LABELS for word in re.split(r"(\W)", text) if word),
         *HEADERS.values(),
         *("accept", "reject", "7", "10", "agree", "dıſagree", "\n", "Question:", "Answer:"),
         *("<think>", "</think>", "\0", "\ud800", "\u200b", "\r", "\x85", "\u2028", "\\boxed{"),
@@ -240,7 +297,7 @@ def test_a_decision_is_read_without_a_form_too():
 
 PIECES = [
     "Decision: accept", "decision", "Question:", "Question for Expert_1:", "Answer: it is", "<think>",
-    "</think>", "```", ">", '"', "\n", " ", "\0", "\t", "\x1c", "\x1f", "\u200b", "\xa0", "é", "\udc80", "x",
+    "</think>", "```", ">", "accept", "Verdict: accept", "{", "}", '{"decision": "accept"}', "result", '"', "\n", " ", "\0", "\t", "\x1c", "\x1f", "\u200b", "\xa0", "é", "\udc80", "x",
 ]  # fmt: skip
 
 
@@ -268,7 +325,8 @@ def test_most_messages_are_taken_whole_at_once(text):
 LONG = [
     "\n", "*", " ", "a", "7", '"', "`", ">", "<", "<|a", "\\text{", "not ", "and ", "only and ", "1. ", "if ",
     "decision\n", "decision is\n", "Decision:\n", "Decision: accept\n", "Decision: accept ", "```\n",
-    "'\"\n", "I do not ", "Question:\n", "Question for Expert_1:\n", "</think>\n", "\u200b", "wrote ",
+    "'\"\n", "I do not ", "Verdict: accept\n", "x. Verdict: accept ", "- Decision: accept\n", "so ", "{", "[",
+    "answer:\n", "I accept ", "result: ", "not accept ", "\\boxed{accept}\n", "\\boxed{", '{"decision":', "→ ", "Question:\n", "Question for Expert_1:\n", "</think>\n", "\u200b", "wrote ",
 ]  # fmt: skip
 
 

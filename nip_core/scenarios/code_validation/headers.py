@@ -4,6 +4,7 @@ AnswerLines        an answer's lines, and which of them are quotations
 without_thinking   an answer without a reasoning model's block of thoughts
 header_starts      the lines that begin with a channel's header
 last_message_start the last line that begins with "Question:" or "Answer:"
+begins_question    whether a line begins with "Question:"
 parts              the part for each channel
 
 Knows no decisions; see `parsing`.
@@ -27,6 +28,7 @@ _FENCE = re.compile(r"[ \t]*(?P<mark>`|~)(?P=mark){2,}(?P<info>[^`]*)$")
 _MESSAGE_START = re.compile(
     rf"{_LEAD}(?:question|answer)(?: ?#?[0-9]{{1,3}})?[ *_`]*:", re.IGNORECASE
 )
+_QUESTION = re.compile(rf"{_LEAD}question(?: ?#?[0-9]{{1,3}})?[ *_`]*:", re.IGNORECASE)
 _THINKING, _THOUGHT = "<think>", "</think>"
 
 
@@ -99,6 +101,20 @@ class AnswerLines:
             end = self._lower.find("\n", at)
             at = self._lower.find(word, end) if end >= 0 else -1
 
+    def free_lines(self, first: int) -> Iterator[int]:
+        """The indices of the free lines from `first` on."""
+        return (i for i in range(first, len(self.read)) if self.free[i])
+
+    def whole(self, first: int) -> str:
+        """Everything from line `first` on, as it was written."""
+        return "\n".join(self.raw[first:]).strip()
+
+    def is_all(self, first: int, last: int, own: int) -> bool:
+        """Whether nothing but the lines `first` and `last` stands in the lines from `own` on."""
+        end = len(self.read) - 1
+        ends = {self.next_filled(own, 1), self.next_filled(end, -1)} - {None}
+        return ends <= {first, last}
+
     def next_filled(self, at: int, step: int) -> int | None:
         """The first line from `at` on, in steps of 1 or -1, with more than markup; None: none."""
         found = self._filled(at, step, is_blank) if 0 <= at < len(self.read) else -1
@@ -127,6 +143,11 @@ class Start:
 
     channel: str
     rest: str
+
+
+def begins_question(line: str) -> bool:
+    """Whether a plain line begins with "Question:"."""
+    return _QUESTION.match(line) is not None
 
 
 def last_message_start(lines: AnswerLines, channel: str) -> dict[int, Start]:

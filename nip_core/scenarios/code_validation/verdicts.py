@@ -51,6 +51,11 @@ _PLAIN: dict[int, str | None] = {
 _LATEX = re.compile(
     r"\\(?:boxed|text(?:bf|it|rm|sf|tt)?|math(?:bf|rm|tt)|emph)\s*\{|\\[\[\]()]|\$+"
 )
+_LABEL_TAG = re.compile(
+    r"<(?P<end>/?)(?:final[_ -]?)?(?P<label>decision|verdict|conclusion|judge?ment|ruling)\s{0,3}>"
+    r"(?P<clause>\s*[a-z])?",
+    re.IGNORECASE,
+)
 _TAGS = re.compile(
     r"</?(?:b|strong|i|em|u|mark|br|p|answer|final_answer)\s{0,3}/?>|</s>|<\|[a-z_]{1,30}\|>",
     re.IGNORECASE,
@@ -66,12 +71,23 @@ def simplified(text: str) -> str:
 
 
 def plain(line: str) -> str:
-    """A simplified line, single-spaced, without the tags and LaTeX commands that only decorate."""
+    """A simplified line, single-spaced, without the tags and LaTeX commands that only decorate.
+
+    A tag like <verdict> becomes a label, "verdict:".
+    """
     if "<" in line:
+        line = _LABEL_TAG.sub(_as_label, line)
         line = _TAGS.sub("", line)
     if "\\" in line or "$" in line:
         line = _LATEX.sub("", line)
     return " ".join(line.split())
+
+
+def _as_label(tag: re.Match[str]) -> str:
+    rest = tag["clause"] or ""
+    if tag["end"]:
+        return rest if rest[:1].isspace() and rest[-1].islower() else f".{rest}"
+    return f"{tag['label']}: {rest}"
 
 
 def is_blank(text: str) -> bool:
@@ -106,7 +122,10 @@ _TAKEN_BACK = (
     r"|i(?: have|'ve)? changed my mind|never ?mind|disregard|ignore (?:that|this))\b"
 )
 _UNDONE = re.compile(
-    _TAKEN_BACK + r"|(?:or|rather|maybe|perhaps|possibly|tentative(?:ly)?|not final|for now)\b",
+    _TAKEN_BACK
+    + r"|(?:or|rather|maybe|perhaps|possibly|probably|likely|presumably|tentative(?:ly)?"
+    r"|not final|for now|i (?:guess|suppose|think not)|says?|said|according to|wrote|claims?"
+    r"|quoted?|(?:the )?(?:expert|prover)[a-z_0-9]*'s)\b",
     re.IGNORECASE,
 )
 _CONDITION = re.compile(
@@ -114,7 +133,29 @@ _CONDITION = re.compile(
     r"|as long as|subject to|conditional(?:ly)?)\b",
     re.IGNORECASE,
 )
-_RETRACTING_LINE = re.compile(rf"^[ \t*_#\"'-]{{0,20}}(?:{_TAKEN_BACK})", re.I | re.M)
+# Words that, anywhere behind a verdict, make it a guess.
+_HEDGE = re.compile(
+    r"\bnot (?:yet |my |a |the )?(?:final|definitive|decided)\b|\b(?:tentative|preliminary"
+    r"|provisional)(?:ly)?\b|\bsubject to change\b|\b(?:may|might) (?:still |yet )?change\b"
+    r"|\bnot (?:sure|certain)(?: yet\b|[.,;!]|$)|\bsarcas",
+    re.IGNORECASE,
+)
+# "I cannot accept this" goes with a rejection; the words must follow each other, in one clause.
+_DENIAL = (
+    r"\b(?:(?:can|could|do|does|did|will|would|must|should|shall)(?:n't| ?not)|can't|won't|never"
+    r"|unable to|refuse to|no reason to|rather than|instead of)"
+    r"(?: (?!only|merely|simply)[a-z]+ly| yet| ever)? $"
+)
+_DENIED = re.compile(_DENIAL, re.IGNORECASE)
+_RETRACTING_LINE = re.compile(
+    rf"^[ \t*_#\"'(-]{{0,20}}(?:{_TAKEN_BACK}|(?:actually,? (?:no|not|i)|edit"
+    r"|do(?: not|n't) take|ignore|quote|(?:this|that)(?: i| wa|')s (?:a quote|what|an? example"
+    r"|wrong|not my|the (?:expert|prover))"
+    r"|(?:the )?(?:expert|prover)(?:_[0-9])?$)\b)",
+    re.IGNORECASE | re.MULTILINE,
+)
+# What goes on with the sentence of the line before.
+_CONTINUED = re.compile(r"\s*(?:is|was|isn't|would|will|should|could|may|might|says?|said|or|if)\b")
 _ASKED = re.compile(r"[^.!?]*\?")
 _OTHER_NUMBER = re.compile(
     r"\b(?:or|maybe|perhaps|possibly|rather|actually)(?: even)? [*_`]*[0-9]", re.IGNORECASE
@@ -129,7 +170,7 @@ class VerdictReader:
 
     def __init__(self, scale: DecisionScale):
         self._scale = scale
-        self._stems = tuple(sorted({_stem(answer) for answer in scale.values}))
+        self.stems = tuple(sorted({_stem(answer) for answer in scale.values}))
         answers = sorted(scale.values, key=len, reverse=True)
         if scale.is_numeric:
             self._start = re.compile(
@@ -138,9 +179,22 @@ class VerdictReader:
                 rf"|{_MARKS}(?P<percent>%|percent\b))?(?!{_LETTER})",
                 re.IGNORECASE,
             )
-            self._mention = None
+            self._mention = self._own = self._concluded = self._last = None
         else:
             words = "|".join(_spelled(answer) for answer in answers)
+            self._own = re.compile(
+                r"\b(?:i|we)(?:'ll)?(?: (?:now|must|will|therefore|thus|hence|hereby|have to|have"
+                r"|should|shall|would(?! have)|instead|actually|finally|decide to"
+                r"|decided to|choose to|vote to)"
+                r"){0,3}"
+                rf" (?P<answer>{words})(?:ed|d)?(?!{_LETTER})",
+                re.IGNORECASE,
+            )
+            self._concluded = re.compile(
+                r"(?:\b(?:so|thus|therefore|hence|then),?|[:(→>]) ?(?:to )?[*_\"'` ]{0,3}"
+                rf"(?P<answer>{words})(?:e?d)?[*_\"'`) .!]{{0,6}}$",
+                re.IGNORECASE | re.MULTILINE,
+            )
             self._start = re.compile(
                 rf"(?:- )?(?:to |(?:i|we)(?: hereby| will|'ll)? )?{_MARKS}(?P<answer>{words})"
                 rf"(?:e?d|s|(?P<noun>ing|ance|ion))?(?!{_LETTER})",
@@ -148,6 +202,12 @@ class VerdictReader:
             )
             self._mention = re.compile(
                 rf"(?<!{_LETTER})(?P<answer>{words})(?:e?d|s|ing|ance|ion)?(?!{_LETTER})",
+                re.IGNORECASE,
+            )
+            self._last = re.compile(
+                rf"(?<!{_LETTER})(?P<answer>{words})(?:e?d)?"
+                rf"(?: (?:it|this|that|(?:the|this) (?:solution|code|program)))?"
+                r"[*_\"'`)\]}~ .!]{0,9}$",
                 re.IGNORECASE,
             )
         more = _BECAUSE
@@ -159,19 +219,45 @@ class VerdictReader:
             self._object = re.compile(_IS_CORRECT, re.IGNORECASE)
         self._reason_follows = re.compile(more, re.IGNORECASE)
 
+    @property
+    def is_numeric(self) -> bool:
+        """Whether the answers are numbers."""
+        return self._scale.is_numeric
+
+    @property
+    def accepts(self) -> bool:
+        """Whether to accept is an answer."""
+        return "accept" in self._scale.values
+
     def begins(self, text: str) -> bool:
         """Whether the text begins with an answer, be it a negated one."""
         text = text.lstrip(_OPENING)
         if self._start.match(text):
             return True
         first = _WORD.findall(text[:80].lower())[: 2 + _NEGATION_REACH]
-        return _negated(first, self._stems)
+        return _negated(first, self.stems)
+
+    def behind(self, text: str) -> str | None:
+        """What follows the answer with which the text begins; None: it begins with none."""
+        text = text.lstrip(_OPENING)
+        found = self._start.match(text)
+        return None if found is None else text[found.end() :]
+
+    def mentions(self, text: str) -> set[str]:
+        """The answers that stand anywhere in the text; those of a scale of numbers are not looked
+        for."""
+        found = () if self._mention is None else self._mention.finditer(text)
+        return {self._canonical(match["answer"]) for match in found}
+
+    def at_end(self, text: str) -> int | None:
+        """Where the answer begins with which the text ends, marks and "the solution" aside."""
+        found = None if self._last is None else self._last.search(text)
+        return None if found is None else found.start("answer")
 
     def is_exactly(self, text: str) -> bool:
         """Whether the text is an answer and nothing else, marks aside."""
-        text = text.lstrip(_OPENING)
-        found = self._start.match(text)
-        return found is not None and not text[found.end() :].strip(_CLOSING + ".,;!")
+        rest = self.behind(text)
+        return rest is not None and not rest.strip(_CLOSING + ".,;!")
 
     def read(self, text: str) -> str:
         """The answer with which the text begins.
@@ -195,11 +281,34 @@ class VerdictReader:
             raise InvalidDecision(f"decision with {problem} {text[:_SHOWN]!r}")
         return answer
 
+    def declared(self, text: str) -> tuple[str, bool] | None:
+        """The answer of a sentence like "I reject the solution.", and whether it has its object.
+
+        None for other sentences, and where more follows.
+        """
+        found = None if self._own is None else self._own.match(text)
+        if found is None:
+            return None
+        tail = text[found.end() :].lstrip(_CLOSING)
+        about = None if self._object is None else self._object.match(tail)
+        if about is not None:
+            tail = tail[about.end() :]
+        else:
+            tail = re.sub(r"^(?:this|that|with (?:that|this|you))\b", "", tail)
+        if tail.strip(_CLOSING + ".,;!"):
+            return None
+        has_object = about is not None and about[0].lower() != "it"
+        return self._canonical(found["answer"]), has_object
+
     def is_retracted(self, answer: str, later: str) -> bool:
         """Whether the simplified lines after a decision begin by taking it back, or deny it."""
-        if _RETRACTING_LINE.search(later):
+        if _RETRACTING_LINE.search(later) or _HEDGE.search(later) or _CONTINUED.match(later):
             return True
-        if self._mention is None or "accept" not in self._scale.values:
+        for pattern in (self._own, self._concluded) if self.accepts else ():
+            said = pattern.finditer(later) if pattern is not None else ()
+            if any(self._canonical(match["answer"]) != answer for match in said):
+                return True
+        if self._mention is None or not self.accepts:
             return False
         for found in self._mention.finditer(later):
             words = _WORD.findall(later[max(0, found.start() - 60) : found.end()].lower())[-7:]
@@ -230,10 +339,12 @@ class VerdictReader:
             return "a second answer"
         if _negated(_WORD.findall(rest.lower()), (_stem(answer),)):
             return "a negation"
-        if _DOUBTED.search(rest):
+        if _DOUBTED.search(rest) or _HEDGE.search(rest):
             return "a doubt"
-        if re.match(rf"[-']{_LETTER}", rest):
+        if re.match(rf"[-']{_LETTER}|\.[a-z_]", rest):
             return "a compound"
+        if rest.startswith("(") and not self._scale.is_numeric:
+            return "a call"
         tail = rest.lstrip(_CLOSING)
         if self._object is not None and (about := self._object.match(tail)):
             tail = tail[about.end() :].lstrip(_CLOSING)
@@ -261,9 +372,15 @@ class VerdictReader:
     def _names_another(self, answer: str, rest: str) -> bool:
         if self._mention is None:
             return _OTHER_NUMBER.search(rest) is not None
-        if "accept" not in self._scale.values and _DEGREES.search(rest):
+        if not self.accepts and _DEGREES.search(rest):
             return True
-        return any(self._canonical(m["answer"]) != answer for m in self._mention.finditer(rest))
+        others = [m for m in self._mention.finditer(rest) if self._canonical(m["answer"]) != answer]
+        if self.accepts and "?" not in rest:
+            # What denies the other one says the same again.
+            others = [
+                m for m in others if not _DENIED.search(rest[max(0, m.start() - 40) : m.start()])
+            ]
+        return bool(others)
 
 
 def _negated(words: Sequence[str], stems: tuple[str, ...]) -> bool:
