@@ -26,6 +26,7 @@ import typer
 
 from nip_core.errors import ServerError, SettingsError
 from nip_core.lm_server.processes import die_with_parent_process, read_tail
+from nip_core.redaction import read_key
 from nip_prefect.flows.postgres import start_postgres
 
 _LEASES = "prefect.server.concurrency.lease_storage.filesystem"
@@ -95,7 +96,7 @@ def _environment(state: Path, port: int) -> dict[str, str]:
     auth = os.environ.get("PREFECT_SERVER_API_AUTH_STRING") or _kept(
         state / "prefect_auth", lambda: f"nip:{secrets.token_urlsafe(24)}"
     )
-    key = os.environ.get("NIP_API_KEY") or _kept(
+    key = read_key(os.environ, "NIP_API_KEY") or _kept(
         state / "lm_server_key", lambda: secrets.token_urlsafe(24)
     )
     return {

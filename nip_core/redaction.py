@@ -1,14 +1,34 @@
-"""Keys taken out of texts that came from a server, before they become errors, rows or records.
+"""Keys: read from the environment, and taken out of texts that came from a server.
 
-A server may send back what it was sent, its own error pages included.
+read_key             a key as a header can carry it
+redact, redact_all   before a text becomes an error, a row or a record: a server may send back what
+                     it was sent, its own error pages included
 """
 
 import re
+from collections.abc import Mapping
 from typing import Any
+
+from nip_core.errors import SettingsError
 
 HIDDEN = "***"
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;}\]]+")
 _SHORT = 8  # a key this short may be part of a harmless word, and counts as a whole word only
+
+
+def read_key(environment: Mapping[str, str], variable: str) -> str:
+    """The key in an environment variable, "" if it has none.
+
+    Spaces and line ends around it, as files of other systems have them, are no part of it. Raises
+    SettingsError for a key that no header can carry: a server would log the header it refuses.
+    """
+    key = environment.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise SettingsError(
+            f"environment variable {variable}: the key in it has a control character or is no "
+            "ASCII; set it anew"
+        )
+    return key
 
 
 def redact(text: str, *keys: str) -> str:

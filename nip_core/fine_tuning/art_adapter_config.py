@@ -23,6 +23,7 @@ from nip_core.fine_tuning.art_options import (
     train_options,
 )
 from nip_core.fine_tuning.interface import ByFields, TrainerAdapterConfig
+from nip_core.redaction import read_key
 
 DEFAULT_KEY = "default"
 DEFAULT_LEARNING_RATE = 5e-5
@@ -58,7 +59,7 @@ class ARTBackendConfig(ByFields):
     def key(self) -> str:
         """The key itself."""
         key = self.api_key.get_secret_value()
-        return os.environ.get(KEY_VARIABLE, key) if key == DEFAULT_KEY else key
+        return (read_key(os.environ, KEY_VARIABLE) or key) if key == DEFAULT_KEY else key
 
     @property
     def url(self) -> str:

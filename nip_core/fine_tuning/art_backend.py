@@ -61,7 +61,7 @@ from nip_core.fine_tuning.job import Busy, JobRecord, JobSpec, JobView, NoAnswer
 from nip_core.fine_tuning.openai_backend import OpenAIBackend
 from nip_core.fine_tuning.submissions import LiveSubmission, Submissions
 from nip_core.hashing import derive_seed
-from nip_core.redaction import redact
+from nip_core.redaction import read_key, redact
 
 KEY_VARIABLE = "NIP_API_KEY"
 DEFAULT_STATE_DIR = ".art/lm_server"
@@ -97,7 +97,7 @@ class LmServerBackend:
         used. Nothing is sent yet. Without `wait_at_register` a step that an earlier program left
         under way is not waited for.
         """
-        key = api_key or os.environ.get(KEY_VARIABLE)
+        key = api_key or read_key(os.environ, KEY_VARIABLE)
         if not key:
             raise SettingsError(f"api_key: none is given; pass it, or set {KEY_VARIABLE}")
         self._root = base_url.rstrip("/").removesuffix("/v1")

@@ -23,6 +23,7 @@ from nip_core.fine_tuning.conversion import Method
 from nip_core.fine_tuning.interface import TrainerAdapterConfig
 from nip_core.lm_server.wire import METHOD_HYPERPARAMETERS, NipSettings
 from nip_core.parameters.addresses import plain_address
+from nip_core.redaction import read_key
 
 _OPENAI_HOST = "api.openai.com"
 _OPENAI_SETTLE_S = 60.0
@@ -118,7 +119,7 @@ class OpenAITrainerAdapterConfig(TrainerAdapterConfig):
         """The key from the environment. Raises SettingsError if it is not set."""
         is_openai = urlsplit(self.base_url).hostname == _OPENAI_HOST
         variable = self.api_key_variable or ("OPENAI_API_KEY" if is_openai else "NIP_API_KEY")
-        key = os.environ.get(variable, "")
+        key = read_key(os.environ, variable)
         if not key:
             raise SettingsError(f"{self.url}: its key is expected in the environment: {variable}")
         return key

@@ -29,6 +29,7 @@ from nip_core.lm_server.spec import (
     ServerSpec,
 )
 from nip_core.lm_server.state import (
+    CARD,
     LOCK,
     ServerCard,
     StateError,
@@ -149,6 +150,7 @@ def _run(arguments: argparse.Namespace) -> int:
     state_dir: Path = arguments.state.expanduser().resolve()
     try:
         check_state_dir(state_dir, spec.replies, arguments.api_keys_file)
+        os.umask(0o077)  # what the server keeps is nobody else's
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = try_lock(state_dir / LOCK)
     except StateError as error:
@@ -247,6 +249,8 @@ async def _serve(
         return
     except (ValueError, EngineError, StateError) as error:
         raise StartError(str(error)) from None
+    except OSError as error:
+        raise StartError(f"can't start with the state directory {state_dir}: {error}") from None
     if keys.open_to_all:
         _log.warning(
             "--no-auth: every program and user of this machine may use, train and stop this server"
@@ -261,7 +265,11 @@ async def _serve(
         listener.listen(BACKLOG)  # what waits is more than what is accepted in one go
         card = _card(arguments, services.pool.base_models()[0], listener, configuration_digest)
         if not stop.is_set():
-            write_card(state_dir, card)
+            try:
+                write_card(state_dir, card)
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise StartError(f"{state_dir / CARD} can't be written: {reason}") from None
             _log.info(
                 "ready: OpenAI clients find %s at %s/v1 (engine %s)",
                 " and ".join(services.pool.base_models()),

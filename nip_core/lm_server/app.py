@@ -8,6 +8,7 @@ close_server   the reverse; what was unfinished continues at the next start
 """
 
 import os
+import sqlite3
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +26,7 @@ from nip_core.lm_server import (
 )
 from nip_core.lm_server.auth import KeyRing
 from nip_core.lm_server.background import BackgroundTasks
-from nip_core.lm_server.database import Database
+from nip_core.lm_server.database import Database, unusable
 from nip_core.lm_server.engines.deterministic import InjectedFault
 from nip_core.lm_server.errors import ApiError
 from nip_core.lm_server.files import FileStore
@@ -45,7 +46,7 @@ from nip_core.lm_server.proxy import Proxy
 from nip_core.lm_server.responses import ResponseTable
 from nip_core.lm_server.slots import make_slots
 from nip_core.lm_server.spec import ServerSpec
-from nip_core.lm_server.state import DATABASE, FILES, JOBS, MODELS
+from nip_core.lm_server.state import DATABASE, FILES, JOBS, MODELS, RESPONSES
 from nip_core.lm_server.supervisor import JobSupervisor
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
@@ -61,24 +62,34 @@ async def open_server(
     """Start the engines and everything around them. The caller holds the state directory's lock.
 
     Raises ValueError for a wrong specification, EngineError if an engine can't start, and
-    database.StateError if the state directory has another format.
+    state.StateError if the state directory is damaged, full, or has another format.
     """
     slots = make_slots(spec, environment, state_dir)
     database = Database(state_dir / DATABASE)
-    models = ModelStore(state_dir / MODELS, database)
-    pool = EnginePool(slots, database, models)
+    responses = None
     try:
-        await pool.start()
+        # What can be damaged first: an engine takes long to start.
+        models = ModelStore(state_dir / MODELS, database)
         files = FileStore(state_dir / FILES, database, spec.max_upload_bytes)
+        pool = EnginePool(slots, database, models)
         jobs = JobTable(database, files, models, pool)
+        jobs.refuse_broken_rows()
         supervisor = JobSupervisor(state_dir / JOBS, database, jobs, files, models, pool)
-        responses = None
         if spec.idempotency_ttl_s:
-            responses = ResponseTable(state_dir / "responses.sqlite3", spec.idempotency_ttl_s)
-        supervisor.start()
-    except BaseException:
-        await pool.stop()
+            responses = ResponseTable(state_dir / RESPONSES, spec.idempotency_ttl_s)
+        created_at = _created_at(database)
+        try:
+            await pool.start()
+            supervisor.start()
+        except BaseException:
+            await pool.stop()
+            raise
+    except BaseException as error:
+        if responses is not None:
+            await responses.close()
         database.close()
+        if isinstance(error, sqlite3.Error):
+            raise unusable(database.path, error) from error
         raise
     return Services(
         state_dir=state_dir,
@@ -94,7 +105,7 @@ async def open_server(
         proxy=Proxy(),
         responses=responses,
         configuration_digest=spec.digest(),
-        created_at=_created_at(database),
+        created_at=created_at,
     )
 
 

@@ -11,7 +11,9 @@ statement runs on the event loop's thread: they are short, and a transition that
 must be on disk (synchronous=FULL).
 """
 
+import contextlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,6 +108,14 @@ _MIGRATIONS = {
     """,
 }
 """From each older format to the next one."""
+_JSON = {
+    "jobs": ("settings", "metadata", "error", "progress", "result"),
+    "events": ("data",),
+    "models": ("proof",),
+    "meta": ("value",),
+}
+"""Columns that are read as JSON."""
+_REMEDY = "put a copy of it back, or move everything beside it to another place and start anew"
 
 
 class Database:
@@ -119,7 +129,8 @@ class Database:
         """
         if not path.exists() or not path.stat().st_size:
             refuse_lost_database(path.parent)  # before SQLite deletes a log that has no database
-        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self.path = path
+        self._connection = connect(path)
         self._connection.row_factory = sqlite3.Row
         try:
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
@@ -132,6 +143,7 @@ class Database:
                 )
             if not found:
                 refuse_lost_database(path.parent)
+            refuse_damage(self._connection, path)
             steps = (
                 [_MIGRATIONS[step] for step in range(found, STATE_FORMAT)] if found else [_SCHEMA]
             )
@@ -139,12 +151,23 @@ class Database:
                 self._connection.executescript(
                     f"BEGIN; {' '.join(steps)} PRAGMA user_version = {STATE_FORMAT}; COMMIT;"
                 )
-        except sqlite3.DatabaseError as error:
+            self._refuse_broken_rows()
+        except sqlite3.Error as error:
             self._connection.close()
-            raise StateError(f"{path} can't be used: {error}") from error
+            raise unusable(path, error) from error
         except StateError:
             self._connection.close()
             raise
+
+    def _refuse_broken_rows(self) -> None:
+        for table, columns in _JSON.items():
+            for column in columns:
+                row = self.one(
+                    f"SELECT rowid FROM {table} WHERE {column} IS NOT NULL "  # noqa: S608
+                    f"AND NOT json_valid({column}) LIMIT 1"
+                )
+                if row is not None:
+                    raise damaged(self.path, f"row {row[0]} of {table} has no JSON in {column}")
 
     def close(self) -> None:
         """Close the connection; the write-ahead log is folded in."""
@@ -192,6 +215,42 @@ class Database:
     def set_meta(self, key: str, value: int) -> None:
         """Set a counter."""
         self.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", key, str(value))
+
+
+def connect(path: Path, timeout_s: float = 5.0) -> sqlite3.Connection:
+    """A connection to a database that only its owner can read; SQLite's logs are as it is.
+
+    Raises StateError.
+    """
+    try:
+        if not path.is_file():
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+        with contextlib.suppress(PermissionError):  # it belongs to somebody else
+            path.chmod(0o600)
+        return sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, timeout=timeout_s
+        )
+    except (OSError, sqlite3.Error) as error:
+        raise StateError(f"{path} can't be used: {error}") from error
+
+
+def refuse_damage(connection: sqlite3.Connection, path: Path, remedy: str = _REMEDY) -> None:
+    """Read the whole database; raise StateError if its pages or indices don't fit together."""
+    problem = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if problem != "ok":
+        raise damaged(path, " ".join(problem.split()), remedy)
+
+
+def unusable(path: Path, error: sqlite3.Error, remedy: str = _REMEDY) -> StateError:
+    """The error for a database that SQLite can't open, read or write."""
+    if isinstance(error, sqlite3.OperationalError):  # the disk is full, or away
+        return StateError(f"{path} can't be used: {error}")
+    return damaged(path, str(error), remedy)
+
+
+def damaged(path: Path, problem: str, remedy: str = _REMEDY) -> StateError:
+    """The error for a database that is not as it was written."""
+    return StateError(f"{path} is damaged ({problem}): {remedy}")
 
 
 def dump(value: Any) -> str | None:

@@ -28,7 +28,7 @@ from typing import Any
 
 from nip_core.lm_server import formats, wire
 from nip_core.lm_server.database import Database
-from nip_core.lm_server.disk import sync
+from nip_core.lm_server.disk import sha256_of, sync
 from nip_core.lm_server.errors import ApiError, not_found
 
 SET_ASIDE = "set_aside"
@@ -188,9 +188,24 @@ class FileStore:
         return _object(self._row(id))
 
     def content(self, id: str) -> Path:
-        """Where the content lies, for reading. Raises ApiError 404."""
+        """Where the content lies, unread. Raises ApiError 404."""
         self._row(id)
         return self._directory / id
+
+    async def intact(self, id: str) -> Path:
+        """`content`, once it has been read and is what was stored. Raises ApiError 404, 500."""
+        path, expected = self.content(id), self._row(id)["sha256"]
+        try:
+            if await asyncio.to_thread(sha256_of, path) == expected:
+                return path
+            problem = "it is no longer what was uploaded"
+        except OSError as error:
+            problem = error.strerror or str(error)
+        raise ApiError(
+            500,
+            f"The file {id} is damaged ({path}: {problem}): upload it again",
+            code="file_damaged",
+        )
 
     def purpose(self, id: str) -> str:
         """What the file was uploaded for. Raises ApiError 404."""

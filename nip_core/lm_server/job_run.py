@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 from nip_core.lm_server.database import Database, dump
 from nip_core.lm_server.engines.base import EngineError, Proof
+from nip_core.lm_server.errors import ApiError
 from nip_core.lm_server.files import FileStore
 from nip_core.lm_server.job_events import step_data
 from nip_core.lm_server.job_settings import Places, client_param, total_rank
@@ -195,8 +196,8 @@ class JobRunner:
             method=row["method"],
             base_model_path=place.base_model_path,
             parent_path=self._models.path(parent["digest"]) if parent and is_adapter else None,
-            training_file=self._files.content(row["training_file"]),
-            validation_file=self._files.content(row["validation_file"])
+            training_file=await self._intact(row["training_file"]),
+            validation_file=await self._intact(row["validation_file"])
             if row["validation_file"]
             else None,
             settings=settings.model_dump(),
@@ -250,6 +251,13 @@ class JobRunner:
             # The thread can't be interrupted; what it publishes must not appear after we tidied.
             await asyncio.wait({commit})
             raise
+
+    async def _intact(self, file_id: str) -> Path:
+        """Compared right before it is used: hours may lie between a job's making and its turn."""
+        try:
+            return await self._files.intact(file_id)
+        except ApiError as error:
+            raise TrainingFailed(error.code or "file_damaged", error.message) from None
 
     def _parent(self, row: sqlite3.Row) -> sqlite3.Row | None:
         if row["parent"] is None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nip_core.lm_server import wire
-from nip_core.lm_server.database import Database, dump, load
+from nip_core.lm_server.database import Database, damaged, dump, load
 from nip_core.lm_server.errors import ApiError, not_found
 from nip_core.lm_server.files import FileStore
 from nip_core.lm_server.job_events import JobEvents
@@ -146,6 +146,15 @@ class JobTable:
         if row is None:
             raise not_found("fine-tuning job", id, "fine_tuning_job_id")
         return row
+
+    def refuse_broken_rows(self) -> None:
+        """Raise StateError if a job can't be read any more: it could be neither shown nor run."""
+        for row in self._database.all("SELECT * FROM jobs"):
+            try:
+                self.object(row)
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                problem = f"job {row['id']}: {' '.join(str(error).split())}"
+                raise damaged(self._database.path, problem) from error
 
     def rows_in(self, statuses: Sequence[str]) -> list[sqlite3.Row]:
         """Jobs in any of these statuses, oldest first."""

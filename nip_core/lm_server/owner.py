@@ -110,8 +110,9 @@ def start_or_attach(
     deadline = time.monotonic() + timeout_s
     try:
         check_state_dir(state_dir, spec.replies)
-        (state_dir / "logs").mkdir(parents=True, exist_ok=True)
+        state_dir.mkdir(parents=True, exist_ok=True)
         state_dir.chmod(0o700)
+        (state_dir / "logs").mkdir(0o700, exist_ok=True)
         key = make_key_file(state_dir / KEY_FILE)
         configuration_digest = spec.digest()
     except StateError as error:
@@ -242,7 +243,7 @@ def _start(
         *("--die-with-parent", str(os.getpid()), "--parent-pipe", str(read_end)),
     ]
     try:
-        with (state_dir / LOG).open("ab") as log:
+        with open(state_dir / LOG, "ab", opener=_private) as log:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -268,6 +269,10 @@ def _start(
         stop(handle, grace_s=1.0)
         raise
     return ServerHandle(card.url, key, process.pid, True, state_dir)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _wait_card(process: "subprocess.Popen[bytes]", state_dir: Path, deadline: float) -> ServerCard:

@@ -31,6 +31,7 @@ from typing import Any
 from aiohttp import web
 
 from nip_core.lm_server.background import BackgroundTasks
+from nip_core.lm_server.database import connect, refuse_damage, unusable
 from nip_core.lm_server.errors import ApiError, given_twice, unsupported_value
 from nip_core.lm_server.state import StateError
 
@@ -43,6 +44,7 @@ PRUNE_EVERY_S = 60.0
 _PRUNED_AT_ONCE = 1000
 _CLOSE_TIMEOUT_S = 10.0
 _FORMAT = 1
+_NOTHING_ELSE = "remove it (kept answers are lost, nothing else)"
 _SCHEMA = """
 CREATE TABLE responses (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -91,14 +93,19 @@ class ResponseTable:
     """The kept answers of one server. Used from one event loop."""
 
     def __init__(self, path: Path, ttl_s: float, clock: Callable[[], float] = time.time):
-        """Open or create the table. Raises StateError if it has another format."""
+        """Open or create the table. Raises StateError if it can't be read."""
         self._ttl_s, self._clock = ttl_s, clock
         self._claims: dict[str, Recording] = {}
         self._loop = asyncio.get_running_loop()
-        self._reader = _connect(path)
+        try:
+            self._reader = _connect(path)
+            refuse_damage(self._reader, path, _NOTHING_ELSE)
+            writer = _connect(path)
+        except sqlite3.Error as error:
+            raise unusable(path, error, _NOTHING_ELSE) from error
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._writer = threading.Thread(
-            target=self._write_all, args=(_connect(path),), name="responses", daemon=True
+            target=self._write_all, args=(writer,), name="responses", daemon=True
         )
         self._writer.start()
 
@@ -191,7 +198,7 @@ class _Write:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
+    connection = connect(path, timeout_s=30)
     for pragma in ("journal_mode=WAL", "synchronous=FULL"):
         connection.execute(f"PRAGMA {pragma}")
     found = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -200,8 +207,8 @@ def _connect(path: Path) -> sqlite3.Connection:
     elif found != _FORMAT:
         connection.close()
         raise StateError(
-            f"{path} has format {found}, this server knows {_FORMAT}: remove it (kept answers are "
-            "lost, nothing else), or use the server's version that wrote it"
+            f"{path} has format {found}, this server knows {_FORMAT}: {_NOTHING_ELSE}, or use the "
+            "server's version that wrote it"
         )
     return connection
 

@@ -150,8 +150,7 @@ def _engine(services: Services, name: str) -> dict[str, Any]:
 
 
 def _health(services: Services) -> dict[str, Any]:
-    free = shutil.disk_usage(services.state_dir).free
-    wrong = []
+    free, wrong = None, []
     engines, lent = {}, []
     for name in services.pool.base_models():
         keeper = services.pool.keeper(name)
@@ -163,8 +162,12 @@ def _health(services: Services) -> dict[str, Any]:
     first = services.pool.keeper(services.pool.base_models()[0])
     if not any(services.pool.is_served(name) for name in services.pool.base_models()) and not wrong:
         wrong.append(f"the engine is {first.engine.state}")
-    if free < MIN_FREE_BYTES:
-        wrong.append(f"the disk has only {free} bytes left")
+    try:
+        free = shutil.disk_usage(services.state_dir).free
+        if free < MIN_FREE_BYTES:
+            wrong.append(f"the disk has only {free} bytes left")
+    except OSError as error:
+        wrong.append(f"the state directory can't be read: {error}")
     if not services.supervisor.healthy():
         wrong.append("no jobs are being taken")
     return {

@@ -99,7 +99,7 @@ async def retrieve_file(request: web.Request) -> web.StreamResponse:
 
 async def file_content(request: web.Request) -> web.StreamResponse:
     """One file's content."""
-    path = request.app[SERVICES].files.content(request.match_info["id"])
+    path = await request.app[SERVICES].files.intact(request.match_info["id"])
     return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
 
 

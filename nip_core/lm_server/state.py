@@ -28,6 +28,7 @@ DATABASE = "jobs.sqlite3"
 FILES = "files"
 MODELS = "models"
 JOBS = "jobs"
+RESPONSES = "responses.sqlite3"
 _BEFORE_THE_DATABASE = re.compile(
     r"lock|owner\.lock|api_key(\..*)?|logs|fetched-.*|jobs\.sqlite3.*"
 )

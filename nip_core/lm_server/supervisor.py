@@ -172,7 +172,11 @@ class JobSupervisor:
             file_id = row[param]
             if file_id is None:
                 continue
-            path = self._files.content(file_id)
+            try:
+                path = await self._files.intact(file_id)
+            except ApiError as error:
+                self._jobs.fail(row["id"], error.code or "file_damaged", error.message, param)
+                return
             problems = await asyncio.to_thread(
                 _problems, row["method"], path, least, settings.advantage
             )

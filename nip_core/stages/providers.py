@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from nip_core.agents.chat_client import Endpoint
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
+from nip_core.redaction import read_key
 
 _ADDRESSES = {
     "OpenAI": ("OPENAI_BASE_URL", "https://api.openai.com/v1"),
@@ -70,7 +71,7 @@ def group_endpoints(
     if uses_own_server(parameters, agent):
         return None
     variable = _KEYS[agent.model_provider]
-    key = environment.get(variable, "")
+    key = read_key(environment, variable)
     if not key:
         raise SettingsError(
             f"agents.{parameters.groups[group][0]}: model_provider {agent.model_provider} needs "

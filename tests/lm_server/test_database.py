@@ -101,7 +101,7 @@ def test_a_database_of_a_newer_server_is_refused_untouched(tmp_path: Path) -> No
 def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "jobs.sqlite3"
     path.write_text("not a database, but long enough to be read as the header of one" * 20)
-    with pytest.raises(StateError, match="can't be used"):
+    with pytest.raises(StateError, match="is damaged"):
         Database(path)
 
 
