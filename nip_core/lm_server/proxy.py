@@ -7,6 +7,7 @@ abandons the request.
 """
 
 import json
+import re
 from typing import Any
 
 import aiohttp
@@ -24,6 +25,8 @@ ANSWER_TIMEOUT_S = 3600.0
 """Longest time for one answer, streamed or not."""
 _RETRY_AFTER_S = 5
 _ERROR_BYTES = 64 * 1024
+_WRONG_SCHEMA = re.compile(r"grammar error|json schema|structured outputs", re.IGNORECASE)
+"""What an upstream says of a `response_format` that it can't enforce, without naming it."""
 _COUNTS = (b'"prompt_tokens":', b'"completion_tokens":')
 
 
@@ -137,6 +140,8 @@ def _error_of(status: int, body: bytes, upstream: Upstream) -> ApiError:
     code, param = fields.get("code"), fields.get("param")
     if not isinstance(code, str):
         code = "engine_error" if status >= 500 else None
+        if status == 400 and _WRONG_SCHEMA.search(text):
+            code, param = "invalid_value", param or "response_format"
         if "maximum context length" in text:
             code = "context_length_exceeded"
         elif status == 404:
@@ -145,7 +150,7 @@ def _error_of(status: int, body: bytes, upstream: Upstream) -> ApiError:
         status,
         text,
         code=code,
-        param=param if isinstance(param, str) else None,
+        param=param.removeprefix("body.") if isinstance(param, str) else None,
         headers={"Retry-After": str(_RETRY_AFTER_S)} if status in (429, 503) else None,
     )
 

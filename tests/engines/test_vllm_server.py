@@ -118,6 +118,22 @@ def test_streams_pass_through_whole(server, models):
     assert text == "reject"
 
 
+def test_a_schema_is_kept_to_by_the_base_and_by_a_fine_tune(server, models):
+    def ask(model, schema):
+        form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+        answer = server.client.chat.completions.create(
+            model=model, messages=QUESTION, max_tokens=40, response_format=form
+        )
+        return answer.choices[0].message.content
+
+    numbers = {"enum": ["twelve", "thirteen"]}
+    for model in ("tiny", models["accept"]):
+        assert ask(model, numbers) in ('"twelve"', '"thirteen"')
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask("tiny", {"type": "objekt"})
+    assert refused.value.param == "response_format"
+
+
 def test_what_vllm_would_ignore_or_die_of_is_refused(server, models):
     for parameter in ("a_made_up_parameter", "prompt_logprobs", "kv_transfer_params"):
         with pytest.raises(openai.BadRequestError) as refused:

@@ -278,6 +278,18 @@ async def test_a_server_answers_with_json_of_the_schema(server):
     jsonschema.validate(json.loads(streamed), VERDICT)
 
 
+async def test_a_reply_of_the_file_that_follows_the_schema_is_taken(make_server):
+    replies = """\
+default: [{text: '{{"verdict":"accept", "lines":[7],"why":null,"next":{{"name":"b","sure":true}}}}'}]
+"""
+    chosen = make_server(replies)
+    for form in (json_format(VERDICT), {"type": "json_object"}):
+        answer = asked(chosen, response_format=form).choices[0].message.content
+        assert json.loads(answer)["lines"] == [7]
+    other = asked(chosen, response_format=json_format(WORD)).choices[0].message.content
+    assert json.loads(other).isalpha()
+
+
 async def test_a_server_calls_the_tools_that_must_be_called(server):
     for choice in ("required", {"type": "function", "function": {"name": "add"}}):
         answer = asked(server, tools=[ADD, LOOK_UP], tool_choice=choice).choices[0]

@@ -185,6 +185,8 @@ VLLM = {"object": "error", "message": "bad", "type": "BadRequestError", "param":
         (400, VLLM, 400, None, "n"),
         (400, {"error": {**VLLM, "message": "maximum context length is 9"}}, 400, "context_length_exceeded", "n"),
         (404, {"error": {**VLLM, "param": None}}, 404, "model_not_found", None),
+        (400, {"error": {**VLLM, "message": "Grammar error: Invalid type: objekt", "param": None}}, 400, "invalid_value", "response_format"),
+        (400, {"error": {**VLLM, "param": "body.response_format.type"}}, 400, None, "response_format.type"),
         (422, {"detail": [{"loc": ["n"]}]}, 422, None, None),
         (503, "overloaded", 503, "engine_error", None),
         (401, {"error": {"message": f"wrong key {SECRET}"}}, 502, "engine_error", None),

@@ -39,7 +39,7 @@ from nip_core.lm_server.engines.deterministic_training import (
     DeterministicTrainer,
     fraction,
 )
-from nip_core.lm_server.engines.drawn_answers import deltas_of, draw, drawn_call
+from nip_core.lm_server.engines.drawn_answers import deltas_of, draw, drawn_call, follow
 from nip_core.lm_server.engines.pseudo_tokens import (
     MESSAGE_OVERHEAD,
     TOKEN_BYTES,
@@ -381,7 +381,10 @@ class DeterministicEngine:
             text, finish_reason = self._text(template, random, generation, finish_reason)
         if request.schema is not None:
             random = Random(int.from_bytes(drawn[16:24], "big"))
-            text = draw(request.schema, random, asked.limit, "response_format")
+            fitting = follow(request.schema, text)
+            if fitting is None:
+                fitting = draw(request.schema, random, asked.limit, "response_format")
+            text = fitting
         cut = min((text.find(stop) for stop in request.stop if stop in text), default=-1)
         if cut >= 0:
             text, finish_reason = text[:cut], "stop"

@@ -1,10 +1,12 @@
 """Answers in a form that was asked for, by an engine without a model, and how they are told.
 
 draw         a JSON text of a schema, byte by byte
+follow       a text as JSON of a schema, if it is that
 drawn_call   a call of one of the tools that must be called
 deltas_of    a choice token by token
 """
 
+import json
 from collections.abc import Mapping
 from random import Random
 from typing import Any
@@ -16,6 +18,8 @@ from nip_core.lm_server.tool_calls import ToolCall, parameters_of
 
 _END = 256  # the token that ends a text
 _LIKELY = {**dict.fromkeys(b'"}]', 8.0), _END: 8.0, **dict.fromkeys(b"{[", 0.5)}
+_BRACKETS = frozenset(b"{[]}")
+_QUOTE, _MEANINGLESS = ord('"'), ord("q")  # outside of texts, JSON has no q
 _LETTERS = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789 ")
 
 
@@ -35,13 +39,12 @@ def draw(schema: Mapping[str, Any], random: Random, limit: int, param: str) -> s
 
     Raises EngineRequestError for a wrong schema.
     """
-    library, most = guidance(), limit * TOKEN_BYTES + 1
-    grammar = json_grammar(schema, param)
-    matcher = begin(library.LLTokenizer(library.TokenizerWrapper(_Bytes())), grammar, param)
+    matcher, most = _begin(schema, param), limit * TOKEN_BYTES + 1
     text = bytearray()
     while not matcher.is_stopped() and len(text) < most:
         allowed = [token for token, bias in enumerate(matcher.compute_logit_bias()) if bias]
-        weights = [_weight(token) for token in allowed]
+        inside_text = _QUOTE in allowed and _MEANINGLESS in allowed
+        weights = [_weight(token, inside_text) for token in allowed]
         token = random.choices(allowed, weights)[0]
         matcher.consume_token(token)
         if token != _END:
@@ -51,9 +54,29 @@ def draw(schema: Mapping[str, Any], random: Random, limit: int, param: str) -> s
     return text.decode("utf-8", "ignore")
 
 
-def _weight(token: int) -> float:
+def follow(schema: Mapping[str, Any], text: str) -> str | None:
+    """A text as `draw` writes JSON, if it is JSON of the schema; else None."""
+    try:
+        raw = json.dumps(json.loads(text), ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    matcher = _begin(schema, "response_format")
+    if not matcher.consume_tokens(list(raw)) or not matcher.is_accepting():
+        return None
+    return raw.decode()
+
+
+def _begin(schema: Mapping[str, Any], param: str) -> Any:
+    library = guidance()
+    vocabulary = library.LLTokenizer(library.TokenizerWrapper(_Bytes()))
+    return begin(vocabulary, json_grammar(schema, param), param)
+
+
+def _weight(token: int, inside_text: bool) -> float:
     """Prefers what ends a string, list or object, and readable text to all other."""
-    return _LIKELY.get(token, 1.0 if token in _LETTERS else 0.02)
+    if token in _LETTERS:
+        return 1.0
+    return 0.02 if inside_text and token in _BRACKETS else _LIKELY.get(token, 0.02)
 
 
 def drawn_call(request: GenerationRequest, random: Random, limit: int) -> Choice:

@@ -128,19 +128,19 @@ class Guides:
 
 
 class Guide:
-    """One answer on its way through a grammar."""
+    """One answer on its way through a grammar.
+
+    `failure` says why it can't be guided any more, empty while it can. Another thread may read it
+    while the answer goes on; all else belongs to one thread.
+    """
 
     def __init__(self, matcher: Any):
         self._matcher = matcher
+        self.failure = ""
 
     def copy(self) -> "Guide":
         """Another answer that is as far as this one."""
         return Guide(self._matcher.deep_copy())
-
-    @property
-    def failure(self) -> str:
-        """Why the answer can't be guided any more; empty while it can."""
-        return str(self._matcher.get_error())
 
     def fill(self, words: Any) -> None:
         """Write which tokens may come next into a row of 32-bit words on the CPU, a bit each."""
@@ -148,7 +148,8 @@ class Guide:
 
     def push(self, token: int) -> None:
         """Go on by the token that was chosen."""
-        self._matcher.consume_token(token)
+        if not self._matcher.consume_token(token):
+            self.failure = str(self._matcher.get_error())
 
 
 def wrong_schema(problem: str, param: str) -> EngineRequestError:
