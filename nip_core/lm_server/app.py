@@ -49,9 +49,6 @@ from nip_core.lm_server.spec import ServerSpec
 from nip_core.lm_server.state import DATABASE, FILES, JOBS, MODELS, RESPONSES
 from nip_core.lm_server.supervisor import JobSupervisor
 
-MAX_BODY_BYTES = 32 * 1024 * 1024
-"""Largest body that is not a file upload."""
-
 
 async def open_server(
     state_dir: Path,
@@ -131,7 +128,7 @@ async def close_server(services: Services) -> None:
 
 def make_app(services: Services) -> web.Application:
     """The application. It owns nothing: closing it leaves `services` as they are."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app = web.Application()
     app[SERVICES] = services
     app.on_response_prepare.append(add_request_id)
     add = app.router.add_route

@@ -189,6 +189,7 @@ def make_runner(app: web.Application, drain_s: float) -> web.AppRunner:
         access_log=None,
         keepalive_timeout=IDLE_TIMEOUT_S,
         handler_cancellation=True,
+        auto_decompress=False,  # see `bodies`
     )
 
 

@@ -2,10 +2,15 @@
 
 ApiError                 raised anywhere below a route, it becomes the response
 error_body               the shape of that response
+shown                    a value as it stands in a message
 unknown_parameter ...    the errors that many places raise
 """
 
+import itertools
 from typing import Any
+
+MAX_MESSAGE_CHARACTERS = 4000
+MAX_PARAM_CHARACTERS = 500
 
 
 class ApiError(Exception):
@@ -43,8 +48,9 @@ def error_body(
     message: str, type: str, code: str | None = None, param: str | None = None
 ) -> dict[str, Any]:
     """OpenAI's error object. What a client sent that is no text stands in it escaped."""
-    param = None if param is None else _sayable(param)
-    return {"error": {"message": _sayable(message), "type": type, "param": param, "code": code}}
+    param = None if param is None else _sayable(param[:MAX_PARAM_CHARACTERS])
+    message = _sayable(message[:MAX_MESSAGE_CHARACTERS])
+    return {"error": {"message": message, "type": type, "param": param, "code": code}}
 
 
 def _sayable(text: str) -> str:
@@ -59,12 +65,29 @@ def not_found(kind: str, id: str, param: str | None = "id") -> ApiError:
 def model_not_found(name: str, status: int = 404) -> ApiError:
     """The model named is not served here. Chat answers 404, creating a job 400, as OpenAI does."""
     return ApiError(
-        status, f"The model {name!r} does not exist", code="model_not_found", param="model"
+        status, f"The model {shown(name)} does not exist", code="model_not_found", param="model"
     )
+
+
+def shown(value: Any) -> str:
+    """The beginning of a value's repr, of which no more is made: the value may be very large."""
+    return repr(_beginning(value, 4))[:80]
+
+
+def _beginning(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return value[:100]
+    if isinstance(value, list):
+        return [_beginning(item, depth - 1) for item in value[:40]] if depth else []
+    if isinstance(value, dict):
+        items = list(itertools.islice(value.items(), 40)) if depth else []
+        return {str(key)[:100]: _beginning(item, depth - 1) for key, item in items}
+    return value
 
 
 def unknown_parameter(name: str) -> ApiError:
     """400 for a parameter that the API does not have."""
+    name = name[:MAX_PARAM_CHARACTERS]
     return ApiError(
         400,
         f"Unknown parameter: '{name}'. It would have to be ignored, so it is refused.",
@@ -78,7 +101,7 @@ def invalid_value(name: str, value: Any, expected: str) -> ApiError:
     if value is None:
         message = f"Missing required parameter: '{name}' ({expected})."
         return ApiError(400, message, code="missing_required_parameter", param=name)
-    message = f"Invalid '{name}': got {repr(value)[:80]}, expected {expected}."
+    message = f"Invalid '{name}': got {shown(value)}, expected {expected}."
     return ApiError(400, message, code="invalid_value", param=name)
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nip_core.lm_server import formats, wire
+from nip_core.lm_server import aside, formats, wire
 from nip_core.lm_server.database import Database
 from nip_core.lm_server.disk import sha256_of, sync
 from nip_core.lm_server.errors import ApiError, not_found
@@ -105,13 +105,12 @@ class FileStore:
                     digest.update(chunk)
                     file.write(chunk)
                 file.flush()
-                os.fsync(file.fileno())
-            rows = await asyncio.to_thread(formats.check_jsonl, part)
+                await asyncio.to_thread(os.fsync, file.fileno())
+            rows = await aside.check_file(formats.check_jsonl, part, self.max_rows)
             if rows > self.max_rows:
                 raise ApiError(
                     400,
-                    f"Invalid file {filename!r}: it has {rows} examples, at most {self.max_rows} "
-                    "are taken",
+                    f"Invalid file {filename!r}: it has more than {self.max_rows} examples",
                     code="too_many_examples",
                     param="file",
                 )

@@ -7,9 +7,11 @@ from typing import Any
 
 from aiohttp import web
 
-from nip_core.lm_server.engines.base import Engine
+from nip_core.lm_server import aside
+from nip_core.lm_server.bodies import read_object
+from nip_core.lm_server.engines.base import Engine, Upstream
 from nip_core.lm_server.generation_parameters import check_passed_through, model_of
-from nip_core.lm_server.http import SERVICES, dumps, error_answer, json_object, notes_of
+from nip_core.lm_server.http import SERVICES, dumps, error_answer, notes_of
 from nip_core.lm_server.responses import REPLAYED_HEADER, Recording, answer_once
 from nip_core.lm_server.streaming import send_events
 from nip_core.lm_server.version import SERVER_VERSION
@@ -22,8 +24,7 @@ Answer = Callable[
 async def answer_generation(request: web.Request, path: str, answer: Answer) -> web.StreamResponse:
     """Answer a generation request: from the table, by the engine's server, or by `answer`."""
     services = request.app[SERVICES]
-    raw = await request.read()
-    body = json_object(raw)
+    raw, body = await read_object(request)
 
     async def produce(recording: Recording | None) -> web.StreamResponse:
         async with services.pool.using(model_of(body)) as engine:
@@ -32,17 +33,27 @@ async def answer_generation(request: web.Request, path: str, answer: Answer) -> 
             upstream = engine.upstream
             if upstream is None:
                 return await answer(request, engine, body, recording)
-            changed = check_passed_through(body, upstream, chat=path.endswith("/chat/completions"))
             response, tokens = await services.proxy.forward(
-                request, upstream, path, raw if changed is None else dumps(changed), recording
+                request,
+                upstream,
+                path,
+                await aside.run(len(raw), _to_pass_on, raw, body, upstream, path),
+                recording,
             )
             services.metrics.add_tokens(kind, *tokens)
             return response
 
-    response = await answer_once(request, services.responses, services.background, body, produce)
+    response = await answer_once(
+        request, services.responses, services.background, len(raw), body, produce
+    )
     if REPLAYED_HEADER in response.headers:
         services.metrics.replays.inc()
     return response
+
+
+def _to_pass_on(raw: bytes, body: dict[str, Any], upstream: Upstream, path: str) -> bytes:
+    changed = check_passed_through(body, upstream, chat=path.endswith("/chat/completions"))
+    return raw if changed is None else dumps(changed)
 
 
 async def streamed_by_engine(

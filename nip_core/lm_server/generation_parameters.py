@@ -23,6 +23,7 @@ from nip_core.lm_server.engines.base import Engine, GenerationRequest, Upstream
 from nip_core.lm_server.errors import (
     ApiError,
     invalid_value,
+    shown,
     unknown_parameter,
     unsupported_value,
 )
@@ -82,7 +83,7 @@ def parse_completion(
     values = _values(body, COMPLETION_PARAMETERS, ("model", "prompt", "best_of"))
     best_of = body.get("best_of")
     if best_of is not None and best_of != values.get("n", 1):
-        raise unsupported_value("best_of", f"got {best_of!r}, it can only be the same as n")
+        raise unsupported_value("best_of", f"got {shown(best_of)}, it can only be the same as n")
     top_logprobs = values.pop("top_logprobs", None)
     if top_logprobs is not None:
         values |= {"logprobs": True, "top_logprobs": top_logprobs}
@@ -196,7 +197,7 @@ def _message(index: int, message: Any) -> dict[str, Any]:
 
 def _wrong_role(index: int, message: Any, roles: frozenset[str]) -> ApiError:
     if not isinstance(message, dict):
-        name, got = f"messages[{index}]", "null" if message is None else repr(message)[:80]
+        name, got = f"messages[{index}]", "null" if message is None else shown(message)
         message = f"Invalid '{name}': got {got}, expected an object."
         return ApiError(400, message, code="invalid_value", param=name)
     expected = f"one of {', '.join(sorted(roles))}"
@@ -356,7 +357,7 @@ def _only(*allowed: Any) -> Parse:
             if value == same and isinstance(value, bool) == isinstance(same, bool):
                 return value
         listed = " or ".join([json.dumps(same) for same in allowed])
-        raise unsupported_value(name, f"got {repr(value)[:80]}, it can only be {listed}")
+        raise unsupported_value(name, f"got {shown(value)}, it can only be {listed}")
 
     return check
 

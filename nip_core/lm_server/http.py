@@ -32,6 +32,7 @@ from nip_core.lm_server.database import Database
 from nip_core.lm_server.engines.base import EngineError, EngineRequestError
 from nip_core.lm_server.errors import ApiError, error_body, given_twice, unsupported_value
 from nip_core.lm_server.files import FileStore
+from nip_core.lm_server.formats import bounds
 from nip_core.lm_server.jobs import JobTable
 from nip_core.lm_server.metrics import Metrics, RequestNotes
 from nip_core.lm_server.models import ModelStore
@@ -48,8 +49,8 @@ REQUEST_ID_HEADER = "x-request-id"
 _NOTES = web.RequestKey("notes", RequestNotes)
 _CLIENT_GONE = 499
 _KEYED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/fine_tuning/jobs")
-_DECODED = ("identity", "gzip", "deflate", "br", "zstd")
-"""Content-Encodings that are undone before a handler reads; aiohttp refuses what it can't."""
+_DECODED = ("identity", "gzip", "deflate")
+"""Content-Encodings that `bodies` undoes."""
 
 _log = logging.getLogger("nip.lm_server")
 _ids = itertools.count()
@@ -118,10 +119,12 @@ def json_response(
 def json_object(raw: bytes) -> dict[str, Any]:
     """The JSON object in a body. Raises ApiError 400 if there is none."""
     try:
-        body = loads(raw)
+        body = bounds.loads(raw, loads, surrogates=False)
         if isinstance(body, dict) and type(body.get("seed")) is float:
             # orjson makes a float of an integer beyond 64 bits; the error shows what was sent.
-            body = json.loads(raw)
+            body = bounds.loads(raw, json.loads, surrogates=False)
+    except bounds.JsonBoundsError as error:
+        raise ApiError(400, f"The body's JSON is too much: {error}", code="invalid_json") from None
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"The body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(body, dict):

@@ -30,6 +30,7 @@ class RequestNotes:
 
     id: str
     model_kind: str = "none"  # base, adapter; none where the request has no model that is served
+    body_bytes: int = 0  # of its JSON, unpacked
 
 
 class Metrics:

@@ -30,6 +30,7 @@ from typing import Any
 
 from aiohttp import web
 
+from nip_core.lm_server import aside
 from nip_core.lm_server.background import BackgroundTasks
 from nip_core.lm_server.database import connect, refuse_damage, unusable
 from nip_core.lm_server.errors import ApiError, given_twice, unsupported_value
@@ -281,21 +282,24 @@ async def answer_once(
     request: web.Request,
     table: ResponseTable | None,
     background: BackgroundTasks,
+    size: int,
     body: Any,
     produce: Produce,
 ) -> web.StreamResponse:
     """Answer by `produce`, unless the request has a key whose answer is kept.
 
-    `body` is the decoded payload: the same JSON in another order is the same payload. What
-    `produce` sends as a stream it notes in the recording and commits itself; any other success is
-    committed here. `table` is None where nothing is kept; then a key is refused.
+    `body` is the decoded payload, which came as `size` bytes: the same JSON in another order is
+    the same payload. What `produce` sends as a stream it notes in the recording and commits itself;
+    any other success is committed here. `table` is None where nothing is kept; then a key is
+    refused.
     """
     key = key_of(request)
     if key is None:
         return await produce(None)
     if table is None:
         raise unsupported_value(HEADER, "this server keeps no answers (idempotency_ttl_s is 0)")
-    found = await table.claim(key, _payload_digest(request.path, body))
+    digest = await aside.run(size, _payload_digest, request.path, body)
+    found = await table.claim(key, digest)
     if isinstance(found, Kept):
         return web.Response(
             body=found.body,
@@ -320,8 +324,12 @@ async def _record(
 
 
 def _payload_digest(path: str, body: Any) -> bytes:
-    canonical = json.dumps([path, body], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).digest()
+    # Piece by piece: written at once, a large payload would stop all other threads.
+    canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).iterencode([path, body])
+    digest = hashlib.sha256()
+    for piece in canonical:
+        digest.update(piece.encode())
+    return digest.digest()
 
 
 def _reused(key: str) -> ApiError:

@@ -8,6 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
+from nip_core.lm_server import aside
+from nip_core.lm_server.bodies import read_object
 from nip_core.lm_server.engines.base import (
     Choice,
     Engine,
@@ -29,7 +31,7 @@ from nip_core.lm_server.generation_parameters import (
     parse_chat,
     parse_messages,
 )
-from nip_core.lm_server.http import SERVICES, dumps, json_object, json_response
+from nip_core.lm_server.http import SERVICES, dumps, json_response, notes_of
 from nip_core.lm_server.responses import Recording
 from nip_core.lm_server.streaming import closing
 from nip_core.lm_server.tool_calls import ToolCall
@@ -57,13 +59,12 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
 async def tokenize(request: web.Request) -> web.StreamResponse:
     """Token ids of the prompt that messages give, as vLLM's endpoint of this name has them."""
     services = request.app[SERVICES]
-    raw = await request.read()
-    body = json_object(raw)
+    raw, body = await read_object(request)
     for name in body:
         if name not in ("model", "messages"):
             raise unknown_parameter(name)
     model = model_of(body)
-    messages = parse_messages(body.get("messages"))
+    messages = await aside.run(len(raw), parse_messages, body.get("messages"))
     async with services.pool.using(model) as engine:
         if engine.upstream is not None:
             response, _ = await services.proxy.forward(
@@ -79,7 +80,7 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
 async def _answer(
     request: web.Request, engine: Engine, body: dict[str, Any], recording: Recording | None
 ) -> web.StreamResponse:
-    chat, delivery = parse_chat(body)
+    chat, delivery = await aside.run(notes_of(request).body_bytes, parse_chat, body)
     check_capabilities(chat, engine, chat=True)
     head: dict[str, Any] = {
         "id": _id_prefix + str(next(_ids)),

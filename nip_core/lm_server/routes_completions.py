@@ -14,6 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
+from nip_core.lm_server import aside
 from nip_core.lm_server.engines.base import (
     Choice,
     Engine,
@@ -33,7 +34,7 @@ from nip_core.lm_server.generation_parameters import (
     check_capabilities,
     parse_completion,
 )
-from nip_core.lm_server.http import dumps, json_response
+from nip_core.lm_server.http import dumps, json_response, notes_of
 from nip_core.lm_server.responses import Recording
 from nip_core.lm_server.routes_chat import VERY_UNLIKELY
 from nip_core.lm_server.streaming import merged
@@ -50,7 +51,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
 async def _answer(
     request: web.Request, engine: Engine, body: dict[str, Any], recording: Recording | None
 ) -> web.StreamResponse:
-    prompts, delivery = parse_completion(body)
+    prompts, delivery = await aside.run(notes_of(request).body_bytes, parse_completion, body)
     check_capabilities(prompts[0], engine, chat=False)
     head: dict[str, Any] = {
         "id": _id_prefix + str(next(_ids)),

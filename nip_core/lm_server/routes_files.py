@@ -38,6 +38,13 @@ async def _create_file(request: web.Request) -> web.StreamResponse:
     files = request.app[SERVICES].files
     if not request.content_type.startswith("multipart/"):
         raise _invalid_form("The body must be multipart/form-data")
+    if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+        raise ApiError(
+            415,
+            "Unsupported 'Content-Encoding': an upload is taken as it is, not packed",
+            code="unsupported_value",
+            param="Content-Encoding",
+        )
     if (request.content_length or 0) > files.max_bytes + _FORM_OVERHEAD:
         raise too_large(files.max_bytes)
     staged: StagedFile | None = None

@@ -5,10 +5,11 @@ import shutil
 
 from aiohttp import web
 
+from nip_core.lm_server import aside
+from nip_core.lm_server.bodies import MAX_SMALL_BODY_BYTES, read_object
 from nip_core.lm_server.errors import ApiError
 from nip_core.lm_server.http import (
     SERVICES,
-    json_object,
     json_response,
     query_int,
     refuse_unknown_query,
@@ -25,7 +26,8 @@ async def create_job(request: web.Request) -> web.StreamResponse:
     """Create a job; with an Idempotency-Key, at most once."""
     services = request.app[SERVICES]
     key = key_of(request)
-    body, payload = parse_object(CreateJobRequest, json_object(await request.read()))
+    raw, plain = await read_object(request, MAX_SMALL_BODY_BYTES)
+    body, payload = await aside.run(len(raw), parse_object, CreateJobRequest, plain)
 
     def admit() -> None:
         free = shutil.disk_usage(services.state_dir).free

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from nip_core.lm_server.errors import ApiError, unsupported_value
+from nip_core.lm_server.errors import ApiError, shown, unsupported_value
 
 TERMINAL_STATUSES = frozenset({"succeeded", "failed", "cancelled"})
 ACTIVE_STATUSES = ("validating_files", "queued", "running")
@@ -293,7 +293,7 @@ def _request_error(error: ValidationError, plain: dict[str, Any]) -> ApiError:
             code="missing_required_parameter",
             param=param,
         )
-    got = repr(first.get("input"))[:80]
+    got = shown(first.get("input"))
     return ApiError(
         400,
         f"Invalid '{param}': {first['msg']} (got {got}).",

@@ -373,6 +373,8 @@ async def test_a_body_that_is_not_encoded_as_it_says_is_refused(
                 ("snappy", 415, "unsupported_value"),
                 ("gzip, gzip", 415, "unsupported_value"),
             ):
+                if form:
+                    status, code = 415, "unsupported_value"  # uploads are taken as they are
                 got, answer, _ = await here.post(path, body, Content_Encoding=encoding, **form)
                 assert (got, json.loads(answer)["error"]["code"]) == (status, code), encoding
         got, _, _ = await here.post(

@@ -35,6 +35,10 @@ class EngineRequestError(EngineError, ValueError):
         return self.message
 
 
+COUNTED_CONTEXTS = 4
+"""`Engine.tokenize` shows the tokens of prompts of at most so many times the model's context."""
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """What an engine can do. Asking for more is refused by name before it gets there."""
@@ -191,7 +195,10 @@ class Engine(Protocol):
         """
 
     async def tokenize(self, model: str, messages: tuple[dict[str, Any], ...]) -> tuple[int, ...]:
-        """Token ids of the prompt these messages give, generation prompt included."""
+        """Token ids of the prompt these messages give, generation prompt included.
+
+        Raises EngineRequestError for more than COUNTED_CONTEXTS times the context.
+        """
 
     @property
     def max_model_len(self) -> int:

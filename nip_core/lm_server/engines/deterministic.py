@@ -23,6 +23,7 @@ from random import Random
 from typing import Any
 
 from nip_core.lm_server.engines.base import (
+    COUNTED_CONTEXTS,
     Capabilities,
     Choice,
     Delta,
@@ -234,6 +235,14 @@ class DeterministicEngine:
     async def tokenize(self, model: str, messages: tuple[dict[str, Any], ...]) -> tuple[int, ...]:
         """Pseudo token ids of the prompt."""
         self._generation(model)
+        tokens = _prompt_tokens(GenerationRequest(model, messages))
+        if tokens > COUNTED_CONTEXTS * self.max_model_len:
+            raise EngineRequestError(
+                f"This model's context is {self.max_model_len} tokens; the messages take {tokens}, "
+                "which is too long to be shown.",
+                "context_length_exceeded",
+                "messages",
+            )
         return prompt_ids(messages)
 
     # Adapters
@@ -290,13 +299,9 @@ class DeterministicEngine:
                 "the deterministic engine has no log-probabilities", "unsupported", "logprobs"
             )
         generation = self._generation(request.model)
+        prompt_tokens = _prompt_tokens(request)
+        limit = self._room(request, prompt_tokens)
         messages, ids = _prompt(request)
-        if ids is None:
-            prompt_tokens = sum(token_count(m["content"]) for m in messages) + (
-                MESSAGE_OVERHEAD * len(messages)
-            )
-        else:
-            prompt_tokens = len(ids)
         digest = self._digest(request, messages)
         asked = _Asked(
             request=request,
@@ -304,7 +309,7 @@ class DeterministicEngine:
             generation=generation,
             digest=digest,
             prompt_tokens=prompt_tokens,
-            limit=self._room(request, prompt_tokens),
+            limit=limit,
             prompt_ids=(prompt_ids(messages) if ids is None else ids)
             if request.return_token_ids
             else None,
@@ -433,6 +438,15 @@ class DeterministicEngine:
         share = -math.log(1.0 - int.from_bytes(digest[16:22], "big") / 2**48)
         drawn = latency.min + max(0.0, latency.mean - latency.min) * share
         return min(latency.max, drawn)
+
+
+def _prompt_tokens(request: GenerationRequest) -> int:
+    if request.prompt is None:
+        contents = sum(token_count(m["content"]) for m in request.messages)
+        return contents + MESSAGE_OVERHEAD * len(request.messages)
+    if isinstance(request.prompt, str):
+        return token_count(request.prompt)
+    return len(request.prompt)
 
 
 def _prompt(

@@ -34,15 +34,17 @@ from nip_core.lm_server.engines.lora import LoraAdapter, LoraFiles, read_lora
 from nip_core.lm_server.engines.requests import (
     MAX_TOP_LOGPROBS,
     abandon,
+    check_counts,
     choice_of,
-    encode_messages,
+    encode_prompt,
+    make_guide,
     make_readers,
     make_rows,
+    refuse_tools,
     refuse_unguided,
-    text_size,
     with_calls,
 )
-from nip_core.lm_server.engines.worker import LONG_TEXT, Listener, ModelWorker, Pending
+from nip_core.lm_server.engines.worker import Listener, ModelWorker, Pending
 
 SLEEP_TIMEOUT_S = 60.0
 """Time that running requests have to end when the engine is put to sleep."""
@@ -220,9 +222,8 @@ class EmbeddedEngine:
     async def tokenize(self, model: str, messages: tuple[dict[str, Any], ...]) -> tuple[int, ...]:
         """Token ids of the prompt these messages give, generation prompt included."""
         worker, _ = self._find(model)
-        if text_size(messages, None) < LONG_TEXT:
-            return tuple(encode_messages(worker, messages))
-        return tuple(await asyncio.to_thread(encode_messages, worker, messages))
+        refuse_tools(worker, messages)
+        return tuple(await worker.prompts.counted(messages))
 
     @property
     def max_model_len(self) -> int:
@@ -347,13 +348,12 @@ class EmbeddedEngine:
     async def _prepare(self, request: GenerationRequest) -> tuple[ModelWorker, Pending]:
         """Check a request and make its rows. Raises EngineRequestError."""
         worker, adapter = self._find(request.model)
-        max_batch = self._settings.max_batch
-        plain = request.schema is None and not request.tools
-        if plain and text_size(request.messages, request.prompt) < LONG_TEXT:
-            return worker, Pending(make_rows(worker, request, adapter, max_batch))
-        # Seconds for megabytes and for the first grammar, in which others have their turn.
-        rows = await asyncio.to_thread(make_rows, worker, request, adapter, max_batch)
-        return worker, Pending(rows)
+        check_counts(request, self._settings.max_batch)
+        guide = None
+        if request.schema is not None or request.tools:
+            guide = await asyncio.to_thread(make_guide, worker, request)  # the first takes seconds
+        prompt = await encode_prompt(worker, request)
+        return worker, Pending(make_rows(worker, request, prompt, adapter, guide))
 
     def _attach(self, worker: ModelWorker, name: str, files: LoraFiles) -> None:
         """In the worker's thread, so that two loads of one name come one after the other."""

@@ -7,6 +7,7 @@ check_batching    refuses a model that can't be batched; learns the size of its 
 is_fatal          whether an error ends what a model can do
 """
 
+import gc
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,7 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    gc.freeze()  # modules stay: searching them for garbage again and again delays every request
     logging.disable_progress_bar()  # the output is a log
     path = settings.model_path
     threads = settings.threads or int(os.environ.get("OMP_NUM_THREADS") or _half_the_processors())

@@ -1,18 +1,20 @@
 """What the embedded engine makes of a request, and of the rows that it became.
 
-make_rows         a checked request -> one row for each of its choices
-encode_messages   a conversation -> the token ids of its prompt
+check_counts      refuses more choices than there can be
+refuse_tools      refuses tools that the model can't be told of
+make_guide        the grammar of an answer, where it has one
+encode_prompt     a request -> the token ids of its prompt
+make_rows         a request and these -> one row for each of its choices
 make_readers      rows -> their readers
 with_calls        what a reader told of a whole row, calls of tools apart from its text
 choice_of         that -> a choice
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nip_core.lm_server import chat_template
 from nip_core.lm_server.engines.answers import RowReader
 from nip_core.lm_server.engines.base import (
     Choice,
@@ -30,10 +32,36 @@ MAX_TOP_LOGPROBS = 20
 _TOOL_KEYS = {"tool_calls", "tool_call_id"}
 
 
-def make_rows(
-    worker: ModelWorker, request: GenerationRequest, adapter: LoraAdapter | None, max_batch: int
-) -> list[Row]:
-    """The rows of a request. Raises EngineRequestError where it can't be answered."""
+async def encode_prompt(worker: ModelWorker, request: GenerationRequest) -> list[int]:
+    """The token ids of a request's prompt. Raises EngineRequestError.
+
+    A text is encoded by the tokenizer's own rule for plain texts: where the model was trained with
+    a token at their beginning, it has one. Token ids are taken as they are.
+    """
+    prompt = request.prompt
+    if prompt is None:
+        refuse_tools(worker, request.messages, request.tools)
+        return await worker.prompts.messages(request.messages, request.tools)
+    if isinstance(prompt, str):
+        ids = await worker.prompts.text(prompt)
+    else:
+        _room_for(worker.loaded.max_model_len, len(prompt), request)
+        ids, vocabulary = list(prompt), worker.loaded.vocabulary
+        wrong = next((token for token in ids if not 0 <= token < vocabulary), None)
+        if wrong is not None:
+            raise EngineRequestError(
+                f"the token id {wrong} is not in the vocabulary: this model has 0 to "
+                f"{vocabulary - 1}",
+                code="invalid_value",
+                param="prompt",
+            )
+    if not ids:
+        raise EngineRequestError("the prompt has no tokens", "invalid_value", "prompt")
+    return ids
+
+
+def check_counts(request: GenerationRequest, max_batch: int) -> None:
+    """Raise EngineRequestError for more choices or alternatives than there can be."""
     for name, value, most in (
         ("n", request.n, max_batch),
         ("top_logprobs", request.top_logprobs, MAX_TOP_LOGPROBS),
@@ -44,12 +72,16 @@ def make_rows(
                 code="invalid_value",
                 param=name,
             )
-    guide = _guide(worker, request)
-    prompt = (
-        encode_messages(worker, request.messages, request.tools)
-        if request.prompt is None
-        else _encode_prompt(worker, request.prompt)
-    )
+
+
+def make_rows(
+    worker: ModelWorker,
+    request: GenerationRequest,
+    prompt: list[int],
+    adapter: LoraAdapter | None,
+    guide: Guide | None,
+) -> list[Row]:
+    """The rows of a request. Raises EngineRequestError where they have no room."""
     max_tokens = _room_for(worker.loaded.max_model_len, len(prompt), request)
     seed = secrets.randbits(63) if request.seed is None else request.seed
     settings = Settings(request.temperature, request.top_p, request.repetition_penalty)
@@ -69,33 +101,26 @@ def make_rows(
     ]
 
 
-def text_size(messages: tuple[dict[str, Any], ...], prompt: str | tuple[int, ...] | None) -> int:
-    """Characters that have to be encoded."""
-    return sum(len(m["content"]) for m in messages) + (len(prompt) if prompt is not None else 0)
-
-
-def encode_messages(
+def refuse_tools(
     worker: ModelWorker,
-    messages: tuple[dict[str, Any], ...],
-    tools: tuple[dict[str, Any], ...] = (),
-) -> list[int]:
-    if worker.loaded.tool_form is None:
-        # A template that knows no tools would leave them out of the prompt without a word.
-        at = next((i for i, m in enumerate(messages) if m.keys() & _TOOL_KEYS), None)
-        if tools or at is not None:
-            raise EngineRequestError(
-                "this model's chat template has no tools, or writes calls in a form that this "
-                "engine can't read: ask for JSON with 'response_format' instead",
-                "unsupported_value",
-                "tools" if tools else f"messages[{at}]",
-            )
-    try:
-        return worker.encode_prompt(messages, tools)
-    except chat_template.ChatTemplateError as error:
-        raise EngineRequestError(str(error), code="chat_template", param="messages") from error
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Raise EngineRequestError where a template that knows no tools would leave them out of the
+    prompt without a word."""
+    if worker.loaded.tool_form is not None:
+        return
+    at = next((i for i, m in enumerate(messages) if m.keys() & _TOOL_KEYS), None)
+    if tools or at is not None:
+        raise EngineRequestError(
+            "this model's chat template has no tools, or writes calls in a form that this "
+            "engine can't read: ask for JSON with 'response_format' instead",
+            "unsupported_value",
+            "tools" if tools else f"messages[{at}]",
+        )
 
 
-def _guide(worker: ModelWorker, request: GenerationRequest) -> Guide | None:
+def make_guide(worker: ModelWorker, request: GenerationRequest) -> Guide | None:
     """The beginning of an answer that has a grammar."""
     form = worker.loaded.tool_form
     if request.tools and form is not None:
@@ -117,26 +142,6 @@ def refuse_unguided(rows: Sequence[Row]) -> None:
             "invalid_value",
             "response_format",
         )
-
-
-def _encode_prompt(worker: ModelWorker, prompt: str | tuple[int, ...]) -> list[int]:
-    """A text is encoded by the tokenizer's own rule for plain texts: where the model was trained
-    with a token at their beginning, it has one. Token ids are taken as they are."""
-    if isinstance(prompt, str):
-        ids = worker.encode_text(prompt)
-    else:
-        ids, vocabulary = list(prompt), worker.loaded.vocabulary
-        wrong = next((token for token in ids if not 0 <= token < vocabulary), None)
-        if wrong is not None:
-            raise EngineRequestError(
-                f"the token id {wrong} is not in the vocabulary: this model has 0 to "
-                f"{vocabulary - 1}",
-                code="invalid_value",
-                param="prompt",
-            )
-    if not ids:
-        raise EngineRequestError("the prompt has no tokens", "invalid_value", "prompt")
-    return ids
 
 
 def _room_for(context: int, prompt_tokens: int, request: GenerationRequest) -> int:

@@ -12,20 +12,17 @@ the rows by itself.
 
 import asyncio
 import contextlib
-import copy
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
-from nip_core.lm_server import chat_template
 from nip_core.lm_server.engines.answers import AnswerText
 from nip_core.lm_server.engines.base import EngineError, EngineState
 from nip_core.lm_server.engines.batching import Decoder, Row
@@ -39,11 +36,10 @@ from nip_core.lm_server.engines.loading import (
     load_model,
 )
 from nip_core.lm_server.engines.lora import LoraAdapter, RowwiseLora
+from nip_core.lm_server.engines.prompt_tokens import PromptEncoder
 
 JOIN_EVERY_STEPS = 8
 """Requests join a running batch at most this often: joining copies the cache."""
-LONG_TEXT = 16_000
-"""Characters from which on a text is encoded aside, in a thread of its own."""
 STOP_TIMEOUT_S = 30.0
 _IDLE_WAIT_S = 1.0
 _DRAIN_INTERVAL_S = 0.02
@@ -83,6 +79,7 @@ class ModelWorker:
     loaded: LoadedModel
     lora: RowwiseLora
     decoder: Decoder
+    prompts: PromptEncoder
 
     def __init__(self, settings: WorkerSettings, on_death: Callable[[str], None]):
         self._settings = settings
@@ -96,8 +93,6 @@ class ModelWorker:
         self._commands: deque[Callable[[EngineError | None], None]] = deque()
         self._wake = threading.Condition()
         self._tokenizer_lock = threading.Lock()
-        self._long_lock = threading.Lock()
-        self._long_tokenizer: Any = None
         self._guides_lock = threading.Lock()
         self._guides: Guides | None = None
         self._closing = False
@@ -180,34 +175,6 @@ class ModelWorker:
             self._wake.notify()
         return await asyncio.wrap_future(result)
 
-    @contextmanager
-    def _encoder(self, size: int) -> Iterator[Any]:
-        """A tokenizer for a text of `size` characters, for this thread alone.
-
-        Long texts have one of their own, since everybody else waits for the common one.
-        """
-        if size < LONG_TEXT:
-            with self._tokenizer_lock:
-                yield self.loaded.tokenizer
-            return
-        with self._long_lock:
-            if self._long_tokenizer is None:
-                with self._tokenizer_lock:
-                    self._long_tokenizer = copy.deepcopy(self.loaded.tokenizer)
-            yield self._long_tokenizer
-
-    def encode_prompt(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> list[int]:
-        """Token ids of a conversation's prompt. Raises ChatTemplateError."""
-        with self._encoder(sum(len(message["content"]) for message in messages)) as tokenizer:
-            return chat_template.encode_prompt(tokenizer, messages, tools)
-
-    def encode_text(self, text: str) -> list[int]:
-        """Token ids of a text, with what the tokenizer puts around plain texts."""
-        with self._encoder(len(text)) as tokenizer:
-            return list(tokenizer(text)["input_ids"])
-
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of token ids; `special` keeps the special tokens."""
         with self._tokenizer_lock:
@@ -268,6 +235,7 @@ class ModelWorker:
 
     def _load(self) -> None:
         loaded = self.loaded = load_model(self._settings)
+        self.prompts = PromptEncoder(loaded.tokenizer, self._tokenizer_lock, loaded.max_model_len)
         self.lora = RowwiseLora(loaded.model)
         self.decoder = Decoder(
             loaded.model, self.lora, loaded.stop_tokens, lambda stop: AnswerText(self.decode, stop)
@@ -389,6 +357,7 @@ class ModelWorker:
             command(failure)
 
     def _release(self) -> None:
+        self.prompts.close()
         self.decoder.clear()
         self.adapters.clear()
         del self.decoder, self.lora

@@ -12,7 +12,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
+
+from nip_core.lm_server.formats import bounds
+
+MAX_LINE_BYTES = 16 * 1024 * 1024
+MAX_LINES = 4_000_000
+"""Blank ones count."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class JsonlError(ValueError):
@@ -75,8 +82,9 @@ def read_jsonl(source: bytes | str | Path) -> Iterator[tuple[int, Any]]:
     """Yield (line number from 1, parsed value) of every line that is not blank.
 
     `source` is the content itself when bytes, otherwise the path of a file, which is read line
-    by line. Raises JsonlError at the first line that is not UTF-8 or not JSON. NaN and Infinity,
-    which some writers emit, are not JSON.
+    by line. Raises JsonlError at the first line that is not UTF-8 or not JSON, is longer than
+    MAX_LINE_BYTES or holds more than `bounds` allows. NaN and Infinity, which some writers emit,
+    are not JSON.
     """
     if isinstance(source, bytes):
         yield from _parse_lines(io.BytesIO(source))
@@ -85,13 +93,20 @@ def read_jsonl(source: bytes | str | Path) -> Iterator[tuple[int, Any]]:
             yield from _parse_lines(file)
 
 
-def _parse_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
+def _parse_lines(file: BinaryIO) -> Iterator[tuple[int, Any]]:
+    lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
     for number, line in enumerate(lines, start=1):
+        if number > MAX_LINES:
+            raise JsonlError(number, f"only {MAX_LINES} lines are read")
         if not line.strip():
             continue
+        if len(line) > MAX_LINE_BYTES:
+            raise JsonlError(number, f"longer than {MAX_LINE_BYTES} bytes")
+        content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            yield number, json.loads(text, parse_constant=_refuse_constant)
+            yield number, bounds.loads(content, _loads, surrogates=True)
+        except bounds.JsonBoundsError as error:
+            raise JsonlError(number, str(error)) from None
         except UnicodeDecodeError as error:
             raise JsonlError(number, f"not UTF-8 at byte {error.start}") from None
         except (ValueError, RecursionError) as error:
@@ -99,20 +114,27 @@ def _parse_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
             raise JsonlError(number, f"not JSON ({error}): got {shown!r}") from None
 
 
+def _loads(line: bytes) -> Any:
+    return json.loads(line.decode(), parse_constant=_refuse_constant)
+
+
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-def check_jsonl(source: bytes | str | Path) -> int:
+def check_jsonl(source: bytes | str | Path, max_rows: int | None = None) -> int:
     """Check what an upload must satisfy and return the number of objects in it.
 
-    Raises JsonlError if the file has no line or a line is not a JSON object.
+    Raises JsonlError if the file has no line or a line is not a JSON object. Reads no further than
+    to the first object beyond `max_rows`.
     """
     count = 0
     for number, value in read_jsonl(source):
         if not isinstance(value, dict):
             raise JsonlError(number, f"expected a JSON object, got {kind(value)}")
         count += 1
+        if max_rows is not None and count > max_rows:
+            break
     if count == 0:
         raise JsonlError(0, "the file is empty: expected at least one JSON object per line")
     return count

@@ -1,0 +1,48 @@
+"""Work on large inputs, beside the event loop and one after the other.
+
+run                what takes long for many bytes, in a thread where they are many
+check_file         the same for uploads, which take longer still
+give_memory_back   lets the system have what was freed
+
+One thread for each kind, and not one per request: threads that compute take turns with the event
+loop's, and each of them delays it.
+"""
+
+import asyncio
+import ctypes
+import ctypes.util
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+LARGE_BYTES = 64 * 1024
+"""Bytes of input from which on work is done aside."""
+_bodies = ThreadPoolExecutor(1, "large-bodies")
+_files = ThreadPoolExecutor(1, "uploads")
+
+_T = TypeVar("_T")
+
+
+async def run(size: int, work: Callable[..., _T], *arguments: Any) -> _T:
+    """``work(*arguments)`` on an input of `size` bytes. Cancelled in time, it is not done."""
+    if size < LARGE_BYTES:
+        return work(*arguments)
+    return await asyncio.get_running_loop().run_in_executor(_bodies, work, *arguments)
+
+
+async def check_file(work: Callable[..., _T], *arguments: Any) -> _T:
+    """``work(*arguments)``, after the files before."""
+    return await asyncio.get_running_loop().run_in_executor(_files, work, *arguments)
+
+
+def give_memory_back() -> None:
+    """Return freed memory to the system, where the C library would keep it."""
+    trim = _trim()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _trim() -> Callable[[int], int] | None:
+    return getattr(ctypes.CDLL(ctypes.util.find_library("c")), "malloc_trim", None)

@@ -1,0 +1,93 @@
+"""JSON that anybody may have sent: how much of it is taken, and how it is read.
+
+loads            JSON -> value: by a fast parser, or if it has many values by a patient one
+JsonBoundsError  what it raises for too many values, and for values nested too deeply
+
+A value takes up to thirty times the memory that it takes as JSON, and a parser in C lets no other
+thread run until it has come to the end. So the characters that make values are counted first.
+Those inside of texts count too: the limits leave room for a million tokens of code.
+"""
+
+import json
+from collections.abc import Callable
+from json import scanner
+from typing import Any
+
+MAX_DEPTH = 64
+MAX_CONTAINERS = 250_000
+MAX_VALUES = 2_000_000
+_FAST_CONTAINERS, _FAST_VALUES = 20_000, 200_000
+_SLICE_BYTES = 1 << 20
+
+
+class JsonBoundsError(ValueError):
+    """JSON that is not read, or not used, because of what it would take."""
+
+
+def loads(raw: bytes, fast: Callable[[bytes], Any], *, surrogates: bool) -> Any:
+    """The value of `raw`, in UTF-8, by `fast` or by a parser that is as strict and patient.
+
+    `surrogates`: whether halves of surrogate pairs are taken. Raises ValueError, JsonBoundsError
+    and RecursionError.
+    """
+    # 1. What it would take.
+    containers, values = _weigh(raw)
+    if containers > MAX_CONTAINERS:
+        raise JsonBoundsError(f"it has {containers} of [ and {{, at most {MAX_CONTAINERS} are read")
+    if values > MAX_VALUES:
+        raise JsonBoundsError(f"it has {values} of , and :, at most {MAX_VALUES} are read")
+    # 2. The value.
+    is_light = containers <= _FAST_CONTAINERS and values <= _FAST_VALUES
+    value = fast(raw) if is_light else _Patient(surrogates).decode(raw.decode())
+    # 3. Its depth.
+    if containers > MAX_DEPTH:
+        _check_depth(value)
+    return value
+
+
+def _weigh(raw: bytes) -> tuple[int, int]:
+    """How many characters begin a list or an object, and how many go before a value."""
+    containers = values = 0
+    for start in range(0, len(raw), _SLICE_BYTES):
+        part = raw[start : start + _SLICE_BYTES]
+        containers += part.count(b"[") + part.count(b"{")
+        values += part.count(b",") + part.count(b":")
+    return containers, values
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for item in level for child in _inside(item)]
+        if not level:
+            return
+    raise JsonBoundsError(f"it is nested more than {MAX_DEPTH} deep")
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list):
+        return []
+    return [child for child in value if isinstance(child, list | dict)]
+
+
+class _Patient(json.JSONDecoder):
+    """The standard library's parser written in Python: slow, and others run beside it."""
+
+    def __init__(self, surrogates: bool):
+        super().__init__(parse_constant=_no_number)
+        if not surrogates:
+            self.parse_string = _text
+        self.scan_once = scanner.py_make_scanner(self)  # type: ignore[attr-defined]
+
+
+def _text(text: str, start: int, strict: bool) -> tuple[str, int]:
+    value, end = json.decoder.scanstring(text, start, strict)  # type: ignore[attr-defined]
+    if not value.isascii():
+        value.encode()  # raises a ValueError
+    return value, end
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
