@@ -12,7 +12,7 @@ TEST_JOBS ?= 3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install quickstart test coverage check format bench test-engines test-art test-learning test-cluster test-cluster-short up kill-matrix test-gpu clean
+.PHONY: help install quickstart test coverage check format bench test-engines test-art test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu clean
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -25,6 +25,7 @@ help:
 	@echo "make up             PostgreSQL, Prefect, a worker and an lm_server; Ctrl-C ends them"
 	@echo "make test-cluster   Prefect's UI in a browser, dead workers, make up, object stores"
 	@echo "make kill-matrix    kill runs and servers at every write and request, inject 1,000 faults"
+	@echo "make test-security  attack servers and more, on loopback: minutes, on a quiet machine"
 	@echo "make test-learning  measure learning over seeds and controls (about an hour)"
 	@echo "make bench          the benchmarks"
 
@@ -98,6 +99,11 @@ test-cluster: install
 # A Dask cluster, an object store, PostgreSQL with all of make up, manifests: four minutes.
 test-cluster-short:
 	$(MAKE) test-cluster CLUSTER="-m short tests/cluster"
+
+# Attacks, those of make test and those that take longer. Some have bounds in time: on a machine that
+# does other things too, NIP_SLOWEST_HEALTH_S is how long /health may take (0.1 s).
+test-security: install
+	$(BIN)/python -m pytest -m "security or not security" tests/security
 
 # PostgreSQL, Prefect, a worker and an lm_server as processes; see `nip up --help` for options.
 up: install

@@ -17,7 +17,7 @@ from nip_core.lm_server import aside
 from nip_core.lm_server.errors import ApiError
 from nip_core.lm_server.http import json_object, notes_of
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_BODY_BYTES = 8 * 1024 * 1024
 """Largest JSON body of a generation, unpacked."""
 MAX_SMALL_BODY_BYTES = 256 * 1024
 """The same for everything else."""

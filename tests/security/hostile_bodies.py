@@ -25,6 +25,10 @@ from typing import Any
 
 import psutil
 
+from nip_core.lm_server import owner
+from nip_core.lm_server.spec import ServerSpec
+from nip_core.models import BUNDLED
+
 MIB = 1 << 20
 LIMIT_MEMORY = 300e6
 REQUEST_TIMEOUT_S = 120.0
@@ -185,6 +189,7 @@ def _large() -> dict[str, Callable[[], Hostile]]:
 
 BODIES: dict[str, Callable[[], Hostile]] = {
     **{f"{name}, 31 MiB": make for name, make in _bodies(31 * MIB).items()},
+    **{f"{name}, 7 MiB": make for name, make in _bodies(7 * MIB).items()},
     **{f"{name}, 3 MiB": make for name, make in _bodies(3 * MIB).items()},
     **_large(),
 }
@@ -263,34 +268,34 @@ def attack(url: str, key: str, pid: int, name: str) -> Outcome:
     return Outcome(name, len(hostile.body), status, seconds, seen["health"], seen["memory"] - idle)
 
 
+@contextmanager
+def server(engine: str, scratch: Path) -> Iterator[owner.ServerHandle]:
+    """A server of its own, whose model is named tiny."""
+    model = str(BUNDLED["tiny"]) if engine == "embedded" else "tiny"
+    handle = owner.start_or_attach(ServerSpec(engine, model), scratch / "state", timeout_s=120)
+    try:
+        yield handle
+    finally:
+        owner.stop(handle)
+
+
 def main() -> None:
     """Attack a server of its own, and print a table."""
-    from nip_core.lm_server import owner
-    from nip_core.lm_server.spec import ServerSpec
-    from nip_core.models import BUNDLED
-
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--engine", choices=("deterministic", "embedded"), default="embedded")
     parser.add_argument("--only", default="", help="bodies whose name has this text")
     options = parser.parse_args()
-    model = str(BUNDLED["tiny"]) if options.engine == "embedded" else "tiny"
-    with tempfile.TemporaryDirectory() as scratch:
-        handle = owner.start_or_attach(
-            ServerSpec(options.engine, model), Path(scratch) / "state", timeout_s=120
-        )
+    with tempfile.TemporaryDirectory() as scratch, server(options.engine, Path(scratch)) as handle:
         print("| body | sent, MB | status | s | slowest /health, s | MB above idle |")
         print("|---|---|---|---|---|---|")
-        try:
-            for name in BODIES:
-                if options.only in name:
-                    seen = attack(handle.url, handle.api_key, handle.pid, name)
-                    print(
-                        f"| {name} | {seen.sent / 1e6:.3f} | {seen.status} | {seen.seconds:.2f} | "
-                        f"{seen.slowest_health_s:.3f} | {seen.above_idle / 1e6:.0f} |",
-                        flush=True,
-                    )
-        finally:
-            owner.stop(handle)
+        for name in BODIES:
+            if options.only in name:
+                seen = attack(handle.url, handle.api_key, handle.pid, name)
+                print(
+                    f"| {name} | {seen.sent / 1e6:.3f} | {seen.status} | {seen.seconds:.2f} | "
+                    f"{seen.slowest_health_s:.3f} | {seen.above_idle / 1e6:.0f} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Protocol
 
 from nip_core.lm_server.formats import bounds
 
-MAX_LINE_BYTES = 16 * 1024 * 1024
+MAX_LINE_BYTES = 8 * 1024 * 1024
 MAX_LINES = 4_000_000
 """Blank ones count."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
