@@ -25,7 +25,7 @@ HEALTH_S = float(os.environ.get("NIP_SLOWEST_HEALTH_S", "0.1"))
 """A busy machine needs more."""
 
 REFUSED = {
-    "messages": (packed(chat(listed(said(b""), 8 * MIB))), 400, "at most 250000"),
+    "messages": (packed(chat(listed(said(b""), 7 * MIB + MIB // 2))), 400, "at most 250000"),
     "lists": (packed(chat(listed(b"[]", MIB))), 400, "at most 250000"),
     "values": (packed(b'{"model":[%s]}' % listed(b"7", 5 * MIB)), 400, "at most 2000000"),
     "depth": (packed(chat(b"[" * 65 + b"]" * 65)), 400, "more than 64 deep"),
