@@ -3,6 +3,7 @@
 Player        an agent with the model that it plays with
 ask           a request for one answer or several
 Call          what came of it: the answers, and the record of each
+read_again    the move in an answer that was recorded
 request_body  a request as JSON
 limit_name    what a provider calls the most tokens of an answer
 """
@@ -205,3 +206,15 @@ def _read(answer: ChatAnswer, form: AnswerForm) -> tuple[Move, str | None]:
         return parse_response(answer.text, form), None
     except InvalidResponse as response:
         return Move(), response.reason
+
+
+def read_again(generation: Row, form: AnswerForm) -> Move:
+    """The move in a recorded answer. Raises StageError if it is not valid any more."""
+    try:
+        return parse_response(generation["text"], form)
+    except InvalidResponse as invalid:
+        raise StageError(
+            f"generation {generation['key']}: an answer that counted as valid when it was recorded "
+            f"is not ({invalid.reason}); another version of nip has recorded it: go on with that "
+            "one, or start a new run"
+        ) from None

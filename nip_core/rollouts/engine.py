@@ -35,10 +35,10 @@ from nip_core.concurrency import together
 from nip_core.errors import StageError
 from nip_core.parameters import HyperParameters, RandomAgentParameters
 from nip_core.protocols import NO_DECISION, Move, Turn
-from nip_core.rollouts.calls import Call, Player, Row, ask
+from nip_core.rollouts.calls import Call, Player, Row, ask, read_again
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.progress import Progress
-from nip_core.scenarios.code_validation.parsing import AnswerForm, parse_response
+from nip_core.scenarios.code_validation.parsing import AnswerForm
 
 _EPISODES_PER_CALL = 2  # in flight
 Played = tuple[list[Row], list[Row]]
@@ -374,7 +374,7 @@ class _Node:
             if generation["invalid_reason"] is None:
                 text = generation["text"]
                 tokens = tokens_of(generation.get("token_logprobs"))
-                move = move or parse_response(text, self._form(agent))
+                move = move or read_again(generation, self._form(agent))
                 return _Answer(records, Turn(self.round, agent, text, move, tokens))
         problem = (
             f"{len(records)} invalid answers, the last because of "

@@ -269,6 +269,15 @@ async def test_an_invalid_answer_is_asked_for_again_with_another_seed_and_counte
     assert len({str(body["messages"]) for body in server.bodies}) == 1
 
 
+async def test_where_only_a_decision_is_of_use_a_message_is_asked_for_again_and_the_last_stands():
+    texts = ["Question: should I accept?", "Question: why?", "**Verdict:** reject"]
+    for said, decision, retries in ((texts, 0, 2), (texts[:1] * 3, 2, 2), (texts[2:], 0, 0)):
+        answers = iter(said)
+        async with scripted_server(lambda body, answers=answers: next(answers)) as server:
+            answer = await ask(make_agent(protocol="solo_verifier", url=server.url))
+        assert (answer.decision, answer.retry_count) == (decision, retries)
+
+
 @pytest.mark.parametrize(
     ("protocol", "said", "error"),
     [

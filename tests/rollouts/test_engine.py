@@ -559,6 +559,15 @@ async def test_a_run_that_was_cut_anywhere_ends_with_the_same_rows(kept):
     assert len(resumed.log.records) == len(whole.log.records) - kept
 
 
+async def test_a_recorded_answer_that_is_not_valid_any_more_is_refused_by_its_key():
+    whole = await play(settings("adp"), saying(verifier=["Decision: accept"], prover=["Answer: b"]))
+    rows = whole.log.by_key()
+    [key] = [k for k, row in rows.items() if row["generation"]["agent"] == "verifier"]
+    rows[key]["generation"]["text"] = "Decision: maybe"
+    with pytest.raises(StageError, match=rf"generation {key}: .*another version of nip"):
+        await play(settings("adp"), lambda body: "", recorded=rows)
+
+
 async def test_a_generation_is_durable_before_the_next_one_is_asked_for():
     asked_when_durable = []
 

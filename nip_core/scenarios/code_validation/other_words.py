@@ -49,7 +49,7 @@ _EDGE = re.compile(r"(?:(?P<sure>[.!;)]|</\w{1,30}>|(?<= )-|→)|[>?:,|])[\"'*_)
 _CONNECTOR = re.compile(
     r"^(?:so|thus|hence|therefore|finally|overall|in conclusion)\b[,:]? ?", re.I
 )
-_NUMBER = re.compile(rf"^[ *_]{{0,4}}{NUMBERING}")
+_NUMBER = re.compile(rf"^[ *_]{{0,4}}{NUMBERING}(?=.)")
 _PART = re.compile(r"[ *_#]{0,6}(?:question|answer|message|to)\b[^:]{0,30}:[ *_]*", re.IGNORECASE)
 _LISTED = re.compile(r"[ *_]*(?:[-•+]|[0-9a-z]{1,2}[.)]) ", re.IGNORECASE)
 _BOX = re.compile(r"\\boxed ?\{(?: ?\\text[a-z]{0,2} ?\{)?([^{}]{1,60})\}")
@@ -57,16 +57,17 @@ _BOX = re.compile(r"\\boxed ?\{(?: ?\\text[a-z]{0,2} ?\{)?([^{}]{1,60})\}")
 _NOT_SAID = re.compile(
     r"\b(?:if|unless|suppose|supposing|imagine|assum(?:e|ing)|would|could|should|might|may|must"
     r"|example|e\.g|instruct\w*|format|forms?|writes?|written|wrote|says?|said|claim\w*|told"
-    r"|tempt\w*|lean\w*|tentative\w*|preliminary|until|whether|either|options?|not|never|no"
-    r"|cannot|without|refuse|quot\w*|[a-z]+n't"
+    r"|tempt\w*|lean\w*|tentative\w*|preliminary|until|whether|either|options?|refuse"
+    r"|quot\w*|not (?:yet|final|my)|too early"
     r"|(?:you|expert|prover|opponent|they|he|she)\w{0,3} (?:\w+ )?(?:answer|decid|conclud|want|ask"
     r"|insist|argu|end|repli)\w*)\b",
     re.IGNORECASE,
 )
+_NEGATION = re.compile(r"\b(?:not|never|no|cannot|without|[a-z]+n't)\b", re.IGNORECASE)
 # And those behind which a label is not a verdict of the agent's at all.
 _TALK = re.compile(
     r"(?:\b(?:your|his|her|their|its|whose|which|what|any|each|why|whether|how|expected|other"
-    r"|print\w*|returns?|(?!let|here|that|it)[a-z_0-9]+'s)\b"
+    r"|print\w*|returns?|(?!let|here|that|it|verifier)[a-z_0-9]+'s)\b"
     r"|(?:^|[.!;:] ?)(?:please )?(?:explain|show|tell|convince|prove)\b)[^.!;:]{0,60}$",
     re.IGNORECASE,
 )
@@ -83,7 +84,18 @@ _JUDGED = re.compile(
 )
 _ACCEPTED = re.compile(r"\W{0,6}(?:not )?(?:accept|reject)(?:ed|ion|ance)?\W{0,9}$", re.IGNORECASE)
 _STRONG = {"decision", "verdict", "conclusion", "judgment", "judgement", "ruling"}
-_NUMBERED = {"decision", "verdict", "judgment", "judgement", "ruling", "rating", "score"}
+_NUMBERED = {
+    "answer",
+    "conclusion",
+    "decision",
+    "verdict",
+    "judgment",
+    "judgement",
+    "ruling",
+    "rating",
+    "score",
+}
+_SHORT_NUMBER = re.compile(r"(?=.*[0-9])[^ =]*(?: [^ =]+){0,3}$")  # "about 85"
 _FEW_WORDS = 8
 _MARKED = re.compile(
     r"\[x\]|[☑☒🗹]|<(?:[^<>]{0,30}[ =\"'])?(?:accept|reject)\w{0,3}[\"' ]{0,3}/?>", re.I
@@ -154,12 +166,12 @@ def _labelled(lines: AnswerLines, reader: VerdictReader, own: int) -> Iterator[C
             continue
         if reader.begins(line.rest):
             answer = _read(reader, line.rest)
-            if reader.is_numeric and not reader.is_exactly(line.rest):
-                answer = None  # "Result: 3 loops are nested."
-                if line.label not in _NUMBERED:
-                    continue
+            if reader.is_numeric and line.label not in _NUMBERED:
+                if not reader.is_exactly(line.rest):
+                    continue  # "Result: 3 loops are nested."
+                answer = None
             yield Claim(line.first, line.last, answer, line.rest)
-        elif _JUDGED.match(line.rest) or _ends_with_verdict(reader, line.rest):
+        elif _JUDGED.match(line.rest) or _ends_with_verdict(reader, line.rest, line.label):
             yield Claim(line.first, line.last, None, line.rest)
 
 
@@ -187,10 +199,13 @@ def _within_line(line: str, word: re.Match[str], reader: VerdictReader) -> Claim
         )
         if _is_open(before):
             return None  # in quotation marks
-        if not reader.begins(rest) or (reader.is_numeric and not reader.is_exactly(rest)):
+        is_number = reader.is_numeric and not reader.is_exactly(rest)
+        if not reader.begins(rest) or (is_number and word[0].lower() not in _STRONG):
             break
         edge = _EDGE.search(before)
         sure = edge is not None and edge["sure"] and not _NOT_SAID.search(before)
+        if sure and edge is not None and edge["sure"] not in ".!;":
+            sure = _NEGATION.search(before) is None
         return Claim(0, 0, _read(reader, rest) if sure else None, rest)
     # 2. Otherwise it is a claim only right before a verdict at the end of the line.
     before = line[max(0, word.start() - _LOOKED_AT) : word.start()]
@@ -303,7 +318,9 @@ def _set_apart(
                 yield Claim(i, i, None)
 
 
-def _ends_with_verdict(reader: VerdictReader, text: str) -> bool:
+def _ends_with_verdict(reader: VerdictReader, text: str, label: str) -> bool:
+    if reader.is_numeric:
+        return label in _NUMBERED and re.search(r"[0-9]", text) is not None
     return len(text.split()) <= _FEW_WORDS and reader.at_end(text) is not None
 
 
@@ -317,11 +334,15 @@ def _at_end(lines: AnswerLines, reader: VerdictReader, own: int) -> Iterator[Cla
     is_marked = _MARKED.search(line) is not None and bool(reader.mentions(line))
     if is_marked or (_LOOSE.search(whole) and reader.mentions(whole)):
         yield Claim(last, last, None)
+    if reader.is_numeric and _SHORT_NUMBER.match(line) and lines.is_all(last, last, own):
+        yield Claim(last, last, None)
     begin = reader.at_end(line) if lines.free[last] and len(line) < _LOOKED_AT else None
     if begin is None or begins_question(line):
         return
     before = line[:begin].rstrip("\"'`*_([{ ")
-    behind_edge = re.search(r"(?:[.!;:,→]| -|[.!;:,→] (?:so|thus|hence|therefore),?)$", before)
+    behind_edge = re.search(
+        r"(?:[.!;:,→]| -|[.!;:,→] (?:so|thus|hence|therefore),?)$", before, re.I
+    )
     is_own = (
         len(before.split()) < _FEW_WORDS and _OWN.match(before) and lines.is_all(last, last, own)
     )
@@ -337,6 +358,7 @@ def _at_end(lines: AnswerLines, reader: VerdictReader, own: int) -> Iterator[Cla
 
 _KEY = re.compile(r"[\W_]+")
 _OWN_KEYS = {*WORDS, "output", "verifier", "final", "data"}
+_DEGREES = re.compile(r"\b(?:strongly|somewhat|slightly)\b", re.IGNORECASE)
 _DOUBTFUL = re.compile(r"negat|hypothe|example|quote|^not")
 _LOOSE = re.compile(rf"[\"'](?:\w{{1,20}}[_ -])?(?:{'|'.join(WORDS)})[\"'] ?:", re.IGNORECASE)
 _OPEN = {"", "none", "null", "undecided", "pending", "unknown", "n/a", "not yet"}
@@ -353,7 +375,10 @@ def _in_json(text: str, reader: VerdictReader, first: int, last: int) -> Iterato
         return
     asks = any(key in _ASKING and value for key, value in pairs)
     texts = [str(value) for key, value in pairs if not key.endswith(WORDS)]
-    doubtful = asks or any(value is False or _DOUBTFUL.search(key) for key, value in pairs)
+    in_degrees = not reader.accepts and _DEGREES.search(" ".join(texts)) is not None
+    doubtful = (
+        asks or in_degrees or any(value is False or _DOUBTFUL.search(key) for key, value in pairs)
+    )
     is_clear = False
     for key, value in pairs:
         said = plain("" if value is None else str(value))
@@ -362,7 +387,7 @@ def _in_json(text: str, reader: VerdictReader, first: int, last: int) -> Iterato
             continue
         answer = _read(reader, said) if reader.is_exactly(said) else None
         if answer is not None and not doubtful:
-            is_clear = not reader.is_numeric or label in {*_NUMBERED, "answer"}
+            is_clear = not reader.is_numeric or label in _NUMBERED
             taken_back = reader.is_retracted(answer, "\n".join(texts))
             is_clear &= not taken_back and reader.mentions(" ".join(texts)) <= {answer}
         yield Claim(first, last, answer if is_clear and not doubtful else None)
