@@ -6,19 +6,17 @@ the run; 5 damaged files, running again does not help; 6 a fine-tune job ended w
 --retry-failed-jobs; 130 interrupted and 143 terminated, running again continues.
 """
 
-import asyncio
+import contextlib
 import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import typer.core
-from rich.console import Console
 
 from nip_core import __version__
 from nip_core.errors import (
@@ -35,8 +33,17 @@ from nip_core.errors import (
 )
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_prefect.flows.clean import clean
+from nip_prefect.flows.launch import (
+    is_unreachable,
+    no_prefect,
+    run_flow,
+    used_prefect,
+    with_view,
+)
 from nip_prefect.flows.printing import print_json, show_plan, show_run, verdict_line
 from nip_prefect.flows.serve import serve
+from nip_prefect.flows.stopping import Stopped
+from nip_prefect.flows.temporary_prefect import end_temporary
 from nip_prefect.flows.up import up
 
 _STOPPED = {
@@ -44,31 +51,18 @@ _STOPPED = {
     signal.SIGTERM: "terminated; running again continues",
 }
 _LEAVE_S = 25.0
-_flows_run: list[bool] = []
-"""Not empty once Prefect's client has been used, see `_leave_by_force`."""
 _received: list[signal.Signals] = []
-"""Signals that asked for a stop, in order."""
-
-
-class _Stopped(Exception):
-    """A command ended because of a signal."""
-
-    def __init__(self, by: signal.Signals):
-        super().__init__(by)
-        self.by = by
+"""A signal other than SIGINT that asked for a stop."""
 
 
 class _Commands(typer.core.TyperGroup):
-    """Turns whatever a signal has become on its way up into `_Stopped`."""
+    """Turns what a signal has become on its way up into `Stopped`."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except BaseException as error:
-            by = _stop_signal(error)
-            if by is None:
-                raise
-            raise _Stopped(by) from None
+        except KeyboardInterrupt:
+            raise Stopped((_received or [signal.SIGINT])[0]) from None
 
 
 app = typer.Typer(
@@ -127,8 +121,13 @@ def main() -> None:
     status = 1  # with a traceback
     try:
         status = _ended_with()
+    except Stopped as stopped:
+        print(f"nip: {_STOPPED[stopped.by]}", file=sys.stderr)
+        _leave(128 + stopped.by)
     finally:
-        if _flows_run:
+        if used_prefect():
+            for number in _STOPPED:
+                signal.signal(number, lambda *_: _leave(status))
             _leave_by_force(status)
     sys.exit(status)
 
@@ -140,19 +139,28 @@ def _ended_with() -> int:
     except NipError as error:
         print(f"nip: {error}", file=sys.stderr)
         return exit_code(error)
-    except _Stopped as stopped:
-        print(f"nip: {_STOPPED[stopped.by]}", file=sys.stderr)
-        return 128 + stopped.by
     except SystemExit as ended:
         if not isinstance(ended.code, int | None):
             raise
         return ended.code or 0
     except Exception as error:
-        if not _is_unreachable(error):
+        if not is_unreachable(error):
             raise
-        print(f"nip: {_no_prefect(error)}; what is committed is kept: run again", file=sys.stderr)
+        print(f"nip: {no_prefect(error)}; what is committed is kept: run again", file=sys.stderr)
         return exit_code(ServerError(""))
     return 0
+
+
+def _leave(status: int) -> None:
+    """End this process now: nothing that is left to do at its end may print or wait."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any longer
+            stream.flush()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    end_temporary()
+    os._exit(status)
 
 
 def _leave_by_force(status: int) -> None:
@@ -175,62 +183,9 @@ def _leave_by_force(status: int) -> None:
 
 
 def _on_sigterm(number: int, frame: Any) -> None:
-    """End like an interrupt does: asyncio cancels the work, which gives everything back."""
+    """End like an interrupt does."""
     _received.append(signal.SIGTERM)
     signal.raise_signal(signal.SIGINT)
-
-
-def _is_unreachable(error: BaseException) -> bool:
-    """Whether Prefect's client says that its server does not answer."""
-    httpx = sys.modules.get("httpx")
-    return httpx is not None and isinstance(error, httpx.TransportError)
-
-
-def _no_prefect(error: BaseException) -> str:
-    from prefect.settings import PREFECT_API_URL
-
-    return f"PREFECT_API_URL {PREFECT_API_URL.value()}: no Prefect server answers ({error})"
-
-
-def _stop_signal(error: BaseException) -> signal.Signals | None:
-    """The signal that ended a command with `error`, or None if it was none."""
-    prefect = sys.modules.get("prefect.exceptions")
-    if prefect is not None and isinstance(error, prefect.TerminationSignal):
-        return signal.SIGTERM
-    if isinstance(error, SystemExit | typer.Exit):
-        return None
-    if _received:  # what a cancelled flow makes of it does not matter
-        return _received[0]
-    if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
-        return signal.SIGINT
-    return None
-
-
-def _run_async(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """asyncio.run, remembering an interrupt whatever error the work ends with."""
-
-    async def noting() -> Any:
-        cancel = signal.getsignal(signal.SIGINT)  # asyncio's own
-
-        def note(number: int, frame: Any) -> None:
-            _received.append(signal.SIGINT)
-            if callable(cancel):
-                cancel(number, frame)
-
-        signal.signal(signal.SIGINT, note)
-        try:
-            return await work()
-        finally:
-            signal.signal(signal.SIGINT, cancel)
-
-    _flows_run.append(True)
-    with asyncio.Runner() as runner:
-        try:
-            return runner.run(noting())
-        except BaseException as error:  # what was under way is cancelled on the way out
-            by = _stop_signal(error)
-            _leave_by_force(exit_code(error) if by is None else 128 + by)
-            raise
 
 
 def exit_code(error: BaseException) -> int:
@@ -272,13 +227,23 @@ def train(
     if fork is not None:
         parameters, given = _fork(parameters, config, given, fork)
 
-    _before_prefect(parameters, verbose)
-    from nip_prefect.flows.train import train as flow
+    def look(prepared: Any) -> dict[str, Any] | None:
+        from nip_core.stages.finished import finished_run
 
-    result = _run_flow(
+        return None if again else finished_run(prepared)
+
+    def import_flow() -> Any:
+        from nip_prefect.flows.train import train as flow
+
+        return lambda: flow(str(config), given, retry_failed_jobs=retry_failed_jobs, **again)
+
+    result = run_flow(
         parameters,
-        lambda: flow(str(config), given, retry_failed_jobs=retry_failed_jobs, **again),
-        as_json,
+        look,
+        import_flow,
+        as_json=as_json,
+        verbose=verbose,
+        retry_failed_jobs=retry_failed_jobs,
     )
     if as_json:
         print_json(result)
@@ -294,10 +259,17 @@ def evaluate(
     given = list(overrides or [])
     parameters = load_parameters(config, given)
 
-    _before_prefect(parameters, verbose)
-    from nip_prefect.flows.evaluate import evaluate as flow
+    def look(prepared: Any) -> dict[str, Any] | None:
+        from nip_core.stages.finished import finished_test
 
-    result = _run_flow(parameters, lambda: flow(str(config), given), as_json)
+        return finished_test(prepared)
+
+    def import_flow() -> Any:
+        from nip_prefect.flows.evaluate import evaluate as flow
+
+        return lambda: flow(str(config), given)
+
+    result = run_flow(parameters, look, import_flow, as_json=as_json, verbose=verbose)
     if as_json:
         print_json(result)
         return
@@ -327,7 +299,7 @@ def play(
     if split not in SPLITS:
         raise SettingsError(f"--split {split!r}: use one of {', '.join(SPLITS)}")
     parameters = load_parameters(config, overrides or [])
-    progress = Progress()
+    progress = Progress("checking the settings and the problems")
 
     async def run() -> dict[str, Any]:
         from nip_core.stages.session import open_session
@@ -345,7 +317,7 @@ def play(
                 "files": [str(file) for file in files],
             }
 
-    result = _with_view(parameters, lambda: progress, lambda: _run_async(run), as_json)
+    result = with_view(parameters, progress, lambda stop: stop.run(run), as_json)
     if as_json:
         print_json(result)
         return
@@ -407,50 +379,6 @@ def doctor(as_json: AsJson = False) -> None:
         print(f"\n{summary(findings)}")
     if any(finding.needed and not finding.ok for finding in findings):
         raise typer.Exit(1)
-
-
-def _before_prefect(parameters: HyperParameters, verbose: bool) -> None:
-    """Find what is wrong while that is still cheap, and keep Prefect's log off the screen."""
-    from nip_core.stages.session import prepare
-
-    prepare(parameters)
-    if not verbose:
-        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    from prefect.settings import PREFECT_API_URL
-
-    if PREFECT_API_URL.value():  # else a server is started
-        from prefect import get_client
-
-        with get_client(sync_client=True) as client:
-            error = client.api_healthcheck()
-        if error is not None and _is_unreachable(error):
-            raise ServerError(f"{_no_prefect(error)}; start it, or unset the address")
-
-
-def _run_flow(
-    parameters: HyperParameters, flow: Callable[[], Coroutine[Any, Any, Any]], as_json: bool
-) -> Any:
-    """Run a flow with a view of its progress."""
-    from nip_prefect.tasks.runtime import open_sessions
-
-    def progress() -> Any:
-        sessions = open_sessions()
-        return sessions[0].progress if sessions else None
-
-    return _with_view(parameters, progress, lambda: _run_async(flow), as_json)
-
-
-def _with_view(
-    parameters: HyperParameters,
-    progress: Callable[[], Any],
-    run: Callable[[], Any],
-    as_json: bool,
-) -> Any:
-    from nip_prefect.flows.live import watch
-
-    # With --json standard output carries the result alone.
-    with watch(parameters, progress, Console(stderr=as_json)):
-        return run()
 
 
 def _rerun_from(text: str | None) -> dict[str, Any]:

@@ -6,13 +6,10 @@ from typing import Any
 from prefect import flow
 
 from nip_core.parameters import load_parameters
-from nip_core.stages.session import open_session
 from nip_prefect.flows.hooks import HOOKS_OF_TESTS
 from nip_prefect.flows.iteration import play_split
 from nip_prefect.tasks.fine_tune import prove_serving
-from nip_prefect.tasks.marks import mark_flow_run
-from nip_prefect.tasks.runtime import hold
-from nip_prefect.tasks.secrets import environment_for
+from nip_prefect.tasks.runtime import opened
 
 
 @flow(
@@ -33,10 +30,8 @@ async def evaluate(config: str, overrides: Sequence[str] = ()) -> dict[str, Any]
         The iteration whose models were tested, and the metrics.
     """
     parameters = load_parameters(config, overrides)
-    async with open_session(parameters, environment=await environment_for(parameters)) as session:
-        await mark_flow_run(session)
-        with hold(session):
-            newest = session.run.finished_iterations()
-            await prove_serving(session.run.name, newest)
-            metrics = await play_split(session.run.name, newest, "test")
+    async with opened(parameters) as session:
+        newest = session.run.finished_iterations()
+        await prove_serving(session.run.name, newest)
+        metrics = await play_split(session.run.name, newest, "test")
     return {"run": session.run.name, "iteration": newest, "test": metrics}

@@ -102,16 +102,6 @@ async def retest(run: str, iteration: int) -> dict[str, Any]:
     return {"iteration": iteration, "models": models, "parked": None}
 
 
-def is_complete(run: str, iteration: int) -> bool:
-    """Whether nothing is left to do in the iteration."""
-    session = session_of(run)
-    store, tree = session.run.store, session.run
-    tested = not is_tested(session.parameters, iteration) or store.exists(
-        tree.metrics(iteration, "test")
-    )
-    return tested and store.exists(tree.models(iteration))
-
-
 async def play_split(run: str, iteration: int, split: str) -> dict[str, Any]:
     """Play all shards of a split, publish them as one and measure it."""
     session = session_of(run)

@@ -21,20 +21,34 @@ _LINE_EVERY_S = 10.0
 
 @contextmanager
 def watch(
-    parameters: HyperParameters, progress_of: Callable[[], Progress | None], console: Console
-) -> Iterator[None]:
-    """Show the progress until the block is left. Writes to `console` from a thread of its own."""
+    parameters: HyperParameters, progress: Progress, console: Console
+) -> Iterator[Callable[[], None]]:
+    """Show the progress until the block is left, or what is yielded is called.
+
+    Writes to `console` from a thread of its own, a first line at once.
+    """
+    rl = parameters.rl
+    console.print(
+        f"run {parameters.run_name}: {rl.num_iterations} iterations of "
+        f"{rl.rollouts_per_iteration} rollouts, kept in {parameters.run_store}",
+        highlight=False,
+        soft_wrap=True,
+    )
     stop = threading.Event()
     show = _live if console.is_terminal else _lines
     thread = threading.Thread(
-        target=show, args=(parameters, progress_of, console, stop), daemon=True, name="live-view"
+        target=show, args=(parameters, progress, console, stop), daemon=True, name="live-view"
     )
     thread.start()
-    try:
-        yield
-    finally:
+
+    def end() -> None:
         stop.set()
         thread.join(timeout=5.0)
+
+    try:
+        yield end
+    finally:
+        end()
 
 
 class _Rates:
@@ -81,19 +95,16 @@ def cost_usd(parameters: HyperParameters, progress: Progress) -> float | None:
 
 def _live(
     parameters: HyperParameters,
-    progress_of: Callable[[], Progress | None],
+    progress: Progress,
     console: Console,
     stop: threading.Event,
 ) -> None:
     rates, clock = _Rates(), _Clock()
     started_s = time.monotonic()
     with Live(console=console, refresh_per_second=1 / _REFRESH_S, transient=True) as live:
+        live.update(Text(progress.stage, style="bold"))
         while not stop.wait(_REFRESH_S):
-            progress = progress_of()
             now_s = time.monotonic()
-            if progress is None or not progress.stage:
-                live.update(Text(f"starting … {now_s - started_s:.0f} s", style="dim"))
-                continue
             calls, tokens = rates.add(now_s, progress.calls, progress.completion_tokens)
             left = clock.left_s(progress, now_s)
             table = Table.grid(padding=(0, 2))
@@ -107,8 +118,11 @@ def _live(
                     f"{progress.episodes_done}/{progress.episodes_total} done, "
                     f"{progress.episodes_in_flight} in flight, {progress.episodes_failed} failed",
                 )
-            table.add_row("calls", f"{progress.calls}, {calls:.0f}/s, {progress.retries} retried")
-            table.add_row("tokens", f"{progress.completion_tokens} generated, {tokens:.0f}/s")
+            if progress.calls:
+                table.add_row("calls", f"{progress.calls}, {calls:.0f}/s")
+                table.add_row("tokens", f"{progress.completion_tokens} generated, {tokens:.0f}/s")
+            if progress.retries:
+                table.add_row("retries", _retries(progress))
             cost = cost_usd(parameters, progress)
             if cost is not None:
                 table.add_row("cost", f"${cost:.4f}")
@@ -122,26 +136,32 @@ def _live(
 
 def _lines(
     parameters: HyperParameters,
-    progress_of: Callable[[], Progress | None],
+    progress: Progress,
     console: Console,
     stop: threading.Event,
 ) -> None:
     stage, said_s, started_s = "", 0.0, time.monotonic()
-    while not stop.wait(_REFRESH_S):
-        progress = progress_of()
+    while not stop.wait(_REFRESH_S if stage else 0.0):
         now_s = time.monotonic()
-        if progress is None or not progress.stage:
-            continue
         if progress.stage == stage and now_s - said_s < _LINE_EVERY_S:
             continue
         stage, said_s = progress.stage, now_s
         cost = cost_usd(parameters, progress)
         money = "" if cost is None else f", ${cost:.4f}"
-        episodes = f"{progress.episodes_done}/{progress.episodes_total} episodes, "
+        counts = []
+        if progress.episodes_total:
+            counts.append(f"{progress.episodes_done}/{progress.episodes_total} episodes")
+        if progress.calls:
+            counts.append(f"{progress.calls} calls, {progress.completion_tokens} tokens{money}")
+        if progress.retries:
+            counts.append(f"retries {_retries(progress)}")
         # One line each, however narrow what it is piped into says it is.
         print(
-            f"[{now_s - started_s:6.1f} s] {stage}: {episodes if progress.episodes_total else ''}"
-            f"{progress.calls} calls, {progress.completion_tokens} tokens{money}",
+            f"[{now_s - started_s:6.1f} s] {stage}{': ' if counts else ''}{', '.join(counts)}",
             file=console.file,
             flush=True,
         )
+
+
+def _retries(progress: Progress) -> str:
+    return f"{progress.retries}, the last after {progress.last_trouble}"

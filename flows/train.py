@@ -20,15 +20,14 @@ from nip_core.run_store.store import open_store
 from nip_core.stages.cancelling import cancel_jobs, check_submissions_known
 from nip_core.stages.estimate import is_tested
 from nip_core.stages.evaluation import summary
+from nip_core.stages.finished import is_complete
 from nip_core.stages.rerun import Stage, is_rewound, paths_from, rewind
-from nip_core.stages.session import Session, open_session
+from nip_core.stages.session import Session
 from nip_prefect.flows.hooks import HOOKS
-from nip_prefect.flows.iteration import is_complete, iteration, play_split, retest
+from nip_prefect.flows.iteration import iteration, play_split, retest
 from nip_prefect.tasks.fine_tune import prove_serving
-from nip_prefect.tasks.marks import mark_flow_run
 from nip_prefect.tasks.publish import publish, published_state
-from nip_prefect.tasks.runtime import hold
-from nip_prefect.tasks.secrets import environment_for
+from nip_prefect.tasks.runtime import opened
 
 Iteration = Annotated[int, Field(ge=0, le=9999)]
 Count = Annotated[int, Field(ge=1)]
@@ -139,14 +138,10 @@ async def _published_store(run: str) -> str:
 async def _train(
     given: HyperParameters, retry_failed_jobs: bool, again_from: int | None, stage: Stage
 ) -> dict[str, Any]:
-    async with open_session(
-        given, environment=await environment_for(given), retry_failed_jobs=retry_failed_jobs
-    ) as session:
-        await mark_flow_run(session)
+    async with opened(given, retry_failed_jobs=retry_failed_jobs) as session:
         if again_from is not None:
             await _rewind(session, again_from, stage)
-        with hold(session):
-            parked = await _all_iterations(session)
+        parked = await _all_iterations(session)
         found = summary(session.run)
     if parked is None:
         return found
@@ -159,7 +154,7 @@ async def _all_iterations(session: Session) -> str | None:
     run, last = session.run.name, parameters.rl.num_iterations
     only_tests = parameters.base_run.base_run_type == "rerun_tests"
     tested = is_tested(parameters, last)
-    done = next((i for i in range(last) if not is_complete(run, i)), last)
+    done = next((i for i in range(last) if not is_complete(session.run, parameters, i)), last)
     for i in range(done, last):
         # Proved inside: SQLite refuses a subflow while the server still notes a task of its parent.
         result = await (retest(run, i) if only_tests else iteration(run, i, prove=i == done))

@@ -1,7 +1,13 @@
-"""The open runs of this process. Tasks find theirs by its name, so no key is ever a parameter."""
+"""The open runs of this process. Tasks find theirs by its name, so no key is ever a parameter.
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+offer       let the next flow that opens a run use a session that is open already
+opened      the session of a flow: what was offered, or a new one; its tasks find it
+session_of  the session of a task
+stage       the decorator of every task
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from aiohttp import ClientError
@@ -11,12 +17,49 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.exceptions import ObjectNotFound
 
 from nip_core.errors import ServerError
-from nip_core.stages.session import Session
+from nip_core.parameters import HyperParameters
+from nip_core.stages.session import Session, open_session
+from nip_prefect.tasks.marks import mark_flow_run
+from nip_prefect.tasks.secrets import environment_for
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _sessions: dict[str, Session] = {}
+
+
+_offered: list[Session] = []
+
+
+@contextmanager
+def offer(session: Session) -> Iterator[None]:
+    """Let the next flow of this process that opens a run use `session`, whose run that is."""
+    _offered.append(session)
+    try:
+        yield
+    finally:
+        _offered.clear()
+
+
+@asynccontextmanager
+async def opened(
+    parameters: HyperParameters, *, retry_failed_jobs: bool = False
+) -> AsyncIterator[Session]:
+    """The run's session, which the tasks of this process find by the run's name."""
+    async with AsyncExitStack() as stack:
+        if _offered:
+            session = _offered.pop()
+        else:
+            session = await stack.enter_async_context(
+                open_session(
+                    parameters,
+                    environment=await environment_for(parameters),
+                    retry_failed_jobs=retry_failed_jobs,
+                )
+            )
+        await mark_flow_run(session)
+        stack.enter_context(hold(session))
+        yield session
 
 
 @contextmanager
@@ -40,11 +83,6 @@ def session_of(run: str) -> Session:
         raise RuntimeError(
             f"run {run!r} is not open in this process; its tasks run inside the flow that opened it"
         ) from None
-
-
-def open_sessions() -> list[Session]:
-    """All open sessions of this process."""
-    return list(_sessions.values())
 
 
 async def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:

@@ -7,6 +7,7 @@ standard error says why).
 import argparse
 import asyncio
 import errno
+import gc
 import json
 import logging
 import os
@@ -65,6 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StartError as error:
         print(f"lm_server: {error}", file=sys.stderr)
         return 2
+    finally:
+        # The interpreter looks through all objects at its end: 1.5 s of processor time with torch.
+        gc.freeze()
 
 
 def _parser() -> argparse.ArgumentParser:

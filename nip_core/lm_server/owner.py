@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -50,6 +50,9 @@ _CHILD_ENVIRONMENT = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
 _HEALTH_TIMEOUT_S = 5.0
+
+Late = Callable[[], bool]
+"""Whether it is too late to go on waiting."""
 
 
 class OwnerError(Exception):
@@ -96,18 +99,24 @@ def start_or_attach(
     *,
     timeout_s: float = 120.0,
     env: Mapping[str, str] | None = None,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> ServerHandle:
     """Return a healthy server for `spec`, starting one if the state directory has none.
 
     A live server there is used if it is configured alike. A server whose owner is dead is ended
     first, because it is about to end by itself. `env` is the environment of a started server
     (default: this process's); keys, tokens and passwords are taken out of it, but for HF_TOKEN.
+    Once `given_up` says so, from whatever thread, the server is not waited for any longer.
 
     Raises ServerConflictError if a live server is configured otherwise or has another version,
     OwnerError if none answers within `timeout_s`.
     """
     state_dir = state_dir.expanduser().resolve()
     deadline = time.monotonic() + timeout_s
+
+    def late() -> bool:
+        return given_up() or time.monotonic() > deadline
+
     try:
         check_state_dir(state_dir, spec.replies)
         state_dir.mkdir(parents=True, exist_ok=True)
@@ -119,12 +128,12 @@ def start_or_attach(
         raise OwnerError(str(error), str(error)) from None
     except (OSError, ValueError) as error:
         raise OwnerError(f"the state directory {state_dir} can't be used: {error}") from None
-    with _exclusive(state_dir, deadline):
-        while (card := _live_card(state_dir, deadline)) is not None:
-            handle = _attach(card, configuration_digest, key, state_dir, deadline)
+    with _exclusive(state_dir, late):
+        while (card := _live_card(state_dir, late)) is not None:
+            handle = _attach(card, configuration_digest, key, state_dir, late)
             if handle is not None:
                 return handle
-        return _start(spec, state_dir, key, deadline, os.environ if env is None else env)
+        return _start(spec, state_dir, key, late, os.environ if env is None else env)
 
 
 def is_running(handle: ServerHandle) -> bool:
@@ -175,10 +184,10 @@ def stop_state_dir(state_dir: Path, *, grace_s: float = STOP_GRACE_S) -> bool:
 
 
 @contextlib.contextmanager
-def _exclusive(state_dir: Path, deadline: float):  # type: ignore[no-untyped-def]
+def _exclusive(state_dir: Path, late: Late):  # type: ignore[no-untyped-def]
     """One caller at a time decides about a state directory."""
     while (lock := try_lock(state_dir / OWNER_LOCK)) is None:
-        if time.monotonic() > deadline:
+        if late():
             raise OwnerError(f"another process has been starting a server in {state_dir} too long")
         time.sleep(_POLL_S)
     try:
@@ -187,7 +196,7 @@ def _exclusive(state_dir: Path, deadline: float):  # type: ignore[no-untyped-def
         os.close(lock)
 
 
-def _live_card(state_dir: Path, deadline: float) -> ServerCard | None:
+def _live_card(state_dir: Path, late: Late) -> ServerCard | None:
     """The card of the live server, None once it is certain that there is none."""
     while True:
         card = read_card(state_dir)
@@ -202,7 +211,7 @@ def _live_card(state_dir: Path, deadline: float) -> ServerCard | None:
                 remove_card(state_dir, card.pid)
             os.close(lock)
             return None
-        if time.monotonic() > deadline:
+        if late():
             raise OwnerError(
                 f"a server holds {state_dir / LOCK} and does not become ready.\n"
                 + _log_tail(state_dir)
@@ -211,7 +220,7 @@ def _live_card(state_dir: Path, deadline: float) -> ServerCard | None:
 
 
 def _attach(
-    card: ServerCard, configuration_digest: str, key: str, state_dir: Path, deadline: float
+    card: ServerCard, configuration_digest: str, key: str, state_dir: Path, late: Late
 ) -> ServerHandle | None:
     """A handle on a live server that is configured alike; None if it died in the meantime."""
     where = f"the server {card.pid} at {card.url} (state {state_dir})"
@@ -224,7 +233,7 @@ def _attach(
             f"{where} runs engine {card.engine!r} with model {card.model!r} and is configured "
             "otherwise than asked: stop it first, or use another state directory"
         )
-    problem = _wait_healthy(card, key, deadline)
+    problem = _wait_healthy(card, key, late)
     if problem is not None:
         if not card.is_alive():
             return None
@@ -233,7 +242,7 @@ def _attach(
 
 
 def _start(
-    spec: ServerSpec, state_dir: Path, key: str, deadline: float, env: Mapping[str, str]
+    spec: ServerSpec, state_dir: Path, key: str, late: Late, env: Mapping[str, str]
 ) -> ServerHandle:
     read_end, write_end = os.pipe()
     command = [
@@ -261,8 +270,8 @@ def _start(
     _owned[process.pid] = _Owned(process, write_end)
     handle = ServerHandle("", key, process.pid, True, state_dir)
     try:
-        card = _wait_card(process, state_dir, deadline)
-        problem = _wait_healthy(card, key, deadline)
+        card = _wait_card(process, state_dir, late)
+        problem = _wait_healthy(card, key, late)
         if problem is not None:
             raise OwnerError(f"the server is not healthy: {problem}\n{_log_tail(state_dir)}")
     except BaseException:
@@ -275,7 +284,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _wait_card(process: "subprocess.Popen[bytes]", state_dir: Path, deadline: float) -> ServerCard:
+def _wait_card(process: "subprocess.Popen[bytes]", state_dir: Path, late: Late) -> ServerCard:
     while True:
         card = read_card(state_dir)
         if card is not None and card.pid == process.pid:
@@ -286,16 +295,16 @@ def _wait_card(process: "subprocess.Popen[bytes]", state_dir: Path, deadline: fl
                 + _log_tail(state_dir),
                 _refusal(state_dir) if process.returncode == REFUSED_STATUS else None,
             )
-        if time.monotonic() > deadline:
+        if late():
             raise OwnerError(f"the server was not ready in time.\n{_log_tail(state_dir)}")
         time.sleep(_POLL_S)
 
 
-def _wait_healthy(card: ServerCard, key: str, deadline: float) -> str | None:
+def _wait_healthy(card: ServerCard, key: str, late: Late) -> str | None:
     """None once the server is healthy and takes our key, otherwise what was wrong at the end."""
     while True:
         problem = _health_problem(card.url, key)
-        if problem is None or not card.is_alive() or time.monotonic() > deadline:
+        if problem is None or not card.is_alive() or late():
             return problem
         time.sleep(10 * _POLL_S)
 

@@ -409,7 +409,6 @@ class _Node:
                 for i, answer in enumerate(call.answers):  # they share one prompt, read once
                     prompt, completion = answer.prompt_tokens, answer.completion_tokens
                     table.progress.count_answer(agent, 0 if i else prompt, completion)
-                table.progress.retries += call.answers[0].transport_retries
             yield call
 
     async def _keep(

@@ -15,6 +15,8 @@ class Progress:
     calls: int = 0  # answers received
     calls_reused: int = 0  # answers found in a journal
     retries: int = 0
+    last_trouble: str = ""
+    """Why the last call was sent again."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     tokens_by_agent: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -33,3 +35,8 @@ class Progress:
         self.completion_tokens += completion_tokens
         before = self.tokens_by_agent.get(agent, (0, 0))
         self.tokens_by_agent[agent] = (before[0] + prompt_tokens, before[1] + completion_tokens)
+
+    def count_retry(self, reason: str) -> None:
+        """Note that a call is sent again."""
+        self.retries += 1
+        self.last_trouble = reason

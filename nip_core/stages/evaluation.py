@@ -297,13 +297,18 @@ def _protocol_of(parameters: bytes) -> Protocol | None:
         return None
 
 
+def transcripts_path(run: RunStore, iteration: int, split: str, form: str) -> str:
+    """Where all episodes of a split are written for reading."""
+    return f"{run.iteration(iteration)}/transcripts-{split}.{form}"
+
+
 def save_transcripts(session: Session, iteration: int, split: str) -> str:
     """Write all episodes of a committed split as one YAML or JSON file, if it is not there.
 
     The texts are those of the rollouts; this is for reading. Returns its path in the store.
     """
     run, form = session.run, session.parameters.text_rl.transcript_format
-    path = f"{run.iteration(iteration)}/transcripts-{split}.{form}"
+    path = transcripts_path(run, iteration, split, form)
     if run.store.exists(path):
         return path
     rollouts = read_rollouts(run.store, run.rollouts(iteration, split))

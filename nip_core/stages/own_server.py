@@ -7,8 +7,10 @@ OwnServer         the server itself
 """
 
 import asyncio
+import contextlib
 import hashlib
 import os
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -193,14 +195,24 @@ class OwnServer:
             if self._handle is not None and is_running(self._handle):
                 return
             self.stop()
-            try:
-                self._handle = await asyncio.to_thread(
+            given_up = threading.Event()
+            starting = asyncio.ensure_future(
+                asyncio.to_thread(
                     start_or_attach,
                     self._spec,
                     self._directory,
                     timeout_s=self._timeout_s,
                     env=self._environment,
+                    given_up=given_up.is_set,
                 )
+            )
+            try:
+                self._handle = await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                given_up.set()
+                with contextlib.suppress(OwnerError):
+                    self._handle = await starting
+                raise
             except OwnerError as error:
                 if error.reason is not None:
                     raise SettingsError(f"lm_server: {error.reason}") from None

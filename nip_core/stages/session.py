@@ -237,14 +237,19 @@ async def open_session(
     environment: Mapping[str, str] = os.environ,
     progress: Progress | None = None,
     retry_failed_jobs: bool = False,
+    prepared: Prepared | None = None,
 ) -> AsyncIterator[Session]:
     """Hold the run: checked, leased, its server up. Leaving gives everything back.
+
+    `prepared` is what `prepare` made of `parameters`, where that was just called.
 
     Raises SettingsError, DatasetError, StoreError, RunConflictError, LeaseError or ServerError;
     nothing has been spent then.
     """
-    prepared = prepare(parameters, environment)
+    if prepared is None:
+        prepared = prepare(parameters, environment)
     parameters, run = prepared.parameters, prepared.run
+    progress = progress or Progress()
     async with contextlib.AsyncExitStack() as stack:
         lease = stack.enter_context(await asyncio.to_thread(acquire, run.store, run.root))
         await asyncio.to_thread(finish_rewinds, run, lease)
@@ -264,12 +269,14 @@ async def open_session(
                 environment=environment,
             )
             stack.callback(server.stop)
+            progress.start_stage(f"starting the model server ({parameters.lm_server.engine})", 0)
             await server.ensure()
         client = await stack.enter_async_context(
             ChatClient(
                 concurrency=parameters.rollouts.concurrency,
                 timeout_s=parameters.rollouts.request_timeout_s,
                 retries=parameters.rollouts.transport_retries,
+                on_retry=progress.count_retry,
             )
         )
         session = Session(
@@ -280,12 +287,13 @@ async def open_session(
             problems=prepared.problems,
             endpoints=prepared.endpoints,
             client=client,
-            progress=progress or Progress(),
+            progress=progress,
             estimate=prepared.estimate,
             server=server,
             retry_failed_jobs=retry_failed_jobs,
             origin=prepared.origin.models,
         )
+        progress.start_stage("checking the models' servers", 0)
         await check_version(session)
         await check_prompts(session)
         run.create_or_open(

@@ -3,7 +3,6 @@
 import importlib.metadata
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -14,13 +13,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from forked_nip import ForkedNip
 from small_game import write_config
 
 from nip_core import DISTRIBUTION
 from nip_core.errors import CorruptionError, JobError, LeaseError, StageError, StoreError
-from nip_core.lm_server.engines.reply_rules import DEFAULT_FILE
 from nip_core.lm_server.state import read_card
 from nip_prefect.flows.cli import exit_code, main
 from nip_prefect.flows.printing import show_run
@@ -241,47 +238,6 @@ def wait_for(what, process=None, timeout_s=60.0):
         assert process is None or process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-@pytest.mark.parametrize(
-    ("sent", "code", "said"),
-    [
-        (signal.SIGTERM, 143, "nip: terminated; running again continues\n"),
-        (signal.SIGINT, 130, "nip: interrupted; running again continues\n"),
-    ],
-)
-@pytest.mark.parametrize("command", ["play", "train"])
-def test_a_signal_ends_it_with_one_line_and_gives_everything_back(
-    tmp_path, command_environment, command, sent, code, said
-):
-    replies = tmp_path / "replies.yaml"
-    slow = yaml.safe_load(DEFAULT_FILE.read_text()) | {"latency_s": {"mean": 0.2}}
-    replies.write_text(yaml.safe_dump(slow))
-    config = write_config(
-        tmp_path,
-        rollouts={"concurrency": 1},
-        lm_server={"engine": "deterministic", "replies": str(replies)},
-    )
-    out = ["--out", str(tmp_path / "out")] if command == "play" else []
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nip_prefect.flows.cli", command, str(config), *out],
-        env=command_environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Tests that run in the background of a shell inherit an ignored SIGINT.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    run = tmp_path / "runs" / "small"
-    try:
-        wait_for(lambda: any(run.glob("journals/*/*/*")), process)
-        process.send_signal(sent)
-        _, error = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert (process.returncode, error) == (code, said)
-    assert json.loads((run / "lease.json").read_text())["state"] == "released"
-    assert read_card(run / "lm_server") is None
 
 
 def test_exit_codes_tell_what_helps():

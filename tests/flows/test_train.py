@@ -1,6 +1,7 @@
 """The loop end to end on the deterministic engine, through Prefect."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
+from nip_prefect.flows.cli import main
 from nip_prefect.flows.evaluate import evaluate
 from nip_prefect.flows.train import train
 from nip_prefect.tasks.publish import published_state
@@ -59,6 +61,22 @@ async def test_the_summary_tests_every_model_that_plays(trained, published):
     assert entries[0]["models"] == {"prover": "deterministic", "verifier": "deterministic"}
     assert [set(entry["jobs"]) for entry in entries] == [{"prover", "verifier"}] * 2 + [set()]
     assert {j["status"] for entry in entries[:2] for j in entry["jobs"].values()} == {"succeeded"}
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_what_is_finished_is_shown_with_nothing_started(trained, command, monkeypatch, capsys):
+    config, result, _ = trained
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")  # nobody is there
+    monkeypatch.setattr(sys, "argv", ["nip", command, str(config), "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    shown = json.loads(capsys.readouterr().out)
+    if command == "train":
+        assert shown == result
+    else:
+        assert shown["iteration"] == 2
+        assert shown["test"]["accuracy"] == result["iterations"][2]["test"]["accuracy"]
 
 
 async def test_each_iteration_plays_with_what_the_one_before_trained(trained):

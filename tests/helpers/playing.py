@@ -75,7 +75,9 @@ class Played:
         return build_tables(self.shard.episodes, self.shard.generations)
 
 
-def make_table(game, url, client, log, recorded=None, failures=None, model=None, key="key"):
+def make_table(
+    game, url, client, log, recorded=None, failures=None, model=None, key="key", progress=None
+):
     """Each agent plays with `model`, or with one that is named like it."""
     endpoint = Endpoint(url, key)
     players = {
@@ -84,7 +86,7 @@ def make_table(game, url, client, log, recorded=None, failures=None, model=None,
         else Player(agent, model or f"{agent}-model", endpoint, own)
         for agent, own in game.parameters.agents.items()
     }
-    return Table(game, players, client, log, recorded or {}, Progress(), failures)
+    return Table(game, players, client, log, recorded or {}, progress or Progress(), failures)
 
 
 async def play_at(
@@ -92,10 +94,14 @@ async def play_at(
 ) -> Played:
     """Play `specs` against the server at `url`, cut into `num_shards`; `more` as for the table."""
     log, game = log or MemoryLog(), Game(parameters)
+    progress = Progress()
     async with ChatClient(
-        concurrency=parameters.rollouts.concurrency, timeout_s=10, retries=2
+        concurrency=parameters.rollouts.concurrency,
+        timeout_s=10,
+        retries=2,
+        on_retry=progress.count_retry,
     ) as client:
-        table = make_table(game, url, client, log, **more)
+        table = make_table(game, url, client, log, progress=progress, **more)
         parts = [
             await asyncio.wait_for(play_shard(part, table, branch), 30)
             for part in shards(specs, -(-len(specs) // num_shards))

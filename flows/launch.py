@@ -1,0 +1,141 @@
+"""Flows as commands: they look first, start servers beside the rest, and show what they do.
+
+run_flow    a flow in the run's session, unless a look at the run shows that nothing is left to do
+with_view   work with a view of its progress, that a signal stops
+
+A flow that a Prefect worker starts opens its session itself; here that is opened before, so that
+the models' server, Prefect's server and what has to be imported come up at the same time.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+
+from nip_core.errors import ServerError
+from nip_core.parameters import HyperParameters
+from nip_core.rollouts.progress import Progress
+from nip_prefect.flows.live import watch
+from nip_prefect.flows.stopping import Stop, stoppable
+
+_START_S = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
+_used_prefect: list[bool] = []
+
+
+def used_prefect() -> bool:
+    """Whether a client of Prefect's may still have something to tell its server."""
+    return bool(_used_prefect)
+
+
+def with_view(
+    parameters: HyperParameters, progress: Progress, work: Callable[[Stop], Any], as_json: bool
+) -> Any:
+    """The result of `work`, whose progress is shown. Raises stopping.Stopped after a signal."""
+    # With --json standard output carries the result alone.
+    with watch(parameters, progress, Console(stderr=as_json)) as end_view:
+
+        def tell() -> None:
+            end_view()
+            print("nip: stopping, what is finished is kept", file=sys.stderr, flush=True)
+
+        return stoppable(work, tell)
+
+
+def run_flow(
+    parameters: HyperParameters,
+    look: Callable[[Any], Any | None],
+    import_flow: Callable[[], Callable[[], Coroutine[Any, Any, Any]]],
+    *,
+    as_json: bool,
+    verbose: bool,
+    retry_failed_jobs: bool = False,
+) -> Any:
+    """The result of the flow, or what `look` finds in the prepared run, if it finds anything.
+
+    `import_flow` makes the flow: importing Prefect takes seconds.
+    """
+    progress = Progress("checking the settings and the problems")
+
+    def work(stop: Stop) -> Any:
+        from nip_core.stages.session import open_session, prepare
+
+        prepared = prepare(parameters)
+        found = look(prepared)
+        if found is not None:
+            return found
+
+        async def in_session(wait_for_prefect: Callable[[], None]) -> Any:
+            importing = asyncio.ensure_future(asyncio.to_thread(import_flow))
+            async with open_session(
+                parameters,
+                progress=progress,
+                retry_failed_jobs=retry_failed_jobs,
+                prepared=prepared,
+            ) as session:
+                progress.start_stage("waiting for Prefect", 0)
+                flow = await importing
+                await asyncio.to_thread(wait_for_prefect)
+                from nip_prefect.tasks.runtime import offer
+
+                with offer(session):
+                    return await flow()
+
+        progress.start_stage("starting Prefect", 0)
+        _used_prefect.append(True)
+        with _prefect(verbose) as wait_for_prefect:
+            return stop.run(lambda: in_session(wait_for_prefect))
+
+    return with_view(parameters, progress, work, as_json)
+
+
+@contextmanager
+def _prefect(verbose: bool) -> Iterator[Callable[[], None]]:
+    """A Prefect server for this process: the one that is named, or a temporary one that starts
+    meanwhile. Yields what waits for it. Raises ServerError if the one that is named is not there.
+    """
+    from nip_prefect.flows.temporary_prefect import TemporaryPrefect
+
+    if not verbose:
+        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    # Started before it is known whether a profile names a server, which takes seconds of imports.
+    temporary = None if os.environ.get("PREFECT_API_URL") else TemporaryPrefect()
+    import prefect.context
+    from prefect.settings import PREFECT_API_URL
+
+    if PREFECT_API_URL.value():
+        if temporary is not None:
+            temporary.stop()
+        _check_prefect()
+        yield lambda: None
+        return
+    assert temporary is not None
+    os.environ["PREFECT_API_URL"] = temporary.url
+    prefect.context.refresh_global_settings_context()
+    timeout_s = float(os.environ.get(_START_S) or 300)
+    yield lambda: temporary.wait(timeout_s)
+
+
+def _check_prefect() -> None:
+    from prefect import get_client
+
+    with get_client(sync_client=True) as client:
+        error = client.api_healthcheck()
+    if error is not None and is_unreachable(error):
+        raise ServerError(f"{no_prefect(error)}; start it, or unset the address")
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether Prefect's client says that its server does not answer."""
+    httpx = sys.modules.get("httpx")
+    return httpx is not None and isinstance(error, httpx.TransportError)
+
+
+def no_prefect(error: BaseException) -> str:
+    """Which server does not answer."""
+    from prefect.settings import PREFECT_API_URL
+
+    return f"PREFECT_API_URL {PREFECT_API_URL.value()}: no Prefect server answers ({error})"

@@ -1,0 +1,102 @@
+"""What SIGINT and SIGTERM do to a command: it stops, once, soon, and says so.
+
+Stopped      a command ended because of a signal
+stoppable    does work that a signal stops
+Stop         how that work is told
+
+The work has a thread of its own and the main thread waits for signals alone. So a signal never
+meets an import, a library or Prefect's engine (which in the main thread would take SIGTERM for
+itself) in the middle, and is heard however busy the work is. Further signals change nothing.
+"""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+LEAVE_S = 15.0
+"""How long the work may take to give everything back."""
+
+
+class Stopped(Exception):
+    """A command ended because of a signal."""
+
+    def __init__(self, by: signal.Signals):
+        super().__init__(by)
+        self.by = by
+
+
+class Stop:
+    """Whether to stop, and what is to be cancelled then."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cancel: Callable[[], object] | None = None
+        self._is_asked = False
+        self._given_back = threading.Event()
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """As asyncio.run: the work is cancelled when a stop is asked for."""
+
+        async def cancellable() -> T:
+            loop, task = asyncio.get_running_loop(), asyncio.current_task()
+            assert task is not None
+            with self._lock:
+                if self._is_asked:
+                    raise asyncio.CancelledError
+                self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+            try:
+                return await work()
+            finally:
+                with self._lock:
+                    self._cancel = None
+                # What the event loop waits for from here on (threads that import) holds nothing.
+                self._given_back.set()
+
+        return asyncio.run(cancellable())
+
+    def ask(self) -> None:
+        """Ask for a stop, and wait until what is cancelled has given everything back."""
+        with self._lock:
+            self._is_asked = True
+            if self._cancel is None:
+                return
+            self._cancel()
+        self._given_back.wait(LEAVE_S)
+
+
+def stoppable(work: Callable[[Stop], T], on_stop: Callable[[], None]) -> T:
+    """Do `work` in a thread until it ends or a signal comes, of which `on_stop` is told.
+
+    Raises what `work` raises, or Stopped: when the work has given everything back, after LEAVE_S at
+    the latest. Its thread may then still run; the process is to end without waiting for it.
+    """
+    heard: SimpleQueue[signal.Signals | None] = SimpleQueue()  # may be put to in a signal handler
+    stop, result = Stop(), Future[T]()
+
+    def do() -> None:
+        try:
+            result.set_result(work(stop))
+        except BaseException as error:
+            result.set_exception(error)
+        heard.put(None)
+
+    before = {
+        number: signal.signal(number, lambda sent, frame: heard.put(signal.Signals(sent)))
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN  # as in the background of a script
+    }
+    threading.Thread(target=do, name="work", daemon=True).start()
+    by = heard.get()
+    if by is None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        return result.result()
+    on_stop()
+    stop.ask()
+    raise Stopped(by)

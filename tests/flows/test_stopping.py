@@ -1,0 +1,96 @@
+"""Ctrl-C in a terminal, and SIGTERM: to the whole process group, twice, in whatever phase."""
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+
+import psutil
+import pytest
+from shared_prefect import session_folder
+from slow_game import is_playing, slow_config
+from terminal import Terminal
+
+from nip_core.lm_server.state import read_card
+
+
+@pytest.fixture
+def own_prefect(prefect_server, tmp_path, tmp_path_factory) -> dict[str, str]:
+    """An environment in which `nip` starts a Prefect server, on a database that is there already."""
+    home = tmp_path / "prefect"
+    home.mkdir()
+    migrated = session_folder(tmp_path_factory) / "prefect.db"
+    with (
+        contextlib.closing(sqlite3.connect(migrated)) as source,
+        contextlib.closing(sqlite3.connect(home / "prefect.db")) as target,
+    ):
+        source.backup(target)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+    return {**environment, "PREFECT_HOME": str(home)}
+
+
+def test_ctrl_c_in_a_terminal_ends_all_of_it_with_two_lines(tmp_path, own_prefect):
+    config = slow_config(tmp_path / "run", "small")
+    with Terminal(["train", str(config)], own_prefect) as terminal:
+        terminal.wait_for(lambda: is_playing(tmp_path / "run", "small"))
+        groups = {os.getpgid(child.pid) for child in terminal.note_children()}
+        terminal.signal_group(signal.SIGINT)
+        terminal.signal_group(signal.SIGINT)
+        status = terminal.wait()
+        said = terminal.text.partition("stopping")[2]
+        assert terminal.process.pid not in groups
+        assert status == 130
+        assert said.startswith(", what is finished is kept")
+        assert said.endswith("nip: interrupted; running again continues\n")
+        assert len(said.splitlines()) == 2, said
+        assert terminal.left_behind() == []
+    run = tmp_path / "run" / "runs" / "small"
+    assert json.loads((run / "lease.json").read_text())["state"] == "released"
+    assert read_card(run / "lm_server") is None
+
+
+def test_a_termination_of_the_group_is_heard_while_it_plays(tmp_path):
+    config = slow_config(tmp_path / "run", "small")
+    arguments = ["play", str(config), "--out", str(tmp_path / "out")]
+    with Terminal(arguments, os.environ) as terminal:
+        terminal.wait_for(lambda: is_playing(tmp_path / "run", "small"))
+        terminal.signal_group(signal.SIGTERM)
+        assert terminal.wait() == 143
+        assert terminal.text.endswith(
+            "nip: stopping, what is finished is kept\nnip: terminated; running again continues\n"
+        )
+        assert terminal.left_behind() == []
+    run = tmp_path / "run" / "runs" / "small"
+    assert json.loads((run / "lease.json").read_text())["state"] == "released"
+    assert read_card(run / "lm_server") is None
+
+
+def test_a_start_can_be_stopped_before_anything_has_come_up(tmp_path):
+    config = slow_config(tmp_path / "run", "small")
+    with Terminal(
+        ["train", str(config)], {**os.environ, "PREFECT_HOME": str(tmp_path)}
+    ) as terminal:
+        terminal.wait_for(lambda: "starting Prefect" in terminal.text)
+        terminal.signal_group(signal.SIGINT)
+        assert terminal.wait() == 130
+        assert terminal.text.endswith("nip: interrupted; running again continues\n")
+        assert "Traceback" not in terminal.text
+        assert terminal.left_behind() == []
+
+
+def test_the_prefect_server_ends_with_a_command_that_is_killed(tmp_path):
+    code = (
+        "import time; from nip_prefect.flows.temporary_prefect import TemporaryPrefect;"
+        "TemporaryPrefect(); print('up', flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "PREFECT_HOME": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"up\n"
+        (server,) = psutil.Process(process.pid).children()
+        assert os.getsid(server.pid) == server.pid
+        process.kill()
+    assert psutil.wait_procs([server], timeout=60)[1] == []
