@@ -206,7 +206,9 @@ class RunStore:
         changed_contents = _difference(_flatten(stored.contents), _flatten(dict(contents or {})))
         conflicts |= {f"content of {key}": value for key, value in changed_contents.items()}
         if conflicts:
-            shown = list(conflicts.items())[:_CONFLICTS_SHOWN]
+            # What both have says more than what only one of them has, like an agent's whole block.
+            by_weight = sorted(conflicts.items(), key=lambda item: _ABSENT in item[1])
+            shown = by_weight[:_CONFLICTS_SHOWN]
             more = ""
             if len(conflicts) > len(shown):
                 more = (
