@@ -69,12 +69,15 @@ def _create(directory: Path, binaries: Path, as_user: dict[str, Any]) -> str:
         shutil.chown(directory, as_user["user"], as_user["group"])
     if (data / "PG_VERSION").exists():
         return kept.read_text()
-    password = secrets.token_urlsafe(24)
-    descriptor = os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(password)
-    if as_user:
-        shutil.chown(kept, as_user["user"], as_user["group"])
+    if not kept.exists() or not kept.read_text():  # that of files which are away is kept
+        descriptor = os.open(kept, os.O_WRONLY | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_urlsafe(24))
+        if as_user:
+            shutil.chown(kept, as_user["user"], as_user["group"])
+    password = kept.read_text()
+    if data.exists() and any(data.iterdir()):
+        raise ServerError(f"{data}: not empty, and not PostgreSQL's; move it away")
     part = directory / "data.part"  # a killed initdb leaves what looks whole
     shutil.rmtree(part, ignore_errors=True)
     done = subprocess.run(

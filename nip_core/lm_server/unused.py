@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nip_core.lm_server.database import Database
+from nip_core.lm_server.database import Database, load
 from nip_core.lm_server.files import FileStore
 from nip_core.lm_server.models import ModelStore
 from nip_core.lm_server.state import DATABASE, FILES, LOCK, MODELS, try_lock
@@ -30,6 +30,8 @@ class StoredModel:
     path: Path
     bytes: int
     needs: tuple[str, ...]
+    metadata: Mapping[str, str]
+    """What its job was made with."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class StoredFile:
     id: str
     path: Path
     bytes: int
+    filename: str
+    """As its client called it."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +63,12 @@ def read_state(state_dir: Path) -> State:
         return State()
     with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
         models = connection.execute(
-            "SELECT name, digest, parent, base_model FROM models WHERE deleted_at IS NULL"
+            "SELECT models.name, models.digest, models.parent, models.base_model, jobs.metadata "
+            "FROM models JOIN jobs ON jobs.id = models.job_id WHERE models.deleted_at IS NULL"
         ).fetchall()
         files = connection.execute(
-            "SELECT id, bytes FROM files WHERE deleted_at IS NULL AND purpose = 'fine-tune'"
+            "SELECT id, bytes, filename FROM files "
+            "WHERE deleted_at IS NULL AND purpose = 'fine-tune'"
         ).fetchall()
         jobs = connection.execute(
             "SELECT model, base_model, training_file, validation_file FROM jobs "  # noqa: S608
@@ -76,10 +82,11 @@ def read_state(state_dir: Path) -> State:
                 state_dir / MODELS / digest,
                 _bytes_under(state_dir / MODELS / digest),
                 tuple(n for n in (parent, base) if n),
+                load(metadata) or {},
             )
-            for name, digest, parent, base in models
+            for name, digest, parent, base, metadata in models
         ),
-        tuple(StoredFile(id, state_dir / FILES / id, size) for id, size in files),
+        tuple(StoredFile(id, state_dir / FILES / id, *rest) for id, *rest in files),
         frozenset(value for row in jobs for value in row if value),
         made_by,
     )
@@ -88,7 +95,7 @@ def read_state(state_dir: Path) -> State:
 def remove(state_dir: Path, models: Collection[str], files: Collection[str]) -> None:
     """Remove models by name and files by id.
 
-    Raises StateInUseError while a server runs there.
+    Raises StateInUseError while a server runs there, StateError if its database is lost or damaged.
     """
     lock = try_lock(state_dir / LOCK)
     if lock is None:

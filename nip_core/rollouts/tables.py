@@ -237,6 +237,11 @@ def shard_is_committed(store: Store, directory: str, shard: str) -> bool:
     return is_committed(store, directory, shard_manifest(shard))
 
 
+def shards_of(split: Manifest) -> tuple[str, ...]:
+    """The shards that a committed split consists of."""
+    return tuple(name.removeprefix(_SHARD_INPUT) for name in split.inputs)
+
+
 def commit_stage(
     store: Store,
     directory: str,

@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nip_core.errors import LeaseError, StoreError
-from nip_core.run_store.store import MissingFileError, check_path
+from nip_core.run_store.store import MissingFileError, check_path, is_leftover
 
 _HIDDEN = "."  # names that begin so are the store's own: temporary, pending, removed
 _COPY_BYTES = 1 << 20
@@ -161,15 +161,15 @@ class LocalStore:
     def leftovers(self, directory: str) -> Iterable[tuple[str, int]]:
         found = []
         for folder, folders, files in os.walk(self._file(directory)):
-            hidden = [name for name in (*folders, *files) if name.startswith(_HIDDEN)]
-            folders[:] = [name for name in folders if name not in hidden]
-            found += [(path := Path(folder, name), _bytes_of(path)) for name in hidden]
+            left = [name for name in (*folders, *files) if is_leftover(name)]
+            folders[:] = [name for name in folders if not name.startswith(_HIDDEN)]
+            found += [(path := Path(folder, name), _bytes_of(path)) for name in left]
         return sorted((path.relative_to(self.root).as_posix(), size) for path, size in found)
 
     def delete_leftover(self, path: str) -> None:
         self._check_writable(path)
         target = self._file(path)
-        if not target.name.startswith(_HIDDEN):
+        if not is_leftover(target.name):
             raise StoreError(f"{path}: not something that a killed writer leaves")
         with _translating(target, "delete"):
             if target.is_dir():

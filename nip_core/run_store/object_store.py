@@ -39,7 +39,7 @@ from nip_core.run_store.object_requests import (
     short_message,
     tombstone,
 )
-from nip_core.run_store.store import MissingFileError, check_path
+from nip_core.run_store.store import MissingFileError, check_path, is_leftover
 
 _HIDDEN = "."
 _SWAPS = 200  # tries of a commit before it gives up; each lost one means that another has won
@@ -252,10 +252,12 @@ class ObjectStore(Requests):
         return sorted(
             (entry["path"], entry["size"])
             for entry in entries
-            if any(part.startswith(_HIDDEN) for part in entry["path"].split("/"))
+            if any(map(is_leftover, entry["path"].split("/")))
         )
 
     def delete_leftover(self, path: str) -> None:
+        if not any(map(is_leftover, path.split("/"))):
+            raise StoreError(f"{path}: not something that a killed writer leaves")
         self.delete(path)
 
     def local_path(self, path: str) -> Path | None:

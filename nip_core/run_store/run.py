@@ -324,7 +324,7 @@ class RunStore:
         None takes all that are finished. What those iterations have committed is copied; what
         was under way is not. `also` names files under the run's root to copy as they are.
         run.json comes last, so a killed fork is repeated as a whole. Hold this run's lease.
-        Raises RunConflictError if `new_name` exists.
+        Raises RunConflictError if `new_name` exists, or has anything that is no copy of this run.
         """
         other = RunStore(self.store, new_name)
         if self.store.exists(f"{other.root}/run.json"):
@@ -336,8 +336,16 @@ class RunStore:
             raise SettingsError(
                 f"--fork: {count} iterations asked for, run {self.name!r} has finished {finished}"
             )
-        for left_by_killed_fork in walk(self.store, f"{other.root}/iterations"):
-            self.store.delete(left_by_killed_fork)
+        left_by_killed_fork = list(walk(self.store, f"{other.root}/iterations"))
+        for path in left_by_killed_fork:
+            source = f"{self.root}/{path.removeprefix(f'{other.root}/')}"
+            if not self.store.exists(source) or self.store.get(source) != self.store.get(path):
+                raise RunConflictError(
+                    f"{self.store.url}/{path}: no copy of run {self.name!r}, and no run.json is "
+                    f"beside it; choose another name for --fork, or move {new_name!r} away"
+                )
+        for path in left_by_killed_fork:
+            self.store.delete(path)
         for iteration in range(count):
             self._copy_iteration(other, iteration)
         for name in also:

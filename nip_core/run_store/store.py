@@ -11,6 +11,7 @@ keeps a replaced runner from writing: a put that names one succeeds only while t
 Disks are in `nip_core.run_store.local_store`, buckets in `nip_core.run_store.object_store`.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +20,14 @@ from urllib.parse import unquote, urlsplit
 from nip_core.errors import SettingsError, StoreError
 
 OBJECT_STORES = ("s3", "gs")
+
+
+_OF_A_WRITER = re.compile(r"\.(tmp|removed|probe)-[0-9a-f]+")
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a store gives such names to what it is still writing or has taken away."""
+    return _OF_A_WRITER.fullmatch(name) is not None
 
 
 class MissingFileError(StoreError, FileNotFoundError):

@@ -4,24 +4,29 @@ find_unused    a list, each with its size and why nothing needs it
 remove_unused  delete what is on such a list
 
 Nothing that a manifest, a job document, models.json or run.json names is ever on the list, nor is
-what was set aside to be done again. Both are only for a run that nobody runs: what is just being
+what was set aside to be done again, nor what somebody else may have put there: a file or a model is
+on it only if this program has made it and there is a record that says why it is not needed. Where
+that record is lost, the file stays. Both are only for a run that nobody runs: what is just being
 written looks like what was left behind.
 """
 
 import json
 import re
+import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from nip_core.errors import CorruptionError, StoreError
+from nip_core.fine_tuning.job import KEY_METADATA
 from nip_core.fine_tuning.job_document import read_job
 from nip_core.lm_server.models import MANIFEST as MODEL_MANIFEST
+from nip_core.lm_server.state import DATABASE, StateError
 from nip_core.lm_server.unused import State, StateInUseError, read_state, remove
 from nip_core.rollouts.journal_segments import remove_journal
-from nip_core.rollouts.tables import shard_is_committed
-from nip_core.run_store.manifest import read_manifest
+from nip_core.rollouts.tables import shard_is_committed, shards_of
+from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import walk
 from nip_core.stages.kept_models import ADAPTERS
@@ -29,7 +34,10 @@ from nip_core.stages.kept_models import ADAPTERS
 Kind = Literal["leftover", "data", "journal", "kept model", "model", "upload"]
 
 _MANIFEST = re.compile(r"manifest(-\w+)?\.json")
-_OF_A_COMMIT = re.compile(r".+\.[0-9a-f]{8}\.\w+")
+_OF_A_COMMIT = re.compile(r"(.+)\.[0-9a-f]{8}(\.\w+)")
+_UPLOAD = re.compile(r"nip-[0-9a-f]{40}\.jsonl")
+_JOURNAL = re.compile(r"([0-9]+)/([^/]+)/([^/]+)\.journal")
+_DIGEST = re.compile(r"[0-9a-f]{12}")
 _NAMES = re.compile(r"\"(ft:[^\"]+|file-[^\"]+|ftjob-[^\"]+)\"")
 
 
@@ -79,7 +87,7 @@ def remove_unused(run: RunStore, state_dir: Path, unused: Sequence[Unused]) -> N
     if models or files:
         try:
             remove(state_dir, models, files)
-        except (StateInUseError, OSError) as error:
+        except (StateInUseError, StateError, OSError) as error:
             raise StoreError(f"the state of the run's own server: {error}") from error
 
 
@@ -90,7 +98,7 @@ def _leftovers(run: RunStore) -> Iterator[Unused]:
 
 
 def _uncommitted_data(run: RunStore) -> Iterator[Unused]:
-    """Files with the name of a committed one that no manifest beside them has."""
+    """Versions of a committed file that its manifest, which is beside them, does not have."""
     folders: dict[str, list[str]] = {}
     for path in walk(run.store, f"{run.root}/iterations"):
         folder, _, name = path.rpartition("/")
@@ -102,11 +110,13 @@ def _uncommitted_data(run: RunStore) -> Iterator[Unused]:
             read_manifest(run.store, folder, name) for name in names if _MANIFEST.fullmatch(name)
         ]
         named = {entry.file for manifest in manifests for entry in manifest.files.values()}
+        committed = {name for manifest in manifests for name in manifest.files}
         for name in names:
-            if _OF_A_COMMIT.fullmatch(name) and name not in named:
+            match = _OF_A_COMMIT.fullmatch(name)
+            if match and match[1] + match[2] in committed and name not in named:
                 path = f"{folder}/{name}"
                 size = run.store.size(path)
-                yield _in_store(run, "data", path, size, "no manifest names it")
+                yield _in_store(run, "data", path, size, "another version is committed")
 
 
 def _journals(run: RunStore) -> Iterator[Unused]:
@@ -117,32 +127,46 @@ def _journals(run: RunStore) -> Iterator[Unused]:
             sizes[journal] = sizes.get(journal, 0) + run.store.size(path)
     finished = run.finished_iterations()
     for path, size in sizes.items():
-        number, split, name = path.removeprefix(f"{run.root}/journals/").split("/")
-        iteration, shard = int(number), name.removesuffix(".journal")
-        if shard_is_committed(run.store, run.rollouts(iteration, split), shard):
+        match = _JOURNAL.fullmatch(path.removeprefix(f"{run.root}/journals/"))
+        if match is None:
+            continue
+        iteration, split, shard = int(match[1]), match[2], match[3]
+        rollouts = run.rollouts(iteration, split)
+        if shard_is_committed(run.store, rollouts, shard):
             yield _in_store(run, "journal", path, size, "its shard is committed")
-        elif iteration < finished:
-            yield _in_store(run, "journal", path, size, f"iteration {iteration} is finished")
+        elif (
+            iteration < finished
+            and is_committed(run.store, rollouts)
+            # Else the shard's manifest is lost, and this may be all that is left of it.
+            and shard not in shards_of(read_manifest(run.store, rollouts))
+        ):
+            yield _in_store(run, "journal", path, size, "its split is committed without it")
 
 
 def _of_the_server(run: RunStore, state_dir: Path) -> Iterator[Unused]:
-    """Models and uploads that no document of the run names."""
+    """Models and uploads of the run's jobs that none of its documents names."""
     named = _named_in_documents(run)
-    state = read_state(state_dir)
+    try:
+        state = read_state(state_dir)
+    except (sqlite3.Error, ValueError) as error:
+        raise CorruptionError(
+            f"{state_dir / DATABASE}: the database of the run's own server can't be read: {error}"
+        ) from error
     # A job that has ended since its record was written has a model that the record lacks.
     made = {state.made_by[name] for name in named if name in state.made_by}
     needed = _with_what_they_need(state, named | made | state.needed_by_jobs)
     why = "no job or models.json of the run names it"
     for model in state.models:
-        if model.name not in needed:
+        if model.name not in needed and KEY_METADATA in model.metadata:
             yield Unused("model", model.name, str(model.path), model.bytes, why)
     for file in state.files:
-        if file.id not in needed:
+        if file.id not in needed and _UPLOAD.fullmatch(file.filename):
             yield Unused("upload", file.id, str(file.path), file.bytes, why)
     kept = _kept_models(run)
     bases = {base for _, name, base in kept if name in needed}
+    digests = {name.rpartition(":")[2] for name in needed | bases}
     for path, name, _ in kept:
-        if name not in needed and name not in bases:
+        if path.rpartition("/")[2] not in digests:
             size = sum(run.store.size(inner) for inner in walk(run.store, path))
             yield _in_store(run, "kept model", path, size, why if name else "it was not completed")
 
@@ -181,6 +205,8 @@ def _kept_models(run: RunStore) -> list[tuple[str, str, str]]:
     found = []
     for entry in run.store.list(f"{run.root}/{ADAPTERS}"):
         path = f"{run.root}/{ADAPTERS}/{entry.rstrip('/')}"
+        if not _DIGEST.fullmatch(entry.rstrip("/")):
+            continue
         manifest = run.read_json_or_none(f"{path}/{MODEL_MANIFEST}")
         try:
             found.append(

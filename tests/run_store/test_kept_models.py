@@ -10,6 +10,7 @@ from nip_core.lm_server.adopt import find_model
 from nip_core.lm_server.database import Database
 from nip_core.lm_server.models import ModelStore, adapter_name
 from nip_core.run_store.lease import acquire
+from nip_core.run_store.manifest import commit
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store, walk
 from nip_core.stages.clean import find_unused, remove_unused
@@ -115,10 +116,11 @@ def test_what_was_kept_in_part_or_is_named_nowhere_is_cleaned_away(
     run.store.put(f"small/adapters/{'c' * 12}/weights", b"as a kill left it")
     run.store.put("small/.probe-1", b"1")
     run.store.put(f"{run.journal(0, 'train', '0000')}/000001-000001", b"x")
+    commit(run.store, run.rollouts(0, "train"), {}, inputs={"shard/0001": "1"})
     run.write_json_once(run.models(0), {"groups": {"a": {"model": ONE, "digest": None}}})
     unused = find_unused(run, tmp_path / "empty")
     assert sorted((one.kind, one.name.rpartition("/")[2], one.why) for one in unused) == [
-        ("journal", "0000.journal", "iteration 0 is finished"),
+        ("journal", "0000.journal", "its split is committed without it"),
         ("kept model", "b" * 12, "no job or models.json of the run names it"),
         ("kept model", "c" * 12, "it was not completed"),
         ("leftover", ".probe-1", "left by a killed writer"),

@@ -165,6 +165,11 @@ def test_what_a_killed_fork_left_is_no_run(store: Store) -> None:
     with pytest.raises(RunConflictError, match="killed fork"):
         left.create_or_open(PARAMETERS, code_version="0.1.0", seed=7)
     assert list_runs(store) == ["quick"]
-    run.fork("branch", PARAMETERS, code_version="0.1.0", seed=7)
-    assert not store.exists(left.models(5))
+    with pytest.raises(RunConflictError, match=r"0005/models\.json: no copy of run 'quick'"):
+        run.fork("branch", PARAMETERS, code_version="0.1.0", seed=7)
+    assert store.exists(left.models(5))
+    store.delete(left.models(5))
+    store.put(left.models(1), store.get(run.models(1)))
+    run.fork("branch", PARAMETERS, code_version="0.1.0", seed=7, iterations=1)
+    assert not store.exists(left.models(1))
     assert list_runs(store) == ["branch", "quick"]

@@ -6,11 +6,11 @@ import pytest
 
 from nip_core.errors import CorruptionError, LeaseError, SettingsError
 from nip_core.fine_tuning.job import JobRecord
-from nip_core.lm_server.database import Database
+from nip_core.lm_server.database import Database, dump
 from nip_core.lm_server.engines.base import Proof
 from nip_core.lm_server.files import FileStore
 from nip_core.lm_server.models import ModelStore, adapter_name
-from nip_core.rollouts.tables import shard_manifest
+from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import commit, verify
@@ -58,6 +58,9 @@ def run(tmp_path: Path) -> RunStore:
             {f"episodes-{shard}.parquet": shard.encode()},
             name=shard_manifest(shard),
         )
+    inputs = {"shard/0000": "0", "shard/0001": "1"}
+    split = commit(run.store, rollouts, {}, inputs=inputs)
+    assert shards_of(split) == ("0000", "0001")
     commit(run.store, run.dataset(0, "prover"), {"examples.parquet": b"x"})
     run.store.put(run.journal(0, "train", "0000"), b"committed since")
     run.store.put(run.journal(0, "train", "0002"), b"of a shard that nobody will play")
@@ -95,6 +98,7 @@ def make_server_state(folder: Path) -> None:
             adapter_digest=digest,
             status="succeeded",
             created_at=1.0,
+            metadata=dump({"nip_key": which}),
         )
         parent = NAMES["parent"] if which == "served" else None
         models.record(manifest, parent, Proof(True, {}))
@@ -102,7 +106,7 @@ def make_server_state(folder: Path) -> None:
     for id in ("file-named", "file-unnamed"):
         part = folder / "files" / f"{id}.part"
         part.write_bytes(b"{}\n")
-        files._enter(id, part, "x.jsonl", "fine-tune", 3, "")
+        files._enter(id, part, f"nip-{'0' * 40}.jsonl", "fine-tune", 3, "")
     database.close()
 
 
@@ -134,8 +138,8 @@ def test_what_nothing_refers_to_is_shown_and_then_deleted(
     assert list(run.store.leftovers("small")) == []
     for said in (
         "its shard is committed",
-        "iteration 0 is finished",
-        "no manifest names it",
+        "its split is committed without it",
+        "another version is committed",
         "left by a killed writer",
         NAMES["unnamed"].rpartition(":")[2],
         "file-unnamed",
@@ -145,6 +149,48 @@ def test_what_nothing_refers_to_is_shown_and_then_deleted(
     verify(run.store, run.rollouts(0, "train"), shard_manifest("0000"))
     clean("small", run_store=str(tmp_path), dry_run=False)
     assert "0 things" in capsys.readouterr().out
+
+
+def test_what_this_program_did_not_make_or_has_lost_the_record_of_is_never_deleted(
+    run: RunStore, tmp_path: Path
+) -> None:
+    """Somebody's own files, models and uploads; data whose manifest is gone."""
+    server = tmp_path / "small" / "lm_server"
+    rollouts = run.rollouts(0, "train")
+    clean("small", run_store=str(tmp_path), dry_run=False)
+    database = Database(server / "jobs.sqlite3")
+    database.execute("UPDATE jobs SET metadata = '{}'")
+    database.execute("UPDATE files SET filename = 'mine.jsonl'")
+    database.close()
+    for path in (
+        ".ipynb_checkpoints/notes.ipynb",
+        ".tmp-notes",
+        "iterations/0000/rollouts/train/.keep",
+        "iterations/0000/rollouts/train/mine.0badf00d.parquet",
+        "iterations/0000/rollouts/train/episodes-0002.0badf00d.parquet",
+        "journals/readme.journal/x",
+        "journals/0000/train/0001.journal",
+        "journals/0000/validation/0000.journal",
+        "adapters/mine/weights",
+        f"adapters/{'a' * 12}/weights",
+    ):
+        run.store.put(f"small/{path}", b"mine")
+    run.store.delete(f"{rollouts}/{shard_manifest('0001')}")
+    run.write_json_once(run.models(1), {"groups": {"prover": {"model": NAMES["unnamed"]}}})
+    before = {path for path in (tmp_path / "small").rglob("*") if path.is_file()}
+    assert find_unused(run, server) == []
+    clean("small", run_store=str(tmp_path), dry_run=False)
+    after = {path for path in (tmp_path / "small").rglob("*") if path.is_file()}
+    assert before - after == set()
+
+
+def test_a_damaged_database_of_the_server_is_one_error(run: RunStore, tmp_path: Path) -> None:
+    path = tmp_path / "small" / "lm_server" / "jobs.sqlite3"
+    for content in (b"", b"no database" * 100):
+        path.write_bytes(content)
+        with pytest.raises(CorruptionError, match=r"jobs\.sqlite3"):
+            clean("small", run_store=str(tmp_path), dry_run=False)
+    assert len(list((tmp_path / "small" / "lm_server" / "files").iterdir())) == 2
 
 
 def test_a_run_that_is_being_played_is_left_alone(run: RunStore, tmp_path: Path) -> None:
