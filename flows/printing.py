@@ -24,13 +24,18 @@ _ROOM_FOR_JOBS = 110  # columns, for the jobs of two groups in a line
 
 def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     """Settings with their defaults and an estimate; warnings go to standard error."""
+    from nip_core.stages.providers import speaks_nip
     from nip_core.stages.session import plan_run
+    from nip_core.stages.too_long import in_words, recorded_of
 
     parameters, estimate = plan_run(parameters)
+    left_out = recorded_of(parameters)
     _warn_of_few_examples(parameters, estimate.train_episodes)
     _warn_of_unreachable_threshold(parameters)
     if as_json:
-        print_json({"parameters": parameters.to_dict(), "estimate": estimate.to_dict()})
+        counts = None if left_out is None else {s: len(out) for s, out in left_out.items()}
+        known = {"estimate": estimate.to_dict(), "left_out": counts}
+        print_json({"parameters": parameters.to_dict(), **known})
         return
     print(yaml.safe_dump(parameters.to_dict(), sort_keys=False).rstrip())
     print()
@@ -38,6 +43,11 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     print(f"  {estimate.train_episodes} training and {estimate.test_episodes} test episodes")
     if estimate.gate_episodes:
         print(f"  {estimate.gate_episodes} validation episodes to choose models by")
+    measures = any(map(speaks_nip, parameters.model_agents.values()))
+    if left_out is not None:
+        print(f"  {in_words(left_out) or 'no problems left out, too long for a model'}")
+    elif measures and parameters.dataset_options.on_too_long == "leave_out":
+        print("  problems too long for a model are left out, which its server says at the start")
     print(f"  {estimate.calls} calls, not counting answers that have to be asked for again")
     print(f"  {estimate.prompt_tokens} prompt and {estimate.completion_tokens} generated tokens")
     print(f"  {estimate.training_tokens} tokens trained on")
@@ -124,6 +134,9 @@ def show_run(result: dict[str, Any]) -> None:
     console = Console(width=width)
     waits_for = f": {result['waits_for']}" if "waits_for" in result else ""
     console.print(f"run {result['run']}: {result['status']}{waits_for}", highlight=False)
+    left_out = [f"{n} {split}" for split, n in result.get("left_out", {}).items() if n]
+    if left_out:
+        console.print(f"problems too long for a model: {', '.join(left_out)}", highlight=False)
     # As wide as a terminal usually is: nothing but the jobs may be broken into lines.
     table = Table(box=SIMPLE_HEAD, padding=0)
     for heading in ("iteration", "accuracy", "95 % interval", "completeness", "soundness"):

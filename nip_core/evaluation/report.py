@@ -82,6 +82,7 @@ class ReportData:
     paired: Mapping[str, Any] | None = None  # `paired_difference` of first and last iteration
     created_at: str | None = None  # when the run was created
     code_version: str | None = None
+    left_out: str | None = None  # how many problems were too long to be played, in words
 
 
 def build_report(report: ReportData) -> str:

@@ -36,6 +36,7 @@ def header(report: ReportData) -> Html:
         ("status", report.status),
         ("created", report.created_at),
         ("code", report.code_version),
+        ("not played", report.left_out),
     ]
     items = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"

@@ -122,6 +122,9 @@ class DatasetParameters(Parameters):
     """The same for test problems, at least 1."""
     reduce_shuffle_seed: int = 42
     """Seed of the stable shuffle that reduces."""
+    on_too_long: Literal["leave_out", "stop"] = "leave_out"
+    """What becomes of problems whose prompt leaves a model no room for an answer: "leave_out", they
+    are left out of the run, counted and on record; "stop", the run does not begin."""
     make_balanced: bool = True
     """Leave out problems of the more frequent label until both are equally frequent."""
     shuffle_train_labels: bool = False

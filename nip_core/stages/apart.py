@@ -31,6 +31,7 @@ from nip_core.stages.identity import problems_digest
 from nip_core.stages.models import ServedModel
 from nip_core.stages.providers import Endpoints, remote_endpoints
 from nip_core.stages.session import Session, load_all_problems
+from nip_core.stages.too_long import recorded, without
 
 Ticket = dict[str, Any]
 """`parameters`, `contents` and `lease` as they are on record, the `store`'s URL, `origin` with the
@@ -76,6 +77,7 @@ async def open_apart(
             f"run {run.name!r}: the dataset {parameters.dataset} has other problems here than when "
             "the run was started; give every process the same files and the same version of nip"
         )
+    left_out = recorded(run) or {}
     async with ChatClient(
         concurrency=parameters.rollouts.concurrency,
         timeout_s=parameters.rollouts.request_timeout_s,
@@ -86,7 +88,8 @@ async def open_apart(
             game=game,
             run=run,
             lease=lease,
-            problems=problems,
+            problems=without(problems, left_out),
+            left_out=left_out,
             endpoints=_endpoints(parameters, ticket, environment),
             client=client,
             progress=Progress(),

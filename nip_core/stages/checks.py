@@ -1,43 +1,56 @@
 """Checks that need a server: the game's chats through the model's chat template and context."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
 from nip_core.agents.render import Game, Situation, Turn
+from nip_core.concurrency import together
 from nip_core.errors import ServerError, SettingsError
 from nip_core.lm_server.version import SERVER_VERSION, compatible
 from nip_core.protocols import Move
 from nip_core.redaction import redact
 from nip_core.scenarios.code_validation.datasets import Problem
 from nip_core.stages.providers import speaks_nip
+from nip_core.stages.too_long import Facts
 
 if TYPE_CHECKING:
     from nip_core.stages.session import Session
 
 _SEEDS = 16  # in one of them every agent has a turn
+_AT_ONCE = 32  # requests
+_SLACK = 16  # tokens that may come in where texts are joined
 
 Conversation = list[tuple[int, int, list[Turn]]]
 """An agent's turns: seed, round, and what was said before."""
 
 
-async def check_prompts(session: "Session") -> None:
-    """Let the server lay out each agent's longest first prompts and a whole conversation.
+async def check_prompts(session: "Session") -> dict[str, Facts]:
+    """Let the server lay out a conversation of each agent, and long first prompts.
 
-    Raises SettingsError when the chat template refuses a shape that the game needs, or when the
-    longest problem leaves no room for an answer. Servers without /tokenize are not checked.
+    Returns what was measured of the problems that are too long, longest first: whose first prompt
+    leaves an agent no room for an answer. Raises SettingsError when the chat template refuses a
+    shape that the game needs, or when even the shortest problem leaves no room. Servers without
+    /tokenize are not checked.
     """
-    longest = max(
-        (p for problems in session.problems.values() for p in problems),
-        key=lambda p: len(p.question) + len(p.solution),
-    )
+    every = {p.id: p for problems in session.problems.values() for p in problems}
+    ordered = sorted(every.values(), key=lambda p: (-_size(p), p.id))
+    found: dict[str, Facts] = {}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http:
         for group, agents in session.parameters.groups.items():
             if speaks_nip(session.parameters.group_parameters(group)):
                 for agent in agents:
-                    await _AgentCheck(http, session, group, agent, longest).run()
+                    check = _AgentCheck(http, session, group, agent, ordered[-1])
+                    await check.run()
+                    found |= await check.too_long([p for p in ordered if p.id not in found])
+    return found
+
+
+def _size(problem: Problem) -> int:
+    return len(problem.question.encode()) + len(problem.solution.encode())
 
 
 async def check_version(session: "Session") -> None:
@@ -115,9 +128,40 @@ class _AgentCheck:
                         f"{await self._advice()}"
                     )
 
-    def _chats(self, game: Game) -> list[list[dict[str, str]]]:
+    async def too_long(self, problems: Sequence[Problem]) -> dict[str, Facts]:
+        """By id those of the problems whose first prompt leaves no room for an answer."""
+        bare = replace(self._problem, question="-", solution="-")
+        shell = await self._measured(bare)
+        if shell is None:
+            return {}
+        # A token has a byte at least, so most problems need no look.
+        free = shell["context"] - shell["answer"] - shell["prompt"] - _SLACK
+        doubtful = [problem for problem in problems if _size(problem) > free]
+        found: dict[str, Facts] = {}
+        for start in range(0, len(doubtful), _AT_ONCE):
+            some = doubtful[start : start + _AT_ONCE]
+            for problem, facts in zip(some, await together(map(self._measured, some)), strict=True):
+                if facts is not None and facts["prompt"] + facts["answer"] > facts["context"]:
+                    found[problem.id] = facts
+        return found
+
+    async def _measured(self, problem: Problem) -> dict[str, Any] | None:
+        """The tokens of the first prompt for a problem; None if the server can't say."""
+        chats = self._chats(self._session.game, problem)
+        answer = await self._tokenize(chats[0]) if chats else {}
+        if not answer:
+            return None
+        needed = self._session.parameters.max_tokens(self._agent)
+        return {
+            "agent": self._agent,
+            "prompt": answer["count"],
+            "answer": needed,
+            "context": answer["max_model_len"],
+        }
+
+    def _chats(self, game: Game, problem: Problem | None = None) -> list[list[dict[str, str]]]:
         """What the agent is asked in its turns."""
-        problem = self._problem
+        problem = problem or self._problem
         stance = 1 if game.parameters.protocol_common.randomize_prover_stance else None
         return [
             game.render(
@@ -141,10 +185,10 @@ class _AgentCheck:
         needed = parameters.max_tokens(self._agent)
         if room < needed:
             raise SettingsError(
-                f"agents.{self._agent}: the prompt for problem {self._problem.id!r} takes "
-                f"{answer['count']} of {length} tokens and leaves {room} of the {needed} that a "
-                "message may need; lower max_tokens_per_message, use shorter problems or another "
-                "model"
+                f"agents.{self._agent}: the prompt for the shortest problem, {self._problem.id!r}, "
+                f"takes {answer['count']} of {length} tokens and leaves {room} of the {needed} "
+                "that a message may need; lower max_tokens_per_message, use shorter problems or "
+                "another model"
             )
 
     async def _is_read(self, chat: list[dict[str, str]]) -> bool:

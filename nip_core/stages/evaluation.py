@@ -36,6 +36,7 @@ from nip_core.stages.estimate import scheme_tests
 from nip_core.stages.models import CANDIDATE, NOT_SCHEDULED
 from nip_core.stages.providers import dummy_name, served_name
 from nip_core.stages.session import Session
+from nip_core.stages.too_long import in_words, recorded
 
 _YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
 TRANSCRIPTS_PER_SPLIT = 40
@@ -70,6 +71,8 @@ def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
         )
         if believed["no_decision_rate"] is not None and believed["no_decision_rate"] < 1:
             metrics["believe_the_prover"] = believed
+    played = "validation" if split == CANDIDATE else split
+    metrics["problems_left_out"] = len(session.left_out.get(played, {}))
     metrics["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]
     return dict(run.write_json_once(path, metrics, lease=session.lease))
 
@@ -217,6 +220,7 @@ def summary(run: RunStore) -> dict[str, Any]:
         "created_at": record.created_at,
         "code_version": record.code_version,
         "report": report_location(run),
+        "left_out": {split: len(problems) for split, problems in (recorded(run) or {}).items()},
         "iterations": entries,
     }
 
@@ -368,6 +372,7 @@ def write_report(run: RunStore, status: str | None = None) -> str:
             paired=_paired(run, settings, iterations),
             created_at=record.created_at,
             code_version=record.code_version,
+            left_out=in_words(recorded(run) or {}) or None,
         )
     )
     run.store.put(f"{run.root}/report.html", page.encode())

@@ -9,9 +9,10 @@ open_session   that, then the lease, the server and its model, the chat template
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, TypeVar
@@ -44,7 +45,9 @@ from nip_core.stages.providers import (
     remote_endpoints,
 )
 from nip_core.stages.rerun import finish_rewinds
+from nip_core.stages.too_long import LeftOut, in_words, record, recorded, settle, without
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -61,6 +64,8 @@ class Session:
     client: ChatClient
     progress: Progress
     estimate: Estimate
+    left_out: LeftOut = field(default_factory=dict)
+    """By split, the problems that are not among `problems`: too long for a model."""
     server: OwnServer | None = None
     retry_failed_jobs: bool = False  # a failed job on record is submitted anew
     origin: tuple[Mapping[str, ServedModel], ...] = ()
@@ -279,12 +284,13 @@ async def open_session(
                 on_retry=progress.count_retry,
             )
         )
+        known = recorded(run)
         session = Session(
             parameters=parameters,
             game=prepared.game,
             run=run,
             lease=lease,
-            problems=prepared.problems,
+            problems=without(prepared.problems, known or {}),
             endpoints=prepared.endpoints,
             client=client,
             progress=progress,
@@ -295,8 +301,12 @@ async def open_session(
         )
         progress.start_stage("checking the models' servers", 0)
         await check_version(session)
-        await check_prompts(session)
+        found = await check_prompts(session)
+        left_out = settle(parameters, prepared.problems, known, found)
         run.create_or_open(
             **identity(parameters, prepared.contents), now=datetime.now(UTC), lease=lease
         )
-        yield session
+        record(run, left_out, lease)
+        if words := in_words(left_out):
+            _log.warning("run %r: %s", run.name, words)
+        yield replace(session, problems=without(prepared.problems, left_out), left_out=left_out)

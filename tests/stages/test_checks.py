@@ -1,5 +1,6 @@
 """What a model can't do is found before anything is played: its template, its context, its files."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,10 @@ from nip_core.lm_server.spec import EngineSpec, ServerSpec
 from nip_core.models import BUNDLED
 from nip_core.parameters import load_parameters
 from nip_core.stages.checks import _sample_conversation
+from nip_core.stages.evaluation import summary, write_report
+from nip_core.stages.rollouts import plan_stage
 from nip_core.stages.session import open_session
+from nip_core.stages.too_long import settle
 
 REFUSES = "{% if message['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
 DROPS = "{% if message['role'] != 'system' %}"
@@ -153,3 +157,86 @@ async def test_a_server_of_another_version_is_refused(tmp_path, monkeypatch):
         with pytest.raises(SettingsError, match=r"has version 9\.1\.0, this is"):
             async with open_session(load_parameters(config)):
                 pass
+
+
+# Problems that are too long
+
+
+def dataset(folder: Path, splits: dict[str, list[int]]) -> Path:
+    """Problems whose questions have so many words, twice each: correct and buggy."""
+    file = folder / "problems.jsonl"
+    rows = [
+        {
+            "id": f"{split}-{i}-{y}",
+            "question_id": f"{split}-{i}",
+            "question": f"{split} {i}:{' word' * words}",
+            "solution": f"x + {y}",
+            "y": y,
+            "split": split,
+        }
+        for split, sizes in splits.items()
+        for i, words in enumerate(sizes)
+        for y in (0, 1)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+SIZES = {"train": [5, 900, 10, 20, 1500, 30], "validation": [5], "test": [5, 2000, 7]}
+LONG = {"train": {"train-1", "train-4"}, "validation": set(), "test": {"test-1"}}
+
+
+def too_long(folder: Path, sizes=SIZES, **changes) -> Path:
+    replies = folder / "replies.yaml"
+    replies.write_text("max_model_len: 700\n")
+    settings = {
+        "dataset": str(dataset(folder, sizes)),
+        "dataset_options": {},
+        "code_validation": {"system_prompt_version": "short"},
+        "lm_server": {"engine": "deterministic", "replies": str(replies)},
+        "rl": {"num_iterations": 1, "rollouts_per_iteration": 12, "num_epochs": 1},
+    }
+    return write_config(folder, **{**settings, **changes})
+
+
+async def test_problems_too_long_for_the_model_are_left_out_counted_and_on_record(tmp_path, caplog):
+    parameters = load_parameters(too_long(tmp_path))
+    async with open_session(parameters) as session:
+        for split, left in LONG.items():
+            assert {p.question_id for p in session.problems[split]}.isdisjoint(left)
+            assert {i.rpartition("-")[0] for i in session.left_out[split]} == left
+        assert all(p.question_id not in LONG["train"] for p in session.problems["train"])
+        plan = plan_stage(session, 0, "train")
+        record = session.run.read_json("small/left_out.json")["too_long"]
+        facts = record["train"]["train-1-0"]
+        assert facts["context"] == 700 and facts["prompt"] + facts["answer"] > 700
+    assert "2 test and 4 train problems left out" in caplog.text
+    assert summary(session.run)["left_out"] == {"train": 4, "validation": 0, "test": 2}
+    page = session.run.store.get(f"small/{Path(write_report(session.run)).name}").decode()
+    assert "2 test and 4 train problems left out" in page
+    # A run that goes on plays the same, whatever its server would say now.
+    async with open_session(parameters) as again:
+        assert again.left_out == session.left_out and again.problems == session.problems
+        assert plan_stage(again, 0, "train") == plan
+
+
+async def test_a_run_that_must_leave_out_nothing_does_not_begin(tmp_path):
+    config = too_long(tmp_path, dataset_options={"on_too_long": "stop"})
+    with pytest.raises(SettingsError, match=r"problem 'test-1-0' takes \d+ of 700 .*on_too_long"):
+        async with open_session(load_parameters(config)):
+            pass
+    assert not list((tmp_path / "runs").glob("*/run.json"))
+
+
+def test_what_has_become_too_long_since_the_run_began_is_refused(tmp_path):
+    facts = {"agent": "prover", "prompt": 690, "answer": 32, "context": 700}
+    parameters = load_parameters(too_long(tmp_path))
+    with pytest.raises(SettingsError, match="was not so when the run began"):
+        settle(parameters, {"train": []}, {"train": {"b": facts}}, {"a": facts})
+
+
+async def test_a_split_of_which_nothing_would_be_left_is_refused(tmp_path):
+    config = too_long(tmp_path, sizes={**SIZES, "test": [2000, 3000]})
+    with pytest.raises(SettingsError, match="all 4 test problems are too long"):
+        async with open_session(load_parameters(config)):
+            pass

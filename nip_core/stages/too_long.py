@@ -1,0 +1,114 @@
+"""Problems that are too long for a model: left out of the run, and on record.
+
+LeftOut     by split, by problem, what was measured
+settle      what a run leaves out, or why it can not begin
+recorded    what is on record of a run; recorded_of, of the one that settings name
+record      puts it there
+without     problems without those that are left out
+in_words    how many of each split
+
+How long a prompt is, only the model's server can say, so it is settled when the run begins, with
+its server up. From then on ``left_out.json`` says which problems are left out, so that a run that
+goes on plays the same ones. What is measured is an agent's first prompt, with room for one answer.
+A conversation that outgrows the context later fails its episode. Servers that do not count tokens
+leave out nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nip_core.errors import SettingsError
+from nip_core.parameters import HyperParameters
+from nip_core.run_store.lease import Lease
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+from nip_core.scenarios.code_validation.datasets import Problem
+
+Facts = Mapping[str, Any]
+"""``agent``, and in tokens ``prompt``, ``answer`` (as long as it may be) and ``context``."""
+LeftOut = Mapping[str, Mapping[str, Facts]]
+
+
+def recorded_of(parameters: HyperParameters) -> LeftOut | None:
+    """What is on record of a run on this machine's disks that may not exist; nothing is written."""
+    place = parameters.run_store
+    if "://" in place or not Path(place).expanduser().is_dir():
+        return None
+    return recorded(RunStore(open_store(place, read_only=True), parameters.run_name))
+
+
+def recorded(run: RunStore) -> LeftOut | None:
+    """What is left out by split, and by problem what was measured; None before the run began."""
+    stored = run.read_json_or_none(_path(run))
+    return None if stored is None else dict(stored["too_long"])
+
+
+def without(problems: Mapping[str, list[Problem]], out: LeftOut) -> dict[str, list[Problem]]:
+    """The problems of each split that are not left out."""
+    return {
+        split: [problem for problem in all_ if problem.id not in out.get(split, {})]
+        for split, all_ in problems.items()
+    }
+
+
+def settle(
+    parameters: HyperParameters,
+    problems: Mapping[str, Sequence[Problem]],
+    known: LeftOut | None,
+    found: Mapping[str, Facts],
+) -> LeftOut:
+    """What the run leaves out: what is on record, or else what was `found` too long by problem.
+
+    Raises SettingsError if nothing may be left out, if nothing of a split would be left, or if
+    problems are too long now that were not when the run began.
+    """
+    if found and (known is not None or parameters.dataset_options.on_too_long == "stop"):
+        problem, facts = next(iter(found.items()))
+        takes = (
+            f"agents.{facts['agent']}: the prompt for problem {problem!r} takes {facts['prompt']} "
+            f"of {facts['context']} tokens and leaves too few of the {facts['answer']} that a "
+            "message may need"
+        )
+        if known is not None:
+            raise SettingsError(
+                f"{takes}, which was not so when the run began; go on with the model and the "
+                "context of then"
+            )
+        raise SettingsError(
+            f"{takes}; lower max_tokens_per_message, use shorter problems or another model, or set "
+            "dataset_options.on_too_long to leave_out"
+        )
+    if known is not None:
+        return known
+    out = {
+        split: {problem.id: found[problem.id] for problem in all_ if problem.id in found}
+        for split, all_ in problems.items()
+    }
+    for split, all_ in problems.items():
+        is_played = split != "validation" or parameters.promotion.enabled
+        if is_played and all_ and len(out[split]) == len(all_):
+            agents = sorted({str(facts["agent"]) for facts in out[split].values()})
+            raise SettingsError(
+                f"all {len(all_)} {split} problems are too long for the model of "
+                f"{', '.join(agents)}: lower max_tokens_per_message, use shorter problems or "
+                "another model"
+            )
+    return out
+
+
+def record(run: RunStore, out: LeftOut, lease: Lease) -> None:
+    """Write down what the run leaves out; what stands there stays."""
+    run.write_json_once(_path(run), {"too_long": out}, lease=lease)
+
+
+def in_words(out: LeftOut) -> str:
+    """How many problems of each split are left out; empty if none are."""
+    counts = [f"{len(problems)} {split}" for split, problems in sorted(out.items()) if problems]
+    if not counts:
+        return ""
+    return f"{' and '.join(counts)} problems left out, too long for a model"
+
+
+def _path(run: RunStore) -> str:
+    return f"{run.root}/left_out.json"
