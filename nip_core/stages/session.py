@@ -45,7 +45,15 @@ from nip_core.stages.providers import (
     remote_endpoints,
 )
 from nip_core.stages.rerun import finish_rewinds
-from nip_core.stages.too_long import LeftOut, in_words, record, recorded, settle, without
+from nip_core.stages.too_long import (
+    LeftOut,
+    in_words,
+    record,
+    recorded,
+    recorded_of,
+    settle,
+    without,
+)
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -225,7 +233,8 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate]:
         parameters = resolved(parameters, store, record)
         find_origin(parameters, store, record)  # refuses models that are not there
     check_server(parameters, os.environ)
-    return parameters, estimate_run(Game(parameters), load_all_problems(parameters))
+    problems = without(load_all_problems(parameters), recorded_of(parameters) or {})
+    return parameters, estimate_run(Game(parameters), problems)
 
 
 def _record(run: RunStore) -> RunRecord | None:
