@@ -59,8 +59,8 @@ _NOT_SAID = re.compile(
     r"|example|e\.g|instruct\w*|format|forms?|writes?|written|wrote|says?|said|claim\w*|told"
     r"|tempt\w*|lean\w*|tentative\w*|preliminary|until|whether|either|options?|refuse"
     r"|quot\w*|not (?:yet|final|my)|too early"
-    r"|(?:you|expert|prover|opponent|they|he|she)\w{0,3} (?:\w+ )?(?:answer|decid|conclud|want|ask"
-    r"|insist|argu|end|repli)\w*)\b",
+    r"|(?:you|they|he|she|(?:expert|prover|opponent)(?:_?[0-9])?) (?:\w+ )?(?:answer|decid"
+    r"|conclud|want|ask|insist|argu|end|repli)\w*)\b",
     re.IGNORECASE,
 )
 _NEGATION = re.compile(r"\b(?:not|never|no|cannot|without|[a-z]+n't)\b", re.IGNORECASE)
@@ -100,9 +100,12 @@ _FEW_WORDS = 8
 _MARKED = re.compile(
     r"\[x\]|[☑☒🗹]|<(?:[^<>]{0,30}[ =\"'])?(?:accept|reject)\w{0,3}[\"' ]{0,3}/?>", re.I
 )
+_I = re.compile(r"\b(?:i|we)\b", re.IGNORECASE)
+_WHY = re.compile(r"\b(?:why|whether|how|what|explain|show|tell|convince|prove)\b", re.IGNORECASE)
+_BEHIND = re.compile(r"(?:[.!?;:,→]| -|[.!;:,→] (?:so|thus|hence|therefore),?)$", re.IGNORECASE)
 _OWN = re.compile(
-    r"(?:(?:i|we|my|our|i'[a-z]{1,2}|probably|likely|maybe|perhaps|possibly|lean[a-z]*|presumably"
-    r"|almost|clearly|definitely|certainly|do|don't|never|not)\b|$)",
+    r"(?:(?:it's|that's|this is|let|i|we|my|our|i'[a-z]{1,2}|probably|likely|maybe|perhaps"
+    r"|possibly|lean[a-z]*|presumably|almost|clearly|definitely|certainly|do|don't|never|not)\b|$)",
     re.IGNORECASE,
 )
 _LOOKED_AT = 400  # characters of a line before a label
@@ -118,6 +121,7 @@ class Claim:
     last: int  # and in which it ends
     answer: str | None  # of the scale; None: it is not clear that it is meant, or which
     rest: str = ""  # of its line, from the verdict on
+    is_meant: bool = False  # it is not clear only because a question or other parts follow
 
 
 def claims(
@@ -138,14 +142,19 @@ def claims(
     if not any(claim.answer for claim in claimed):
         return claimed
     quoted = in_quotations(lines)
-    is_message = any(begins_question(plain(lines.read[i])) for i in lines.free_lines(own))
+    asked = [i for i in lines.free_lines(own) if begins_question(plain(lines.read[i]))]
+    parts = [*starts, *asked]
 
-    def is_unclear(claim: Claim) -> bool:
-        in_part = bool(starts) and min(starts) != claim.first
-        doubted = is_message or in_part or claim.first in quoted
-        return doubted or is_introduced(lines, claim.first)
+    def judged(claim: Claim) -> Claim:
+        if claim.answer is None:
+            return claim
+        if claim.first in quoted or is_introduced(lines, claim.first):
+            return replace(claim, answer=None)
+        if asked or (parts and min(parts) != claim.first):
+            return replace(claim, answer=None, is_meant=claim.first < min(parts))
+        return claim
 
-    return [replace(c, answer=None) if c.answer and is_unclear(c) else c for c in claimed]
+    return [judged(claim) for claim in claimed]
 
 
 def _read(reader: VerdictReader, text: str) -> str | None:
@@ -212,7 +221,8 @@ def _within_line(line: str, word: re.Match[str], reader: VerdictReader) -> Claim
     separated = _SEPARATED.match(line, word.end())
     if separated is None or _is_open(before) or _TALK.search(before):
         return None
-    if word[0].lower() not in _STRONG and not re.search(r"[:|→>-]", separated[0]):
+    is_strong = word[0].lower() in _STRONG or re.search(r"\b(?:my|final) $", before, re.I)
+    if not is_strong and not re.search(r"[:|→>-]", separated[0]):
         return None  # "in this state the result is accept"
     rest = line[separated.end() :][:_LONGEST].strip(" |")
     return Claim(0, 0, None, rest) if reader.is_exactly(rest) else None
@@ -282,6 +292,11 @@ def _declared(lines: AnswerLines, reader: VerdictReader, own: int) -> Iterator[C
     begin = edges[-1].end() if edges else 0
     before, text = line[:begin], _CONNECTOR.sub("", line[begin:].strip(" *_"), count=1)
     declared = reader.declared(text)
+    if declared is None and "?" not in line and not _WHY.search(line):
+        at = max((match.start() for match in _I.finditer(line)), default=0)
+        inner = reader.declared(line[at:])
+        if inner is not None and inner[1] and not _NOT_SAID.search(line[:at]):
+            yield Claim(last, last, None)
     if declared is None or _is_open(before):
         return
     answer, has_object = declared
@@ -327,30 +342,28 @@ def _ends_with_verdict(reader: VerdictReader, text: str, label: str) -> bool:
 def _at_end(lines: AnswerLines, reader: VerdictReader, own: int) -> Iterator[Claim]:
     """Whatever else ends with a verdict: none is clear."""
     last = lines.next_filled(len(lines.read) - 1, -1)
-    whole = lines.whole(own)
-    if last is None or last < own or "?" in whole:
+    if last is None or last < own:
         return
-    line = plain(lines.read[last])
-    is_marked = _MARKED.search(line) is not None and bool(reader.mentions(line))
-    if is_marked or (_LOOSE.search(whole) and reader.mentions(whole)):
-        yield Claim(last, last, None)
-    if reader.is_numeric and _SHORT_NUMBER.match(line) and lines.is_all(last, last, own):
-        yield Claim(last, last, None)
+    whole, line = lines.whole(own), plain(lines.read[last])
+    is_whole = lines.is_all(last, last, own)
+    # 1. Where nothing is asked: a tag, a ticked box, what is almost JSON, a hedged number.
+    if "?" not in whole:
+        is_marked = _MARKED.search(line) is not None and bool(reader.mentions(line))
+        is_number = reader.is_numeric and is_whole and _SHORT_NUMBER.match(line)
+        if is_marked or is_number or (_LOOSE.search(whole) and reader.mentions(whole)):
+            yield Claim(last, last, None)
+    # 2. A verdict behind a mark, or at the end of a short sentence of the agent's own.
     begin = reader.at_end(line) if lines.free[last] and len(line) < _LOOKED_AT else None
-    if begin is None or begins_question(line):
+    if begin is None or begins_question(line) or _is_open(line[:begin]):
         return
     before = line[:begin].rstrip("\"'`*_([{ ")
-    behind_edge = re.search(
-        r"(?:[.!;:,→]| -|[.!;:,→] (?:so|thus|hence|therefore),?)$", before, re.I
-    )
+    words = len(before.split())
     is_own = (
-        len(before.split()) < _FEW_WORDS and _OWN.match(before) and lines.is_all(last, last, own)
+        is_whole
+        and not re.search("[?=]", line)
+        and (words < 3 or (words < 8 and _OWN.match(before)))
     )
-    if (
-        (behind_edge or is_own)
-        and not _TALK.search(before.rstrip(":,"))
-        and not _is_open(line[:begin])
-    ):
+    if (is_own or _BEHIND.search(before)) and not _TALK.search(before.rstrip(":,")):
         yield Claim(last, last, None)
 
 

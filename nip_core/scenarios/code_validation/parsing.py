@@ -173,7 +173,8 @@ def _decision(
         begin = decisions[0].first if last_counts else own
         answers |= {claim.answer for claim in clear if claim.answer and claim.first >= begin}
     elif not clear:
-        if claimed and not _goes_on_asking(lines, claimed):
+        is_meant = any(claim.is_meant for claim in claimed)
+        if is_meant or (claimed and not _goes_on_asking(lines, claimed)):
             raise InvalidDecision("a verdict that is not clear")
         return None
     else:
@@ -213,5 +214,7 @@ def _final_run(lines: AnswerLines, decisions: Sequence[LabelledLine]) -> list[La
 
 def _goes_on_asking(lines: AnswerLines, claimed: Sequence[Claim]) -> bool:
     """Whether a question follows the last verdict."""
-    last = max(claimed, key=lambda claim: claim.last)
-    return "?" in last.rest or any("?" in lines.read[i] for i in lines.free_lines(last.last + 1))
+    last = max(claim.last for claim in claimed)
+    if any("?" in lines.read[i] for i in lines.free_lines(last + 1)):
+        return True
+    return all("?" in claim.rest for claim in claimed if claim.last == last)

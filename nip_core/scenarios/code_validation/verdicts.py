@@ -137,7 +137,8 @@ _CONDITION = re.compile(
 _HEDGE = re.compile(
     r"\bnot (?:yet |my |a |the )?(?:final|definitive|decided)\b|\b(?:tentative|preliminary"
     r"|provisional)(?:ly)?\b|\bsubject to change\b|\b(?:may|might) (?:still |yet )?change\b"
-    r"|\bnot (?:sure|certain)(?: yet\b|[.,;!]|$)|\bsarcas",
+    r"|\bnot (?:sure|certain)(?: yet\b|[.,;!]|$)|\bsarcas"
+    r"|\b(?:caveats?|reservations?)\b",
     re.IGNORECASE,
 )
 # "I cannot accept this" goes with a rejection; the words must follow each other, in one clause.
@@ -154,6 +155,8 @@ _RETRACTING_LINE = re.compile(
     r"|(?:the )?(?:expert|prover)(?:_[0-9])?$)\b)",
     re.IGNORECASE | re.MULTILINE,
 )
+_SUPPOSED = re.compile(r"\b(?:if|had|were|otherwise|unless)\b", re.IGNORECASE)
+_REPORTED = re.compile(r"\b(?:that|if|whether|unless|until|before|why|when|had) $", re.IGNORECASE)
 # What goes on with the sentence of the line before.
 _CONTINUED = re.compile(r"\s*(?:is|was|isn't|would|will|should|could|may|might|says?|said|or|if)\b")
 _ASKED = re.compile(r"[^.!?]*\?")
@@ -305,9 +308,13 @@ class VerdictReader:
         if _RETRACTING_LINE.search(later) or _HEDGE.search(later) or _CONTINUED.match(later):
             return True
         for pattern in (self._own, self._concluded) if self.accepts else ():
-            said = pattern.finditer(later) if pattern is not None else ()
-            if any(self._canonical(match["answer"]) != answer for match in said):
-                return True
+            for match in pattern.finditer(later) if pattern is not None else ():
+                before = later[max(0, match.start() - 20) : match.start()]
+                line = later[later.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0]
+                supposed = "would" in match[0].lower() and _SUPPOSED.search(line)
+                reported = supposed or _REPORTED.search(before)
+                if self._canonical(match["answer"]) != answer and not reported:
+                    return True
         if self._mention is None or not self.accepts:
             return False
         for found in self._mention.finditer(later):
