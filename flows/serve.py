@@ -29,7 +29,9 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: the system chooses.")] = 8000,
     api_keys_file: Annotated[Path | None, typer.Option(help="One key per line.")] = None,
-    no_auth: Annotated[bool, typer.Option("--no-auth", help="Accept every request.")] = False,
+    no_auth: Annotated[
+        bool, typer.Option("--no-auth", help="Let all of this machine in, but no web pages.")
+    ] = False,
     max_upload_bytes: Annotated[
         int | None, typer.Option(min=1, help="Largest file that is taken.")
     ] = None,

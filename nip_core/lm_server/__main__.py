@@ -88,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=8000, help="0: the system chooses one")
     parser.add_argument("--state", required=True, type=Path, help="directory for everything kept")
     parser.add_argument("--api-keys-file", type=Path, help="one key per line")
-    parser.add_argument("--no-auth", action="store_true", help="accept every request")
+    parser.add_argument(
+        "--no-auth", action="store_true", help="let all of this machine in, but no web pages"
+    )
     parser.add_argument(
         "--add-engine",
         action="append",

@@ -135,7 +135,7 @@ def make_key_file(path: Path) -> str:
         try:
             os.link(part, path)
         except FileExistsError:
-            key = path.read_text().strip()
+            (key,) = _keys([path.read_text()], f"the API key file {path}") or [""]
     finally:
         part.unlink()
     if not key:

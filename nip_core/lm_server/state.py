@@ -33,6 +33,9 @@ _BEFORE_THE_DATABASE = re.compile(
     r"lock|owner\.lock|api_key(\..*)?|logs|fetched-.*|jobs\.sqlite3.*"
 )
 """What those who start a server write before it has made its database."""
+_BESIDE_THE_DATABASE = re.compile(
+    r"files|models|jobs|engines|set_aside|adopted\.part|responses\.sqlite3.*|server\.json.*"
+)
 
 
 class StateError(Exception):
@@ -48,7 +51,6 @@ def check_state_dir(state_dir: Path, *beside: str | Path | None) -> None:
     database = state_dir / DATABASE
     if not state_dir.exists() or (database.exists() and database.stat().st_size):
         return
-    refuse_lost_database(state_dir)
     if read_card(state_dir) is not None:
         beside += (state_dir / CARD,)
     callers = {Path(path).expanduser().resolve() for path in beside if path is not None}
@@ -57,6 +59,8 @@ def check_state_dir(state_dir: Path, *beside: str | Path | None) -> None:
         for path in state_dir.iterdir()
         if not _BEFORE_THE_DATABASE.fullmatch(path.name) and path.resolve() not in callers
     )
+    if all(map(_BESIDE_THE_DATABASE.fullmatch, unknown)):
+        refuse_lost_database(state_dir)
     if unknown:
         more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         raise StateError(

@@ -51,9 +51,12 @@ def test_the_key_file_is_private_and_made_once(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert make_key_file(path) == key
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
-    path.write_text("")
-    with pytest.raises(ValueError, match="is empty"):
-        make_key_file(path)
+    path.write_bytes(b"k\r\n")
+    assert make_key_file(path) == "k"
+    for content, problem in (("", "is empty"), ("one\r\ntwo\r\n", "no HTTP header can carry")):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=problem):
+            make_key_file(path)
 
 
 def test_a_key_file_made_by_many_at_once_has_one_key(tmp_path: Path) -> None:
