@@ -27,13 +27,13 @@ from nip_core.run_store.store import walk
 from nip_core.stages.costs import spent
 from nip_core.stages.evaluation import (
     promotion_of,
-    read_transcripts,
     report_location,
     summary,
     write_report,
 )
 from nip_core.stages.identity import code_version
 from nip_core.stages.session import Session
+from nip_core.stages.transcripts import newest_sample
 from nip_prefect.tasks.runtime import session_of, stage
 
 _SAMPLES = 5
@@ -156,14 +156,8 @@ def learning_curve_markdown(rows: list[tuple[int, dict[str, Any]]]) -> str:
 
 
 def _newest_samples(run: RunStore) -> str | None:
-    iteration = run.finished_iterations() + 1
-    while iteration >= 0:
-        for split in ("test", "train"):
-            transcripts = read_transcripts(run, iteration, split, _SAMPLES)
-            if transcripts:
-                return transcripts_markdown(transcripts, _SAMPLES)
-        iteration -= 1
-    return None
+    transcripts = newest_sample(run, _SAMPLES)
+    return transcripts_markdown(transcripts, _SAMPLES) if transcripts else None
 
 
 async def published_state(run: str) -> dict[str, Any] | None:

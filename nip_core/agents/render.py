@@ -86,6 +86,19 @@ class Game:
         asked = rounds[-1].moves and not spoke
         return format_chat(chat, self._formats[agent], asked=asked)
 
+    def told(
+        self, agent: str, situation: Situation, turns: Sequence[Turn] = (), round_: int = 0
+    ) -> tuple[str, str | None]:
+        """The agent's system prompt, and what it is told right before its turn in `round_`."""
+        by_round: dict[int, list[Turn]] = {}
+        for turn in turns:
+            by_round.setdefault(turn.round, []).append(turn)
+        seed, stance = situation.seed, situation.stance
+        told = self._rules.rounds(agent, round_, stance, seed, by_round)[round_].told
+        prompt = self._rules.system_prompt(agent, stance, seed)
+        system = prompt.fill(situation.question, situation.solution)
+        return system, None if told is None else told["content"]
+
     def form(self, agent: str, round_: int, seed: int, turns: Sequence[Turn]) -> AnswerForm:
         """What form the answer of `agent` in `round_` must have, after `turns`."""
         return self._rules.form(agent, round_, seed, turns)

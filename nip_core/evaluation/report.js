@@ -3,7 +3,12 @@
    alone; nothing here builds markup from text. */
 (() => {
   const DECISIONS = ["reject", "accept", "no decision", "neither"];
-  const transcripts = JSON.parse(document.getElementById("transcript-data").textContent);
+  const CHOSEN = {
+    failed: "failed", wrong: "wrong", invalid: "invalid answers", changed: "changed verdict",
+    sample: "sample",
+  };
+  const data = JSON.parse(document.getElementById("transcript-data").textContent);
+  const transcripts = data.transcripts;
   const form = document.getElementById("filters");
   const list = document.getElementById("list");
   const reader = document.getElementById("reader");
@@ -34,11 +39,13 @@
     ].join("\n").toLowerCase();
   }
 
-  function addOptions(name, prefix) {
+  function addOptions(name) {
     const values = [...new Set(transcripts.map((transcript) => transcript[name]))];
-    values.sort((a, b) => (typeof a === "number" ? a - b : a < b ? -1 : 1));
+    const order = Object.keys(CHOSEN);
+    values.sort((a, b) => (typeof a === "number" ? a - b
+      : name === "chosen" ? order.indexOf(a) - order.indexOf(b) : a < b ? -1 : 1));
     for (const value of values) {
-      const option = element("option", "", prefix + value);
+      const option = element("option", "", name === "chosen" ? CHOSEN[value] : value);
       option.value = String(value);
       form.elements[name].append(option);
     }
@@ -46,7 +53,7 @@
   }
 
   function matches(transcript) {
-    for (const name of ["iteration", "split", "right", "y", "outcome"]) {
+    for (const name of ["iteration", "split", "right", "y", "outcome", "chosen"]) {
       const wanted = form.elements[name].value;
       if (wanted !== "" && String(transcript[name]) !== wanted) return false;
     }
@@ -76,6 +83,7 @@
     if (transcript.outcome !== "failed") chip(transcript.outcome);
     if (transcript.difficulty) chip(transcript.difficulty);
     if (transcript.mutation) chip(`mutation: ${transcript.mutation}`);
+    if (["invalid", "changed"].includes(transcript.chosen)) chip(CHOSEN[transcript.chosen]);
     if (transcript.prover_stance !== null) {
       chip(`argued for ${transcript.prover_stance === 1 ? "accept" : "reject"}`);
     }
@@ -117,7 +125,19 @@
         `invalid answer, attempt ${item.attempt + 1}: ${item.invalid_reason}`));
     }
     const kind = item.invalid_reason !== null ? "invalid" : "";
-    return element("div", `message ${role} ${kind}`, meta, element("p", "prose", item.text));
+    const answer = element("div", `message ${role} ${kind}`, meta, element("p", "prose", item.text));
+    if (item.told === null || item.attempt > 0) return [answer];
+    const told = element("div", "message told",
+      element("p", "meta", element("strong", "", `told to ${item.agent}`),
+        element("span", "", `before its turn in round ${item.round}`)),
+      element("p", "prose", item.told));
+    return [told, answer];
+  }
+
+  function prompts(transcript) {
+    return Object.entries(transcript.system_prompts).map(([agent, prompt]) => element("details", "",
+      element("summary", "", `System prompt of ${agent}`),
+      element("p", "prose", data.prompts[prompt])));
   }
 
   function render(transcript) {
@@ -131,9 +151,11 @@
     if (transcript.error) {
       parts.push(element("h4", "", "Error"), element("pre", "", transcript.error));
     }
+    const asked = prompts(transcript);
+    if (asked.length) parts.push(element("h4", "", "What the agents were told"), ...asked);
     parts.push(element("h4", "", "Conversation"));
     if (transcript.messages.length === 0) parts.push(element("p", "quiet", "Nobody spoke."));
-    parts.push(...transcript.messages.map((item) => message(transcript, item)));
+    parts.push(...transcript.messages.flatMap((item) => message(transcript, item)));
     reader.replaceChildren(...parts);
   }
 
@@ -179,9 +201,10 @@
   form.addEventListener("reset", () => setTimeout(update));
 
   if (transcripts.length === 0) return;
-  const iterations = addOptions("iteration", "");
-  const splits = addOptions("split", "");
-  addOptions("outcome", "");
+  const iterations = addOptions("iteration");
+  const splits = addOptions("split");
+  addOptions("outcome");
+  addOptions("chosen");
   const asked = /^#t=(.+)$/.exec(location.hash);
   const linked = asked && transcripts.find((one) => encodeURIComponent(one.key) === asked[1]);
   if (linked) {

@@ -31,8 +31,6 @@ from nip_core.evaluation.report_tables import nothing
 from nip_core.evaluation.report_text import percent, percent_range, promotion_words, signed
 from nip_core.evaluation.transcripts import Transcript
 
-TRANSCRIPTS_PER_GROUP = 40
-
 
 @dataclass(frozen=True)
 class GroupReport:
@@ -77,7 +75,8 @@ class ReportData:
     iterations: Sequence[IterationReport]
     parameters: Mapping[str, Any] = field(default_factory=dict)  # resolved, JSON-encodable
     transcripts: Sequence[Transcript] = ()
-    transcripts_per_group: int = TRANSCRIPTS_PER_GROUP  # the bound they were sampled with
+    transcripts_left_out: Sequence[tuple[int, str, Mapping[str, int]]] = ()
+    """Iteration, split, and how many episodes are not among the transcripts, by reason."""
     baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> metrics
     paired: Mapping[str, Any] | None = None  # `paired_difference` of first and last iteration
     created_at: str | None = None  # when the run was created
@@ -108,7 +107,7 @@ def build_report(report: ReportData) -> str:
         "resources": sections.resource_table(report),
         "parameters": sections.parameter_tree(report.parameters),
         "transcripts_note": sections.transcripts_note(report),
-        "transcripts": _embed([_transcript(transcript) for transcript in report.transcripts]),
+        "transcripts": _embed(_transcripts(report.transcripts)),
     }
     # One pass, so that what is put in is never searched for places again.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _asset("report_template.html"))
@@ -152,8 +151,21 @@ def _asset(name: str) -> str:
     return (resources.files("nip_core.evaluation") / name).read_text(encoding="utf-8")
 
 
-def _transcript(transcript: Transcript) -> dict[str, Any]:
-    return {**asdict(transcript), "right": transcript.right}
+def _transcripts(transcripts: Sequence[Transcript]) -> dict[str, Any]:
+    """The transcripts, and apart from them their system prompts, which many of them share."""
+    prompts: dict[str, int] = {}
+    plain = [
+        {
+            **asdict(transcript),
+            "right": transcript.right,
+            "system_prompts": {
+                agent: prompts.setdefault(prompt, len(prompts))
+                for agent, prompt in transcript.system_prompts.items()
+            },
+        }
+        for transcript in transcripts
+    ]
+    return {"prompts": list(prompts), "transcripts": plain}
 
 
 def _embed(value: Any) -> str:

@@ -276,10 +276,33 @@ def _yaml(value: Mapping[str, Any]) -> str:
     return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=88)).rstrip()
 
 
+_LEFT_OUT = {
+    "failed": "failed",
+    "wrong": "wrong",
+    "invalid": "right with invalid answers",
+    "changed": "right with a changed verdict",
+    "sample": "right",
+}
+
+
 def transcripts_note(report: ReportData) -> Html:
-    """How many transcripts are in the page, and how they were chosen."""
+    """How many transcripts are in the page, how they were chosen, and what is not shown."""
+    note = (
+        f"<p>{len(report.transcripts):,} transcripts. Of each iteration and split first those that "
+        "failed, whose verdict is wrong, that have invalid answers, and whose verdict changed "
+        "since the iteration before; then a sample by a hash of the problem, the same in every "
+        "iteration."
+    )
+    hidden = [(f"iteration {i}, {split}", n) for i, split, n in report.transcripts_left_out if n]
+    if not hidden:
+        return Html(f"{note} No episode is left out.</p>")
+    rows = [
+        f"{place}: " + ", ".join(f"{counts[r]:,} {_LEFT_OUT[r]}" for r in _LEFT_OUT if r in counts)
+        for place, counts in hidden
+    ]
+    total = sum(sum(counts.values()) for _, counts in hidden)
+    listed = "".join(f"<li>{escape(row)}</li>" for row in rows)
     return Html(
-        f"<p>{len(report.transcripts):,} transcripts: at most "
-        f"{report.transcripts_per_group:,} of each iteration and split, chosen by a hash of the "
-        "problem, so that an iteration can be compared with another on the same problem.</p>"
+        f"{note}</p><details><summary>{total:,} more episodes are not shown here; the run's "
+        f"tables have all of them</summary><ul>{listed}</ul></details>"
     )

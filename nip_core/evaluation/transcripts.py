@@ -1,7 +1,8 @@
 """Episodes as a person reads them: the problem, what was said, and the verdict.
 
 Transcript, Message        one episode, as plain data
-transcripts_from_tables    a stable sample of a batch
+reasons                    why each episode of a batch is worth reading
+transcripts_from_tables    those of a batch that are worth reading, and a stable sample of the rest
 transcripts_markdown       a few of them as Markdown
 
 The sample depends on the seed and on which problem is played how often, not on the iteration:
@@ -10,13 +11,14 @@ problems in every iteration.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nip_core.agents.render import Game, Situation
 from nip_core.hashing import derive_key
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT, Move, Protocol, Turn
 from nip_core.rollouts.tables import agent_order
@@ -28,6 +30,12 @@ DECISION_WORDS = {
     NO_DECISION: "no decision",
     NEITHER: "neither",
 }
+
+REASONS = ("failed", "wrong", "invalid", "changed", "sample")
+"""Why an episode is shown, the most telling first: it failed; its verdict is wrong; an answer in it
+was invalid; the verdict on this problem was another one before; it stands for the rest."""
+SAMPLE = REASONS[-1]
+THE_QUESTION, THE_SOLUTION = "[the question]", "[the solution]"
 
 _EPISODE_COLUMNS = (
     "key",
@@ -75,6 +83,7 @@ class Message:
     decision: int  # 0 reject, 1 accept, 2 none, 3 neither
     attempt: int  # invalid answers before this one
     invalid_reason: str | None  # None: valid, and part of the conversation
+    told: str | None = None  # what the agent was told before this turn; only with a `Game`
     decision_value: float | None = None  # on the decision scale, from -1 to 1
     channels: tuple[str, ...] = ()  # that it was sent to; none for a decision
 
@@ -99,6 +108,9 @@ class Transcript:
     error: str | None = None  # why it failed
     decision_value: float | None = None
     prover_stance: int | None = None  # the verdict that was drawn for the provers to argue
+    chosen: str = SAMPLE  # why it is among those chosen, one of `REASONS`
+    system_prompts: dict[str, str] = field(default_factory=dict)
+    """By agent, with `THE_QUESTION` and `THE_SOLUTION` in their places; only with a `Game`."""
 
     @property
     def right(self) -> bool:
@@ -112,25 +124,59 @@ def transcripts_from_tables(
     limit: int,
     seed: int,
     protocol: Protocol | None = None,
+    *,
+    worth_reading: Sequence[str] = (),
+    most: int = 0,
+    game: Game | None = None,
 ) -> list[Transcript]:
     """At most `limit` transcripts of each iteration and split, chosen by a hash from `seed`.
 
-    Sorted by iteration, split and hash, whatever the order of the rows. A leaf of a tree has all
-    messages on its path, also those that it shares with others. The `protocol` that was
-    played says to which channels each message went; without it they have none.
+    With `worth_reading`, the reason of each episode (see `reasons`), at most `most` that have one
+    come first, in the order of `REASONS`; the sample fills up to `limit`. Else sorted by iteration,
+    split and hash, whatever the order of the rows. A leaf of a tree has all messages on its path,
+    also those that it shares with others. The `protocol` that was played says to which channels
+    each message went, and the `game` what the agents were told; without them that is left out.
     """
-    chosen = _sample(episodes, limit, seed)
+    if protocol is None and game is not None:
+        protocol = game.protocol
+    chosen = _chosen(episodes, worth_reading, limit, most, seed)
     rows = episodes.select(_EPISODE_COLUMNS).take(pa.array(chosen, pa.int64())).to_pylist()
-    said = _rows_by_episode(episodes, generations, rows)
-    messages = {row["key"]: _messages(row, said[row["key"]], protocol) for row in rows}
+    generated = _rows_by_episode(episodes, generations, rows)
+    messages = {row["key"]: _messages(row, generated[row["key"]], protocol, game) for row in rows}
     return [
         Transcript(
             **{name: row[name] for name in _EPISODE_COLUMNS if name not in ("rewards", *_UNSHOWN)},
             rewards={entry["agent"]: entry["reward"] for entry in row["rewards"]},
             messages=messages[row["key"]],
+            chosen=worth_reading[place] if worth_reading else SAMPLE,
+            system_prompts=_system_prompts(row, game),
         )
-        for row in rows
+        for place, row in zip(chosen, rows, strict=True)
     ]
+
+
+def reasons(
+    episodes: pa.Table, generations: pa.Table, before: Mapping[tuple[str, int], int]
+) -> list[str]:
+    """Why each episode is worth reading, one of `REASONS`; `SAMPLE`: nothing special.
+
+    `before` has the verdicts of an earlier iteration by problem and sample.
+    """
+    is_invalid = pc.is_valid(generations["invalid_reason"])
+    invalid = set(generations.filter(is_invalid)["episode"].to_pylist())
+    names = ("key", "problem", "sample", "outcome", "decision", "y")
+    columns = [episodes[name].to_pylist() for name in names]
+
+    def reason(key: str, problem: str, sample: int, outcome: str, decision: int, y: int) -> str:
+        if outcome == "failed":
+            return "failed"
+        if decision != y:
+            return "wrong"
+        if key in invalid:
+            return "invalid"
+        return "changed" if before.get((problem, sample), decision) != decision else SAMPLE
+
+    return [reason(*values) for values in zip(*columns, strict=True)]
 
 
 def transcripts_markdown(transcripts: Sequence[Transcript], limit: int) -> str:
@@ -144,15 +190,28 @@ def transcripts_markdown(transcripts: Sequence[Transcript], limit: int) -> str:
     return "\n---\n\n".join(parts)
 
 
-def _sample(episodes: pa.Table, limit: int, seed: int) -> list[int]:
+def _chosen(
+    episodes: pa.Table, worth_reading: Sequence[str], limit: int, most: int, seed: int
+) -> list[int]:
+    """The rows of the episodes that are shown, in their order."""
+    # 1. Rank the episodes of each iteration and split: by reason, then by hash.
     names = ("iteration", "split", "problem", "sample", "branch_path", "key")
     columns = [episodes[name].to_pylist() for name in names]
-    groups: dict[tuple[int, str], list[tuple[str, str, int]]] = {}
+    groups: dict[tuple[int, str], list[tuple[int, str, str, int]]] = {}
     for row, values in enumerate(zip(*columns, strict=True)):
         iteration, split, problem, sample, branch_path, key = values
         rank = derive_key("transcript", seed, problem, sample, branch_path)
-        groups.setdefault((iteration, split), []).append((rank, key, row))
-    return [row for group in sorted(groups) for _, _, row in sorted(groups[group])[:limit]]
+        first = REASONS.index(worth_reading[row]) if worth_reading else REASONS.index(SAMPLE)
+        groups.setdefault((iteration, split), []).append((first, rank, key, row))
+    # 2. Take what is worth reading, and fill up with the sample.
+    chosen = []
+    for group in sorted(groups):
+        ranked = sorted(groups[group])
+        special = [entry for entry in ranked if entry[0] < REASONS.index(SAMPLE)]
+        rest = ranked[len(special) :]
+        shown = special[:most]
+        chosen += [*shown, *rest[: max(limit - len(shown), 0)]]
+    return [row for *_, row in chosen]
 
 
 def _rows_by_episode(
@@ -177,7 +236,10 @@ def _rows_by_episode(
 
 
 def _messages(
-    episode: dict[str, Any], rows: list[dict[str, Any]], protocol: Protocol | None
+    episode: dict[str, Any],
+    rows: list[dict[str, Any]],
+    protocol: Protocol | None,
+    game: Game | None,
 ) -> tuple[Message, ...]:
     valid = [row for row in rows if row["invalid_reason"] is None]
     turns = [
@@ -194,6 +256,13 @@ def _messages(
         movers = protocol.movers(row["round"], episode["seed"], before)
         return tuple(movers.get(row["agent"], ()))
 
+    def told(row: dict[str, Any]) -> str | None:
+        known = game is not None and game.protocol.name == episode["protocol"]
+        if game is None or not known or row["agent"] not in game.parameters.model_agents:
+            return None
+        before = [turn for turn in turns if turn.round < row["round"]]
+        return game.told(row["agent"], _situation(episode), before, row["round"])[1]
+
     return tuple(
         Message(
             round=row["round"],
@@ -205,9 +274,22 @@ def _messages(
             invalid_reason=row["invalid_reason"],
             decision_value=row["decision_value"],
             channels=channels(row),
+            told=told(row),
         )
         for row in rows
     )
+
+
+def _system_prompts(episode: dict[str, Any], game: Game | None) -> dict[str, str]:
+    if game is None or game.protocol.name != episode["protocol"]:
+        return {}
+    situation = _situation(episode)
+    return {name: game.told(name, situation)[0] for name in game.parameters.model_agents}
+
+
+def _situation(episode: dict[str, Any]) -> Situation:
+    """The episode's, with the names of question and solution in their places."""
+    return Situation(THE_QUESTION, THE_SOLUTION, episode["prover_stance"], episode["seed"])
 
 
 def _markdown(transcript: Transcript) -> str:

@@ -9,24 +9,16 @@ A run is shown whatever version wrote it: of its settings only those are read th
 with the defaults of today where they are missing.
 """
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
-
-import yaml
 
 from nip_core.errors import CorruptionError, StoreError
 from nip_core.evaluation.baselines import believe_the_prover
 from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.evaluation.report import GroupReport, IterationReport, ReportData, build_report
-from nip_core.evaluation.transcripts import Transcript, transcripts_from_tables
-from nip_core.hashing import canonical_json
 from nip_core.parameters.agents import PureTextAgentParameters
-from nip_core.parameters.stored import from_stored
 from nip_core.parameters.training import RlTrainerParameters, TextRlParameters
-from nip_core.protocols import Protocol, make_protocol
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.lease import Owner, ThisMachine
 from nip_core.run_store.manifest import is_committed, read_manifest
@@ -37,9 +29,8 @@ from nip_core.stages.models import CANDIDATE, NOT_SCHEDULED
 from nip_core.stages.providers import dummy_name, served_name
 from nip_core.stages.session import Session
 from nip_core.stages.too_long import in_words, recorded
+from nip_core.stages.transcripts import RunTranscripts, save_transcripts
 
-_YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
-TRANSCRIPTS_PER_SPLIT = 40
 _NOT_DUE = {
     "id": None,
     "outcome": None,
@@ -281,61 +272,11 @@ def report_location(run: RunStore) -> str | None:
     return str(local) if local is not None else f"{run.store.url}/{path}"
 
 
-def read_transcripts(run: RunStore, iteration: int, split: str, limit: int) -> list[Transcript]:
-    """A stable sample of a committed split's transcripts; empty if it is not committed."""
-    directory = run.rollouts(iteration, split)
-    if not is_committed(run.store, directory):
-        return []
-    rollouts = read_rollouts(run.store, directory)
-    protocol = _protocol_of(canonical_json(run.open().parameters))
-    return transcripts_from_tables(rollouts.episodes, rollouts.generations, limit, 0, protocol)
-
-
-@lru_cache(maxsize=8)  # a report reads the transcripts of every iteration
-def _protocol_of(parameters: bytes) -> Protocol | None:
-    """The protocol of settings on record; None where its class is not here, and then the channels
-    are not shown."""
-    try:
-        return make_protocol(from_stored(json.loads(parameters)))
-    except ValueError:
-        return None
-
-
-def transcripts_path(run: RunStore, iteration: int, split: str, form: str) -> str:
-    """Where all episodes of a split are written for reading."""
-    return f"{run.iteration(iteration)}/transcripts-{split}.{form}"
-
-
-def save_transcripts(session: Session, iteration: int, split: str) -> str:
-    """Write all episodes of a committed split as one YAML or JSON file, if it is not there.
-
-    The texts are those of the rollouts; this is for reading. Returns its path in the store.
-    """
-    run, form = session.run, session.parameters.text_rl.transcript_format
-    path = transcripts_path(run, iteration, split, form)
-    if run.store.exists(path):
-        return path
-    rollouts = read_rollouts(run.store, run.rollouts(iteration, split))
-    everything = rollouts.episodes.num_rows
-    transcripts = transcripts_from_tables(
-        rollouts.episodes, rollouts.generations, everything, 0, session.game.protocol
-    )
-    plain = [asdict(transcript) for transcript in transcripts]
-    if form == "json":
-        text = json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
-    else:
-        text = yaml.dump(
-            json.loads(json.dumps(plain)), Dumper=_YAML, sort_keys=False, allow_unicode=True
-        )
-    run.store.put(path, text.encode())
-    return path
-
-
 def write_report(run: RunStore, status: str | None = None) -> str:
     """(Re)write the run's report from what is committed; returns where it lies."""
     record, settings = _open(run)
     iterations: list[IterationReport] = []
-    transcripts: list[Transcript] = []
+    transcripts = RunTranscripts(run, record)
     baselines: dict[str, Any] = {}
     for iteration in _iterations(run, settings.last):
         test = run.read_json_or_none(run.metrics(iteration, "test"))
@@ -359,15 +300,15 @@ def write_report(run: RunStore, status: str | None = None) -> str:
             )
         )
         for split in ("test", "train"):
-            transcripts += read_transcripts(run, iteration, split, TRANSCRIPTS_PER_SPLIT)
+            transcripts.add(iteration, split)
     page = build_report(
         ReportData(
             run=run.name,
             status=status or status_of(run),
             iterations=iterations,
             parameters=record.parameters,
-            transcripts=transcripts,
-            transcripts_per_group=TRANSCRIPTS_PER_SPLIT,
+            transcripts=transcripts.chosen,
+            transcripts_left_out=transcripts.left_out,
             baselines=baselines,
             paired=_paired(run, settings, iterations),
             created_at=record.created_at,

@@ -10,8 +10,9 @@ from typing import Any
 from nip_core.parameters import HyperParameters
 from nip_core.run_store.run import RunStore
 from nip_core.stages.estimate import is_tested
-from nip_core.stages.evaluation import summary, transcripts_path, write_report
+from nip_core.stages.evaluation import summary, write_report
 from nip_core.stages.session import Prepared
+from nip_core.stages.transcripts import transcripts_path
 
 
 def is_complete(run: RunStore, parameters: HyperParameters, iteration: int) -> bool:

@@ -50,7 +50,7 @@ def contents_of(
     parameters = game.parameters
     contents: dict[str, Any] = {
         "problems": {split: problems_digest(chosen) for split, chosen in problems.items()},
-        "templates": {},
+        "templates": template_digests(game),
         "addresses": {
             group: sorted({at.play.base_url, at.control.base_url})
             for group, at in sorted(endpoints.items())
@@ -63,12 +63,7 @@ def contents_of(
     protocol = find_protocol(parameters.interaction_protocol)
     if ":" in parameters.interaction_protocol:
         contents["protocol"] = digest(Path(inspect.getfile(protocol)).read_text(encoding="utf-8"))
-    for name, agent in parameters.model_agents.items():
-        if agent.system_prompt_template_path is not None:
-            text = Path(agent.system_prompt_template_path).read_text(encoding="utf-8")
-            contents["templates"][name] = digest(text)
-        elif protocol.template_directory is not None:
-            contents["templates"][name] = digest(game.prompts.template(name).template)
+    for agent in parameters.model_agents.values():
         path = Path(resolve_model(agent.model_name)).expanduser()
         is_hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
         if is_hosted and path.is_dir():
@@ -78,6 +73,19 @@ def contents_of(
             Path(parameters.lm_server.replies).read_text(encoding="utf-8", errors="replace")
         )
     return contents
+
+
+def template_digests(game: Game) -> dict[str, str]:
+    """By agent, of the prompt templates that are not nip's own."""
+    protocol = find_protocol(game.parameters.interaction_protocol)
+    digests = {}
+    for name, agent in game.parameters.model_agents.items():
+        if agent.system_prompt_template_path is not None:
+            text = Path(agent.system_prompt_template_path).read_text(encoding="utf-8")
+            digests[name] = digest(text)
+        elif protocol.template_directory is not None:
+            digests[name] = digest(game.prompts.template(name).template)
+    return digests
 
 
 def problems_digest(problems: list[Problem]) -> str:

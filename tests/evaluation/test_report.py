@@ -74,7 +74,8 @@ def _transcript(text: str, key: str = "k") -> Transcript:
         decision=1,
         outcome="finished",
         rewards={"prover": 1.0},
-        messages=(Message(0, "prover", text, text, 2, 0, text),),
+        messages=(Message(0, "prover", text, text, 2, 0, text, told=text),),
+        system_prompts={"prover": text},
         difficulty=text,
         mutation=text,
         error=text,
@@ -114,6 +115,7 @@ def report(episodes_of) -> ReportData:
         ],
         parameters={"seed": 0, "training": {"learning_rate": 1.23e-5, "layers": ("q", "v")}},
         transcripts=[_transcript("plain")],
+        transcripts_left_out=[(0, "test", {"wrong": 1, "sample": 2}), (1, "test", {})],
         baselines={"believe the prover": test_of(70)},
         paired={"difference": 0.31, "ci95": [0.22, 0.4], "problems": 100},
         created_at="2026-01-02T03:04:05Z",
@@ -138,7 +140,8 @@ def test_the_page_shows_the_numbers(report) -> None:
         "61.0 s",
         "1 h 02 min",
         "1.23e-05",
-        "at most 40 of each iteration and split",
+        "3 more episodes are not shown here",
+        "iteration 0, test: 1 wrong, 2 right",
         "No decision counts as wrong",
     ):
         assert expected in text, expected
@@ -176,8 +179,11 @@ def test_what_models_write_stays_text(report, hostile) -> None:
     assert [tag for tag, _ in wild.elements] == [tag for tag, _ in calm.elements]
     assert wild.scripts[1] == calm.scripts[1]
     assert not {"<", ">", "&", "\u2028", "\u2029"} & set(wild.scripts[0])
-    [found] = json.loads(wild.scripts[0])
+    embedded = json.loads(wild.scripts[0])
+    [found] = embedded["transcripts"]
     assert found["messages"][0]["text"] == found["solution"] == found["problem"] == hostile
+    assert embedded["prompts"][found["system_prompts"]["prover"]] == hostile
+    assert found["messages"][0]["told"] == hostile
 
 
 def test_what_names_and_settings_hold_stays_text(report) -> None:

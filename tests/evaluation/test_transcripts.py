@@ -2,7 +2,13 @@
 
 import pyarrow as pa
 
-from nip_core.evaluation.transcripts import transcripts_from_tables, transcripts_markdown
+from nip_core.agents.render import Game
+from nip_core.evaluation.transcripts import (
+    THE_SOLUTION,
+    reasons,
+    transcripts_from_tables,
+    transcripts_markdown,
+)
 from nip_core.parameters import load_parameters
 from nip_core.protocols import make_protocol
 
@@ -161,3 +167,51 @@ def test_a_transcript_tells_which_verdict_was_drawn_for_the_provers(
     assert drawn["e0"].prover_stance == 0 and drawn["e1"].prover_stance is None
     assert "Argued for: **reject**." in transcripts_markdown([drawn["e0"]], 1)
     assert "Argued for" not in transcripts_markdown([drawn["e1"]], 1)
+
+
+def test_what_went_wrong_is_shown_first_however_rare_it_is(episodes_of, generations_of) -> None:
+    rows = [{"problem": f"p{i}"} for i in range(400)]
+    rows[317] |= {"decision": 0}
+    rows[42] |= {"outcome": "failed", "decision": 2, "error": "no answer"}
+    rows[399] |= {"decision": 2}
+    episodes = episodes_of(*rows)
+    generations = generations_of(
+        {"episode": "e7", "invalid_reason": "empty"}, {"episode": "e7", "attempt": 1}
+    )
+    why = reasons(episodes, generations, {("p11", 0): 0, ("p12", 0): 1})
+    chosen = transcripts_from_tables(episodes, generations, 40, 0, worth_reading=why, most=300)
+    first = {t.problem: t.chosen for t in chosen[:5]}
+    assert list(first.values()) == ["failed", "wrong", "wrong", "invalid", "changed"]
+    assert set(first) == {"p42", "p317", "p399", "p7", "p11"}
+    assert len(chosen) == 40 and {t.chosen for t in chosen[5:]} == {"sample"}
+    # The sample is the one that there was without them, so iterations can be compared.
+    plain = [t.key for t in transcripts_from_tables(episodes, generations, 40, 0)]
+    assert [t.key for t in chosen[5:]] == [
+        k for k in plain if k not in {"e42", "e317", "e399", "e7", "e11"}
+    ][:35]
+    few = transcripts_from_tables(episodes, generations, 0, 0, worth_reading=why, most=2)
+    assert [t.chosen for t in few] == ["failed", "wrong"]
+
+
+def test_what_agents_were_told_is_what_they_were_asked(episodes_of, generations_of) -> None:
+    game = Game(
+        load_parameters(
+            {
+                "run_name": "a",
+                "dataset": "families",
+                "nip_protocol": {"max_message_rounds": 3},
+                "agents": {"prover": {"use_supervisor_message": "all"}},
+            }
+        )
+    )
+    generations = generations_of(
+        {"round": 0, "agent": "verifier", "text": "Question: a?"},
+        {"round": 1, "agent": "prover", "text": "Answer: b"},
+        {"round": 2, "agent": "verifier", "text": "Decision: accept", "decision": 1},
+    )
+    [shown] = transcripts_from_tables(episodes_of({}), generations, 1, 0, game=game)
+    assert THE_SOLUTION in shown.system_prompts["prover"]
+    assert set(shown.system_prompts) == {"prover", "verifier"}
+    question, answer, decision = (message.told for message in shown.messages)
+    assert question is None and decision == game.prompts.last_round_message
+    assert answer is not None and answer.startswith("It is your turn.")

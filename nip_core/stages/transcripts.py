@@ -1,0 +1,127 @@
+"""The transcripts of a run's committed splits.
+
+RunTranscripts    those in the report: what went wrong first, then a sample
+newest_sample     a few of what was played last
+save_transcripts  all of a split, as one file for reading
+"""
+
+import json
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+import yaml
+
+from nip_core.agents.render import Game
+from nip_core.evaluation.transcripts import Transcript, reasons, transcripts_from_tables
+from nip_core.parameters.stored import from_stored
+from nip_core.rollouts.tables import Rollouts, read_rollouts
+from nip_core.run_store.manifest import is_committed
+from nip_core.run_store.run import RunRecord, RunStore
+from nip_core.stages.identity import template_digests
+from nip_core.stages.session import Session
+
+_YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
+_SAMPLED = 40  # of each iteration and split
+_MOST = 300  # of each, of those that are worth reading
+
+
+class RunTranscripts:
+    """What is shown of a run's episodes, and what is not; `add` splits in the order of play."""
+
+    def __init__(self, run: RunStore, record: RunRecord) -> None:
+        """Reads nothing yet."""
+        self.chosen: list[Transcript] = []
+        self.left_out: list[tuple[int, str, dict[str, int]]] = []
+        """Iteration, split, and how many episodes are not shown, by reason."""
+        self._run, self._game = run, _game_of(record)
+        self._verdicts: dict[str, dict[tuple[str, int], int]] = {}
+
+    def add(self, iteration: int, split: str) -> None:
+        """Choose from a split, if it is committed."""
+        rollouts = _committed(self._run, iteration, split)
+        if rollouts is None:
+            return
+        episodes = rollouts.episodes
+        worth_reading = reasons(episodes, rollouts.generations, self._verdicts.get(split, {}))
+        problems, samples = episodes["problem"].to_pylist(), episodes["sample"].to_pylist()
+        verdicts = episodes["decision"].to_pylist()
+        self._verdicts[split] = dict(
+            zip(zip(problems, samples, strict=True), verdicts, strict=True)
+        )
+        chosen = transcripts_from_tables(
+            episodes,
+            rollouts.generations,
+            _SAMPLED,
+            0,
+            worth_reading=worth_reading,
+            most=_MOST,
+            game=self._game,
+        )
+        self.chosen += chosen
+        hidden = Counter(worth_reading) - Counter(transcript.chosen for transcript in chosen)
+        self.left_out.append((iteration, split, dict(hidden)))
+
+
+def newest_sample(run: RunStore, limit: int) -> list[Transcript]:
+    """At most `limit` transcripts of the split that was played last, what went wrong first."""
+    for iteration in range(run.finished_iterations() + 1, -1, -1):
+        for split in ("test", "train"):
+            rollouts = _committed(run, iteration, split)
+            if rollouts is not None:
+                return transcripts_from_tables(
+                    rollouts.episodes,
+                    rollouts.generations,
+                    limit,
+                    0,
+                    worth_reading=reasons(rollouts.episodes, rollouts.generations, {}),
+                    most=limit,
+                    game=_game_of(run.open()),
+                )
+    return []
+
+
+def transcripts_path(run: RunStore, iteration: int, split: str, form: str) -> str:
+    """Where all episodes of a split are written for reading."""
+    return f"{run.iteration(iteration)}/transcripts-{split}.{form}"
+
+
+def save_transcripts(session: Session, iteration: int, split: str) -> str:
+    """Write all episodes of a committed split as one YAML or JSON file, if it is not there.
+
+    The texts are those of the rollouts; this is for reading. Returns its path in the store.
+    """
+    run, form = session.run, session.parameters.text_rl.transcript_format
+    path = transcripts_path(run, iteration, split, form)
+    if run.store.exists(path):
+        return path
+    rollouts = read_rollouts(run.store, run.rollouts(iteration, split))
+    everything = rollouts.episodes.num_rows
+    transcripts = transcripts_from_tables(
+        rollouts.episodes, rollouts.generations, everything, 0, session.game.protocol
+    )
+    plain = [asdict(transcript) for transcript in transcripts]
+    if form == "json":
+        text = json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
+    else:
+        text = yaml.dump(
+            json.loads(json.dumps(plain)), Dumper=_YAML, sort_keys=False, allow_unicode=True
+        )
+    run.store.put(path, text.encode())
+    return path
+
+
+def _committed(run: RunStore, iteration: int, split: str) -> Rollouts | None:
+    directory = run.rollouts(iteration, split)
+    return read_rollouts(run.store, directory) if is_committed(run.store, directory) else None
+
+
+def _game_of(record: RunRecord) -> Game | None:
+    """The game of settings on record; None where its protocol or its templates are not here, or
+    are others by now, and then neither channels nor prompts are shown."""
+    try:
+        game = Game(from_stored(record.parameters))
+        recorded = record.contents.get("templates", {})
+        return game if template_digests(game) == recorded else None
+    except (OSError, ValueError):
+        return None
