@@ -1,6 +1,7 @@
 """From chat messages to tokens: the one place, so that the text trained on is the text served.
 
 load_tokenizer      the tokenizer of a model given by path or name
+control_tokens      what no message may say as it is
 render              messages -> text, by the model's own chat template
 encode              text -> token ids, nothing added
 encode_prompt       messages -> the token ids a completion continues
@@ -16,7 +17,9 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from nip_core.lm_server.engines.vllm_keys.nip_control_tokens import ControlTokens
 from nip_core.lm_server.tool_calls import ToolForm, find_form
 from nip_core.lm_server.tool_parameters import template_call
 
@@ -31,6 +34,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
 }
 """Shapes of conversation that `check_shapes` tries, as roles in order."""
 
+_control_tokens: "WeakKeyDictionary[Any, tuple[Any, ControlTokens]]" = WeakKeyDictionary()
 _UNLIMITED = 10**9  # tokenizers without a limit say something above this
 _TEMPLATE_KEYS = ("role", "content", "name", "tool_call_id")
 
@@ -101,6 +105,15 @@ def template_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, A
     return seen
 
 
+def control_tokens(tokenizer: Any) -> ControlTokens:
+    """The control tokens of a tokenizer and its chat template, looked up once."""
+    known = _control_tokens.get(tokenizer)
+    if known is None or known[0] != tokenizer.chat_template:
+        known = (tokenizer.chat_template, ControlTokens(tokenizer))
+        _control_tokens[tokenizer] = known
+    return known[1]
+
+
 def render(
     tokenizer: Any,
     messages: Sequence[Mapping[str, Any]],
@@ -110,11 +123,12 @@ def render(
 ) -> str:
     """The text of a conversation; `generation` adds the beginning of an assistant message.
 
+    Control tokens in messages are broken (see `nip_control_tokens`), those of the template not.
     Raises ChatTemplateError if the template refuses it.
     """
     try:
         text = tokenizer.apply_chat_template(
-            template_messages(messages),
+            [control_tokens(tokenizer).break_in_message(m) for m in template_messages(messages)],
             tools=list(tools) or None,
             tokenize=False,
             add_generation_prompt=generation,

@@ -3,7 +3,7 @@
 VllmEngine      the `Engine` interface
 vllm_process    how the child is started and ended; vllm_guard: how it dies with the server
 vllm_wire       its HTTP interface as requests and results
-vllm_keys       what runs inside the child: a key on every path
+vllm_keys       what runs inside the child: a key on every path, no control tokens in messages
 
 Clients' requests are passed through to `upstream`; `generate` and `stream` are for the server's
 own parts. Nothing here imports vLLM or torch: they are in an environment of their own.
@@ -192,6 +192,7 @@ class VllmEngine:
             kv_cache_gib=self._cpu_kv_cache_gib,
             sleep=self.capabilities.sleep,
         )
+        environment["NIP_VLLM_MODEL"] = self.base_path  # whose tokenizer the middleware reads
         process = self._process = VllmProcess(self._log_path, environment)
         session = self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
@@ -222,6 +223,8 @@ class VllmEngine:
             # Sampling settings are the request's, not the model directory's.
             *("--generation-config", "vllm"),
             *("--enable-lora", "--disable-uvicorn-access-log"),
+            # The last one is the first to see a request.
+            *("--middleware", "nip_control_tokens.BreakControlTokens"),
             *("--middleware", "nip_vllm_keys.RequireKey"),
         ]
         if installation.cpu_build:
