@@ -89,6 +89,10 @@ async def _check_version_of(url: str, agent: str) -> None:
 class _TemplateRefusal(Exception):
     """The server can't make a prompt of a chat; the text is its reason."""
 
+    def __init__(self, reason: str | None, code: str | None = None) -> None:
+        super().__init__(reason)
+        self.code = code
+
 
 class _AgentCheck:
     """The chats of one agent, laid out by the server of its group."""
@@ -131,8 +135,8 @@ class _AgentCheck:
     async def too_long(self, problems: Sequence[Problem]) -> dict[str, Facts]:
         """By id those of the problems whose first prompt leaves no room for an answer."""
         bare = replace(self._problem, question="-", solution="-")
-        shell = await self._measured(bare)
-        if shell is None:
+        shell = await self._measured(bare) if self._conversation else None
+        if not shell:
             return {}
         # A token has a byte at least, so most problems need no look.
         free = shell["context"] - shell["answer"] - shell["prompt"] - _SLACK
@@ -141,16 +145,30 @@ class _AgentCheck:
         for start in range(0, len(doubtful), _AT_ONCE):
             some = doubtful[start : start + _AT_ONCE]
             for problem, facts in zip(some, await together(map(self._measured, some)), strict=True):
-                if facts is not None and facts["prompt"] + facts["answer"] > facts["context"]:
+                if facts == {}:
+                    continue
+                if facts is None:  # so long that the server does not count it
+                    found[problem.id] = {**shell, "prompt": None}
+                elif facts["prompt"] + facts["answer"] > facts["context"]:
                     found[problem.id] = facts
         return found
 
     async def _measured(self, problem: Problem) -> dict[str, Any] | None:
-        """The tokens of the first prompt for a problem; None if the server can't say."""
-        chats = self._chats(self._session.game, problem)
-        answer = await self._tokenize(chats[0]) if chats else {}
+        """The tokens of the first prompt for a problem; None if it is far too long.
+
+        Empty if the server can't say.
+        """
+        try:
+            answer = await self._tokenize(self._chats(self._session.game, problem)[0])
+        except _TemplateRefusal as refusal:
+            if refusal.code == "context_length_exceeded":
+                return None
+            raise SettingsError(
+                f"agents.{self._agent}: model {self._model!r} can't take the prompt for problem "
+                f"{problem.id!r}: {refusal}"
+            ) from None
         if not answer:
-            return None
+            return {}
         needed = self._session.parameters.max_tokens(self._agent)
         return {
             "agent": self._agent,
@@ -236,7 +254,7 @@ class _AgentCheck:
         error_ = told if isinstance(told, dict) else {}
         message = redact(str(error_["message"]), key) if error_.get("message") else None
         if status == 400:
-            raise _TemplateRefusal(message)
+            raise _TemplateRefusal(message, error_.get("code"))
         if status in (401, 403):
             raise SettingsError(f"{url}: the key is refused (HTTP {status}: {message})")
         if status == 404 and message:

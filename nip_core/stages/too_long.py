@@ -26,7 +26,8 @@ from nip_core.run_store.store import open_store
 from nip_core.scenarios.code_validation.datasets import Problem
 
 Facts = Mapping[str, Any]
-"""``agent``, and in tokens ``prompt``, ``answer`` (as long as it may be) and ``context``."""
+"""``agent``, and in tokens ``prompt`` (null: far more than the context), ``answer`` (as long as it
+may be) and ``context``."""
 LeftOut = Mapping[str, Mapping[str, Facts]]
 
 
@@ -65,10 +66,11 @@ def settle(
     """
     if found and (known is not None or parameters.dataset_options.on_too_long == "stop"):
         problem, facts = next(iter(found.items()))
+        size = "more than all" if facts["prompt"] is None else facts["prompt"]
         takes = (
-            f"agents.{facts['agent']}: the prompt for problem {problem!r} takes {facts['prompt']} "
-            f"of {facts['context']} tokens and leaves too few of the {facts['answer']} that a "
-            "message may need"
+            f"agents.{facts['agent']}: the prompt for problem {problem!r} takes {size} of "
+            f"{facts['context']} tokens and leaves too few of the {facts['answer']} that a message "
+            "may need"
         )
         if known is not None:
             raise SettingsError(
