@@ -1,9 +1,16 @@
-"""Checks that need a server: the game's chats through the model's chat template and context."""
+"""Checks that need a server.
 
+check_reachable  whether the servers that the settings name can be reached at all
+check_version    whether those that are lm_servers have a version that fits
+check_prompts    the game's chats through the model's chat template and context
+"""
+
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -11,21 +18,65 @@ from nip_core.agents.render import Game, Situation, Turn
 from nip_core.concurrency import together
 from nip_core.errors import ServerError, SettingsError
 from nip_core.lm_server.version import SERVER_VERSION, compatible
+from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move
 from nip_core.redaction import redact
+from nip_core.rollouts.progress import Progress
 from nip_core.scenarios.code_validation.datasets import Problem
-from nip_core.stages.providers import speaks_nip
+from nip_core.stages.providers import Endpoints, speaks_nip
 from nip_core.stages.too_long import Facts
 
 if TYPE_CHECKING:
     from nip_core.stages.session import Session
 
+_CONNECT_S = 10.0
+_PAUSES_S = (1.0, 2.0)
 _SEEDS = 16  # in one of them every agent has a turn
 _AT_ONCE = 32  # requests
 _SLACK = 16  # tokens that may come in where texts are joined
 
 Conversation = list[tuple[int, int, list[Turn]]]
 """An agent's turns: seed, round, and what was said before."""
+
+
+async def check_reachable(
+    parameters: HyperParameters, endpoints: Mapping[str, Endpoints], progress: Progress
+) -> None:
+    """Connect to every server that the settings name, a few times; `progress` says why again.
+
+    No request is sent. Raises ServerError if one can't be reached.
+    """
+    agents = {
+        at.base_url: parameters.groups[group][0]
+        for group, both in endpoints.items()
+        for at in (both.control, both.play)
+    }
+
+    async def reach(url: str) -> None:
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                return await asyncio.wait_for(_connect(url), _CONNECT_S)
+            except (OSError, TimeoutError) as error:
+                reason = str(error) or f"no connection within {_CONNECT_S:.0f} s"
+            if pause_s is not None:
+                progress.start_stage(f"{url} can't be reached ({reason}); trying again", 0)
+                await asyncio.sleep(pause_s)
+        raise ServerError(
+            f"{url}: can't be reached ({reason}), and agents.{agents[url]} plays or is trained "
+            "there: check the address and the network, then run again"
+        )
+
+    progress.start_stage("looking for the models' servers", 0)
+    await together(map(reach, agents))
+
+
+async def _connect(url: str) -> None:
+    at = urlsplit(url)
+    is_https = at.scheme == "https"
+    _, writer = await asyncio.open_connection(
+        at.hostname, at.port or (443 if is_https else 80), ssl=is_https or None
+    )
+    writer.close()
 
 
 async def check_prompts(session: "Session") -> dict[str, Facts]:

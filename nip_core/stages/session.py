@@ -30,7 +30,7 @@ from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.run_store.store import MissingFileError, open_store
 from nip_core.scenarios.code_validation.datasets import Problem, check_splits, load_problems
-from nip_core.stages.checks import check_prompts, check_version
+from nip_core.stages.checks import check_prompts, check_reachable, check_version
 from nip_core.stages.estimate import Estimate, estimate_run
 from nip_core.stages.identity import contents_of, identity
 from nip_core.stages.kept_models import keep_models, restore
@@ -264,6 +264,7 @@ async def open_session(
         prepared = prepare(parameters, environment)
     parameters, run = prepared.parameters, prepared.run
     progress = progress or Progress()
+    await check_reachable(parameters, prepared.endpoints, progress)
     async with contextlib.AsyncExitStack() as stack:
         lease = stack.enter_context(await asyncio.to_thread(acquire, run.store, run.root))
         await asyncio.to_thread(finish_rewinds, run, lease)

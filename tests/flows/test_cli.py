@@ -284,6 +284,17 @@ def test_a_prefect_server_that_does_not_answer_is_named(tmp_path):
     assert not (tmp_path / "runs" / "small").exists()
 
 
+def test_a_provider_that_can_not_be_reached_is_named_before_anything_is_played(tmp_path, nip):
+    nowhere = {"model_name": "m", "base_url": "http://127.0.0.1:1"}
+    config = write_config(tmp_path, agents={"_default": nowhere})
+    arguments = ["play", str(config), "--out", str(tmp_path / "out")]
+    done = nip(*arguments, environment={"OPENAI_API_KEY": "a key"})
+    said = one_line(done, 3)
+    assert "http://127.0.0.1:1/v1: can't be reached" in said and "agents.verifier" in said
+    assert "trying again" in done.stdout and "episodes" not in done.stdout
+    assert not (tmp_path / "runs" / "small").exists()
+
+
 def test_few_rollouts_are_warned_of_in_the_plan(tmp_path, nip):
     config = write_config(tmp_path, rl={"num_iterations": 1, "rollouts_per_iteration": 5})
     done = nip("train", str(config), "--dry-run", "--json")
