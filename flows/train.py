@@ -21,6 +21,7 @@ from nip_core.stages.cancelling import cancel_jobs, check_submissions_known
 from nip_core.stages.estimate import is_tested
 from nip_core.stages.evaluation import summary
 from nip_core.stages.finished import is_complete
+from nip_core.stages.published import check_store
 from nip_core.stages.rerun import Stage, is_rewound, paths_from, rewind
 from nip_core.stages.session import Session
 from nip_prefect.flows.hooks import HOOKS
@@ -118,27 +119,29 @@ async def continue_run(
     Returns:
         The run's summary, as `nip show --json` prints it.
     """
-    place = run_store or await _published_store(run)
-    stored = RunStore(open_store(place, read_only=True), run).open().parameters
-    overrides = [f"rl.num_iterations={num_iterations}"] if num_iterations else []
-    given = load_parameters({**stored, "run_store": place}, overrides)
-    return await _train(given, retry_failed_jobs, rerun_from_iteration, rerun_from_stage)
-
-
-async def _published_store(run: str) -> str:
     state = await published_state(run)
-    if state is None:
+    if run_store is None and state is None:
         raise SettingsError(
             f"run {run!r}: there is no artifact nip-{run}-state here that says where it is kept; "
             "give run_store"
         )
-    return str(state["store"])
+    place = run_store or str(state and state["store"])
+    record = RunStore(open_store(place, read_only=True), run)
+    if state is not None:
+        check_store(record, state)
+    stored = record.open().parameters
+    overrides = [f"rl.num_iterations={num_iterations}"] if num_iterations else []
+    given = load_parameters({**stored, "run_store": place}, overrides)
+    return await _train(given, retry_failed_jobs, rerun_from_iteration, rerun_from_stage)
 
 
 async def _train(
     given: HyperParameters, retry_failed_jobs: bool, again_from: int | None, stage: Stage
 ) -> dict[str, Any]:
     async with opened(given, retry_failed_jobs=retry_failed_jobs) as session:
+        state = await published_state(session.run.name)
+        if state is not None and state["store"] == session.run.store.url:  # else of a copy
+            check_store(session.run, state)
         if again_from is not None:
             await _rewind(session, again_from, stage)
         parked = await _all_iterations(session)

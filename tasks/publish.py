@@ -21,17 +21,14 @@ from prefect.artifacts import (
 
 from nip_core.evaluation.report import metrics_table
 from nip_core.evaluation.transcripts import transcripts_markdown
-from nip_core.run_store.manifest import MANIFEST, read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import walk
 from nip_core.stages.costs import spent
 from nip_core.stages.evaluation import (
     promotion_of,
     report_location,
-    summary,
     write_report,
 )
-from nip_core.stages.identity import code_version
+from nip_core.stages.published import state_of
 from nip_core.stages.session import Session
 from nip_core.stages.transcripts import newest_sample
 from nip_prefect.tasks.runtime import session_of, stage
@@ -68,7 +65,9 @@ async def _publish_artifacts(
 ) -> None:
     run = session.run.name
     await acreate_markdown_artifact(
-        key=f"nip-{run}-state", markdown=_state(session, after), description=f"State after {after}"
+        key=f"nip-{run}-state",
+        markdown=_state(session.run, after),
+        description=f"State after {after}",
     )
     rows = _metrics(session.run)
     decisions = _promotions(session.run)
@@ -101,26 +100,9 @@ async def _publish_artifacts(
     )
 
 
-def _state(session: Session, after: str) -> str:
-    run = session.run
-    manifests = {
-        path.removeprefix(f"{run.root}/"): read_manifest(
-            run.store, path.rpartition("/")[0], path.rpartition("/")[2]
-        ).digest
-        for path in walk(run.store, f"{run.root}/iterations")
-        if path.endswith(f"/{MANIFEST}")
-    }
-    state: dict[str, Any] = {
-        "run": run.name,
-        "store": run.store.url,
-        "stage": after,
-        "finished_iterations": run.finished_iterations(),
-        "manifests": manifests,
-        "models": summary(run)["iterations"][-1]["models"] if manifests else {},
-        "report": report_location(run),
-        "code_version": code_version(),
-    }
-    return f"Run `{run.name}` after {after}.\n\n```json\n{json.dumps(state, indent=1)}\n```\n"
+def _state(run: RunStore, after: str) -> str:
+    state = json.dumps(state_of(run, after), indent=1)
+    return f"Run `{run.name}` after {after}.\n\n```json\n{state}\n```\n"
 
 
 def _metrics(run: RunStore) -> list[tuple[int, dict[str, Any]]]:

@@ -20,9 +20,11 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store, walk
 from nip_core.stages.cancelling import cancel_jobs
 from nip_core.stages.fork import fork_run
+from nip_core.stages.published import check_store, state_of
 from nip_core.stages.rerun import STAGES, finish_rewinds, paths_from, rewind
 from nip_core.stages.session import open_session
 from nip_prefect.flows.train import continue_run, train
+from nip_prefect.tasks.publish import published_state
 
 TWO = {"num_iterations": 2, "rollouts_per_iteration": 40, "num_epochs": 1}
 
@@ -237,6 +239,34 @@ async def test_a_worker_that_knows_the_name_alone_goes_on(finished, tmp_path, mo
     runs = [run_in(folder) for folder in (finished, stopped)]
     assert digests(runs[0]) == digests(runs[1])
     assert os.listdir(elsewhere) == []
+
+
+async def test_a_store_that_is_behind_what_was_published_is_refused_and_nothing_is_played(
+    config, tmp_path
+):
+    """As a backup that was brought back in the place of the store."""
+    await train(str(config))  # finished: it only publishes
+    run, state = run_in(tmp_path), await published_state("by-name")
+    check_store(run, state)
+    shutil.copytree(tmp_path / "runs", tmp_path / "newer")
+    for later in ("0001", "0002"):
+        shutil.rmtree(tmp_path / "runs" / "by-name" / "iterations" / later)
+    before = contents(run)
+    for going_on in (lambda: continue_run("by-name"), lambda: train(str(config))):
+        with pytest.raises(
+            CorruptionError, match="is behind the artifact nip-by-name-st"
+        ) as caught:
+            await going_on()
+        message = str(caught.value)
+        assert "iterations/0001/datasets/prover/manifest.json is missing" in message
+        assert "prefect artifact delete nip-by-name-state" in message
+    assert contents(run) == before
+    # Another run of the name may begin, and what is ahead of the artifact is right.
+    check_store(run, {**state, "created_at": "2001-01-01"})
+    newer = RunStore(open_store(tmp_path / "newer"), "by-name")
+    check_store(newer, state_of(run, "play"))
+    with pytest.raises(CorruptionError, match="models after iteration 0 is another"):
+        check_store(newer, {**state, "swaps": {"0": {"prover": "m"}}})
 
 
 async def test_a_name_that_nobody_published_is_an_error_that_says_so(prefect_server):
