@@ -13,7 +13,6 @@ import gc
 import os
 import pickle
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -85,7 +84,12 @@ class _Process:
 
     def __init__(self, function: bytes):
         command = [sys.executable, "-c", _START.format(path=sys.path, caller=os.getpid())]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # a signal to the caller's group is the caller's to handle
+        )
         self._to = cast("BinaryIO", self._process.stdin)
         self._from = cast("BinaryIO", self._process.stdout)
         self._function: bytes | None = function
@@ -120,7 +124,6 @@ class _Process:
 def serve(caller: int) -> None:
     """What such a process does: results for items, from stdin to what was its stdout."""
     threading.Thread(target=_end_with, args=[caller], daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller, who gets it too, ends this
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     function: Callable[[Any], Any] | None = None

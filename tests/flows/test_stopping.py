@@ -81,6 +81,15 @@ def test_a_start_can_be_stopped_before_anything_has_come_up(tmp_path):
         assert terminal.left_behind() == []
 
 
+def test_a_signal_is_heard_while_the_command_is_imported(tmp_path):
+    (tmp_path / "typer.py").write_text(
+        "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
+    )
+    with Terminal(["--help"], {**os.environ, "PYTHONPATH": str(tmp_path)}) as terminal:
+        assert terminal.wait() == 130
+        assert terminal.text == "nip: interrupted; running again continues\n"
+
+
 def test_the_prefect_server_ends_with_a_command_that_is_killed(tmp_path):
     code = (
         "import time; from nip_prefect.flows.temporary_prefect import TemporaryPrefect;"
