@@ -30,9 +30,9 @@ MODELS = "models"
 JOBS = "jobs"
 RESPONSES = "responses.sqlite3"
 _BEFORE_THE_DATABASE = re.compile(
-    r"lock|owner\.lock|api_key(\..*)?|logs|fetched-.*|jobs\.sqlite3.*"
+    r"lost\+found|lock|owner\.lock|api_key(\..*)?|logs|fetched-.*|jobs\.sqlite3.*"
 )
-"""What those who start a server write before it has made its database."""
+"""What a new disk has, and what those write who start a server, before it has its database."""
 _BESIDE_THE_DATABASE = re.compile(
     r"files|models|jobs|engines|set_aside|adopted\.part|responses\.sqlite3.*|server\.json.*"
 )

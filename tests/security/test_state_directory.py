@@ -89,13 +89,14 @@ def test_files_that_the_command_names_may_lie_in_a_new_directory(
     """The keys, that is; the refusal that follows is of what is wrong with them."""
     keys = tmp_path / "keys"
     keys.write_text("k\n")
+    (tmp_path / "lost+found").mkdir()  # of a disk of its own
     (tmp_path / "notes.txt").touch()
     said = refusal(tmp_path, capsys)
     assert "keys" in said and "notes.txt" in said
     arguments = ["--engine=deterministic", "--model=sim", f"--state={tmp_path}"]
     assert main([*arguments, f"--api-keys-file={keys}"]) == 2
     said = capsys.readouterr().err
-    assert "notes.txt" in said and "keys" not in said
+    assert "notes.txt" in said and "keys" not in said and "lost+found" not in said
 
 
 def test_only_what_this_server_left_is_removed_from_its_models(tmp_path: Path) -> None:
