@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 VLLM ?= .vllm
 ART ?= .art-env
+NAT ?= .nat-env
 NIP_GPU_MODEL ?= Qwen/Qwen2.5-3B-Instruct
 PIP_OPTIONS ?=
 # More than a small machine has cores: many tests wait for servers.
@@ -12,7 +13,7 @@ TEST_JOBS ?= 3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install quickstart test coverage check format bench test-engines test-art test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu clean
+.PHONY: help install quickstart test coverage check format bench test-engines test-art test-nat test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu clean
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -21,6 +22,7 @@ help:
 	@echo "make check          formatting, lint, types, import contracts"
 	@echo "make test-engines   build an environment with vLLM (CPU) and run the tests on it"
 	@echo "make test-art       build an environment with OpenPipe ART's client and run the tests on it"
+	@echo "make test-nat       build an environment with NeMo Agent Toolkit and run its fine-tuning command"
 	@echo "make test-gpu       what needs CUDA; NIP_VLLM names the vllm command"
 	@echo "make up             PostgreSQL, Prefect, a worker and an lm_server; Ctrl-C ends them"
 	@echo "make test-cluster   Prefect's UI in a browser, dead workers, make up, object stores"
@@ -66,6 +68,11 @@ test-engines: install
 test-art: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_art.sh $(ART)
 	NIP_PYTHON=$(abspath $(BIN))/python $(ART)/bin/python -m pytest tests/art
+
+# NeMo Agent Toolkit in an environment of its own; the servers run in $(VENV).
+test-nat: install
+	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_nat.sh $(NAT)
+	NIP_PYTHON=$(abspath $(BIN))/python $(NAT)/bin/python -m pytest tests/nat
 
 test-learning: install
 	$(BIN)/python -m pytest -m learning

@@ -5,6 +5,7 @@ openai_adapter  OpenAITrainerAdapter, for servers that speak OpenAI's protocol; 
                 openai_adapter_config
 art_adapter     ARTTrainerAdapter, over OpenPipe ART; needs that package. Its settings are in
                 art_adapter_config, its parts in art_backend and the other art_*
+nat_plugin      the same for NeMo Agent Toolkit's own command, which imports it
 conversion      from submitted trajectories to the rows of a training method
 submissions     what was submitted under each run id, numbered, for any process to go on with
 progress_log    the log of `log_progress`

@@ -27,7 +27,7 @@ from nip_core.errors import JobError, NipError, StageError
 from nip_core.fine_tuning.art_adapter_config import ARTBackendConfig, ARTTrainerAdapterConfig
 from nip_core.fine_tuning.art_backend import LmServerBackend
 from nip_core.fine_tuning.art_client import unlisted
-from nip_core.fine_tuning.art_episodes import check_order, to_art, trains_anything
+from nip_core.fine_tuning.art_episodes import check_order, to_groups, trains_anything
 from nip_core.fine_tuning.art_jobs import NOTHING_TRAINED, AdapterJob, AdapterJobs, status_of
 from nip_core.fine_tuning.art_model_config import model_config
 from nip_core.fine_tuning.art_steps import JobFailed, StepJob
@@ -135,30 +135,9 @@ class ARTTrainerAdapter(TrainerAdapter):
     async def _construct_trajectory_groups(
         self, trajectory_lists: list[list[Trajectory]]
     ) -> "list[art.TrajectoryGroup]":
-        """ART's groups, one for each example; empty ones are left out.
-
-        Raises ValueError, naming the place, if any trajectory is invalid. Not strict, one whose
-        order is right but that can't be converted is left out, with a warning.
-        """
-        groups = []
-        for number, trajectories in enumerate(trajectory_lists):
-            members = []
-            for index, foreign in enumerate(trajectories):
-                place = f"trajectories[{number}][{index}]"
-                trajectory = as_ours(Trajectory, foreign, place)
-                try:
-                    await self._validate_episode_order(trajectory)
-                except ValueError as error:
-                    raise ValueError(f"{place}: {error}") from None
-                try:
-                    members.append(to_art(trajectory, place))
-                except ValueError as error:
-                    if self.adapter_config.strict:
-                        raise
-                    logger.warning("left out: %s", error)
-            if members:
-                groups.append(art.TrajectoryGroup(members))
-        return groups
+        """ART's groups, one for each example; see `to_groups`. Raises ValueError."""
+        strict = self.adapter_config.strict
+        return await to_groups(trajectory_lists, self._validate_episode_order, strict=strict)
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
         """Train on `trajectories`, and return once a server has the job, or the task has begun.
@@ -324,7 +303,13 @@ class ARTTrainerAdapter(TrainerAdapter):
             step = await self._server.begin(self.model, groups, **options)
             made = self._server.job(self.model, step)
             job_id = None if made is None else made.id
-            job = self._jobs.update(job, step=step.step, submission=step.submission, job_id=job_id)
+            job = self._jobs.update(
+                job,
+                step=step.step,
+                submission=step.submission,
+                job_id=job_id,
+                metrics=step.counted,
+            )
             if job.state != "running":  # another process has cancelled it meanwhile
                 await self._server.cancel(self.model, step)
                 return job
@@ -386,7 +371,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             if self._server is not None:
                 died += " while it was submitted; submit it again, what was sent is then found"
             return self._end(job, "failed", f"Training failed with error: {died}"), None, ""
-        step = StepJob(job.step, job.submission, {})
+        step = StepJob(job.step, job.submission, job.metrics)
         try:
             await self._registered()
             record, view = await self._server.look(self.model, step)

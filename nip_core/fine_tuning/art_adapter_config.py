@@ -27,7 +27,14 @@ from nip_core.redaction import read_key
 
 DEFAULT_KEY = "default"
 DEFAULT_LEARNING_RATE = 5e-5
+DEFAULT_PROJECT = "trainer_project"
+DEFAULT_STATE_DIR = ".art/lm_server"
 KEY_VARIABLE = "NIP_API_KEY"
+
+
+def environment_key(key: str) -> str:
+    """The key, or the environment's where it is "default" or empty."""
+    return (read_key(os.environ, KEY_VARIABLE) or key) if key in ("", DEFAULT_KEY) else key
 
 
 class ARTBackendConfig(ByFields):
@@ -40,7 +47,7 @@ class ARTBackendConfig(ByFields):
     port: Annotated[int, Field(ge=1, le=65535)]
     name: Annotated[str, Field(min_length=1)] = "trainer_run"
     """ART's name of the model."""
-    project: Annotated[str, Field(min_length=1)] = "trainer_project"
+    project: Annotated[str, Field(min_length=1)] = DEFAULT_PROJECT
     base_model: Annotated[str, Field(min_length=1)] = "Qwen/Qwen2.5-7B-Instruct"
     api_key: SecretStr = SecretStr(DEFAULT_KEY)
     """"default": the environment's NIP_API_KEY, if it is set."""
@@ -58,8 +65,7 @@ class ARTBackendConfig(ByFields):
 
     def key(self) -> str:
         """The key itself."""
-        key = self.api_key.get_secret_value()
-        return (read_key(os.environ, KEY_VARIABLE) or key) if key == DEFAULT_KEY else key
+        return environment_key(self.api_key.get_secret_value())
 
     @property
     def url(self) -> str:
@@ -88,7 +94,7 @@ class ARTTrainerAdapterConfig(TrainerAdapterConfig):
     strict: bool = True
     """Whether an episode's order must keep all four documented rules. False: those that NeMo's
     code checks, see docs/art.md; and a trajectory that can't be converted is left out."""
-    state_dir: Annotated[str, Field(min_length=1)] = ".art/lm_server"
+    state_dir: Annotated[str, Field(min_length=1)] = DEFAULT_STATE_DIR
     """Directory of steps and jobs. Processes that share it know each other's."""
     deadline_s: Annotated[float, Field(gt=0)] = 24 * 3600.0
     """Longest life of a job, from submission, in seconds, above 0."""

@@ -1,11 +1,12 @@
 """NeMo's trajectories as ART's.
 
 check_order       the rules of an episode's order, strict or as NeMo's code has them
-to_art            one trajectory
+to_groups         all trajectories of a submission
 trains_anything   whether there is a message to train in any of ART's groups
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,8 +14,15 @@ import art
 from openai.types.chat.chat_completion import Choice
 
 from nip_core.fine_tuning.conversion import sampled_tokens
-from nip_core.fine_tuning.interface import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
+from nip_core.fine_tuning.interface import (
+    DPOItem,
+    EpisodeItem,
+    EpisodeItemRole,
+    Trajectory,
+    as_ours,
+)
 
+_log = logging.getLogger(__name__)
 _SPEAKERS = (EpisodeItemRole.USER, EpisodeItemRole.SYSTEM, EpisodeItemRole.ASSISTANT)
 _FIRST = (EpisodeItemRole.USER, EpisodeItemRole.SYSTEM)
 _NAMES = "'user', 'system' or 'assistant'"
@@ -52,7 +60,40 @@ def check_order(trajectory: Trajectory, *, strict: bool) -> None:
             )
 
 
-def to_art(trajectory: Trajectory, place: str) -> "art.Trajectory":
+async def to_groups(
+    trajectory_lists: Sequence[Sequence[Any]],
+    check: Callable[[Trajectory], Awaitable[None]],
+    *,
+    strict: bool,
+) -> "list[art.TrajectoryGroup]":
+    """ART's groups, one for each example; empty ones are left out.
+
+    The trajectories may be another library's. `check` raises ValueError for an order that is not
+    right. Raises ValueError, naming the place, if any trajectory is invalid. Not strict, one whose
+    order is right but that can't be converted is left out, with a warning.
+    """
+    groups = []
+    for number, trajectories in enumerate(trajectory_lists):
+        members = []
+        for index, foreign in enumerate(trajectories):
+            place = f"trajectories[{number}][{index}]"
+            trajectory = as_ours(Trajectory, foreign, place)
+            try:
+                await check(trajectory)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from None
+            try:
+                members.append(_to_art(trajectory, place))
+            except ValueError as error:
+                if strict:
+                    raise
+                _log.warning("left out: %s", error)
+        if members:
+            groups.append(art.TrajectoryGroup(members))
+    return groups
+
+
+def _to_art(trajectory: Trajectory, place: str) -> "art.Trajectory":
     """ART's trajectory; assistant messages become choices, which are what is trained.
 
     Metadata that ART has a type for is kept, and `shaped_rewards` as metrics. Raises ValueError.

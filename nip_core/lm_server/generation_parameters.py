@@ -59,6 +59,8 @@ class Delivery:
     stream: bool = False
     include_usage: bool = False
     metadata: dict[str, str] | None = None
+    tokens_as_ids: bool = False
+    """Generated tokens are named ``token_id:17`` in the log-probabilities, as vLLM can do it."""
 
 
 # Bodies
@@ -259,9 +261,14 @@ def _delivery(values: dict[str, Any]) -> Delivery:
     if include_usage is not None and not stream:
         raise _needs("stream_options", "stream: true")
     metadata = values.pop("metadata", None)
-    if not stream and metadata is None:
+    tokens_as_ids = values.pop("tokens_as_ids", False)
+    if tokens_as_ids:
+        if not values.get("logprobs"):
+            raise _needs("return_tokens_as_token_ids", "logprobs: true")
+        values["return_token_ids"] = True
+    if not stream and metadata is None and not tokens_as_ids:
         return _PLAIN
-    return Delivery(stream, bool(include_usage), metadata)
+    return Delivery(stream, bool(include_usage), metadata, tokens_as_ids)
 
 
 _PLAIN = Delivery()
@@ -427,6 +434,7 @@ CHAT_PARAMETERS: dict[str, tuple[str, Parse]] = {
     "logprobs": ("logprobs", _boolean),
     "top_logprobs": ("top_logprobs", _integer(0, MAX_TOP_LOGPROBS)),
     "metadata": ("metadata", _metadata),
+    "return_tokens_as_token_ids": ("tokens_as_ids", _boolean),
 }
 """Parameter of the endpoint -> field of the request ("": none) and the check."""
 

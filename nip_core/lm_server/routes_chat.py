@@ -96,7 +96,10 @@ async def _answer(
     generated = sum([choice.completion_tokens for choice in result.choices])
     note_tokens(request, result.prompt_tokens, generated)
     head["model"] = result.model
-    head["choices"] = [_choice(index, choice) for index, choice in enumerate(result.choices)]
+    head["choices"] = [
+        _choice(index, choice, tokens_as_ids=delivery.tokens_as_ids)
+        for index, choice in enumerate(result.choices)
+    ]
     head["usage"] = usage_object(result.prompt_tokens, generated, _DETAILS)
     if delivery.metadata is not None:
         head["metadata"] = delivery.metadata
@@ -105,7 +108,7 @@ async def _answer(
     return json_response(head)
 
 
-def _choice(index: int, choice: Choice) -> dict[str, Any]:
+def _choice(index: int, choice: Choice, *, tokens_as_ids: bool) -> dict[str, Any]:
     body: dict[str, Any] = {
         "index": index,
         "message": {"role": "assistant", "content": choice.text, "refusal": None},
@@ -118,6 +121,8 @@ def _choice(index: int, choice: Choice) -> dict[str, Any]:
         message["content"] = choice.text or None
     if choice.logprobs is not None:
         tokens = choice.tokens or ("",) * len(choice.logprobs)
+        if tokens_as_ids:
+            tokens = _named_by_ids(choice.token_ids or ())
         body["logprobs"] = _logprobs(tokens, choice.logprobs, choice.top_logprobs or ())
     if choice.token_ids is not None:
         body["token_ids"] = choice.token_ids
@@ -156,9 +161,10 @@ async def _chunks(
                 if delta.text or delta.tokens or delta.token_ids:
                     piece = _piece(delta.index, {"content": delta.text})
                     if chat.logprobs:
-                        piece["logprobs"] = _logprobs(
-                            delta.tokens, delta.logprobs, delta.top_logprobs
-                        )
+                        tokens = delta.tokens
+                        if delivery.tokens_as_ids:
+                            tokens = _named_by_ids(delta.token_ids)
+                        piece["logprobs"] = _logprobs(tokens, delta.logprobs, delta.top_logprobs)
                     if chat.return_token_ids:
                         piece["token_ids"] = delta.token_ids
                     events += event(piece)
@@ -190,6 +196,10 @@ def _tool_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
 
 def _piece(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _named_by_ids(token_ids: Sequence[int]) -> tuple[str, ...]:
+    return tuple([f"token_id:{token}" for token in token_ids])
 
 
 def _logprobs(

@@ -5,10 +5,9 @@ Python NIP_PYTHON names (default: that of .venv), as ART's has neither torch nor
 """
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,9 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 os.environ.setdefault("WANDB_MODE", "disabled")
 os.environ.setdefault("TQDM_DISABLE", "1")
 
-ROOT = Path(__file__).parents[2]
-PYTHON = os.environ.get("NIP_PYTHON") or str(ROOT / ".venv" / "bin" / "python")
 sys.path.append(str(Path(__file__).parent))
 
-from served import Server  # noqa: E402
+from served import Server, running
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,20 +40,6 @@ def art_is_here() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def no_key_of_the_environment() -> None:
     os.environ.pop("NIP_API_KEY", None)
-
-
-@contextmanager
-def running(*arguments: str) -> Iterator[Server]:
-    """A server in nip's own environment; see serve_here.py."""
-    command = [PYTHON, str(Path(__file__).with_name("serve_here.py")), *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        line = process.stdout.readline() if process.stdout else ""
-        assert line, f"{' '.join(command)} started no server (status {process.poll()})"
-        yield Server(*line.split())
-    finally:
-        process.communicate()  # closes its input, and it ends
-    assert process.returncode == 0
 
 
 @pytest.fixture(scope="session")

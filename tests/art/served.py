@@ -1,8 +1,16 @@
-"""A running server, as the tests see it."""
+"""Running servers, as the tests see them."""
 
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
+
+ROOT = Path(__file__).parents[2]
+PYTHON = os.environ.get("NIP_PYTHON") or str(ROOT / ".venv" / "bin" / "python")
 
 
 class Server:
@@ -23,3 +31,17 @@ class Server:
         ) as client:
             found = list(client.fine_tuning.jobs.list(limit=100))
         return [job for job in found if job.id not in self._before]
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[Server]:
+    """A server in nip's own environment; see serve_here.py."""
+    command = [PYTHON, str(Path(__file__).with_name("serve_here.py")), *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline() if process.stdout else ""
+        assert line, f"{' '.join(command)} started no server (status {process.poll()})"
+        yield Server(*line.split())
+    finally:
+        process.communicate()  # closes its input, and it ends
+    assert process.returncode == 0

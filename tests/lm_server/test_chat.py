@@ -92,6 +92,7 @@ def test_what_makes_no_difference_is_taken(http: httpx.Client) -> None:
         ({"prediction": {"type": "content"}}, "unsupported_value", "prediction"),
         ({"logprobs": True}, "unsupported_value", "logprobs"),
         ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
+        ({"return_tokens_as_token_ids": True}, "invalid_value", "return_tokens_as_token_ids"),
         ({"top_logprobs": 21, "logprobs": True}, "invalid_value", "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
         ({"metadata": {"a": 1}}, "invalid_value", "metadata"),

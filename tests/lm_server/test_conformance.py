@@ -228,6 +228,20 @@ def test_every_operation_answers_as_described(
     assert succeeded == set(description.operations) - NOT_OFFERED
 
 
+def _chunks(stream: bytes) -> list[dict[str, Any]]:
+    events = stream.decode().split("\n\n")[:-2]
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def _streamed_tokens(stream: bytes) -> dict[int, list[Any]]:
+    """Of each choice what its log-probabilities name."""
+    tokens: dict[int, list[Any]] = {0: [], 1: []}
+    for chunk in _chunks(stream):
+        choice = chunk["choices"][0]
+        tokens[choice["index"]] += (choice["logprobs"] or {"content": []})["content"]
+    return tokens
+
+
 async def test_log_probabilities_of_a_real_model_are_as_described(
     tmp_path: Path, description: Description
 ) -> None:
@@ -238,19 +252,22 @@ async def test_log_probabilities_of_a_real_model_are_as_described(
     async with serve(tmp_path / "state", spec=spec) as here:
         _, whole, _ = await here.post("/v1/chat/completions", asked)
         _, stream, _ = await here.post("/v1/chat/completions", {**asked, "stream": True})
+        by_ids = {**asked, "return_tokens_as_token_ids": True}
+        _, named, _ = await here.post("/v1/chat/completions", by_ids)
+        _, named_stream, _ = await here.post("/v1/chat/completions", {**by_ids, "stream": True})
         _, prompt, _ = await here.post(
             "/v1/completions", {"model": "tiny", "prompt": "hello", "logprobs": 2, "seed": 1}
         )
     answer = json.loads(whole)
     schema = {"$ref": "#/components/schemas/CreateChatCompletionResponse"}
     assert description.problems(answer, schema) == []
-    tokens: dict[int, list[Any]] = {0: [], 1: []}
-    for event in stream.decode().split("\n\n")[:-2]:
-        chunk = json.loads(event.removeprefix("data: "))
-        schema = {"$ref": "#/components/schemas/CreateChatCompletionStreamResponse"}
-        assert description.problems(chunk, schema) == []
-        choice = chunk["choices"][0]
-        tokens[choice["index"]] += (choice["logprobs"] or {"content": []})["content"]
+    schema = {"$ref": "#/components/schemas/CreateChatCompletionStreamResponse"}
+    assert [p for chunk in _chunks(stream) for p in description.problems(chunk, schema)] == []
+    tokens, ids = _streamed_tokens(stream), _streamed_tokens(named_stream)
+    for choice in json.loads(named)["choices"]:
+        content = choice["logprobs"]["content"]
+        assert [t["token"] for t in content] == [f"token_id:{id}" for id in choice["token_ids"]]
+        assert [t["token"] for t in ids[choice["index"]]] == [t["token"] for t in content]
     for choice in answer["choices"]:
         content = choice["logprobs"]["content"]
         assert 0 < len(content) <= 12
