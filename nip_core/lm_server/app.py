@@ -8,7 +8,6 @@ close_server   the reverse; what was unfinished continues at the next start
 """
 
 import os
-import sqlite3
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +25,7 @@ from nip_core.lm_server import (
 )
 from nip_core.lm_server.auth import KeyRing
 from nip_core.lm_server.background import BackgroundTasks
-from nip_core.lm_server.database import Database, unusable
+from nip_core.lm_server.database import UNUSABLE, Database, unusable
 from nip_core.lm_server.engines.deterministic import InjectedFault
 from nip_core.lm_server.errors import ApiError
 from nip_core.lm_server.files import FileStore
@@ -85,7 +84,7 @@ async def open_server(
         if responses is not None:
             await responses.close()
         database.close()
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, UNUSABLE):
             raise unusable(database.path, error) from error
         raise
     return Services(

@@ -115,6 +115,8 @@ _JSON = {
     "meta": ("value",),
 }
 """Columns that are read as JSON."""
+UNUSABLE = (sqlite3.Error, UnicodeDecodeError)
+"""What comes of a database that can't be used; damage in a name can't even be said by SQLite."""
 _REMEDY = "put a copy of it back, or move everything beside it to another place and start anew"
 
 
@@ -152,7 +154,7 @@ class Database:
                     f"BEGIN; {' '.join(steps)} PRAGMA user_version = {STATE_FORMAT}; COMMIT;"
                 )
             self._refuse_broken_rows()
-        except sqlite3.Error as error:
+        except UNUSABLE as error:
             self._connection.close()
             raise unusable(path, error) from error
         except StateError:
@@ -241,7 +243,7 @@ def refuse_damage(connection: sqlite3.Connection, path: Path, remedy: str = _REM
         raise damaged(path, " ".join(problem.split()), remedy)
 
 
-def unusable(path: Path, error: sqlite3.Error, remedy: str = _REMEDY) -> StateError:
+def unusable(path: Path, error: Exception, remedy: str = _REMEDY) -> StateError:
     """The error for a database that SQLite can't open, read or write."""
     if isinstance(error, sqlite3.OperationalError):  # the disk is full, or away
         return StateError(f"{path} can't be used: {error}")

@@ -32,7 +32,7 @@ from aiohttp import web
 
 from nip_core.lm_server import aside
 from nip_core.lm_server.background import BackgroundTasks
-from nip_core.lm_server.database import connect, refuse_damage, unusable
+from nip_core.lm_server.database import UNUSABLE, connect, refuse_damage, unusable
 from nip_core.lm_server.errors import ApiError, given_twice, unsupported_value
 from nip_core.lm_server.state import StateError
 
@@ -102,7 +102,7 @@ class ResponseTable:
             self._reader = _connect(path)
             refuse_damage(self._reader, path, _NOTHING_ELSE)
             writer = _connect(path)
-        except sqlite3.Error as error:
+        except UNUSABLE as error:
             raise unusable(path, error, _NOTHING_ELSE) from error
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._writer = threading.Thread(

@@ -142,6 +142,10 @@ def folder(path: Path) -> None:
     path.mkdir()
 
 
+def no_text(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE", b"CREA\xd2E TABLE"[:12]))
+
+
 def sql(statement: str) -> Callable[[Path], None]:
     def damage(path: Path) -> None:
         with closing(sqlite3.connect(path)) as database:
@@ -151,7 +155,7 @@ def sql(statement: str) -> Callable[[Path], None]:
     return damage
 
 
-@pytest.mark.parametrize("damage", [cut, other_magic, zeroes, folder])
+@pytest.mark.parametrize("damage", [cut, other_magic, zeroes, folder, no_text])
 @pytest.mark.parametrize("name", ["jobs.sqlite3", "responses.sqlite3"])
 def test_a_damaged_database_is_one_line_that_names_it(
     name: str, damage: Callable[[Path], None], state: Path, capfd: pytest.CaptureFixture[str]
