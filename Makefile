@@ -6,6 +6,7 @@ VENV ?= .venv
 VLLM ?= .vllm
 ART ?= .art-env
 NAT ?= .nat-env
+CLIENTS ?= .clients-env
 NIP_GPU_MODEL ?= Qwen/Qwen2.5-3B-Instruct
 PIP_OPTIONS ?=
 # More than a small machine has cores: many tests wait for servers.
@@ -13,7 +14,7 @@ TEST_JOBS ?= 3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install quickstart test coverage check format bench test-engines test-art test-nat test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu clean
+.PHONY: help install quickstart test coverage check format bench test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu clean
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -23,6 +24,7 @@ help:
 	@echo "make test-engines   build an environment with vLLM (CPU) and run the tests on it"
 	@echo "make test-art       build an environment with OpenPipe ART's client and run the tests on it"
 	@echo "make test-nat       build an environment with NeMo Agent Toolkit and run its fine-tuning command"
+	@echo "make test-clients   build an environment with clients of other projects, run the tests on it"
 	@echo "make test-gpu       what needs CUDA; NIP_VLLM names the vllm command"
 	@echo "make up             PostgreSQL, Prefect, a worker and an lm_server; Ctrl-C ends them"
 	@echo "make test-cluster   Prefect's UI in a browser, dead workers, make up, object stores"
@@ -73,6 +75,11 @@ test-art: install
 test-nat: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_nat.sh $(NAT)
 	NIP_PYTHON=$(abspath $(BIN))/python $(NAT)/bin/python -m pytest tests/nat
+# openai, litellm, langchain-openai, instructor, dspy and openai of npm; writes the table of the docs.
+test-clients: install
+	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_clients.sh $(CLIENTS)
+	NIP_PYTHON=$(abspath $(BIN))/python NIP_CLIENTS_RESULTS=docs/results \
+		$(CLIENTS)/bin/python -m pytest tests/clients
 
 test-learning: install
 	$(BIN)/python -m pytest -m learning

@@ -36,7 +36,7 @@ os.environ["SSL_CERT_FILE"] = _certificate.name
 settings.register_profile("nip", deadline=None)
 settings.load_profile("nip")
 
-TIERS = ("engines", "art", "nat", "gpu", "cluster")
+TIERS = ("engines", "art", "nat", "clients", "gpu", "cluster")
 """Folders that run on their own (`make test-engines`, ...), as they need more than `make install`."""
 
 

@@ -17,28 +17,7 @@ from nip_core.lm_server.engines.base import EngineRequestError, GenerationReques
 from nip_core.lm_server.engines.embedded import EmbeddedEngine
 
 sys.path.append(str(Path(__file__).parent))
-from tiny_model import make_model
-
-HERMES = """\
-{%- if tools %}
-  {{- '<|system|># Tools\n' }}
-  {%- for tool in tools %}{{- tool | tojson + '\n' }}{%- endfor %}
-  {{- '<|end|>' }}
-{%- endif %}
-{%- for message in messages %}
-  {%- if message.role == 'tool' %}
-    {{- '<|user|><tool_response>\n' + message.content + '\n</tool_response><|end|>' }}
-  {%- else %}
-    {{- '<|' + message.role + '|>' + message.content }}
-    {%- for call in message.tool_calls or [] %}
-      {{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
-      {{- call.function.arguments | tojson + '}\n</tool_call>' }}
-    {%- endfor %}
-    {{- '<|end|>' }}
-  {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
-"""The form of Hermes and Qwen, with the special tokens of the tiny model."""
+from tiny_model import TOOL_TEMPLATE, make_model
 
 WORD = {"type": "string", "pattern": "^[a-z]{1,8}$"}
 VERDICT = {
@@ -87,7 +66,9 @@ def ask(text: str = "hello", **settings: Any) -> GenerationRequest:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(tmp_path_factory):
-    where = make_model(tmp_path_factory.mktemp("models") / "tiny", template=HERMES, context=1024)
+    where = make_model(
+        tmp_path_factory.mktemp("models") / "tiny", template=TOOL_TEMPLATE, context=1024
+    )
     engine = EmbeddedEngine(str(where), threads=1)
     await engine.start()
     yield engine
@@ -187,12 +168,47 @@ async def test_the_prompt_shows_tools_calls_and_their_results(engine):
     assert '"name": "add"' in text and '{"a": 1, "b": 3}' in text and "4\n</tool_resp" in text
 
 
+def object_of(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), **more}
+
+
+@pytest.mark.parametrize(
+    ("schema", "keys"),
+    [
+        (object_of({"a": {"enum": [1]}, "b": object_of({"enum": {"enum": [2]}})}), {"a", "b"}),
+        (object_of({"properties": object_of({"$ref": {"enum": [3]}})}), {"properties"}),
+        ({"$ref": "#/$defs/x", "$defs": {"x": object_of({"a": {"enum": [1]}})}}, {"a"}),
+    ],
+)
+async def test_an_object_has_the_listed_keys_and_no_others(engine, schema, keys):
+    answers = (await engine.generate(ask(schema=schema, n=8, temperature=1.5))).choices
+    for answer in answers:
+        assert answer.finish_reason == "stop", answer
+        assert json.loads(answer.text).keys() == keys
+        jsonschema.validate(json.loads(answer.text), schema)
+
+
+async def test_an_object_stays_open_where_its_schema_says_so_or_is_joined(engine):
+    for schema in (
+        object_of({"a": {"enum": [1]}}, additionalProperties={"enum": [2]}, maxProperties=3),
+        {"allOf": [object_of({"a": {"enum": [1]}}), object_of({"b": {"enum": [2]}})]},
+        {"$ref": "#/$defs/x", "$defs": {"x": object_of({"a": {"enum": [1]}})}, **object_of({"b": {"enum": [2]}})},
+    ):  # fmt: skip
+        from nip_core.lm_server.engines.guided import close_objects
+
+        assert close_objects(schema).get("additionalProperties", True)
+        answer = (await engine.generate(ask(schema=schema, max_tokens=30))).choices[0]
+        assert answer.text.startswith('{"a": 1')
+
+
 @pytest.mark.parametrize(
     ("schema", "named"),
     [
         ({"type": "objekt"}, "objekt"),
         ({"type": "object", "properties": {"a": {"not": {"type": "null"}}}}, "not"),
         ({"$ref": "#/nowhere"}, "nowhere"),
+        ({"type": "object", "properties": {}, "required": [{}]}, "enforced"),
+        ({"type": "object", "properties": {}, "required": 5}, "enforced"),
         ({"type": "string", "pattern": "("}, "group"),
         ({"type": "integer", "minimum": 5, "maximum": 1}, "minimum"),
     ],

@@ -9,6 +9,26 @@ TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
 )
+TOOL_TEMPLATE = """\
+{%- if tools %}
+  {{- '<|system|># Tools\n' }}
+  {%- for tool in tools %}{{- tool | tojson + '\n' }}{%- endfor %}
+  {{- '<|end|>' }}
+{%- endif %}
+{%- for message in messages %}
+  {%- if message.role == 'tool' %}
+    {{- '<|user|><tool_response>\n' + message.content + '\n</tool_response><|end|>' }}
+  {%- else %}
+    {{- '<|' + message.role + '|>' + message.content }}
+    {%- for call in message.tool_calls or [] %}
+      {{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+      {{- call.function.arguments | tojson + '}\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|end|>' }}
+  {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
+"""The form of Hermes and Qwen, with the special tokens of the tiny model."""
 SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
 

@@ -7,7 +7,7 @@ Guide          the progress of one answer through its grammar
 
 The grammars are llguidance's. What it can't enforce of a schema it refuses, naming the keyword.
 JSON is written as Python's `json.dumps` does, ``{"a": 1, "b": 2}``: free white space would let a
-weak model write nothing else until its tokens end.
+weak model write nothing else until its tokens end. For the same reason objects are closed.
 """
 
 import json
@@ -18,6 +18,8 @@ from nip_core.lm_server.engines.base import EngineRequestError
 from nip_core.lm_server.tool_calls import ToolForm, parameters_of
 
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")  # name -> schema
+_VALUES = ("enum", "const", "default", "examples")
 _LEXER_FUEL = 100_000
 """What a pattern may cost before the first token: a fifth of a second at most."""
 
@@ -40,9 +42,10 @@ def json_grammar(schema: Mapping[str, Any], param: str = "response_format") -> s
     """The grammar of JSON texts of a schema. Raises EngineRequestError for a wrong schema."""
     matcher = guidance().LLMatcher
     try:
-        grammar: str = matcher.grammar_from_json_schema(json.dumps(schema), overrides=_STYLE)
+        closed = json.dumps(close_objects(schema))
+        grammar: str = matcher.grammar_from_json_schema(closed, overrides=_STYLE)
         problem = matcher.validate_grammar(grammar)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         problem = str(error)
     if problem and not problem.startswith("WARNING"):
         raise wrong_schema(problem, param)
@@ -67,7 +70,7 @@ def call_grammar(
         json_grammar(parameters, f"tools[{index}].function.parameters")
         if not forced or name in forced:
             opening, closing = form.around(name)
-            bodies.append((opening, {**parameters, "x-guidance": _STYLE}, closing))
+            bodies.append((opening, _styled(parameters), closing))
     if not forced and schema is None:
         if not form.marker:
             return None
@@ -85,9 +88,51 @@ def call_grammar(
     starts = [f"call_{index}" for index in range(len(bodies))]
     if not forced and schema is not None:
         json_grammar(schema)
-        rules.append(f"answer: %json {json.dumps({**schema, 'x-guidance': _STYLE})}")
+        rules.append(f"answer: %json {json.dumps(_styled(schema))}")
         starts.append("answer")
     return "\n".join(["%llguidance {}", f"start: {' | '.join(starts)}", *rules, ""])
+
+
+def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema whose objects have the properties that it lists and no others, unless it says so.
+
+    All that follows it follows the schema too. Left open, an object is where a weak model adds
+    keys until its tokens end. Where schemas are joined, what lists a property need not be what
+    closes the object: such schemas stay as they are.
+    """
+    closed = dict(schema)
+    return closed if _joins(schema) else _closed(closed)
+
+
+def _joins(node: Any) -> bool:
+    if isinstance(node, list):
+        return any(map(_joins, node))
+    if not isinstance(node, dict):
+        return False
+    beside = {"$ref", "anyOf", "oneOf"} & node.keys() and "properties" in node
+    return "allOf" in node or bool(beside) or any(map(_joins, node.values()))
+
+
+def _closed(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_closed(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    closed = {}
+    for key, value in node.items():
+        if key in _MAPS and isinstance(value, dict):
+            closed[key] = {name: _closed(item) for name, item in value.items()}
+        else:
+            closed[key] = value if key in _VALUES else _closed(value)
+    listed = node.get("properties")
+    is_listed = isinstance(listed, dict) and listed.keys() >= set(node.get("required") or ())
+    if is_listed and "patternProperties" not in node:
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+def _styled(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {**close_objects(schema), "x-guidance": _STYLE}
 
 
 def begin(vocabulary: Any, grammar: str, param: str) -> Any:
