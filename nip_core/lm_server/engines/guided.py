@@ -118,7 +118,7 @@ def _closed(node: Any) -> Any:
         return [_closed(item) for item in node]
     if not isinstance(node, dict):
         return node
-    closed = {}
+    closed: dict[str, Any] = {}
     for key, value in node.items():
         if key in _MAPS and isinstance(value, dict):
             closed[key] = {name: _closed(item) for name, item in value.items()}
