@@ -284,7 +284,7 @@ def main() -> None:
         },
         "versions": {
             "python": platform.python_version(),
-            **{name: version(name) for name in ("nip", "openai", "aiohttp")},
+            **{name: version(name) for name in ("nip-loop", "openai", "aiohttp")},
         },
         "medians": summary,
         "measurements": rows,

@@ -329,7 +329,7 @@ def main() -> None:
         },
         "versions": {
             "python": platform.python_version(),
-            **{name: version(name) for name in ("nip", "torch", "transformers", "aiohttp")},
+            **{name: version(name) for name in ("nip-loop", "torch", "transformers", "aiohttp")},
         },
         "medians": summarise(rows),
         "measurements": rows,
