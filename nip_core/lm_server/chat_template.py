@@ -114,6 +114,25 @@ def control_tokens(tokenizer: Any) -> ControlTokens:
     return known[1]
 
 
+def _without_control(tokenizer: Any, message: dict[str, Any]) -> Any:
+    tokens = control_tokens(tokenizer)
+    broken = tokens.break_in_message(message)
+    if "tool_calls" in message:
+        broken["tool_calls"] = _break_everywhere(tokens, message["tool_calls"])
+    return broken
+
+
+def _break_everywhere(tokens: ControlTokens, value: Any) -> Any:
+    """`value` with its control tokens broken, those in keys too: a template may write all of it."""
+    if isinstance(value, str):
+        return tokens.break_in(value)
+    if isinstance(value, list):
+        return [_break_everywhere(tokens, item) for item in value]
+    if isinstance(value, Mapping):
+        return {tokens.break_in(k): _break_everywhere(tokens, v) for k, v in value.items()}
+    return value
+
+
 def render(
     tokenizer: Any,
     messages: Sequence[Mapping[str, Any]],
@@ -128,8 +147,8 @@ def render(
     """
     try:
         text = tokenizer.apply_chat_template(
-            [control_tokens(tokenizer).break_in_message(m) for m in template_messages(messages)],
-            tools=list(tools) or None,
+            [_without_control(tokenizer, message) for message in template_messages(messages)],
+            tools=[_break_everywhere(control_tokens(tokenizer), tool) for tool in tools] or None,
             tokenize=False,
             add_generation_prompt=generation,
         )

@@ -32,7 +32,7 @@ _SENTINEL = "sentinel{}sentinel"
 _BRACKETED = re.compile(r"<{1,2}/?\|?[^\s<>|]+\|?>{1,2}|\[/?[^\s\[\]]+\]")
 _THOUGHTS = re.compile(r"</?think(ing)?>", re.IGNORECASE)
 _MIN_LETTERS = 2  # of a plain word that is a marker
-_SAID = ("messages", "input", "instructions", "system")
+_SAID = ("messages", "input", "instructions", "system", "tools")
 _NOT_SAID = ("role", "type")
 
 
