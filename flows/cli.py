@@ -159,7 +159,7 @@ def _leave(status: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
-    end_temporary()
+    end_temporary(wait_s=0.3)
     os._exit(status)
 
 

@@ -83,13 +83,13 @@ class TemporaryPrefect:
                 f"no temporary Prefect server ({problem}); its log ends: {self._tail()}"
             )
 
-    def stop(self) -> None:
-        """End it. Does nothing when it has been ended."""
+    def stop(self, wait_s: float = _STOP_S) -> None:
+        """End it, by force after `wait_s`. Does nothing when it has been ended."""
         if not self._ended.acquire(blocking=False):
             return
         os.close(self._pipe)
         try:
-            self._process.wait(_STOP_S)
+            self._process.wait(wait_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -101,10 +101,10 @@ class TemporaryPrefect:
         return ""
 
 
-def end_temporary() -> None:
-    """End the temporary servers of this process."""
+def end_temporary(wait_s: float = _STOP_S) -> None:
+    """End the temporary servers of this process, by force after `wait_s`."""
     for server in _started:
-        server.stop()
+        server.stop(wait_s)
 
 
 def main(parent: int, pipe: int, listener: int) -> None:
@@ -122,7 +122,11 @@ def main(parent: int, pipe: int, listener: int) -> None:
     from uvicorn import Config, Server
 
     config = Config(
-        "prefect.server.api.server:create_app", factory=True, log_level="error", lifespan="on"
+        "prefect.server.api.server:create_app",
+        factory=True,
+        log_level="error",
+        lifespan="on",
+        timeout_graceful_shutdown=0,  # its one client is gone then
     )
     server = Server(config)
     server.run(sockets=[socket.socket(fileno=listener)])

@@ -178,6 +178,7 @@ async def prove_serving(session: Session, iteration: int) -> None:
         return await together(prove(session, group, model) for group, model in trained.items())
 
     if trained:
+        session.progress.start_stage(f"iteration {iteration}: proving the models that play", 0)
         await session.with_server(prove_all)
 
 
