@@ -133,6 +133,12 @@ def test_any_flipped_bit_of_a_document_is_noticed(
         assert "a.json: damaged" in str(error)
 
 
+def test_a_number_that_damage_makes_infinite_is_noticed() -> None:
+    data = encode({"a": -1e308})
+    with pytest.raises(CorruptionError, match=r"a\.json: damaged"):
+        decode(data.replace(b"e+308", b"e+318"), "a.json")
+
+
 def test_a_document_of_an_earlier_version_is_read_as_it_is(store: Store) -> None:
     store.put("old/run.json", b'{"a": 1}')
     assert RunStore(store, "old").read_json("old/run.json") == {"a": 1}
