@@ -39,11 +39,12 @@ def check_store(run: RunStore, state: Mapping[str, Any]) -> None:
     """Raise CorruptionError if the run's store lacks what `state` says it had.
 
     A store that is ahead of what was published is right. One that was rewound since then is not
-    compared, nor is another run of the same name.
+    compared, nor is another run of the same name (a state without a time is that of an earlier
+    version, and may be one).
     """
     artifact = f"nip-{run.name}-state"
     try:
-        if state.get("created_at", run.open().created_at) != run.open().created_at:
+        if state.get("created_at") != run.open().created_at:
             return
     except MissingFileError:
         return  # begun anew
