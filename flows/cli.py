@@ -114,7 +114,6 @@ def main() -> None:
     # Nothing here may need the network; people who want the telemetry can switch it on.
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     # Prefect's own server takes longer than its default of 20 s on a busy or slow machine.
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "300")
     signal.signal(signal.SIGTERM, _on_sigterm)

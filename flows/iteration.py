@@ -13,9 +13,11 @@ from prefect import flow
 
 from nip_core.concurrency import together
 from nip_core.stages.estimate import is_tested
+from nip_core.stages.evaluation import promotion_of
 from nip_core.stages.fine_tuning import pass_on, scheduled
 from nip_core.stages.gate import NEW, OLD, is_due
 from nip_prefect.flows.apart import play_apart
+from nip_prefect.flows.printing import gate_line, verdict_line
 from nip_prefect.tasks.evaluate import measure
 from nip_prefect.tasks.fine_tune import (
     await_job,
@@ -27,7 +29,7 @@ from nip_prefect.tasks.fine_tune import (
 )
 from nip_prefect.tasks.play import commit_rollouts, plan, play_shard
 from nip_prefect.tasks.publish import publish
-from nip_prefect.tasks.runtime import limited, session_of
+from nip_prefect.tasks.runtime import limited, log_of, session_of
 
 
 @flow(
@@ -62,10 +64,11 @@ async def iteration(run: str, iteration: int, prove: bool = False) -> dict[str, 
     with timed(times, "dataset"):
         # At once: what is published is sent to Prefect's server, which takes its time.
         played = publish(run, f"playing iteration {iteration}", done + 0.5 * share, report=False)
-        await together([played, *(build_dataset(run, iteration, group) for group in groups)])
+        await together([played, *(_build(run, iteration, group) for group in groups)])
     with timed(times, "train"):
         parked = await train_groups(run, iteration, groups)
     if parked is not None:
+        log_of(run).info("iteration %d: parked, %s", iteration, parked)
         await publish(run, f"parking iteration {iteration}", done + 0.5 * share, samples=False)
         return {"iteration": iteration, "models": None, "parked": parked}
     if is_due(session, iteration):
@@ -75,6 +78,10 @@ async def iteration(run: str, iteration: int, prove: bool = False) -> dict[str, 
             await play_split(run, iteration, NEW)
     with timed(times, "swap"):
         models = await swap_models(run, iteration)
+    if (decision := promotion_of(session.run, iteration)) is not None:
+        log_of(run).info("iteration %d: %s", iteration, gate_line(decision))
+    serving = ", ".join(f"{group}: {model}" for group, model in models.items())
+    log_of(run).info("iteration %d: the models from here on are %s", iteration, serving)
     session.run.write_json_once(
         f"{session.run.iteration(iteration)}/times.json", times, lease=session.lease
     )
@@ -106,6 +113,12 @@ async def play_split(run: str, iteration: int, split: str) -> dict[str, Any]:
     """Play all shards of a split, publish them as one and measure it."""
     session = session_of(run)
     shards = await plan(run, iteration, split)
+    progress = session.progress
+    log_of(run).info(
+        "iteration %d: playing %s problems, %d episodes, %d of them in %d shards are still to play",
+        *(iteration, split, progress.episodes_total),
+        *(progress.episodes_total - progress.episodes_done, len(shards)),
+    )
     if session.parameters.rollouts.task_runner == "local":
         play = await limited(play_shard, "nip-rollouts")
         await together(play(run, iteration, split, s) for s in shards)
@@ -113,6 +126,9 @@ async def play_split(run: str, iteration: int, split: str) -> dict[str, Any]:
         await session.with_server(lambda: play_apart(session, iteration, split, shards))
     await commit_rollouts(run, iteration, split)
     metrics: dict[str, Any] = await measure(run, iteration, split)
+    log_of(run).info(
+        "iteration %d: played %s problems: %s", iteration, split, verdict_line(metrics)
+    )
     return metrics
 
 
@@ -122,13 +138,31 @@ async def train_groups(run: str, iteration: int, groups: Sequence[str]) -> str |
     submit = await limited(submit_job, "nip-fine-tune")
     while groups:
         for group in groups:
-            await submit(run, iteration, group)
-        ended = await together(await_job(run, iteration, group) for group in groups)
+            job = await submit(run, iteration, group)
+            log_of(run).info("iteration %d: %s trains as job %s", iteration, group, job["id"])
+        ended = await together(_end_of_job(run, iteration, group) for group in groups)
         parked = [job["parked"] for job in ended if job["parked"] is not None]
         if parked:
             return str(parked[0])
         groups = [group for group, job in zip(groups, ended, strict=True) if job["again"]]
     return None
+
+
+async def _build(run: str, iteration: int, group: str) -> None:
+    built: dict[str, Any] = await build_dataset(run, iteration, group)
+    log_of(run).info(
+        "iteration %d: %s has %d training examples from %d episodes",
+        *(iteration, group, built["examples"], built["episodes"]),
+    )
+
+
+async def _end_of_job(run: str, iteration: int, group: str) -> dict[str, Any]:
+    job: dict[str, Any] = await await_job(run, iteration, group)
+    log_of(run).info(
+        "iteration %d: job %s of %s: %s, model %s",
+        *(iteration, job["id"], group, job["status"], job["model"] or "none"),
+    )
+    return job
 
 
 class timed:  # noqa: N801 - reads as a statement

@@ -100,7 +100,7 @@ def _percent(value: float | None) -> str:
 
 def verdict_line(test: dict[str, Any]) -> str:
     """The metrics of a test in a line."""
-    low, high = test["accuracy_ci95"]
+    low, high = test["accuracy_ci95"] or (None, None)
     return (
         f"accuracy {_percent(test['accuracy'])} (95 % interval {_percent(low)} to "
         f"{_percent(high)}), completeness {_percent(test['completeness'])}, soundness "

@@ -28,7 +28,7 @@ from nip_prefect.flows.hooks import HOOKS
 from nip_prefect.flows.iteration import iteration, play_split, retest
 from nip_prefect.tasks.fine_tune import prove_serving
 from nip_prefect.tasks.publish import publish, published_state
-from nip_prefect.tasks.runtime import opened
+from nip_prefect.tasks.runtime import log_of, opened
 
 Iteration = Annotated[int, Field(ge=0, le=9999)]
 Count = Annotated[int, Field(ge=1)]
@@ -144,11 +144,24 @@ async def _train(
             check_store(session.run, state)
         if again_from is not None:
             await _rewind(session, again_from, stage)
+        _log_begin(session)
         parked = await _all_iterations(session)
         found = summary(session.run)
+        log_of(session.run.name).info(
+            "run %s: %s", session.run.name, f"parked, {parked}" if parked else found["status"]
+        )
     if parked is None:
         return found
     return {**found, "status": "parked", "waits_for": parked}
+
+
+def _log_begin(session: Session) -> None:
+    run, rl = session.run, session.parameters.rl
+    log_of(run.name).info(
+        "run %s: %d iterations of %d rollouts, %d iterations are finished, kept in %s",
+        *(run.name, rl.num_iterations, rl.rollouts_per_iteration, run.finished_iterations()),
+        run.store.url,
+    )
 
 
 async def _all_iterations(session: Session) -> str | None:

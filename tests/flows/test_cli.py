@@ -321,14 +321,17 @@ def test_the_plan_refuses_models_of_another_run_that_are_not_there(tmp_path, ref
     assert "there is no run 'nowhere'" in refused("train", config, "--dry-run", *base)
 
 
-def test_prefect_has_time_to_start_on_a_busy_machine(monkeypatch):
+def test_prefect_has_time_to_start_on_a_busy_machine_and_logs_as_it_does_by_itself(monkeypatch):
     name = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
     monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("PREFECT_LOGGING_LEVEL", raising=False)
     monkeypatch.setattr(sys, "argv", ["nip", "--help"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
     assert float(os.environ[name]) >= 120
+    # Or workers would inherit it, and the logs of all their flow runs would be empty.
+    assert "PREFECT_LOGGING_LEVEL" not in os.environ
 
 
 def test_a_fork_with_a_wrong_setting_writes_nothing(tmp_path, nip, refused):

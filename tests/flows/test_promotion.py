@@ -1,5 +1,6 @@
 """The gate in the loop: better models are swapped in, worse ones are not, and a kill changes nothing."""
 
+import logging
 import subprocess
 import sys
 import time
@@ -9,6 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from prefect import get_client
+from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
+from prefect.client.schemas.sorting import LogSort
+from prefect.logging.handlers import APILogWorker
 from small_game import write_config
 
 from nip_core.lm_server.engines.reply_rules import DEFAULT_FILE
@@ -83,10 +88,21 @@ def run_in(folder: Path) -> RunStore:
 
 
 @pytest.fixture(scope="module")
-async def trained(prefect_server, tmp_path_factory):
+async def logged(prefect_server, tmp_path_factory):
+    """What it returned, its flow run and its run."""
     folder = tmp_path_factory.mktemp("gated")
-    result = await train(str(config_in(folder, dataset(folder), replies(folder))))
-    return result, run_in(folder)
+    log = logging.getLogger("prefect.flow_runs")
+    log.setLevel(logging.INFO)  # as Prefect's default is
+    config = config_in(folder, dataset(folder), replies(folder))
+    state = await train(str(config), return_state=True)
+    log.setLevel(logging.NOTSET)
+    return await state.aresult(), state.state_details.flow_run_id, run_in(folder)
+
+
+@pytest.fixture(scope="module")
+def trained(logged):
+    result, _, run = logged
+    return result, run
 
 
 async def test_models_that_play_better_are_taken_and_worse_ones_are_not(trained):
@@ -103,6 +119,29 @@ async def test_models_that_play_better_are_taken_and_worse_ones_are_not(trained)
     served = [entry["models"] for entry in result["iterations"]]
     assert served[0] != served[1] == served[2] == served[3]
     assert served[1] == {group: m["model"] for group, m in first["candidates"].items()}
+
+
+async def test_the_log_of_the_flow_run_tells_what_happened_in_few_lines(logged):
+    result, flow_run, _ = logged
+    await APILogWorker.drain_all(at_exit=False)
+    of_this = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run]))
+    async with get_client() as client:
+        logs = await client.read_logs(of_this, sort=LogSort.TIMESTAMP_ASC)
+    lines = [log.message for log in logs if log.level == logging.INFO and ": " in log.message]
+    jobs, models = result["iterations"][0]["jobs"], result["iterations"][1]["models"]
+    for expected in (
+        "run small: 3 iterations of 40 rollouts, 0 iterations are finished, kept in",
+        "iteration 0: playing test problems, 12 episodes, 12 of them in 1 shards",
+        "iteration 0: played train problems: accuracy",
+        "iteration 0: verifier has ",
+        f"iteration 0: verifier trains as job {jobs['verifier']['id']}",
+        f"iteration 0: job {jobs['prover']['id']} of prover: succeeded, model {models['prover']}",
+        f"iteration 0: the models from here on are prover: {models['prover']}",
+        "run small: finished",
+    ):
+        assert [line for line in lines if line.startswith(expected)], (expected, lines)
+    assert sum("difference" in line for line in lines) == 3  # what the gate decided
+    assert len(lines) < 20 * 3
 
 
 async def test_training_goes_on_from_what_is_served(trained):
