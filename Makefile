@@ -26,7 +26,7 @@ help:
 	@echo "make test-nat       build an environment with NeMo Agent Toolkit and run its fine-tuning command"
 	@echo "make test-clients   build an environment with clients of other projects, run the tests on it"
 	@echo "make test-gpu       what needs CUDA; NIP_VLLM names the vllm command"
-	@echo "make up             PostgreSQL, Prefect, a worker and an lm_server; Ctrl-C ends them"
+	@echo "make up             PostgreSQL, Prefect and a worker; Ctrl-C ends them"
 	@echo "make test-cluster   Prefect's UI in a browser, dead workers, make up, object stores"
 	@echo "make kill-matrix    kill runs and servers at every write and request, inject 1,000 faults"
 	@echo "make test-security  attack servers and more, on loopback: minutes, on a quiet machine"
@@ -119,7 +119,7 @@ test-cluster-short:
 test-security: install
 	$(BIN)/python -m pytest -m "security or not security" tests/security
 
-# PostgreSQL, Prefect, a worker and an lm_server as processes; see `nip up --help` for options.
+# PostgreSQL, Prefect and a worker as processes; see `nip up --help` for options.
 up: install
 	$(BIN)/nip up $(UP)
 

@@ -1,38 +1,38 @@
 """The command `nip up`: everything that deployments/compose.yaml has, as processes on this machine.
 
 PostgreSQL, a Prefect server with basic auth on it, work pools and deployments, a worker for each
-pool that this machine can serve, and an lm_server. Ctrl-C ends all of it; a killed `nip up` takes
-its processes along on Linux. What they keep lies in the state directory, and so do their keys.
+pool that this machine can serve, and, if asked for, an lm_server. A part that ends is started again
+(see `parts`). Ctrl-C ends all of it; a killed `nip up` takes its processes along on Linux. What
+they keep lies in the state directory, and so do their keys. Workers work in the directory in which
+the command was started: a run store that is given as a relative path lies there.
 """
 
 import contextlib
-import ctypes  # noqa: F401 - a child that has become another user may not be able to read it
 import fcntl
-import json
 import os
 import secrets
+import shlex
 import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from nip_core.errors import ServerError, SettingsError
-from nip_core.lm_server.processes import die_with_parent_process, read_tail
 from nip_core.redaction import read_key
+from nip_prefect.flows.parts import Parts
 from nip_prefect.flows.postgres import start_postgres
 
 _LEASES = "prefect.server.concurrency.lease_storage.filesystem"
+_AUTH = "PREFECT_SERVER_API_AUTH_STRING"
+_DEPLOYMENTS = Path(__file__).parents[1] / "prefect.yaml"  # also where there is no checkout
 POOLS = ("nip-cpu", "nip-gpu")
-_GRACE_S = 40.0
-_LOOK_S = 0.5
 _COMMAND_S = 300.0  # longest that a command of Prefect's may take
 
 
@@ -46,21 +46,21 @@ def up(
         Literal["postgresql", "sqlite"], typer.Option(help="Where Prefect keeps its state.")
     ] = "postgresql",
     engine: Annotated[
-        Literal["embedded", "deterministic", "vllm"], typer.Option(help="Of the lm_server.")
-    ] = "embedded",
+        Literal["embedded", "deterministic", "vllm"] | None,
+        typer.Option(help="Start an lm_server, too. Runs that name none start one of their own."),
+    ] = None,
     model: Annotated[str, typer.Option(help="Of the lm_server.")] = "tiny",
 ) -> None:
-    """Start PostgreSQL, Prefect, workers and an lm_server; Ctrl-C ends them."""
+    """Start PostgreSQL, Prefect and workers, and an lm_server if asked for; Ctrl-C ends them."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
-    checkout = Path.cwd()
-    if not (checkout / "prefect.yaml").is_file():
-        raise SettingsError(f"{checkout}: there is no prefect.yaml; run `nip up` in the checkout")
     state = state.absolute()
     state.mkdir(parents=True, exist_ok=True)
-    for taken in (port, lm_server_port):
+    for taken in (port, *([lm_server_port] if engine else [])):
         _refuse_taken(taken)
-    with _only_one(state), _Parts(state) as parts:
+    with _only_one(state), Parts(state) as parts:
         environment = _environment(state, port)
+        if engine:
+            environment["NIP_API_KEY"] = _lm_server_key(state)
         server = dict(environment)
         if database == "postgresql":
             print("starting PostgreSQL", flush=True)
@@ -71,33 +71,45 @@ def up(
         parts.start("prefect-server", [*_prefect(), "server", "start"], server)
         url = f"http://127.0.0.1:{port}"
         parts.until(lambda: _is_up(f"{url}/api/health"), "the Prefect server answers", 300)
-        _register(environment, checkout)
-        print("starting the lm_server and the worker", flush=True)
-        parts.start(
-            "lm-server",
-            [sys.executable, "-m", "nip_prefect.flows.cli", "serve", "--engine", engine,
-             "--model", model, "--port", str(lm_server_port), "--state", str(state / "lm_server")],
-            {**environment, "NIP_API_KEYS": environment["NIP_API_KEY"]},
-        )  # fmt: skip
-        parts.until(
-            lambda: _is_up(f"http://127.0.0.1:{lm_server_port}/health"),
-            "the lm_server answers",
-            300,
-        )
+        _register(environment)
+        if engine:
+            _start_lm_server(parts, state, environment, engine, model, lm_server_port)
+        print("starting the worker", flush=True)
         for pool in _pools_here():
-            parts.start(f"worker-{pool}", [*_prefect(), "worker", "start", "--pool", pool],
-                        environment)  # fmt: skip
-        print(_how_to_use(state, url, lm_server_port), flush=True)
+            parts.start(
+                f"worker-{pool}",
+                [*_prefect(), "worker", "start", "--pool", pool],
+                environment,
+                # It ends by itself without the server, which may take longer to come back.
+                may_start=lambda: _is_up(f"{url}/api/health"),
+            )
+        print(_how_to_use(state, url, lm_server_port if engine else None), flush=True)
         parts.watch()
 
 
-def _environment(state: Path, port: int) -> dict[str, str]:
-    """What clients of the server need. Keys that are not set are drawn once, and kept."""
-    auth = os.environ.get("PREFECT_SERVER_API_AUTH_STRING") or _kept(
-        state / "prefect_auth", lambda: f"nip:{secrets.token_urlsafe(24)}"
-    )
-    key = read_key(os.environ, "NIP_API_KEY") or _kept(
+def _start_lm_server(
+    parts: Parts, state: Path, environment: Mapping[str, str], engine: str, model: str, port: int
+) -> None:
+    print("starting the lm_server", flush=True)
+    parts.start(
+        "lm-server",
+        [sys.executable, "-m", "nip_prefect.flows.cli", "serve", "--engine", engine,
+         "--model", model, "--port", str(port), "--state", str(state / "lm_server")],
+        {**environment, "NIP_API_KEYS": environment["NIP_API_KEY"]},
+    )  # fmt: skip
+    parts.until(lambda: _is_up(f"http://127.0.0.1:{port}/health"), "the lm_server answers", 300)
+
+
+def _lm_server_key(state: Path) -> str:
+    return read_key(os.environ, "NIP_API_KEY") or _kept(
         state / "lm_server_key", lambda: secrets.token_urlsafe(24)
+    )
+
+
+def _environment(state: Path, port: int) -> dict[str, str]:
+    """What clients of the server need. A password that is not set is drawn once, and kept."""
+    auth = os.environ.get(_AUTH) or _kept(
+        state / "prefect_auth", lambda: f"nip:{secrets.token_urlsafe(24)}"
     )
     return {
         **os.environ,
@@ -112,7 +124,6 @@ def _environment(state: Path, port: int) -> dict[str, str]:
         # In memory they would be lost with the server, and the slots of its flow runs with them.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": _LEASES,
         "DO_NOT_TRACK": "1",
-        "NIP_API_KEY": key,
     }
 
 
@@ -149,33 +160,30 @@ def _pools_here() -> list[str]:
     return list(POOLS) if Path("/dev/nvidiactl").exists() else [POOLS[0]]
 
 
-def _register(environment: Mapping[str, str], checkout: Path) -> None:
+def _register(environment: Mapping[str, str]) -> None:
     """Work pools, unless they are there, and deployments, which are brought up to date."""
     for pool in POOLS:
-        if _ask(["work-pool", "inspect", pool], environment, checkout).returncode == 0:
+        if _ask(["work-pool", "inspect", pool], environment).returncode == 0:
             continue  # people may have changed it
-        _run(["work-pool", "create", pool, "--type", "process"], environment, checkout)
+        _run(["work-pool", "create", pool, "--type", "process"], environment)
         if pool == POOLS[1]:
-            _run(["work-pool", "set-concurrency-limit", pool, "1"], environment, checkout)
-    with_home = {**environment, "NIP_HOME": str(checkout)}
-    _run(["--no-prompt", "deploy", "--all"], with_home, checkout)
+            _run(["work-pool", "set-concurrency-limit", pool, "1"], environment)
+    with_home = {**environment, "NIP_HOME": str(Path.cwd())}
+    _run(["--no-prompt", "deploy", "--all", "--prefect-file", str(_DEPLOYMENTS)], with_home)
 
 
-def _run(command: list[str], environment: Mapping[str, str], folder: Path) -> None:
-    done = _ask(command, environment, folder)
+def _run(command: list[str], environment: Mapping[str, str]) -> None:
+    done = _ask(command, environment)
     if done.returncode != 0:
         said = (done.stdout + done.stderr).strip()[-2000:]
         raise ServerError(f"prefect {' '.join(command)}: {said}")
 
 
-def _ask(
-    command: list[str], environment: Mapping[str, str], folder: Path
-) -> subprocess.CompletedProcess[str]:
+def _ask(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             [*_prefect(), *command],
             env=dict(environment),
-            cwd=folder,
             capture_output=True,
             text=True,
             check=False,
@@ -192,6 +200,12 @@ def _prefect() -> list[str]:
     return [sys.executable, "-m", "prefect"]
 
 
+def _prefect_command() -> str:
+    """Prefect's command as a terminal anywhere takes it."""
+    beside = Path(sys.executable).with_name("prefect")
+    return shlex.quote(str(beside)) if beside.exists() else shlex.join(_prefect())
+
+
 def _is_up(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - our own address
@@ -202,26 +216,30 @@ def _is_up(url: str) -> bool:
         return False
 
 
-def _how_to_use(state: Path, url: str, lm_server_port: int) -> str:
-    return "\n".join(
-        (
-            f"Prefect     {url}  (user and password, as one line user:password: "
-            f"{state / 'prefect_auth'})",
-            f"lm_server   http://127.0.0.1:{lm_server_port}/v1  (key: {state / 'lm_server_key'})",
-            f"logs        {state / 'logs'}",
-            "In another terminal:",
-            f"  export PREFECT_API_URL={url}/api "
-            f'PREFECT_API_AUTH_STRING="$(cat {state / "prefect_auth"})"',
-            "  prefect deployment run train/quickstart",
-            "Ctrl-C ends everything.",
-        )
-    )
+def _how_to_use(state: Path, url: str, lm_server_port: int | None) -> str:
+    def secret(variable: str, file: Path) -> tuple[str, str]:
+        """Where it is, in words and for a shell."""
+        if os.environ.get(variable):
+            return f"${variable}", f"${variable}"
+        return str(file), f"$(cat {shlex.quote(str(file))})"
 
-
-def _prepare(parent: int) -> None:
-    """In a new process: end with the parent, and heed signals even where this runs behind a `&`."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    die_with_parent_process(parent)
+    in_words, for_shell = secret(_AUTH, state / "prefect_auth")
+    lines = [f"Prefect     {url}  (user and password, as one line user:password: {in_words})"]
+    if lm_server_port is not None:
+        address = f"http://127.0.0.1:{lm_server_port}"
+        key, _ = secret("NIP_API_KEY", state / "lm_server_key")
+        lines += [
+            f"lm_server   {address}/v1  (key: {key})",
+            f"            runs use it with the override lm_server.url={address}",
+        ]
+    lines += [
+        f"logs        {state / 'logs'}",
+        "In another terminal:",
+        f'  export PREFECT_API_URL={url}/api PREFECT_API_AUTH_STRING="{for_shell}"',
+        f"  {_prefect_command()} deployment run train/quickstart",
+        "Ctrl-C ends everything.",
+    ]
+    return "\n".join(lines)
 
 
 @contextlib.contextmanager
@@ -233,75 +251,3 @@ def _only_one(state: Path) -> Iterator[None]:
         except BlockingIOError:
             raise ServerError(f"{state}: another `nip up` runs there; stop it first") from None
         yield
-
-
-class _Parts:
-    """The processes of one `nip up`. Leaving the block ends them, the last started first."""
-
-    def __init__(self, state: Path) -> None:
-        self._state = state
-        self._logs = state / "logs"
-        self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
-
-    def __enter__(self) -> "_Parts":
-        self._logs.mkdir(exist_ok=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # A second Ctrl-C must not leave half of them behind.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for name, process in reversed(self._processes):
-            # PostgreSQL waits for its clients at SIGTERM, and ends them at SIGINT.
-            process.send_signal(signal.SIGINT if name == "postgresql" else signal.SIGTERM)
-            try:
-                process.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                print(f"nip: {name} did not end, killed", file=sys.stderr)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what it may have left behind
-            process.wait()
-
-    def start(
-        self, name: str, command: list[str], environment: Mapping[str, str], **options: Any
-    ) -> subprocess.Popen[bytes]:
-        """Start a part in a process group of its own, its output in logs/<name>.log."""
-        parent = os.getpid()
-        with (self._logs / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                command,
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                # Safe: this process has one thread.
-                preexec_fn=lambda: _prepare(parent),  # noqa: PLW1509
-                **options,
-            )
-        self._processes.append((name, process))
-        pids = {name: process.pid for name, process in self._processes}
-        (self._state / "processes.json").write_text(json.dumps(pids, indent=1))
-        return process
-
-    def until(self, condition: Callable[[], bool], what: str, deadline_s: float) -> None:
-        """Wait for `condition`. Raises ServerError if a part ends or the time is over."""
-        end_s = time.monotonic() + deadline_s
-        while not condition():
-            self._check()
-            if time.monotonic() > end_s:
-                raise ServerError(f"not within {deadline_s:g} s: {what}; see {self._logs}")
-            time.sleep(_LOOK_S)
-
-    def watch(self) -> None:
-        """Return never. Raises ServerError as soon as a part ends."""
-        while True:
-            self._check()
-            time.sleep(_LOOK_S)
-
-    def _check(self) -> None:
-        for name, process in self._processes:
-            if process.poll() is not None:
-                tail = read_tail(self._logs / f"{name}.log")
-                raise ServerError(
-                    f"{name} ended with {process.returncode}, so all is ended: {tail}"
-                )

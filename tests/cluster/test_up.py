@@ -6,6 +6,7 @@ import subprocess
 import sys
 import urllib.error
 
+import psutil
 import pytest
 from prefect_stack import ROOT, until
 from small_game import write_config
@@ -60,6 +61,26 @@ def test_all_parts_come_up_run_a_deployment_and_go(reachable, tmp_path):
         run = RunStore(open_store(tmp_path / "runs"), "by-up")
         assert run.finished_iterations() == 1
 
+        def lines():
+            wanted = {"logs": {"flow_run_id": {"any_": [started["id"]]}}, "limit": 200}
+            return [log["message"] for log in up.api("/logs/filter", wanted)]
+
+        until(lambda: "run by-up: finished" in lines(), "the log of the flow run is there")
+        told = [line for line in lines() if line.startswith("iteration 0: ")]
+        assert any("accuracy" in line for line in told) and any("job" in line for line in told)
+
+        # What it prints works in a terminal of somebody else's, anywhere.
+        printed = up.log.read_text().partition("In another terminal:\n")[2].partition("Ctrl-C")[0]
+        pasted = subprocess.run(
+            ["bash", "-c", printed.replace("deployment run train/quickstart", "deployment ls")],
+            cwd="/",
+            env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert "train/quickstart" in pasted.stdout, pasted.stderr
+
         second = subprocess.run(
             [sys.executable, "-m", "nip_prefect.flows.cli", "up", "--state", str(up.state)],
             cwd=ROOT,
@@ -78,6 +99,48 @@ def test_all_parts_come_up_run_a_deployment_and_go(reachable, tmp_path):
         up.process.wait(timeout=180)
     assert up.process.returncode == 130, up.log.read_text()
     assert left_of(processes) == []
+
+
+def test_parts_that_are_killed_are_started_again_and_work(reachable):
+    up = Up(reachable).wait_until_up()
+    try:
+        first = json.loads((up.state / "processes.json").read_text())
+        for name in first:  # PostgreSQL and the Prefect server, too
+            psutil.Process(first[name]).kill()
+
+        def all_are_new():
+            assert up.process.poll() is None, up.log.read_text()
+            now = json.loads((up.state / "processes.json").read_text())
+            return all(now[name] != first[name] and psutil.pid_exists(now[name]) for name in now)
+
+        until(all_are_new, "all parts are started again", 300)
+        assert "worker-nip-cpu ended with -9; started again in 1 s" in up.log.read_text()
+
+        path = "/deployments/name/reconcile/reconcile"
+        identifier = until(lambda: answered(up, path), "the server answers again", 300)["id"]
+        started = up.api(
+            f"/deployments/{identifier}/create_flow_run",
+            {"state": {"type": "SCHEDULED"}, "parameters": {"watch_s": 1}},
+        )
+
+        def completed():
+            assert up.process.poll() is None, up.log.read_text()
+            there = answered(up, f"/flow_runs/{started['id']}")
+            return there and there["state"]["type"] == "COMPLETED"
+
+        until(completed, "a flow run is completed", 300)
+        processes = up.descendants()
+    finally:
+        up.process.send_signal(signal.SIGINT)
+        up.process.wait(timeout=180)
+    assert left_of(processes) == []
+
+
+def answered(up, path):
+    try:
+        return up.api(path)
+    except OSError:
+        return None
 
 
 def test_one_that_was_killed_takes_its_parts_along_and_starts_again(reachable):

@@ -32,7 +32,7 @@ def test_what_was_never_run_says_so_in_its_first_line(file):
 
 def test_the_services_are_those_that_nip_up_starts():
     services = COMPOSE["services"]
-    assert set(services) == {"postgresql", "prefect-server", "register", "worker", "lm-server"}
+    assert set(services) == {"postgresql", "prefect-server", "register", "worker"}
     for name, service in services.items():
         assert set(service) <= SERVICE_KEYS, name
         for other in service.get("depends_on", ()):
@@ -47,7 +47,7 @@ def test_the_services_are_those_that_nip_up_starts():
 
 def test_no_secret_stands_in_a_file():
     text = (FOLDER / "compose.yaml").read_text()
-    for name in ("POSTGRES_PASSWORD", "PREFECT_SERVER_API_AUTH_STRING", "NIP_API_KEYS"):
+    for name in ("POSTGRES_PASSWORD", "PREFECT_SERVER_API_AUTH_STRING", "NIP_API_KEY"):
         values = re.findall(rf"^\s+{name}: (.+)$", text, re.MULTILINE)
         assert values and all(value.startswith("${") for value in values), name
     for file in NOT_RUN:

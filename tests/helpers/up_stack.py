@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-from prefect_stack import ROOT, free_port, until
+from prefect_stack import free_port, until
 
 
 @contextlib.contextmanager
@@ -28,10 +28,11 @@ def open_folder() -> Iterator[Path]:
 
 
 class Up:
-    """`nip up` with its state in `folder`."""
+    """`nip up` with its state in `folder`, started in a directory without a checkout."""
 
     def __init__(self, folder: Path) -> None:
         self.state, self.log = folder / "state", folder / "up.log"
+        (folder / "empty").mkdir(exist_ok=True)
         self.port, self.lm_port = free_port(), free_port()
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
         with self.log.open("ab") as log:
@@ -39,7 +40,7 @@ class Up:
                 [sys.executable, "-m", "nip_prefect.flows.cli", "up", "--state", str(self.state),
                  "--port", str(self.port), "--lm-server-port", str(self.lm_port),
                  "--engine", "deterministic", "--model", "deterministic"],
-                cwd=ROOT,
+                cwd=folder / "empty",
                 env={**environment, "PREFECT_WORKER_QUERY_SECONDS": "2"},
                 stdout=log,
                 stderr=subprocess.STDOUT,
