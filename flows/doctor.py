@@ -13,6 +13,7 @@ from nip_core import how_to_install
 from nip_core.lm_server.engines.base import EngineError
 from nip_core.lm_server.engines.vllm_process import find_executable, inspect
 from nip_core.models import BUNDLED
+from nip_core.scenarios.code_validation import sandbox
 
 _CORE = ("prefect", "fastapi", "pydantic", "openai", "aiohttp", "pyarrow", "numpy")
 _LOCAL = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "safetensors")
@@ -29,7 +30,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Look at this machine; nothing is started and nothing is changed."""
+    """Look at this machine; nothing is changed, and what is started for a look has ended."""
     version = ".".join(str(part) for part in sys.version_info[:3])
     findings = [
         Finding(
@@ -45,6 +46,7 @@ def examine() -> list[Finding]:
     findings.append(Finding("engine deterministic", True, "needs nothing more"))
     findings.append(_embedded(all(f.ok for f in local)))
     findings.append(_vllm())
+    findings.append(_sandbox())
     for name, path in BUNDLED.items():
         there = (path / "config.json").exists()
         findings.append(
@@ -86,6 +88,28 @@ def _vllm() -> Finding:
         return Finding("engine vllm", False, str(error))
     build = "CPU build" if found.cpu_build else "CUDA build"
     return Finding("engine vllm", True, f"{found.versions['vllm']}, {build}, {python.parent}")
+
+
+def _sandbox() -> Finding:
+    """Whether untrusted code can be kept in here, as those do who build problems."""
+    try:
+        layers, why_not = sandbox.examine()
+    except sandbox.SandboxError as error:
+        return Finding("sandbox", False, f"no untrusted code is run: {error}")
+    holds = {
+        "limits on time and memory": True,
+        "shared memory refused": layers.system_calls,
+        "no network": layers.network,
+        "processes of its own": layers.processes,
+        "a file system of its own": layers.filesystem,
+        "Landlock": layers.landlock,
+        "a user of its own": layers.user,
+    }
+    holding = ", ".join(name for name, there in holds.items() if there)
+    if not why_not:
+        return Finding("sandbox", True, f"keeps untrusted code in: {holding}")
+    remedy = "allow user namespaces, or allow_without_namespaces=True to do with the rest"
+    return Finding("sandbox", False, f"runs no untrusted code: {why_not}; {remedy}: {holding}")
 
 
 def _embedded(is_installed: bool) -> Finding:

@@ -123,6 +123,8 @@ def test_doctor_tells_what_is_there():
     found = {finding["what"]: finding for finding in json.loads(done.stdout)}
     assert found["engine deterministic"]["ok"] and found["model tiny"]["ok"]
     assert "engine vllm" in found
+    layers = found["sandbox"]["detail"]
+    assert "untrusted code" in layers and "limits on time and memory" in layers
 
 
 def test_doctor_says_why_torch_cannot_be_imported_and_what_can_run_without_it(tmp_path):

@@ -89,23 +89,27 @@ def split_of(slug: str) -> str:
 
 
 def build(
-    sources: Sequence[Source] = SOURCES, *, workers: int | None = None
+    sources: Sequence[Source] = SOURCES,
+    *,
+    workers: int | None = None,
+    allow_without_namespaces: bool = False,
 ) -> dict[str, list[Row]]:
     """The rows of all problems by split, each problem's together, in an order that says nothing.
 
     Args:
         sources: the problems.
         workers: processes that run tests at the same time; by default one for each core.
+        allow_without_namespaces: see `sandbox.run_python`.
 
     Raises:
         DatasetError: a solution fails its own tests, a problem has too few variants, or two
             problems share a name or a function.
         SandboxError: code can't be run here.
     """
-    workers = workers or os.cpu_count() or 1
+    runner = _Runner(workers or os.cpu_count() or 1, allow_without_namespaces)
     _check_names(sources)
-    candidates = _mutants_of(sources, _correct_of(sources, workers))
-    reports = _try_mutants(candidates, workers)
+    candidates = _mutants_of(sources, _correct_of(sources, runner))
+    reports = _try_mutants(candidates, runner)
     found: dict[str, list[Row]] = {split: [] for split in SPLITS}
     for candidate in sorted(candidates, key=lambda c: derive_key("problems: order", c.source.slug)):
         found[split_of(candidate.source.slug)].extend(rows_of(candidate, reports))
@@ -138,33 +142,39 @@ def _main_function(solution: str) -> str:
     return names[-1]
 
 
-def _run(pairs: Iterable[tuple[Source, str]], workers: int) -> dict[str, TestReport]:
-    """The reports of solutions against the tests of their problems, by the solution's text."""
-    suites = {solution: Suite(solution, source.tests) for source, solution in pairs}
-    reports = run_tests_batch(
-        list(suites.values()), limits=LIMITS, max_steps=MAX_STEPS, workers=workers
-    )
-    return dict(zip(suites, reports, strict=True))
+@dataclass(frozen=True)
+class _Runner:
+    workers: int
+    allow_without_namespaces: bool
+
+    def run(self, pairs: Iterable[tuple[Source, str]]) -> dict[str, TestReport]:
+        """The reports of solutions against the tests of their problems, by the solution's text."""
+        suites = {solution: Suite(solution, source.tests) for source, solution in pairs}
+        reports = run_tests_batch(
+            list(suites.values()),
+            limits=LIMITS,
+            max_steps=MAX_STEPS,
+            workers=self.workers,
+            allow_without_namespaces=self.allow_without_namespaces,
+        )
+        return dict(zip(suites, reports, strict=True))
 
 
 def _by_hash(texts: Iterable[str], purpose: str) -> list[str]:
     return sorted(texts, key=lambda text: derive_key(purpose, text))
 
 
-def _correct_of(sources: Sequence[Source], workers: int) -> list[tuple[str, ...]]:
+def _correct_of(sources: Sequence[Source], runner: _Runner) -> list[tuple[str, ...]]:
     """For each problem up to MAX_PAIRS texts that pass all tests, the author's own first."""
     own = [[normalise(solution) for solution in source.solutions] for source in sources]
     others = []
     for texts in own:
         variants = {r.source for text in texts for r in rewrites(text)} - set(texts)
         others.append(_by_hash(variants, "problems: rewrites")[:REWRITES_TRIED])
-    reports = _run(
-        [
-            (source, text)
-            for source, texts, more in zip(sources, own, others, strict=True)
-            for text in (*texts, *more)
-        ],
-        workers,
+    reports = runner.run(
+        (source, text)
+        for source, texts, more in zip(sources, own, others, strict=True)
+        for text in (*texts, *more)
     )
     chosen = []
     for source, texts, more in zip(sources, own, others, strict=True):
@@ -199,7 +209,7 @@ def _mutants_of(sources: Sequence[Source], correct: Sequence[tuple[str, ...]]) -
     return found
 
 
-def _try_mutants(candidates: Sequence[_Candidates], workers: int) -> dict[str, TestReport]:
+def _try_mutants(candidates: Sequence[_Candidates], runner: _Runner) -> dict[str, TestReport]:
     """Run mutants, a few of each correct variant at a time, until each variant has a buggy one."""
     reports: dict[str, TestReport] = {}
     for first in range(0, MUTANTS_TRIED, MUTANTS_AT_ONCE):
@@ -210,7 +220,7 @@ def _try_mutants(candidates: Sequence[_Candidates], workers: int) -> dict[str, T
             if not any(m.source in reports and is_buggy(reports[m.source]) for m in group)
             for mutant in group[first : first + MUTANTS_AT_ONCE]
         ]
-        reports.update(_run(pairs, workers))
+        reports.update(runner.run(pairs))
     return reports
 
 
@@ -293,6 +303,7 @@ def survivors(
     *,
     kinds: Sequence[str] = ("boundary", "comparison"),
     workers: int | None = None,
+    allow_without_namespaces: bool = False,
 ) -> tuple[list[tuple[Source, Mutant]], int]:
     """Mutants of the authors' solutions that pass every test, and how many were tried."""
     pairs = [
@@ -302,7 +313,8 @@ def survivors(
         for mutant in mutants(solution)
         if mutant.kind in kinds
     ]
-    reports = _run([(s, m.source) for s, m in pairs], workers or os.cpu_count() or 1)
+    runner = _Runner(workers or os.cpu_count() or 1, allow_without_namespaces)
+    reports = runner.run((s, m.source) for s, m in pairs)
     return [(s, m) for s, m in pairs if reports[m.source].all_passed], len(pairs)
 
 
@@ -311,17 +323,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Build the bundled set of problems.")
     parser.add_argument("--out", type=Path, help="directory for the Parquet files")
     parser.add_argument("--workers", type=int, default=None)
+    parser.add_argument(
+        "--allow-without-namespaces",
+        action="store_true",
+        help="run the code although this system gives its sandbox no namespaces",
+    )
     parser.add_argument("--survivors", nargs="*", metavar="KIND", help="list unnoticed mutants")
     options = parser.parse_args(arguments)
     if options.survivors is not None:
         kinds = options.survivors or ("boundary", "comparison")
-        found, tried = survivors(kinds=kinds, workers=options.workers)
+        found, tried = survivors(
+            kinds=kinds,
+            workers=options.workers,
+            allow_without_namespaces=options.allow_without_namespaces,
+        )
         for source, mutant in found:
             print(f"{source.slug}: {mutant.kind}, line {mutant.line}: {mutant.description}")
         print(f"{len(found)} of {tried} mutants pass all tests")
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-        for split, rows in build(workers=options.workers).items():
+        rows_by_split = build(
+            workers=options.workers, allow_without_namespaces=options.allow_without_namespaces
+        )
+        for split, rows in rows_by_split.items():
             write_split(rows, options.out / f"{split}.parquet")
             questions = len({row.question_id for row in rows})
             print(f"{split}: {questions} problems, {len(rows)} rows")

@@ -5,47 +5,60 @@
     run_tests              a solution and its tests: which pass
     run_tests_batch        thousands of such pairs, quickly, still one process each
     SandboxResult, TestReport, Isolation   what comes back
+    examine                which of the layers below this system gives
 
 One child interpreter (`sandbox_child`) is started with `-S -s -P` and an empty environment but
 for PYTHONHASHSEED=0, so that the order of sets, and with it every label, is the same each time
 (`-I` is the same switches without the one variable). It hardens itself, then forks one worker per
 job, so a job never meets what an earlier one left in memory, on disk or in the process table.
 
-What is covered:
+What is covered, always:
 
-- Time (wall clock and CPU), address space per process, number of processes, file size, open
-  files, bytes of output. What goes over is killed and reported as such.
+- Time (wall clock and CPU), address space per process, resident memory of all of them together,
+  number of processes, file size, open files, bytes of output. What goes over is killed and
+  reported as such. Memory that no process owns is refused: shared memory of any kind, memory file
+  systems, namespaces (seccomp; `Isolation.system_calls`).
 - The whole group: every process that a job started, also one that made a session of its own, is
   dead before the result comes back. If the calling process dies, the child dies with it.
-- The environment: no variable of the caller reaches the code; stdin is empty or what was given.
-- Where the system allows (Linux with user namespaces, or root), reported in `Isolation`:
-  `network` no interface at all, not even loopback; `processes` a process table of its own;
-  `filesystem` everything read-only but a working directory in memory of `disk_mb`, with /proc
-  fresh or hidden, and home directories, /run and temporary directories hidden unless the
-  interpreter lives below them; `user` the code runs as a user that nobody is. Capabilities are
-  dropped in any case on Linux.
+- Other processes, and what they hold: no variable of the caller's environment, nor of any other
+  process's; no memory, file or limit of another process. stdin is empty or what was given.
+- The results of other jobs: each job has a pipe of its own; the supervisor, which holds the jobs
+  that wait and the way home, can't be looked into (it is not dumpable), and it has read no further
+  than the job that runs. Whatever a job says or leaves behind, it fails alone.
+- The network: no socket can be made, and where the system allows there is no interface, not even
+  loopback.
+- Files: with Landlock nothing is read but the interpreter and the system's libraries, nothing
+  written but the working directory. With namespaces everything is read-only but that, which is
+  in memory, of `disk_mb`; /proc is the sandbox's own; home directories, /run and temporary
+  directories are hidden unless the interpreter lives below them.
+- Privileges: none. Root's code runs as a user that nobody is, where the interpreter can be read
+  by everyone.
+
+What holds is in `Isolation`. Where this system lacks namespaces (a container, a hardened
+distribution) or seccomp, nothing is run unless `allow_without_namespaces` says so. The promises
+above then hold by Landlock or, for root, by a user of its own; where there is neither, as on
+systems other than Linux, nothing is run at all.
 
 What is not covered:
 
 - A weakness of the kernel or of the interpreter. This is a fence, not a virtual machine.
-- Reading files that the user (or, as root, anybody) may read and that are not hidden as above.
-- Memory is limited per process: `processes` of them may use `processes` times as much, and the
-  working directory `disk_mb` more.
+- Without Landlock: reading files that the user (or, as root, anybody) may read and that are not
+  hidden as above.
+- Resident memory of several processes is watched, every 20 ms, not limited; the working directory
+  may hold `disk_mb` more.
 - The verdict against code that means to cheat: tests run in the same process as the solution, so
-  a hostile solution could report results of its own making. It can't harm more than its report.
-- Where `Isolation` says False: without `network` the code may open connections; without
-  `filesystem` it may write wherever its user may; without `processes` it may signal processes of
-  the same user, and what left its session is found through /proc only; without `user`, root stays
-  uid 0 (without capabilities), for which the number of processes is watched, not limited.
-- Systems other than Linux: limits that the system knows (macOS ignores the one on memory) and the
-  process group, no more.
+  a hostile solution could report results of its own making, for itself.
+- Without `filesystem`: the size of the working directory is not limited, only that of each file,
+  and names and sizes of other files can be asked for. Without `processes`: what left its session
+  is found through /proc only, and before Linux 6.12 it may send signals to processes of the same
+  user. Without `user`, root stays uid 0 (without capabilities), for which the number of processes
+  is watched, not limited.
 """
 
 import contextlib
 import json
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +71,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Literal
 
 from nip_core.errors import NipError
+from nip_core.scenarios.code_validation.sandbox_isolation import empty_directory
 
 Status = Literal["ok", "error", "timeout", "memory", "output_limit", "killed"]
 Outcome = Literal["passed", "failed", "error", "timeout", "not_run"]
@@ -82,7 +96,8 @@ class Limits:
     test_cpu_s: float = 2.0
     """Seconds of CPU time of each test, and of loading the solution."""
     memory_mb: int = 512
-    """Address space of each process, the interpreter's own 20 to 40 included."""
+    """Address space of each process, the interpreter's own 20 to 40 included, and what all of them
+    together hold resident."""
     processes: int = 8
     """Processes and threads that may exist at once, the first included."""
     file_mb: int = 16
@@ -104,9 +119,17 @@ class Isolation:
     """What was in force beyond plain limits; see the module's docstring."""
 
     network: bool
+    """No connection can be made."""
     processes: bool
+    """A process table of its own."""
     filesystem: bool
+    """A view of the file system of its own."""
     user: bool
+    """A user that nobody is."""
+    landlock: bool
+    """Only some directories can be read, and one written."""
+    system_calls: bool
+    """Calls for memory that no limit counts, and for other processes, are refused."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +191,12 @@ class Suite:
 
 
 def run_python(
-    code: str, *, stdin: str = "", limits: Limits | None = None, refuse: Collection[str] = ()
+    code: str,
+    *,
+    stdin: str = "",
+    limits: Limits | None = None,
+    allow_without_namespaces: bool = False,
+    refuse: Collection[str] = (),
 ) -> SandboxResult:
     """Run `code` as a main program in a sandbox.
 
@@ -176,13 +204,17 @@ def run_python(
         code: source text.
         stdin: what it can read from standard input.
         limits: what it may use.
-        refuse: layers to do without ("namespaces", "network", "user"), to test the others.
+        allow_without_namespaces: run it also where this system gives no namespaces, with what is
+            left; the module's docstring says what that is.
+        refuse: layers to do without ("namespaces", "network", "user", "landlock",
+            "system_calls"), to test the others.
 
     Raises:
-        SandboxError: the child could not be started or stopped.
+        SandboxError: this system can't keep the code in, or the child does not run.
     """
     job = {"code": code, "stdin": stdin}
-    result = _run_jobs([job], limits or Limits(), refuse)[0]
+    setting = _Setting(limits or Limits(), allow_without_namespaces, refuse)
+    result = _run_jobs([job], setting)[0]
     return SandboxResult(
         status=result["status"],
         stdout=result["stdout"],
@@ -199,11 +231,18 @@ def run_tests(
     *,
     limits: Limits | None = None,
     max_steps: int = 0,
+    allow_without_namespaces: bool = False,
     refuse: Collection[str] = (),
 ) -> TestReport:
     """Load `solution`, then run each of `tests` in its namespace; see `run_tests_batch`."""
     suite = Suite(solution, tuple(tests))
-    return run_tests_batch([suite], limits=limits, max_steps=max_steps, refuse=refuse)[0]
+    return run_tests_batch(
+        [suite],
+        limits=limits,
+        max_steps=max_steps,
+        allow_without_namespaces=allow_without_namespaces,
+        refuse=refuse,
+    )[0]
 
 
 def run_tests_batch(
@@ -212,6 +251,7 @@ def run_tests_batch(
     limits: Limits | None = None,
     max_steps: int = 0,
     workers: int = 1,
+    allow_without_namespaces: bool = False,
     refuse: Collection[str] = (),
 ) -> list[TestReport]:
     """Run many suites, each in a forked process of its own, several hundred a second and worker.
@@ -224,15 +264,17 @@ def run_tests_batch(
         max_steps: lines and calls of Python that loading, and each test, may execute; 0 for no
             limit. Unlike seconds it gives the same outcome on every machine.
         workers: child interpreters to share the suites among.
+        allow_without_namespaces: see `run_python`.
         refuse: see `run_python`.
 
     Returns:
         One report per suite, in order.
 
     Raises:
-        SandboxError: a child could not be started or stopped.
+        SandboxError: this system can't keep the code in, or a child does not run.
     """
     limits = limits or Limits()
+    setting = _Setting(limits, allow_without_namespaces, refuse)
     jobs = [
         {
             "solution": suite.solution,
@@ -244,7 +286,7 @@ def run_tests_batch(
     ]
     shares = [jobs[k::workers] for k in range(workers)] if workers > 1 else [jobs]
     with ThreadPoolExecutor(max_workers=max(1, len(shares))) as pool:
-        done = list(pool.map(lambda share: _run_jobs(share, limits, refuse), shares))
+        done = list(pool.map(lambda share: _run_jobs(share, setting), shares))
     results: list[dict[str, Any]] = [{}] * len(jobs)
     for k, share in enumerate(done):
         results[k :: len(shares)] = share
@@ -283,57 +325,93 @@ def _test_report(suite: Suite, result: dict[str, Any]) -> TestReport:
     )
 
 
-def _run_jobs(
-    jobs: Sequence[dict[str, Any]], limits: Limits, refuse: Collection[str]
-) -> list[dict[str, Any]]:
+def examine() -> tuple[Isolation, str]:
+    """Which layers this system gives, and why it gives no namespaces, or "". Runs no code.
+
+    Raises:
+        SandboxError: the child does not run.
+    """
+    with _Child([], _Setting(Limits(), True, ())) as child:
+        about = child.about()
+    return Isolation(**about["isolation"]), _why_not(about)
+
+
+@dataclass(frozen=True)
+class _Setting:
+    limits: Limits
+    allow_without_namespaces: bool
+    refuse: Collection[str]
+
+
+def _why_not(about: dict[str, Any]) -> str:
+    """What is missing to keep untrusted code in, or ""."""
+    if not about["lacking"]:
+        return ""
+    reason = f" ({about['reason']})" if about["reason"] else ""
+    return f"this system does not give the sandbox {', '.join(about['lacking'])}{reason}"
+
+
+def _check(about: dict[str, Any], setting: _Setting) -> None:
+    why_not = _why_not(about)
+    if not why_not:
+        return
+    if not about["separate"]:
+        raise SandboxError(
+            f"untrusted code can't be run here: {why_not}, and no Landlock keeps the code from "
+            f"other processes of this user; use Linux 5.13 or newer with Landlock, or allow user "
+            f"namespaces"
+        )
+    if not setting.allow_without_namespaces:
+        raise SandboxError(
+            f"untrusted code is not run here: {why_not}; allow user namespaces, or pass "
+            f"allow_without_namespaces=True to do with what is left (`nip doctor` says what)"
+        )
+
+
+def _run_jobs(jobs: Sequence[dict[str, Any]], setting: _Setting) -> list[dict[str, Any]]:
     """Run all jobs; a job that takes the whole child down is `killed`, the next child goes on."""
     results: list[dict[str, Any]] = []
     while len(results) < len(jobs):
-        before = len(results)
-        error = "no output"
-        with _Child(jobs[before:], limits, refuse) as child:
+        with _Child(jobs[len(results) :], setting) as child:
+            about = child.about()
+            _check(about, setting)
             for line in child.lines():
                 results.append(json.loads(line))
             error = child.error()
-        if len(results) == len(jobs):
-            break
-        if len(results) == before and before == 0 and "started" not in error:
-            raise SandboxError(f"the sandbox's child process does not run here: {error}")
-        isolation = {"network": False, "processes": False, "filesystem": False, "user": False}
-        lost = {"status": "killed", "exit_code": -9, "wall_s": 0.0, "isolation": isolation}
-        results.append({**lost, "messages": [], "stdout": "", "stderr": error})
+        if len(results) < len(jobs):
+            lost = {"status": "killed", "exit_code": -9, "wall_s": 0.0, "messages": []}
+            results.append({**lost, "isolation": about["isolation"], "stdout": "", "stderr": error})
     return results
 
 
 class _Child:
     """One child interpreter, from start to the death of everything it started."""
 
-    def __init__(
-        self, jobs: Sequence[dict[str, Any]], limits: Limits, refuse: Collection[str]
-    ) -> None:
+    def __init__(self, jobs: Sequence[dict[str, Any]], setting: _Setting) -> None:
         self._stack = contextlib.ExitStack()
-        self._deadline = time.monotonic() + _START_S + len(jobs) * (limits.wall_s + 5.0)
+        self._pending = b""
+        self._deadline = time.monotonic() + _START_S + len(jobs) * (setting.limits.wall_s + 5.0)
         try:
-            self._start(jobs, limits, refuse)
+            self._start(jobs, setting)
         except BaseException:
             self._stack.close()
             raise
 
-    def _start(
-        self, jobs: Sequence[dict[str, Any]], limits: Limits, refuse: Collection[str]
-    ) -> None:
+    def _start(self, jobs: Sequence[dict[str, Any]], setting: _Setting) -> None:
         cwd = os.path.realpath(tempfile.mkdtemp(prefix="nip-sandbox-"))
-        self._stack.callback(shutil.rmtree, cwd, ignore_errors=True)
+        self._stack.callback(_remove, cwd)
         stdin: IO[bytes] = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         self._stderr: IO[bytes] = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         header = {
             "cwd": cwd,
-            "limits": asdict(limits),
-            "refuse": sorted(refuse),
+            "limits": asdict(setting.limits),
+            "allow_without_namespaces": setting.allow_without_namespaces,
+            "refuse": sorted(setting.refuse),
             "parent": os.getpid(),
         }
         for message in (header, *jobs):
-            stdin.write(json.dumps(message).encode() + b"\n")
+            data = json.dumps(message).encode()
+            stdin.write(len(data).to_bytes(8, "big") + data)
         stdin.seek(0)
         try:
             self._process = subprocess.Popen(
@@ -355,19 +433,33 @@ class _Child:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
+    def about(self) -> dict[str, Any]:
+        """What the child says of itself before it runs anything.
+
+        Raises:
+            SandboxError: it says nothing.
+        """
+        for line in self.lines():
+            about: dict[str, Any] = json.loads(line)
+            return about
+        raise SandboxError(f"the sandbox's child process does not run here: {self.error()}")
+
     def lines(self) -> Iterator[bytes]:
-        """The lines of the child's output, until it ends or the deadline is over."""
+        """The next lines of the child's output, until it ends or the deadline is over."""
         assert self._process.stdout is not None
-        pending = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            while selector.select(max(0.0, self._deadline - time.monotonic())):
-                piece = os.read(self._process.stdout.fileno(), 1 << 16)
-                if not piece:
+            while True:
+                line, newline, rest = self._pending.partition(b"\n")
+                if newline:
+                    self._pending = rest
+                    yield line
+                    continue
+                if not selector.select(max(0.0, self._deadline - time.monotonic())):
                     return
-                *complete, pending = (pending + piece).split(b"\n")
-                yield from complete
-                if len(pending) > _RESULT_BYTES:
+                piece = os.read(self._process.stdout.fileno(), 1 << 16)
+                self._pending += piece
+                if not piece or len(self._pending) > _RESULT_BYTES:
                     return
 
     def error(self) -> str:
@@ -384,3 +476,9 @@ class _Child:
         self._process.wait(timeout=10.0)
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+
+def _remove(directory: str) -> None:
+    with contextlib.suppress(OSError):
+        empty_directory(directory)
+        os.rmdir(directory)

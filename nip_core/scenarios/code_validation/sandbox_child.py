@@ -1,13 +1,16 @@
 """The trusted program that a sandbox child process runs; see `sandbox` for what it promises.
 
 Started as a script by `sandbox._Child` with an empty environment and standard library only. It
-reads a header line and one job per line from stdin and writes one JSON line per job to stdout.
+reads messages from stdin, each 8 bytes of length and JSON: a header, then jobs, each when its turn
+has come. It writes lines of JSON to stdout: what is in force here, then one line per job.
 
     main            harden this process (`sandbox_isolation`), become init of a new process table
     _supervise      fork a worker for one job, read what it says, kill it and all it left behind
     _worker         inside the fork: limits, no privileges, then the untrusted code
 
-Runs without site-packages: nothing is imported but the standard library and its sister file.
+What a worker says is read as flat text of bounded length (`_reports`), never as a language that
+could nest. Runs without site-packages: nothing is imported but the standard library and its sister
+files.
 """
 
 import contextlib
@@ -20,22 +23,26 @@ import time
 import traceback
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nip_core.scenarios.code_validation import sandbox_filters as filters
     from nip_core.scenarios.code_validation import sandbox_isolation as guard
 else:
-    # The one module of this project, which must not stay importable for the code that runs here.
+    # Modules of this project, which must not stay importable for the code that runs here.
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    import sandbox_filters as filters
     import sandbox_isolation as guard
 
     sys.path.pop()
 
 Job = dict[str, Any]
-Report = Callable[[dict[str, Any]], None]
+Report = Callable[[str, str], None]
 
 _REPORT_BYTES = 4_000_000
+_DETAIL_CHARACTERS = 300
 _REAP_S = 5.0
+_WATCH_S = 0.02
 
 
 class _Stop(BaseException):
@@ -44,7 +51,7 @@ class _Stop(BaseException):
 
 def _describe(error: BaseException) -> str:
     try:
-        return f"{type(error).__name__}: {error}"[:300]
+        return f"{type(error).__name__}: {error}"[:_DETAIL_CHARACTERS]
     except BaseException:
         return type(error).__name__
 
@@ -60,7 +67,7 @@ def _run_program(code: str, report: Report) -> int:
         print(stop.code, file=sys.stderr)
         return 1
     except MemoryError:
-        report({"memory": True})
+        report("memory", "")
         return 1
     except BaseException:
         traceback.print_exc()
@@ -103,21 +110,21 @@ def _run_suite(job: Job, report: Report) -> int:
     try:
         _guarded(job["solution"], "solution.py", *limits)
     except BaseException as error:
-        report({"load": _describe(error)})
+        report("load", _describe(error))
         return 0
     for test in job["tests"]:
         try:
             _guarded(test, "test.py", *limits)
         except _Stop as error:
-            report({"outcome": "timeout", "detail": _describe(error)})
+            report("timeout", _describe(error))
             break
         except AssertionError as error:
-            report({"outcome": "failed", "detail": _describe(error)})
+            report("failed", _describe(error))
         except BaseException as error:
-            report({"outcome": "error", "detail": _describe(error)})
+            report("error", _describe(error))
         else:
-            report({"outcome": "passed"})
-    report({"end": True})
+            report("passed", "")
+    report("end", "")
     return 0
 
 
@@ -128,20 +135,28 @@ def _worker(job: Job, header: dict[str, Any], isolation: guard.Isolation, files:
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        for target, file in enumerate(files):
+        ruleset = isolation.ruleset
+        for target, file in enumerate([*files, *([] if ruleset is None else [ruleset])]):
             os.dup2(file, 200 + target)
         for target in range(4):
             os.dup2(200 + target, target)
-        os.closerange(4, 4096)
         os.set_inheritable(3, False)
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
         sys.argv = ["program.py"]
         os.chdir(header["cwd"])
         guard.set_limits(header["limits"], isolation)
         guard.drop_privileges(isolation)
+        # The supervisor can't be looked into, and so could not this process: let it be counted.
+        guard.prctl(guard.DUMPABLE, 1)
+        if ruleset is not None:
+            filters.confine(guard.LIBC, 204)
+        os.closerange(4, 4096)
+        if isolation.program is not None:
+            filters.filter_calls(guard.LIBC, isolation.program)
 
-        def report(message: dict[str, Any]) -> None:
-            os.write(3, json.dumps(message).encode() + b"\n")
+        def report(kind: str, detail: str) -> None:
+            text = f"{kind} {detail}".replace("\0", "\\0")
+            os.write(3, text.encode("utf-8", "backslashreplace") + b"\0")
 
         code = _run_suite(job, report) if "tests" in job else _run_program(job["code"], report)
         sys.stdout.flush()
@@ -149,29 +164,25 @@ def _worker(job: Job, header: dict[str, Any], isolation: guard.Isolation, files:
     except MemoryError:
         code = 254
     except BaseException:
+        traceback.print_exc()
         code = 255
     finally:
         os._exit(code)
 
 
-def _children() -> list[int]:
-    """The direct children of this process."""
-    found: list[int] = []
-    me = os.getpid()
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        return found
-    for name in names:
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat") as file:
-                    parent = int(file.read().rpartition(")")[2].split()[1])
-            except (OSError, ValueError, IndexError):
-                continue
-            if parent == me:
-                found.append(int(name))
-    return found
+def _reports(data: bytes, at_most: int) -> list[dict[str, Any]]:
+    """What a worker said, as `sandbox` reads it; a message of no known kind is {}."""
+    messages: list[dict[str, Any]] = []
+    for piece in data.split(b"\0")[:-1][:at_most]:
+        kind, _, rest = piece.decode("utf-8", "replace").partition(" ")
+        detail = rest[:_DETAIL_CHARACTERS]
+        if kind in ("passed", "failed", "error", "timeout"):
+            messages.append({"outcome": kind, "detail": detail})
+        elif kind in ("load", "end", "memory"):
+            messages.append({kind: detail})
+        else:
+            messages.append({})
+    return messages
 
 
 def _kill_everything(worker: int, isolation: guard.Isolation) -> None:
@@ -186,11 +197,9 @@ def _kill_everything(worker: int, isolation: guard.Isolation) -> None:
         except OSError:
             pass
         if not isolation.processes:
-            for pid in _children():  # orphans come to us, the subreaper
-                try:
+            for pid in guard.descendants(isolation):  # orphans come to us, the subreaper
+                with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-                except OSError:
-                    continue
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -199,23 +208,6 @@ def _kill_everything(worker: int, isolation: guard.Isolation) -> None:
         if time.monotonic() > deadline:
             raise SystemExit("a process of the sandbox does not die")
         time.sleep(0.001)
-
-
-def _clean(cwd: str) -> None:
-    """Empty the working directory; symbolic links are removed, never followed."""
-    for root, directories, _ in os.walk(cwd):
-        for name in directories:
-            if not os.path.islink(os.path.join(root, name)):
-                with contextlib.suppress(OSError):
-                    os.chmod(os.path.join(root, name), 0o700)
-    for root, directories, files in os.walk(cwd, topdown=False):
-        for name in files:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(root, name))
-        for name in directories:
-            path = os.path.join(root, name)
-            with contextlib.suppress(OSError):
-                os.unlink(path) if os.path.islink(path) else os.rmdir(path)
 
 
 class _Pipes:
@@ -257,7 +249,7 @@ class _Pipes:
 
 
 def _wait(
-    pid: int, pipes: _Pipes, deadline: float, isolation: guard.Isolation, max_processes: int
+    pid: int, pipes: _Pipes, deadline: float, isolation: guard.Isolation, limits: dict[str, Any]
 ) -> tuple[str, int | None]:
     """Read until the worker has ended or must.
 
@@ -267,14 +259,16 @@ def _wait(
         pidfd = os.pidfd_open(pid)
     except (AttributeError, OSError):
         pidfd = None
-    watch = isolation.uid is None and isolation.own_proc
+    count = isolation.uid is None and isolation.own_proc
+    watch = count or limits["processes"] > 1  # a single process is held by its own limits
+    next_watch = time.monotonic() + _WATCH_S
     try:
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
                 return "timeout", None
             readers = [pipes.readers[k] for k in pipes.open]
-            step = left if pidfd is not None and not watch else min(left, 0.02)
+            step = left if pidfd is not None and not watch else min(left, _WATCH_S)
             ready = select.select(
                 [*readers, *([pidfd] if pidfd is not None else [])], [], [], step
             )[0]
@@ -283,9 +277,10 @@ def _wait(
                     pipes.read(index)
             if pipes.overflowed():
                 return "output_limit", None
-            # RLIMIT_NPROC doesn't hold root back, whatever root is called in here.
-            if watch and sum(name.isdigit() for name in os.listdir("/proc")) - 1 > max_processes:
-                return "killed", None
+            if watch and time.monotonic() >= next_watch:
+                if over := guard.goes_over(limits, isolation):
+                    return over, None
+                next_watch = time.monotonic() + _WATCH_S
             if pidfd in ready:
                 return "", None
             if pidfd is None:
@@ -324,7 +319,7 @@ def _supervise(job: Job, header: dict[str, Any], isolation: guard.Isolation) -> 
         _worker(job, header, isolation, [stdin, *out, pipes.writers[2]])
     for file in [stdin, null, *pipes.writers]:
         os.close(file)
-    stopped, status = _wait(pid, pipes, started + limits["wall_s"], isolation, limits["processes"])
+    stopped, status = _wait(pid, pipes, started + limits["wall_s"], isolation, limits)
     wall_s = time.monotonic() - started
     if stopped:
         os.kill(pid, signal.SIGKILL)
@@ -333,18 +328,13 @@ def _supervise(job: Job, header: dict[str, Any], isolation: guard.Isolation) -> 
     _kill_everything(pid, isolation)
     pipes.drain()
     pipes.close()
-    _clean(header["cwd"])
+    guard.empty_directory(header["cwd"])
     code = os.waitstatus_to_exitcode(status)
     if not stopped and pipes.overflowed():
         stopped = "output_limit"
-    messages = []
-    for line in bytes(pipes.data[2]).split(b"\n")[:-1]:
-        try:
-            messages.append(json.loads(line))
-        except ValueError:
-            messages.append({})
+    messages = _reports(bytes(pipes.data[2]), len(job.get("tests", ())) + 1)
     if not stopped:
-        if code == 254 or any(isinstance(m, dict) and "memory" in m for m in messages):
+        if code == 254 or any("memory" in message for message in messages):
             stopped = "memory"
         elif code in (-signal.SIGXCPU, -signal.SIGKILL) and wall_s >= limits["cpu_s"]:
             stopped = "timeout"
@@ -354,26 +344,55 @@ def _supervise(job: Job, header: dict[str, Any], isolation: guard.Isolation) -> 
             stopped = "ok" if code == 0 else "error"
     result: dict[str, Any] = {"status": stopped, "exit_code": code, "wall_s": wall_s}
     if suite:
-        result["messages"] = [m for m in messages if isinstance(m, dict)]
+        result["messages"] = messages
     else:
         for name, data in (("stdout", pipes.data[0]), ("stderr", pipes.data[1])):
             result[name] = bytes(data[: limits["output_bytes"]]).decode("utf-8", "replace")
     return result
 
 
-def _serve(jobs: TextIO, out: TextIO, header: dict[str, Any], isolation: guard.Isolation) -> None:
-    for line in jobs:
-        result = _supervise(json.loads(line), header, isolation)
+def _receive() -> Any:
+    """The next message on stdin, or None. Nothing is read ahead: a worker would inherit it."""
+    length = int.from_bytes(os.read(0, 8), "big")
+    data = b""
+    while len(data) < length:
+        data += os.read(0, length - len(data))
+    return json.loads(data) if data else None
+
+
+def _send(message: dict[str, Any]) -> None:
+    data = json.dumps(message).encode() + b"\n"
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def _serve(header: dict[str, Any], isolation: guard.Isolation) -> None:
+    refuse = header["refuse"]
+    if "system_calls" not in refuse:
+        isolation.program = filters.calls(
+            guard.LIBC, network="network" in refuse, attributes=isolation.filesystem
+        )
+        isolation.network |= isolation.program is not None and "network" not in refuse
+    if "landlock" not in refuse:
+        readable = [*guard.interpreter(), *(["/proc"] if isolation.own_proc else [])]
+        isolation.ruleset = filters.paths(guard.LIBC, readable, [header["cwd"]])
+    trial = _supervise({"code": ""}, header, isolation)
+    if trial["status"] != "ok":
+        raise SystemExit(f"an empty program does not run: {trial['status']}, {trial['stderr']}")
+    lacking, separate = guard.lacking(isolation), guard.is_separate(isolation)
+    about = {"lacking": lacking, "separate": separate, "reason": isolation.reason}
+    _send({"isolation": isolation.as_dict(), **about})
+    if lacking and not (separate and header["allow_without_namespaces"]):
+        return
+    while (job := _receive()) is not None:
+        result = _supervise(job, header, isolation)
         result["isolation"] = isolation.as_dict()
-        out.write(json.dumps(result) + "\n")
-        out.flush()
+        _send(result)
 
 
 def main() -> None:
     guard.prctl(guard.PDEATHSIG, signal.SIGKILL)
-    jobs = os.fdopen(os.dup(0), encoding="utf-8")
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    header = json.loads(jobs.readline())
+    header = _receive()
     if os.getppid() != header["parent"]:  # it died before we were watching
         raise SystemExit("the parent is gone")
     refuse = header["refuse"]
@@ -382,6 +401,8 @@ def main() -> None:
     with contextlib.suppress(OSError):
         guard.write("/proc/self/oom_score_adj", "1000")
     guard.enter_namespaces(isolation, refuse)
+    # From here on nobody opens this process's memory, files or environment, whoever it runs as.
+    guard.prctl(guard.DUMPABLE, 0)
     if isolation.processes:
         init = os.fork()
         if init:
@@ -393,7 +414,7 @@ def main() -> None:
     guard.isolate_mounts(isolation, header["cwd"], header["limits"]["disk_mb"])
     os.chdir(header["cwd"])
     guard.choose_user(isolation, header["cwd"], refuse, number)
-    _serve(jobs, out, header, isolation)
+    _serve(header, isolation)
 
 
 if __name__ == "__main__":

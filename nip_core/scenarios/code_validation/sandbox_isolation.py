@@ -6,10 +6,14 @@
     choose_user          find a user that nobody is
     drop_privileges      become that user, for good
     set_limits           what the kernel counts for each process
+    lacking              what of it is not in force
+    descendants          the processes of a sandbox
+    goes_over            what they use together and may not
+    empty_directory      remove what code left behind, however deep
 
-Linux offers most of it, other systems the limits; each step says what it achieved and goes on
-without what it was refused. `sandbox` says what all this protects from. Used by `sandbox_child`
-alone, which runs without site-packages: nothing is imported but the standard library.
+Each step says what it achieved and goes on without what it was refused. `sandbox` says what all
+this protects from, and what it does without. Imported by `sandbox_child`, which runs without
+site-packages: nothing is imported here but the standard library.
 """
 
 import ctypes
@@ -17,11 +21,12 @@ import math
 import os
 import resource
 import signal
+import stat
 import sys
 from typing import Any
 
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
-PDEATHSIG, _CAPBSET_DROP, CHILD_SUBREAPER, _NO_NEW_PRIVS = 1, 24, 36, 38
+PDEATHSIG, DUMPABLE, _CAPBSET_DROP, CHILD_SUBREAPER, _NO_NEW_PRIVS = 1, 4, 24, 36, 38
 _MS_NOSUID_NODEV, _MS_BIND, _MS_REC_PRIVATE = 2 | 4, 0x1000 | 0x4000, 0x4000 | 0x40000
 _SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _ATTR_RDONLY = 442, -100, 0x8000, 1
 _MASKED = ("/run", "/tmp", "/var/tmp", "/dev/shm", "/home", "/root", "/srv", "/mnt", "/media")  # noqa: S108
@@ -36,6 +41,9 @@ class Isolation:
         self.uid: int | None = None  # the unprivileged user the code runs as; None: not changed
         self.mounts = False  # may be changed without anybody noticing
         self.own_proc = False  # /proc shows this sandbox alone
+        self.ruleset: int | None = None  # of paths, see `sandbox_filters`
+        self.program: bytes | None = None  # for system calls, see `sandbox_filters`
+        self.reason = ""  # why there are no namespaces
 
     def as_dict(self) -> dict[str, bool]:
         return {
@@ -43,7 +51,26 @@ class Isolation:
             "processes": self.processes,
             "filesystem": self.filesystem,
             "user": self.uid is not None,
+            "landlock": self.ruleset is not None,
+            "system_calls": self.program is not None,
         }
+
+
+def lacking(isolation: Isolation) -> list[str]:
+    """What keeps untrusted code in and is not in force here, in words; [] if all of it is."""
+    layers = {
+        "a process table of its own": isolation.processes,
+        "its own view of the file system": isolation.filesystem,
+        "a network of its own": isolation.network,
+        "a filter of system calls": isolation.program is not None,
+    }
+    return [name for name, there in layers.items() if not there]
+
+
+def is_separate(isolation: Isolation) -> bool:
+    """Whether code can't reach what belongs to other processes: memory, files, environment."""
+    layers = (isolation.processes, isolation.uid is not None, isolation.ruleset is not None)
+    return any(layers)
 
 
 def _libc() -> Any:
@@ -91,16 +118,19 @@ def write(path: str, text: str) -> None:
 def enter_namespaces(isolation: Isolation, refuse: list[str]) -> None:
     """Leave the network, the process table and the mounts, as far as the system lets us."""
     if LIBC is None or "namespaces" in refuse:
+        isolation.reason = "this system has none" if LIBC is None else "refused by argument"
         return
     uid, gid = os.geteuid(), os.getegid()
     if not _unshare(_NEWNS):
         if not _unshare(_NEWUSER):
+            isolation.reason = f"unshare: {os.strerror(ctypes.get_errno())}"
             return
         try:
             write("/proc/self/setgroups", "deny")
             write("/proc/self/uid_map", f"{uid} {uid} 1")
             write("/proc/self/gid_map", f"{gid} {gid} 1")
-        except OSError:
+        except OSError as error:
+            isolation.reason = str(error)
             return
         isolation.mounts = _unshare(_NEWNS)
     else:
@@ -108,9 +138,11 @@ def enter_namespaces(isolation: Isolation, refuse: list[str]) -> None:
     _unshare(_NEWIPC)
     isolation.network = "network" not in refuse and _unshare(_NEWNET)
     isolation.processes = _unshare(_NEWPID)
+    if not isolation.processes:
+        isolation.reason = f"unshare: {os.strerror(ctypes.get_errno())}"
 
 
-def _interpreter() -> list[str]:
+def interpreter() -> list[str]:
     """The directories that the running interpreter needs, none inside another."""
     found: list[str] = []
     paths = [sys.base_prefix, sys.base_exec_prefix, os.path.dirname(sys.executable), *sys.path]
@@ -145,7 +177,7 @@ def isolate_mounts(isolation: Isolation, cwd: str, disk_mb: int) -> None:
     """Make everything read-only but a small tmpfs at `cwd`; hide homes, sockets and /proc."""
     if not isolation.mounts or not _mount(None, "/", None, _MS_REC_PRIVATE):
         return
-    needed = _interpreter()
+    needed = interpreter()
     options = f"size={disk_mb}m,nr_inodes=4096,mode=0777".encode()
     _mount(b"tmpfs", cwd, b"tmpfs", _MS_NOSUID_NODEV, options)
     # What holds `cwd` comes last: hiding it hides the place where the kept directories wait.
@@ -193,7 +225,7 @@ def choose_user(isolation: Isolation, cwd: str, refuse: list[str], number: int) 
     """
     if os.geteuid() != 0 or "user" in refuse:
         return
-    if not all(_readable_by_all(path) for path in _interpreter()):
+    if not all(_readable_by_all(path) for path in interpreter()):
         return
     for uid in (_FIRST_FREE_UID + number % 4_194_304, 65534):
         pid = os.fork()
@@ -269,3 +301,79 @@ def set_limits(limits: dict[str, Any], isolation: Isolation) -> None:
         except (ValueError, OSError):
             if name != "RLIMIT_AS":  # macOS refuses it
                 raise
+
+
+def descendants(isolation: Isolation) -> list[int]:
+    """All processes below this one; in a process table of its own, all others."""
+    numbers = []
+    parents: dict[int, int] = {}
+    try:
+        numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+    if isolation.own_proc:
+        return [pid for pid in numbers if pid != os.getpid()]
+    for pid in numbers:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                parents[pid] = int(file.read().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            continue
+    below: list[int] = []
+    layer = {os.getpid()}
+    while layer := {pid for pid, parent in parents.items() if parent in layer}:
+        below += layer
+    return below
+
+
+def _resident_mb(pid: int, exactly: bool) -> float:
+    """Memory that `pid` holds; what it shares with others is counted in parts, if `exactly`."""
+    try:
+        if exactly:
+            with open(f"/proc/{pid}/smaps_rollup") as file:
+                sizes = [int(line.split()[1]) for line in file if line.startswith("Pss:")]
+            return sizes[0] / 1024
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    except (OSError, ValueError, IndexError):
+        return _resident_mb(pid, exactly=False) if exactly else 0.0
+
+
+def goes_over(limits: dict[str, Any], isolation: Isolation) -> str:
+    """What the processes of a job use up together, which the kernel doesn't limit; or ""."""
+    pids = descendants(isolation)
+    # RLIMIT_NPROC doesn't hold root back, whatever root is called in here.
+    if isolation.uid is None and isolation.own_proc and len(pids) > limits["processes"]:
+        return "killed"
+    for exactly in (False, True):  # the first is quick, and never too little
+        if sum(_resident_mb(pid, exactly) for pid in pids) <= limits["memory_mb"]:
+            return ""
+    return "memory"
+
+
+def empty_directory(path: str) -> None:
+    """Remove what is in `path`: links are never followed, and no depth is too deep.
+
+    What lies in a directory of `path` moves up before it is removed, so that no name gets long.
+    Nothing may work in `path` meanwhile.
+
+    Raises:
+        OSError: something can't be removed.
+    """
+    number = 0
+    while names := os.listdir(path):
+        for name in names:
+            inside = os.path.join(path, name)
+            if not stat.S_ISDIR(os.lstat(inside).st_mode):
+                os.unlink(inside)
+                continue
+            os.chmod(inside, 0o700)
+            for below in os.listdir(inside):
+                there = os.path.join(inside, below)
+                if stat.S_ISDIR(os.lstat(there).st_mode):
+                    os.chmod(there, 0o700)  # to move it, its entry ".." is written
+                    number += 1
+                    os.rename(there, os.path.join(path, f".{number}-{os.urandom(8).hex()}"))
+                else:
+                    os.unlink(there)
+            os.rmdir(inside)
