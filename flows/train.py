@@ -27,6 +27,7 @@ from nip_core.stages.session import Session
 from nip_prefect.flows.hooks import HOOKS
 from nip_prefect.flows.iteration import iteration, play_split, retest
 from nip_prefect.tasks.fine_tune import prove_serving
+from nip_prefect.tasks.marks import noted_goal
 from nip_prefect.tasks.publish import publish, published_state
 from nip_prefect.tasks.runtime import log_of, opened
 
@@ -52,6 +53,7 @@ async def train(
     retry_failed_jobs: bool = False,
     run_name: str | None = None,
     num_iterations: Count | None = None,
+    more_iterations: Count | None = None,
     rollouts_per_iteration: Count | None = None,
     rerun_from_iteration: Iteration | None = None,
     rerun_from_stage: Literal["test", "play", "dataset", "train", "swap"] = "play",
@@ -70,6 +72,9 @@ async def train(
             was stopped goes on.
         num_iterations: How many iterations instead of the configuration's. More of them extend a
             finished run.
+        more_iterations: How many iterations to add to those that the run has finished; it is
+            trained as far as the configuration says at least. For schedules. A flow run that is
+            retried adds them once.
         rollouts_per_iteration: How many training episodes per iteration instead of the
             configuration's.
         rerun_from_iteration: Do this iteration and all later ones anew. What they have so far is
@@ -84,9 +89,15 @@ async def train(
         "rl.num_iterations": num_iterations,
         "rl.rollouts_per_iteration": rollouts_per_iteration,
     }
-    given = load_parameters(
-        config, [*overrides, *(f"{key}={value}" for key, value in chosen.items() if value)]
-    )
+    settings = [*overrides, *(f"{key}={value}" for key, value in chosen.items() if value)]
+    given = load_parameters(config, settings)
+    if more_iterations is not None:
+        if num_iterations is not None:
+            raise SettingsError("num_iterations and more_iterations: set one of them")
+        run = RunStore(open_store(given.run_store, read_only=True), given.run_name)
+        last = max(given.rl.num_iterations, run.finished_iterations() + more_iterations)
+        last = await noted_goal(last)
+        given = load_parameters(config, [*settings, f"rl.num_iterations={last}"])
     return await _train(given, retry_failed_jobs, rerun_from_iteration, rerun_from_stage)
 
 

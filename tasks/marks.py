@@ -11,6 +11,7 @@ from nip_core.stages.session import Session
 
 RUN, STORE, OWNER, ATTEMPT = "nip.run", "nip.store", "nip.owner", "nip.attempt"
 EPOCH = "nip.epoch"
+GOAL = "nip.num_iterations"
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,19 @@ async def mark_flow_run(session: Session) -> None:
     }
     async with get_client() as client:
         await client.update_flow_run_labels(UUID(identifier), labels)
+
+
+async def noted_goal(iterations: int) -> int:
+    """How many iterations this flow run trains to: `iterations`, which is noted on it, or what was
+    noted when it ran before."""
+    identifier = flow_run.get_id()
+    if identifier is None:
+        return iterations
+    async with get_client() as client:
+        noted = (await client.read_flow_run(UUID(identifier))).labels.get(GOAL)
+        if noted is None:
+            await client.update_flow_run_labels(UUID(identifier), {GOAL: iterations})
+    return iterations if noted is None else int(noted)
 
 
 def mark_of(found: FlowRun) -> Mark | None:

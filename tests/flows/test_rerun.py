@@ -131,6 +131,23 @@ async def test_a_retried_flow_run_does_not_go_back_twice(config, tmp_path, monke
     assert len(asked) == len(set(asked))
 
 
+async def test_a_scheduled_flow_run_adds_its_iterations_once_however_often_it_is_retried(
+    config, tmp_path
+):
+    run = run_in(tmp_path)
+    before = run.finished_iterations()
+    state = await train(str(config), more_iterations=1, return_state=True)
+    assert state.is_completed() and run.finished_iterations() == before + 1
+    async with get_client() as client:
+        flow_run = await client.read_flow_run(state.state_details.flow_run_id)
+        await client.set_flow_run_state(flow_run.id, Scheduled(), force=True)
+        flow_run = await client.read_flow_run(flow_run.id)
+    await run_flow(train, flow_run=flow_run, parameters=flow_run.parameters)
+    assert run.finished_iterations() == before + 1
+    with pytest.raises(SettingsError, match="num_iterations and more_iterations: set one"):
+        await train(str(config), more_iterations=1, num_iterations=9)
+
+
 @pytest.mark.parametrize(
     "moved", [1, *(pytest.param(n, marks=pytest.mark.kill_matrix) for n in (0, 3))]
 )
