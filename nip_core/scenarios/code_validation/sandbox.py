@@ -42,12 +42,13 @@ systems other than Linux, nothing is run at all.
 What is not covered:
 
 - A weakness of the kernel or of the interpreter. This is a fence, not a virtual machine.
-- Without Landlock: reading files that the user (or, as root, anybody) may read and that are not
-  hidden as above.
+- Without Landlock: reading files that the code's user may read and that are not hidden as above;
+  without `filesystem` as well, also writing them, in memory file systems among others.
 - Resident memory of several processes is watched, every 20 ms, not limited; the working directory
   may hold `disk_mb` more.
 - The verdict against code that means to cheat: tests run in the same process as the solution, so
-  a hostile solution could report results of its own making, for itself.
+  a hostile solution could report results of its own making, for itself. In its memory it may
+  also read what is left there of the jobs before it.
 - Without `filesystem`: the size of the working directory is not limited, only that of each file,
   and names and sizes of other files can be asked for. Without `processes`: what left its session
   is found through /proc only, and before Linux 6.12 it may send signals to processes of the same
@@ -55,34 +56,35 @@ What is not covered:
   is watched, not limited.
 """
 
-import contextlib
 import json
-import os
-import selectors
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import IO, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from nip_core.errors import NipError
-from nip_core.scenarios.code_validation.sandbox_isolation import empty_directory
+from nip_core.scenarios.code_validation.sandbox_process import (
+    Child,
+    SandboxError,
+    Setting,
+    check,
+    why_not,
+)
+
+__all__ = [
+    "Isolation",
+    "Limits",
+    "SandboxError",
+    "SandboxResult",
+    "Suite",
+    "TestReport",
+    "examine",
+    "run_python",
+    "run_tests",
+    "run_tests_batch",
+]
 
 Status = Literal["ok", "error", "timeout", "memory", "output_limit", "killed"]
 Outcome = Literal["passed", "failed", "error", "timeout", "not_run"]
-
-_CHILD = Path(__file__).with_name("sandbox_child.py")
-_START_S = 30.0
-_RESULT_BYTES = 64_000_000
-
-
-class SandboxError(NipError, RuntimeError):
-    """The sandbox itself does not work here; nothing is known about the code."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ def run_python(
         SandboxError: this system can't keep the code in, or the child does not run.
     """
     job = {"code": code, "stdin": stdin}
-    setting = _Setting(limits or Limits(), allow_without_namespaces, refuse)
+    setting = Setting(asdict(limits or Limits()), allow_without_namespaces, refuse)
     result = _run_jobs([job], setting)[0]
     return SandboxResult(
         status=result["status"],
@@ -274,7 +276,7 @@ def run_tests_batch(
         SandboxError: this system can't keep the code in, or a child does not run.
     """
     limits = limits or Limits()
-    setting = _Setting(limits, allow_without_namespaces, refuse)
+    setting = Setting(asdict(limits), allow_without_namespaces, refuse)
     jobs = [
         {
             "solution": suite.solution,
@@ -331,50 +333,18 @@ def examine() -> tuple[Isolation, str]:
     Raises:
         SandboxError: the child does not run.
     """
-    with _Child([], _Setting(Limits(), True, ())) as child:
+    with Child([], Setting(asdict(Limits()), True, ())) as child:
         about = child.about()
-    return Isolation(**about["isolation"]), _why_not(about)
+    return Isolation(**about["isolation"]), why_not(about)
 
 
-@dataclass(frozen=True)
-class _Setting:
-    limits: Limits
-    allow_without_namespaces: bool
-    refuse: Collection[str]
-
-
-def _why_not(about: dict[str, Any]) -> str:
-    """What is missing to keep untrusted code in, or ""."""
-    if not about["lacking"]:
-        return ""
-    reason = f" ({about['reason']})" if about["reason"] else ""
-    return f"this system does not give the sandbox {', '.join(about['lacking'])}{reason}"
-
-
-def _check(about: dict[str, Any], setting: _Setting) -> None:
-    why_not = _why_not(about)
-    if not why_not:
-        return
-    if not about["separate"]:
-        raise SandboxError(
-            f"untrusted code can't be run here: {why_not}, and no Landlock keeps the code from "
-            f"other processes of this user; use Linux 5.13 or newer with Landlock, or allow user "
-            f"namespaces"
-        )
-    if not setting.allow_without_namespaces:
-        raise SandboxError(
-            f"untrusted code is not run here: {why_not}; allow user namespaces, or pass "
-            f"allow_without_namespaces=True to do with what is left (`nip doctor` says what)"
-        )
-
-
-def _run_jobs(jobs: Sequence[dict[str, Any]], setting: _Setting) -> list[dict[str, Any]]:
+def _run_jobs(jobs: Sequence[dict[str, Any]], setting: Setting) -> list[dict[str, Any]]:
     """Run all jobs; a job that takes the whole child down is `killed`, the next child goes on."""
     results: list[dict[str, Any]] = []
     while len(results) < len(jobs):
-        with _Child(jobs[len(results) :], setting) as child:
+        with Child(jobs[len(results) :], setting) as child:
             about = child.about()
-            _check(about, setting)
+            check(about, setting)
             for line in child.lines():
                 results.append(json.loads(line))
             error = child.error()
@@ -382,103 +352,3 @@ def _run_jobs(jobs: Sequence[dict[str, Any]], setting: _Setting) -> list[dict[st
             lost = {"status": "killed", "exit_code": -9, "wall_s": 0.0, "messages": []}
             results.append({**lost, "isolation": about["isolation"], "stdout": "", "stderr": error})
     return results
-
-
-class _Child:
-    """One child interpreter, from start to the death of everything it started."""
-
-    def __init__(self, jobs: Sequence[dict[str, Any]], setting: _Setting) -> None:
-        self._stack = contextlib.ExitStack()
-        self._pending = b""
-        self._deadline = time.monotonic() + _START_S + len(jobs) * (setting.limits.wall_s + 5.0)
-        try:
-            self._start(jobs, setting)
-        except BaseException:
-            self._stack.close()
-            raise
-
-    def _start(self, jobs: Sequence[dict[str, Any]], setting: _Setting) -> None:
-        cwd = os.path.realpath(tempfile.mkdtemp(prefix="nip-sandbox-"))
-        self._stack.callback(_remove, cwd)
-        stdin: IO[bytes] = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-        self._stderr: IO[bytes] = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-        header = {
-            "cwd": cwd,
-            "limits": asdict(setting.limits),
-            "allow_without_namespaces": setting.allow_without_namespaces,
-            "refuse": sorted(setting.refuse),
-            "parent": os.getpid(),
-        }
-        for message in (header, *jobs):
-            data = json.dumps(message).encode()
-            stdin.write(len(data).to_bytes(8, "big") + data)
-        stdin.seek(0)
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-S", "-s", "-P", "-B", str(_CHILD)],
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                cwd=cwd,
-                env={"PYTHONHASHSEED": "0"},
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise SandboxError(f"can't start {sys.executable}: {error}") from error
-        self._stack.callback(self._stop)
-
-    def __enter__(self) -> "_Child":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def about(self) -> dict[str, Any]:
-        """What the child says of itself before it runs anything.
-
-        Raises:
-            SandboxError: it says nothing.
-        """
-        for line in self.lines():
-            about: dict[str, Any] = json.loads(line)
-            return about
-        raise SandboxError(f"the sandbox's child process does not run here: {self.error()}")
-
-    def lines(self) -> Iterator[bytes]:
-        """The next lines of the child's output, until it ends or the deadline is over."""
-        assert self._process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while True:
-                line, newline, rest = self._pending.partition(b"\n")
-                if newline:
-                    self._pending = rest
-                    yield line
-                    continue
-                if not selector.select(max(0.0, self._deadline - time.monotonic())):
-                    return
-                piece = os.read(self._process.stdout.fileno(), 1 << 16)
-                self._pending += piece
-                if not piece or len(self._pending) > _RESULT_BYTES:
-                    return
-
-    def error(self) -> str:
-        """What the child said on stderr, and its exit code, once it has ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=5.0)
-        self._stderr.seek(0)
-        said = self._stderr.read(4000).decode("utf-8", "replace").strip()
-        return f"exit code {self._process.poll()}, {said or 'nothing on stderr'}"
-
-    def _stop(self) -> None:
-        with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(timeout=10.0)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-
-
-def _remove(directory: str) -> None:
-    with contextlib.suppress(OSError):
-        empty_directory(directory)
-        os.rmdir(directory)

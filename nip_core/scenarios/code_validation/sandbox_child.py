@@ -1,8 +1,8 @@
 """The trusted program that a sandbox child process runs; see `sandbox` for what it promises.
 
-Started as a script by `sandbox._Child` with an empty environment and standard library only. It
-reads messages from stdin, each 8 bytes of length and JSON: a header, then jobs, each when its turn
-has come. It writes lines of JSON to stdout: what is in force here, then one line per job.
+Started as a script by `sandbox_process.Child` with an empty environment and standard library only.
+It reads messages from stdin, each 8 bytes of length and JSON: a header, then jobs, each when its
+turn has come. It writes lines of JSON to stdout: what is in force here, then one line per job.
 
     main            harden this process (`sandbox_isolation`), become init of a new process table
     _supervise      fork a worker for one job, read what it says, kill it and all it left behind
