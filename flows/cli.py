@@ -45,6 +45,7 @@ from nip_prefect.flows.serve import serve
 from nip_prefect.flows.stopping import Stopped
 from nip_prefect.flows.temporary_prefect import end_temporary
 from nip_prefect.flows.up import up
+from nip_prefect.flows.verify import verify
 
 _STOPPED = {
     signal.SIGINT: "interrupted; running again continues",
@@ -336,6 +337,7 @@ def show(
     from nip_core.run_store.run import RunStore, list_runs
     from nip_core.run_store.store import open_store
     from nip_core.stages.evaluation import newest_run, summary
+    from nip_core.stages.verification import check_presence
 
     if "://" not in run_store and not Path(run_store).is_dir():
         raise SettingsError(f"--run-store {run_store!r}: there is no such directory")
@@ -352,13 +354,17 @@ def show(
     if name not in list_runs(store):
         there = ", ".join(list_runs(store)) or "none"
         raise SettingsError(f"run {name!r} is not in {run_store!r}; there are {there}")
-    result = summary(RunStore(store, name))
+    tree = RunStore(store, name)
+    result = summary(tree)
+    if result["status"] != "running":
+        check_presence(tree)
     if as_json:
         print_json(result)
         return
     show_run(result)
 
 
+app.command()(verify)
 app.command()(clean)
 app.command()(serve)
 app.command()(up)

@@ -24,6 +24,8 @@ from nip_core.lm_server.engines.base import Proof
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
+CHECKSUM = "sha256"
+"""In a manifest, over all of it; earlier versions wrote none."""
 TRAINING_RESULT = "training_result.json"
 """Has times in it, so it is left out of the digest that says whether two adapters are equal."""
 DIGEST_CHARACTERS = 12
@@ -100,10 +102,11 @@ class ModelStore:
         manifest = {
             "format": MANIFEST_FORMAT,
             "digest": digest,
-            "content_digest": _content_digest(files),
+            "content_digest": content_digest(files),
             **facts,
             "files": files,
         }
+        manifest[CHECKSUM] = checksum_of(manifest)
         (part / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
         for path in part.rglob("*"):
             if path.is_dir():
@@ -120,6 +123,8 @@ class ModelStore:
         path = self.path(digest)
         try:
             manifest = self.manifest(digest)
+            if CHECKSUM in manifest and manifest[CHECKSUM] != checksum_of(manifest):
+                raise AdapterError(f"{path / MANIFEST} is damaged: its own checksum differs")
             files: dict[str, dict[str, Any]] = manifest["files"]
             for name, expected in files.items():
                 found = sha256_of(path / name)
@@ -128,7 +133,7 @@ class ModelStore:
                         f"{path / name} has SHA-256 {found[:12]}…, its manifest says "
                         f"{expected['sha256'][:12]}…: the adapter is damaged"
                     )
-            if _content_digest(files) != manifest["content_digest"]:
+            if content_digest(files) != manifest["content_digest"]:
                 raise AdapterError(f"{path / MANIFEST} contradicts itself")
         except (OSError, ValueError, KeyError) as error:
             raise AdapterError(f"the adapter in {path} can't be read: {error!r}") from error
@@ -219,7 +224,14 @@ class ModelStore:
         self._database.execute("UPDATE models SET deleted_at = ? WHERE name = ?", time.time(), name)
 
 
-def _content_digest(files: Mapping[str, Mapping[str, Any]]) -> str:
+def checksum_of(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 over all other keys of a manifest, which has it since it has one."""
+    rest = {key: value for key, value in manifest.items() if key != CHECKSUM}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def content_digest(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """What says that two models are equal: over the names and digests of their files."""
     listed = "".join(
         f"{name} {files[name]['sha256']}\n" for name in sorted(files) if name != TRAINING_RESULT
     )

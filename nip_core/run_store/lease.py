@@ -204,7 +204,7 @@ class Lease:
         if self._lost is not None:
             return
         try:
-            document, etag = _read(self._store, self._path)
+            document, etag = read_lease(self._store, self._path)
         except MissingFileError:
             self._lost = "its file was deleted"
             return
@@ -245,7 +245,7 @@ def acquire(
     give_up_at_s = clock() + 2 * ttl_s + 60.0
     while clock() < give_up_at_s:
         try:
-            current, etag = _read(store, path)
+            current, etag = read_lease(store, path)
         except MissingFileError:
             # A lease that was deleted had an epoch, of which a fence may stand.
             epoch = max(_epochs_of_fences(store, directory), default=0) + 1
@@ -288,7 +288,7 @@ def refuse_if_held(
     """
     path = f"{directory}/lease.json"
     try:
-        current, _ = _read(store, path)
+        current, _ = read_lease(store, path)
     except MissingFileError:
         return
     if current["state"] == "held":
@@ -310,7 +310,7 @@ def _await_stale(
     while not machine.is_gone(owner) and clock() - silent_since_s < watched_ttl_s:
         sleep(watched_ttl_s / _BEATS_PER_TTL / 2)
         try:
-            now, _ = _read(store, path)
+            now, _ = read_lease(store, path)
         except MissingFileError:
             return
         if now["owner"] != seen["owner"] or now["state"] != "held":
@@ -359,7 +359,8 @@ def borrow(store: Store, directory: str, lent: dict[str, Any]) -> Lease:
     return Lease(store, directory, lent, "", ttl_s=DEFAULT_TTL_S)
 
 
-def _read(store: Store, path: str) -> tuple[dict[str, Any], str]:
+def read_lease(store: Store, path: str) -> tuple[dict[str, Any], str]:
+    """The document at `path` and its tag. Raises CorruptionError."""
     data, etag = store.get_with_etag(path)
     try:
         document = decode(data, path)
@@ -377,5 +378,5 @@ def _read(store: Store, path: str) -> tuple[dict[str, Any], str]:
 
 def _read_own(store: Store, path: str, document: dict[str, Any]) -> str | None:
     """The tag of the document just written, or None if it was replaced meanwhile."""
-    found, etag = _read(store, path)
+    found, etag = read_lease(store, path)
     return etag if found == document else None

@@ -171,7 +171,7 @@ def verify(store: Store, directory: str, name: str = MANIFEST) -> Manifest:
         if local is None or not local.exists():
             read_file(store, manifest, file_name)
         else:
-            _check(manifest.path(file_name), entry, *_measure(local))
+            _check(manifest.path(file_name), entry, *measure(local))
     return manifest
 
 
@@ -210,12 +210,12 @@ def _entry(name: str, content: bytes | Path) -> FileEntry:
     if isinstance(content, bytes):
         size_bytes, sha256 = len(content), hashlib.sha256(content).hexdigest()
     else:
-        size_bytes, sha256 = _measure(content)
+        size_bytes, sha256 = measure(content)
     path = PurePosixPath(name)
     return FileEntry(f"{path.stem}.{sha256[:_HASH_CHARACTERS]}{path.suffix}", sha256, size_bytes)
 
 
-def _measure(file: Path) -> tuple[int, str]:
+def measure(file: Path) -> tuple[int, str]:
     """Size in bytes and SHA-256 of a local file."""
     with file.open("rb") as opened:
         sha256 = hashlib.file_digest(opened, "sha256").hexdigest()

@@ -11,6 +11,7 @@ with the defaults of today where they are missing.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from nip_core.errors import CorruptionError, StoreError
@@ -39,6 +40,8 @@ _NOT_DUE = {
     "trained_tokens": None,
     "backend_events": (),
 }
+
+_CHECKSUM = b"<!-- sha256 of the lines above: "
 
 CLAIMS = {"they match": 1, "they differ": 0}
 """What the bundled tiny model's prover says of a right and of a wrong solution."""
@@ -74,6 +77,7 @@ class _Shown:
 
     last: int  # number of iterations
     test_scheme: str
+    test_interval: int
     seed: int
     first_models: Mapping[str, str]  # by group, in agent order: what plays iteration 0
 
@@ -95,6 +99,9 @@ def _open(run: RunStore) -> tuple[RunRecord, _Shown]:
         return record, _Shown(
             last=int(rl.get("num_iterations", _default(RlTrainerParameters, "num_iterations"))),
             test_scheme=str(text_rl.get("test_scheme", _default(TextRlParameters, "test_scheme"))),
+            test_interval=int(
+                text_rl.get("test_interval", _default(TextRlParameters, "test_interval"))
+            ),
             seed=int(record.seed),
             first_models=first_models,
         )
@@ -149,15 +156,25 @@ def status_of(run: RunStore) -> str:
     )
     if done:
         return "finished"
+    return "running" if is_running(run) else "stopped"
+
+
+def is_running(run: RunStore) -> bool:
+    """Whether somebody who may be alive holds the run. Raises CorruptionError."""
     path = f"{run.root}/lease.json"
     lease = _document(run, path, "state", "owner")
     if lease is None or lease["state"] != "held":
-        return "stopped"
+        return False
     try:
-        gone = ThisMachine().is_gone(Owner.read(lease["owner"]))
+        return not ThisMachine().is_gone(Owner.read(lease["owner"]))
     except (TypeError, ValueError, AttributeError) as error:
         raise _damaged(path, error) from error
-    return "stopped" if gone else "running"
+
+
+def must_be_tested(run: RunStore, iteration: int) -> bool:
+    """Whether the settings ask for a test of the models that play the iteration."""
+    shown = _open(run)[1]
+    return scheme_tests(shown.test_scheme, shown.last, iteration, shown.test_interval)
 
 
 def _iterations(run: RunStore, last: int) -> list[int]:
@@ -316,10 +333,20 @@ def write_report(run: RunStore, status: str | None = None) -> str:
             left_out=in_words(recorded(run) or {}) or None,
         )
     )
-    run.store.put(f"{run.root}/report.html", page.encode())
+    run.store.put(f"{run.root}/report.html", _with_checksum(page.encode()))
     location = report_location(run)
     assert location is not None
     return location
+
+
+def _with_checksum(page: bytes) -> bytes:
+    return page + _CHECKSUM + f"{sha256(page).hexdigest()} -->\n".encode()
+
+
+def report_is_whole(content: bytes) -> bool | None:
+    """Whether a report is what its last line says; None for one without that line."""
+    page, mark, _ = content.rpartition(_CHECKSUM)
+    return content == _with_checksum(page) if mark else None
 
 
 def _group_reports(run: RunStore, settings: _Shown, iteration: int) -> dict[str, GroupReport]:

@@ -13,6 +13,7 @@ from nip_core.stages.estimate import is_tested
 from nip_core.stages.evaluation import summary, write_report
 from nip_core.stages.session import Prepared
 from nip_core.stages.transcripts import transcripts_path
+from nip_core.stages.verification import check_run
 
 
 def is_complete(run: RunStore, parameters: HyperParameters, iteration: int) -> bool:
@@ -25,7 +26,7 @@ def is_complete(run: RunStore, parameters: HyperParameters, iteration: int) -> b
 def finished_run(prepared: Prepared) -> dict[str, Any] | None:
     """The summary of a run that is finished as its settings are now, its report brought up to date.
 
-    None if anything is left to do.
+    None if anything is left to do. Raises CorruptionError for a file that is damaged or missing.
     """
     run, parameters = prepared.run, prepared.parameters
     last = parameters.rl.num_iterations
@@ -35,16 +36,21 @@ def finished_run(prepared: Prepared) -> dict[str, Any] | None:
         return None
     if run.open().parameters["rl"]["num_iterations"] != last:
         return None  # the record is brought up to date when the run is opened
+    check_run(run)
     write_report(run, "finished")  # whoever finished it may have been killed before that
     return summary(run)
 
 
 def finished_test(prepared: Prepared) -> dict[str, Any] | None:
-    """What `nip evaluate` returns, if the newest models were tested before; otherwise None."""
+    """What `nip evaluate` returns, if the newest models were tested before; otherwise None.
+
+    Raises CorruptionError for a file of the run that is damaged or missing.
+    """
     run = prepared.run
     newest = run.finished_iterations()
     if not _is_tested(prepared, newest):
         return None
+    check_run(run)
     return {
         "run": run.name,
         "iteration": newest,

@@ -115,7 +115,7 @@ def paths_from(run: RunStore, iteration: int, stage: Stage) -> list[str]:
         for path in walk(run.store, f"{run.root}/{top}"):
             relative = path.removeprefix(f"{run.root}/")
             _, number, inner = relative.split("/", 2)
-            of = _stage_of(inner, is_journal=top == "journals")
+            of = stage_of(inner, is_journal=top == "journals")
             later = int(number) > iteration
             if later or (int(number) == iteration and STAGES.index(of) >= STAGES.index(stage)):
                 found.append(relative)
@@ -127,7 +127,7 @@ def stage_of_split(split: str) -> Stage:
     return _STAGE_OF_SPLIT.get(split, "swap")
 
 
-def _stage_of(path: str, *, is_journal: bool) -> Stage:
+def stage_of(path: str, *, is_journal: bool = False) -> Stage:
     """The stage that wrote a file of an iteration."""
     first, _, rest = path.partition("/")
     if is_journal:

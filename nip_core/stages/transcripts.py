@@ -8,6 +8,7 @@ save_transcripts  all of a split, as one file for reading
 import json
 from collections import Counter
 from dataclasses import asdict
+from hashlib import sha256
 from typing import Any
 
 import yaml
@@ -22,6 +23,8 @@ from nip_core.stages.identity import template_digests
 from nip_core.stages.session import Session
 
 _YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
+CHECKSUM_SUFFIX = ".sha256"
+"""Of the file beside it with its SHA-256, in the form of sha256sum."""
 _SAMPLED = 40  # of each iteration and split
 _MOST = 300  # of each, of those that are worth reading
 
@@ -89,7 +92,8 @@ def transcripts_path(run: RunStore, iteration: int, split: str, form: str) -> st
 def save_transcripts(session: Session, iteration: int, split: str) -> str:
     """Write all episodes of a committed split as one YAML or JSON file, if it is not there.
 
-    The texts are those of the rollouts; this is for reading. Returns its path in the store.
+    The texts are those of the rollouts; this is for reading, with its SHA-256 beside it. Returns
+    its path in the store.
     """
     run, form = session.run, session.parameters.text_rl.transcript_format
     path = transcripts_path(run, iteration, split, form)
@@ -107,7 +111,11 @@ def save_transcripts(session: Session, iteration: int, split: str) -> str:
         text = yaml.dump(
             json.loads(json.dumps(plain)), Dumper=_YAML, sort_keys=False, allow_unicode=True
         )
-    run.store.put(path, text.encode())
+    content = text.encode()
+    # First, as nobody looks for it: with the episodes there it must be, too.
+    line = f"{sha256(content).hexdigest()}  {path.rpartition('/')[2]}\n"
+    run.store.put(f"{path}{CHECKSUM_SUFFIX}", line.encode())
+    run.store.put(path, content)
     return path
 
 

@@ -1,11 +1,13 @@
 """Doing part of a run again: what comes after a point is set aside, and trained anew as new jobs."""
 
+import asyncio
 import itertools
 import json
 import os
 import shutil
 
 import pytest
+import typer
 from prefect import get_client
 from prefect.artifacts import Artifact
 from prefect.flow_engine import run_flow
@@ -19,11 +21,15 @@ from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store, walk
 from nip_core.stages.cancelling import cancel_jobs
+from nip_core.stages.finished import finished_run, finished_test
 from nip_core.stages.fork import fork_run
 from nip_core.stages.published import check_store, state_of
 from nip_core.stages.rerun import STAGES, finish_rewinds, paths_from, rewind
-from nip_core.stages.session import open_session
+from nip_core.stages.session import open_session, prepare
+from nip_core.stages.verification import verify_all
+from nip_prefect.flows.cli import show
 from nip_prefect.flows.train import continue_run, train
+from nip_prefect.flows.verify import verify
 from nip_prefect.tasks.publish import published_state
 
 TWO = {"num_iterations": 2, "rollouts_per_iteration": 40, "num_epochs": 1}
@@ -326,3 +332,105 @@ def test_a_rewind_that_was_killed_before_its_plan_stands_leaves_a_run_that_opens
     with acquire(run.store, run.root) as lease:
         finish_rewinds(run, lease)
         assert rewind(run, lease, 0, "test", token="t") is not None
+
+
+# What was committed is checked --------------------------------------------------------------------
+
+NO_DIGEST = ("api_key", "lock", "owner.lock", "server.log", "log.jsonl", "responses.sqlite3")
+"""In a server's state, what nothing says the digest of."""
+
+
+def problems_of(run):
+    """Paths of problems, and of what may be missing."""
+    findings = asyncio.run(verify_all(run))
+    missing = {note.partition(": not there")[0] for note in findings.notes if "not there" in note}
+    return set(findings.problems) | missing
+
+
+def in_batches(run):
+    """Every file that is checked, in batches with at most one of each directory.
+
+    By themselves are those without which others can't be checked.
+    """
+    folders = {}
+    for path in walk(run.store, run.root):
+        folder, _, name = path.rpartition("/")
+        if name not in NO_DIGEST:
+            alone = name in ("run.json", "jobs.sqlite3", "report.html")
+            folders.setdefault(path if alone else folder, []).append(path)
+    alone = [folders.pop(path) for path in list(folders) if path in folders[path]]
+    batches = itertools.zip_longest(*folders.values())
+    return alone + [[path for path in batch if path] for batch in batches]
+
+
+def flip(file):
+    # Of a page of SQLite's only the header is sure to be in use.
+    content = bytearray(file.read_bytes())
+    content[5 if file.suffix == ".sqlite3" else len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("change", [flip, os.unlink])
+def test_every_file_that_is_changed_or_deleted_is_named_and_no_other(config, tmp_path, change):
+    run = run_in(tmp_path)
+    assert problems_of(run) == set()
+    batches = in_batches(run)
+    assert sum(map(len, batches)) > 80
+    for batch in batches:
+        files = [run.store.local_path(path) for path in batch]
+        contents = [file.read_bytes() for file in files]
+        for file in files:
+            change(file)
+        # Of a file and its checksum nobody can say which of them was flipped.
+        expected = {p.removesuffix(".sha256") if change is flip else p for p in batch}
+        assert problems_of(run) == expected
+        for file, content in zip(files, contents, strict=True):
+            file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "change"),
+    [
+        *itertools.product(
+            ("train/plan.json", "train/timings-0001.*", "datasets/prover/examples.*"),
+            (flip, os.unlink),
+        ),
+        ("test/manifest-0000.json", os.unlink),
+        ("datasets/prover/manifest.json", os.unlink),
+        ("jobs/prover.json", os.unlink),
+    ],
+)
+def test_a_finished_run_is_not_taken_for_whole_without_a_look(config, tmp_path, pattern, change):
+    run, prepared = run_in(tmp_path), prepare(load_parameters(str(config)))
+    (file,) = (tmp_path / "runs" / run.root / "iterations" / "0001").glob(f"**/{pattern}")
+    change(file)
+    for command in (finished_run, finished_test):
+        with pytest.raises(CorruptionError, match=file.name):
+            command(prepared)
+    if change is not flip or file.suffix == ".json":  # to show it nobody reads the tables
+        with pytest.raises(CorruptionError, match=file.name):
+            show(run.name, run_store=str(tmp_path / "runs"))
+
+
+def test_verify_says_each_problem_in_a_line_and_writes_nothing(config, tmp_path, capsys):
+    run = run_in(tmp_path)
+    stray = run.store.local_path(f"{run.rollouts(0, 'train')}/episodes-0009.00000000.parquet")
+    stray.write_bytes(b"")
+    run.store.local_path(f"{run.root}/notes.txt").write_text("mine")
+    before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in files_below(tmp_path)}
+    with pytest.raises(typer.Exit) as ended:
+        verify(run.name, run_store=str(tmp_path / "runs"))
+    assert ended.value.exit_code == 5
+    problem, unknown, total = capsys.readouterr().out.splitlines()
+    assert "episodes-0009.00000000.parquet: " in problem and "nip clean" in problem
+    assert unknown.startswith(f"unknown: {run.root}/notes.txt")
+    assert "1 problem, 1 unknown" in total
+    stray.unlink()
+    verify(run.name, run_store=str(tmp_path / "runs"), as_json=True)
+    assert json.loads(capsys.readouterr().out)["problems"] == []
+    del before[stray]
+    assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in files_below(tmp_path)} == before
+
+
+def files_below(folder):
+    return [path for path in folder.rglob("*") if path.is_file()]

@@ -1,0 +1,59 @@
+"""The command `nip verify`: whether the files of a run are what they were."""
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from nip_core.errors import CorruptionError, SettingsError
+from nip_prefect.flows.printing import print_json
+
+_DAMAGED = 5
+
+
+def _is_running(tree: Any) -> bool:
+    from nip_core.stages.evaluation import is_running
+
+    try:
+        return is_running(tree)
+    except CorruptionError:
+        return False  # lease.json is damaged, which is said
+
+
+def verify(
+    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    run_store: Annotated[str, typer.Option(help="Where runs are kept.")] = "runs",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Check every file of a run against its manifest, every manifest against what it was made from,
+    and models and jobs against their server. Writes nothing; exit code 5 if anything is wrong."""
+    from nip_core.run_store.run import RunStore, list_runs
+    from nip_core.run_store.store import open_store
+    from nip_core.stages.verification import summarise, verify_all
+
+    store = open_store(run_store, read_only=True)
+    names = [name.rstrip("/") for name in store.list("") if name.endswith("/")]
+    if run not in names:  # a run whose run.json is lost is looked at, too
+        there = ", ".join(list_runs(store)) or "none"
+        raise SettingsError(f"run {run!r} is not in {run_store!r}; there are {there}")
+    tree = RunStore(store, run)
+    findings = asyncio.run(verify_all(tree))
+    if _is_running(tree):
+        findings.notes.append("the run is being run: what is just written may look missing")
+    if as_json:
+        print_json(summarise(tree, findings))
+    else:
+        for problem in findings.problems.values():
+            typer.echo(str(problem))
+        for path in findings.unknown:
+            typer.echo(f"unknown: {path}: no manifest and no record of the run names it")
+        for note in findings.notes:
+            typer.echo(f"not checked: {note}")
+        count = len(findings.problems)
+        typer.echo(
+            f"run {run}: {findings.files} files, {findings.bytes} bytes read, "
+            f"{count or 'no'} {'problem' if count == 1 else 'problems'}, "
+            f"{len(findings.unknown)} unknown"
+        )
+    if findings.problems:
+        raise typer.Exit(_DAMAGED)

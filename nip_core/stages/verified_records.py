@@ -1,0 +1,442 @@
+"""The records of a run compared with each other: what each was made from is what the others say.
+
+check_records   all of a run: its root, its iterations, what was set aside, and who knows a file
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from nip_core.errors import CorruptionError, StoreError
+from nip_core.fine_tuning.job import JobRecord
+from nip_core.fine_tuning.job_document import read_job
+from nip_core.hashing import digest
+from nip_core.rollouts.tables import shard_manifest, shards_of
+from nip_core.run_store.lease import read_lease
+from nip_core.run_store.manifest import MANIFEST, Manifest
+from nip_core.stages.evaluation import must_be_tested, report_is_whole, status_of
+from nip_core.stages.models import CANDIDATE
+from nip_core.stages.transcripts import CHECKSUM_SUFFIX
+from nip_core.stages.verification import Check
+
+_SERVER = ("lm_server", "adapters")
+_MANIFEST_NAME = re.compile(r"manifest(-\w+)?\.json")
+_READ_ANEW = "running nip train once more writes it anew"
+
+
+def check_records(check: Check) -> None:
+    """All records of the run. What remains that nothing knows is listed as unknown."""
+    root = check.run.root
+    # 1. What holds for the run as a whole.
+    forked_from = _root(check)
+    # 2. The iterations in order: each has its models from the one before.
+    highest_epoch = 0
+    for name in check.names(f"{root}/iterations"):
+        if name.isdigit():
+            iteration = _Iteration(check, int(name))
+            iteration.check()
+            highest_epoch = max(highest_epoch, iteration.epoch)
+    _lease(check, 0 if forked_from else highest_epoch)
+    # 3. What was set aside.
+    for name in check.names(f"{root}/superseded"):
+        _superseded(check, f"{root}/superseded/{name}")
+    # 4. The rest.
+    _unknown(check)
+
+
+def _root(check: Check) -> Any:
+    """run.json, openings, what was left out, the report. Returns the run that this is a fork of."""
+    root, findings = check.run.root, check.findings
+    record = check.document(f"{root}/run.json", demanded_by="every file of the run")
+    if isinstance(record, dict) and record.get("run") != check.run.name:
+        findings.add(f"{root}/run.json", "another run's", check.run.name, record.get("run"))
+    openings = check.names(f"{root}/openings")
+    for number in range(1, len(openings) + 1):
+        due = f"{number:04d}.json"
+        if due not in openings:
+            findings.add(f"{root}/openings/{due}", "missing", f"one before {openings[-1]}", "none")
+            break
+    for name in openings:
+        check.document(f"{root}/openings/{name}")
+    check.document(f"{root}/left_out.json")
+    path = f"{root}/report.html"
+    if path in check.present:
+        findings.known.add(path)
+        whole = report_is_whole(check.run.store.get(path))
+        if whole is None:
+            findings.notes.append(f"{path}: it has no checksum; {_READ_ANEW}")
+        elif not whole:
+            findings.add(path, "damaged", "its checksum", "another", _READ_ANEW, derived=True)
+    elif _is_finished(check):
+        expected = "the report of a finished run"
+        findings.add(path, "missing", expected, "none", _READ_ANEW, derived=True)
+    return record.get("forked_from") if isinstance(record, dict) else None
+
+
+def _is_finished(check: Check) -> bool:
+    try:
+        return status_of(check.run) == "finished"
+    except StoreError:
+        return False
+
+
+def _lease(check: Check, highest_epoch: int) -> None:
+    path = f"{check.run.root}/lease.json"
+    check.findings.known |= set(check.under(f"{check.run.root}/fences"))
+    if path not in check.present:
+        if highest_epoch:
+            expected = f"a lease of epoch {highest_epoch} or later, which the manifests name"
+            check.findings.add(path, "missing", expected, "none")
+        return
+    check.findings.known.add(path)
+    try:
+        epoch = read_lease(check.run.store, path)[0]["epoch"]
+    except CorruptionError as error:
+        check.damaged(path, error)
+        return
+    if epoch < highest_epoch:
+        check.findings.add(path, "of an earlier time", f"epoch {highest_epoch} or later", epoch)
+
+
+class _Iteration:
+    """One iteration. Problems stand at the file that is wrong, not at those that speak of it."""
+
+    def __init__(self, check: Check, number: int) -> None:
+        self.check_, self.run, self.number = check, check.run, number
+        self.directory = check.run.iteration(number)
+        self.epoch = 0
+        self._before = check.run.models(number - 1) if number else None
+
+    def check(self) -> None:
+        """All of it."""
+        check, run, number = self.check_, self.run, self.number
+        later = bool(check.under(run.iteration(number + 1))) if number < 9999 else False
+        has_times = f"{self.directory}/times.json" in check.present
+        demanded = "the next iteration" if later else "times.json" if has_times else None
+        self.models = check.document(run.models(number), demanded_by=demanded)
+        self.is_swapped = run.models(number) in check.present
+        jobs = self._jobs()
+        for split in {*check.names(f"{self.directory}/rollouts"), *self._measured()}:
+            self._split(split, jobs)
+        for group in {*check.names(f"{self.directory}/datasets"), *jobs}:
+            self._dataset(group, jobs.get(group))
+        self._swap(jobs)
+        if has_times:
+            check.document(f"{self.directory}/times.json")
+        elif jobs and self.is_swapped:
+            check.findings.notes.append(
+                f"{self.directory}/times.json: not there; nothing needs it but a table of the "
+                "report, and a kill may have kept it from being written"
+            )
+        for path in check.under(self.directory):
+            if path.rpartition("/")[2].startswith("transcripts-"):
+                self._transcripts(path)
+
+    def _measured(self) -> set[str]:
+        """Splits of which there are metrics."""
+        names = self.check_.names(self.directory)
+        return {n[len("metrics-") : -len(".json")] for n in names if n.startswith("metrics-")}
+
+    # Playing
+
+    def _split(self, split: str, jobs: Mapping[str, JobRecord | None]) -> None:
+        check, directory = self.check_, self.run.rollouts(self.number, split)
+        metrics_path = self.run.metrics(self.number, split)
+        is_committed = f"{directory}/{MANIFEST}" in check.present
+        expects_metrics = is_committed and self._is_measured(split)
+        metrics = check.document(
+            metrics_path, demanded_by=f"{directory}/{MANIFEST}" if expects_metrics else None
+        )
+        demanded = metrics_path if isinstance(metrics, dict) and "rollouts" in metrics else None
+        if demanded is None and split == "train" and self._has_dataset():
+            demanded = "the dataset"
+        stage = check.manifest(directory, demanded_by=demanded)
+        shards = {
+            name: check.manifest(directory, name)
+            for name in check.names(directory)
+            if _MANIFEST_NAME.fullmatch(name) and name != MANIFEST
+        }
+        plan = check.document(
+            f"{directory}/plan.json",
+            demanded_by=f"{directory}/{MANIFEST}" if stage or shards else None,
+        )
+        for manifest in shards.values():
+            if manifest is not None:
+                self._shard(manifest, plan, self._players(split, jobs))
+        if stage is not None:
+            self._stage(stage, shards, plan)
+            self._metrics(metrics_path, metrics, stage)
+
+    def _is_measured(self, split: str) -> bool:
+        """Whether the split must have metrics by now: what comes after it is there."""
+        if split == "test":
+            before_is_done = self._before is None or self._before in self.check_.present
+            is_last = before_is_done and not self.check_.under(f"{self.directory}/rollouts/train")
+            return (self.is_swapped or is_last) and self._must_be_tested()
+        if split == "train":
+            return self._has_dataset() and self.is_swapped
+        return isinstance(self.models, dict) and self.models.get("promotion") is not None
+
+    def _must_be_tested(self) -> bool:
+        try:
+            return must_be_tested(self.run, self.number)
+        except StoreError:
+            return False  # run.json or an opening is damaged, which is said
+
+    def _has_dataset(self) -> bool:
+        return bool(self.check_.under(f"{self.directory}/datasets"))
+
+    def _shard(self, manifest: Manifest, plan: Any, players: str | None) -> None:
+        check, place = self.check_, f"{manifest.directory}/{manifest.name}"
+        self.epoch = max(self.epoch, manifest.epoch)
+        check.files_of(manifest)
+        if isinstance(plan, dict) and manifest.inputs.get("plan") != plan.get("plan_digest"):
+            check.findings.add(
+                place,
+                "made from another plan.json",
+                plan.get("plan_digest"),
+                manifest.inputs.get("plan"),
+            )
+        if players is not None and manifest.inputs.get("models") != players:
+            check.findings.add(
+                place,
+                f"played by other models than those of {self._before}",
+                players,
+                manifest.inputs.get("models"),
+            )
+
+    def _players(self, split: str, jobs: Mapping[str, JobRecord | None]) -> str | None:
+        """Digest of the names of the models that play the split; None where they are not known."""
+        if self._before is None or self.check_.findings.has(self._before):
+            return None
+        stored = self.check_.document(self._before)
+        models = _models(stored)
+        if not models:
+            return None
+        if split == CANDIDATE:
+            if any(job is None for job in jobs.values()):
+                return None
+            trained = {group: job.model for group, job in jobs.items() if job and job.succeeded}
+            models |= trained
+        return digest(models)
+
+    def _stage(self, stage: Manifest, shards: Mapping[str, Manifest | None], plan: Any) -> None:
+        """The shards that a split names, and that they are as many as were planned."""
+        check, place = self.check_, f"{stage.directory}/{stage.name}"
+        self.epoch = max(self.epoch, stage.epoch)
+        names = shards_of(stage)
+        for shard in names:
+            name = shard_manifest(shard)
+            manifest = shards.get(name) or check.manifest(stage.directory, name, demanded_by=place)
+            if manifest is not None and manifest.digest != stage.inputs[f"shard/{shard}"]:
+                check.findings.add(
+                    f"{stage.directory}/{name}",
+                    f"not the shard that {place} names",
+                    stage.inputs[f"shard/{shard}"],
+                    manifest.digest,
+                )
+        whole = [shards.get(shard_manifest(shard)) for shard in names]
+        if all(whole):
+            for table, rows in stage.rows.items():
+                there = sum(shard.rows.get(table, 0) for shard in whole if shard)
+                if there != rows:
+                    check.findings.add(place, f"wrong number of rows of {table}", there, rows)
+        if isinstance(plan, dict):
+            planned = -(-plan["episodes"] // plan["episodes_per_shard"])
+            if planned != len(names):
+                check.findings.add(place, "another number of shards", planned, len(names))
+
+    def _metrics(self, path: str, metrics: Any, stage: Manifest) -> None:
+        findings = self.check_.findings
+        if not isinstance(metrics, dict) or findings.has(f"{stage.directory}/{stage.name}"):
+            return
+        made_of, there = metrics.get("rollouts"), stage.extra.get("canonical_digest")
+        if made_of is not None and made_of != there:
+            findings.add(path, "metrics of other rollouts", there, made_of)
+        left_out = f"{self.run.root}/left_out.json"
+        if "problems_left_out" in metrics:
+            self.check_.document(left_out, demanded_by=path)
+
+    def _transcripts(self, path: str) -> None:
+        """The episodes for reading, and the file with their checksum."""
+        check = self.check_
+        is_checksum = path.endswith(CHECKSUM_SUFFIX)
+        of = path.removesuffix(CHECKSUM_SUFFIX)
+        checksum = of + CHECKSUM_SUFFIX
+        check.findings.known |= {of, checksum}
+        remedy = "restore the file from a copy, or delete both: the episodes stand in the rollouts"
+        if is_checksum and of not in check.present:
+            check.findings.add(
+                of, "missing", f"the file of {checksum}", "none", remedy, derived=True
+            )
+        elif not is_checksum and checksum not in check.present:
+            check.findings.notes.append(
+                f"{checksum}: not there (an earlier version wrote none); {of} is not checked"
+            )
+        elif not is_checksum and check.deep:
+            sha256 = _sum_of(check.run.store.get(checksum), of.rpartition("/")[2])
+            if sha256 is None:
+                check.findings.add(
+                    checksum, "damaged", "a line of sha256sum", "another", remedy, derived=True
+                )
+            elif (found := check.sha256(of)) != sha256:
+                check.findings.add(of, "damaged", f"SHA-256 {sha256}", found, remedy, derived=True)
+
+    # Training
+
+    def _jobs(self) -> dict[str, JobRecord | None]:
+        """By group, the jobs of the iteration; None for one that can't be read."""
+        check, folder = self.check_, f"{self.directory}/jobs"
+        jobs: dict[str, JobRecord | None] = {}
+        for name in check.names(folder):
+            if not name.endswith(".json"):
+                continue
+            path, group = f"{folder}/{name}", name.removesuffix(".json")
+            check.findings.known.add(path)
+            jobs[group] = None
+            try:
+                jobs[group] = read_job(self.run, path)
+            except CorruptionError as error:
+                check.damaged(path, error)
+        return jobs
+
+    def _dataset(self, group: str, job: JobRecord | None) -> None:
+        check, directory = self.check_, self.run.dataset(self.number, group)
+        path = self.run.job(self.number, group)
+        is_begun = path in check.present
+        demanded = (path if is_begun else self.run.models(self.number)) if self.is_swapped else None
+        manifest = check.manifest(directory, demanded_by=demanded)
+        if manifest is None:
+            return
+        self.epoch = max(self.epoch, manifest.epoch)
+        check.files_of(manifest)
+        for name, made_from in manifest.inputs.items():
+            self._made_from(manifest, name, made_from)
+        if not is_begun and self.is_swapped:
+            check.findings.add(path, "missing", f"the job of the dataset in {directory}", "none")
+        if job is not None and job.dataset_digest != manifest.extra.get("digest"):
+            got = manifest.extra.get("digest")
+            check.findings.add(path, "the job of another dataset", got, job.dataset_digest)
+
+    def _made_from(self, manifest: Manifest, name: str, made_from: str) -> None:
+        """One of the rollouts that a dataset was made from."""
+        kind, _, number = name.partition("/")
+        if kind != "rollouts" or not number.isdigit():
+            return
+        place = f"{manifest.directory}/{manifest.name}"
+        source = self.run.rollouts(int(number), "train")
+        if self.check_.findings.has(f"{source}/{MANIFEST}"):
+            return
+        rollouts = self.check_.manifest(source, demanded_by=place)
+        if rollouts is not None and rollouts.extra.get("canonical_digest") != made_from:
+            there = rollouts.extra.get("canonical_digest")
+            self.check_.findings.add(
+                place, f"made from other rollouts than {source}", there, made_from
+            )
+
+    def _swap(self, jobs: Mapping[str, JobRecord | None]) -> None:
+        """That the models on record are those that the jobs have made, or that played before."""
+        check, path = self.check_, self.run.models(self.number)
+        if self.models is None:
+            return
+        if not isinstance(self.models, dict) or not isinstance(self.models.get("groups"), dict):
+            check.findings.add(path, "damaged", "an object with groups", "another document")
+            return
+        before = {}
+        if self._before is not None and not check.findings.has(self._before):
+            before = _models(check.document(self._before))
+        candidates = (self.models.get("promotion") or {}).get("candidates") or {}
+        for group, model in [*self.models["groups"].items(), *candidates.items()]:
+            if model.get("from_run") is not None or model.get("trained_in") is None:
+                continue
+            if model["trained_in"] == self.number:
+                self._trained(group, model, jobs)
+            elif group in before and before[group] != model["model"]:
+                check.findings.add(
+                    path, f"{group} goes on with another model", before[group], model["model"]
+                )
+
+    def _trained(
+        self, group: str, model: Mapping[str, Any], jobs: Mapping[str, JobRecord | None]
+    ) -> None:
+        check, path = self.check_, self.run.models(self.number)
+        if group not in jobs:
+            expected = f"the job {model.get('job_id')} that {path} names"
+            check.findings.add(self.run.job(self.number, group), "missing", expected, "none")
+            return
+        job = jobs[group]
+        if job is not None and (job.model, job.id) != (model["model"], model.get("job_id")):
+            made = f"{job.model} of job {job.id}"
+            named = f"{model['model']} of job {model.get('job_id')}"
+            check.findings.add(path, f"{group} has another model than its job made", made, named)
+
+
+def _superseded(check: Check, directory: str) -> None:
+    """What a rewind has set aside: all of it there, and what manifests name as it was."""
+    plan = check.document(f"{directory}/plan.json", demanded_by=directory)
+    is_done = f"{directory}/done.json" in check.present
+    check.document(f"{directory}/done.json")
+    files = plan.get("files", []) if isinstance(plan, dict) else []
+    if files and not is_done:
+        check.findings.notes.append(
+            f"{directory}: a rewind was killed half-way; nip train completes it"
+        )
+    for relative in files:
+        path = f"{directory}/{relative}"
+        if path not in check.present:
+            if is_done:
+                expected = f"the file that {directory}/plan.json names"
+                check.findings.add(path, "missing", expected, "none")
+            continue
+        check.findings.known.add(path)
+        folder, _, name = path.rpartition("/")
+        if _MANIFEST_NAME.fullmatch(name):
+            manifest = check.manifest(folder, name)
+            if manifest is not None:
+                check.files_of(manifest)
+        elif name.endswith(".json") and not name.startswith("transcripts-"):
+            check.document(path)
+
+
+def _unknown(check: Check) -> None:
+    """Files that nothing knows; an error where whoever reads by pattern would read them."""
+    root, findings = check.run.root, check.findings
+    journals = check.under(f"{root}/journals")
+    if journals:
+        findings.notes.append(f"{root}/journals: {len(journals)} files of what is being played")
+    findings.known |= set(journals)
+    server = tuple(f"{root}/{name}/" for name in _SERVER)
+    # What lacks its manifest, which is a problem already, is no stray file.
+    lost = {path.rpartition("/")[0] for path in findings.problems if "/manifest" in path}
+    for path in sorted(check.present - findings.known):
+        if path.startswith(server):
+            continue  # see `verified_server`
+        folder = path.rpartition("/")[0]
+        in_commit = "/rollouts/" in folder or "/datasets/" in folder
+        is_read = (
+            path.endswith(".parquet") and in_commit and f"{folder}/{MANIFEST}" in check.present
+        )
+        if is_read and folder not in lost and not path.startswith(f"{root}/superseded/"):
+            findings.add(
+                path,
+                "beside committed files, and no manifest names it",
+                "nothing, as a pattern like *.parquet would read it",
+                f"{check.run.store.size(path)} bytes",
+                "move it away; nip clean deletes what a killed writer left",
+            )
+        else:
+            findings.unknown.append(path)
+
+
+def _models(stored: Any) -> dict[str, Any]:
+    """Names of models by group."""
+    try:
+        return {group: model["model"] for group, model in stored["groups"].items()}
+    except (KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _sum_of(content: bytes, name: str) -> str | None:
+    """The SHA-256 in a file as sha256sum writes it."""
+    match = re.fullmatch(rb"([0-9a-f]{64})  (.+)\n", content)
+    return match[1].decode() if match and match[2].decode(errors="replace") == name else None

@@ -1,0 +1,199 @@
+"""The models and jobs of a run, compared with what the servers have that trained them.
+
+check_own_server   files: the state of the run's own server, or in a bucket what the run keeps of it
+check_remote       over the API: jobs and models at the servers that the settings name
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from nip_core.errors import NipError, SettingsError
+from nip_core.fine_tuning.job import Busy, JobRecord, NoAnswer, Refused
+from nip_core.fine_tuning.job_document import read_job
+from nip_core.lm_server.examine import Examined, examine
+from nip_core.lm_server.models import CHECKSUM, MANIFEST, checksum_of, content_digest
+from nip_core.lm_server.state import DATABASE, FILES, MODELS
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.stored import from_stored
+from nip_core.stages.kept_models import ADAPTERS
+from nip_core.stages.own_server import server_directory
+from nip_core.stages.providers import group_endpoints, speaks_nip
+from nip_core.stages.verification import Check
+
+_NOT_AGAIN = "restore the file from a copy; without one, --rerun-from its iteration:train"
+
+
+def parameters_of(check: Check) -> HyperParameters | None:
+    """The settings on record; None where this version of nip can't read them."""
+    try:
+        return from_stored(check.run.open().parameters)
+    except (NipError, OSError, ValueError, KeyError) as error:
+        check.findings.notes.append(
+            f"models and jobs: not checked, as the settings on record can't be read ({error})"
+        )
+        return None
+
+
+def check_own_server(check: Check, parameters: HyperParameters) -> None:
+    """The state directory, the kept models, and that they have what the run names."""
+    run, findings = check.run, check.findings
+    directory = server_directory(run)
+    in_run = run.store.local_path(run.root) is not None
+    state = examine(directory)
+    shown = f"{run.root}/lm_server" if in_run else str(directory)
+    for damage in state.damages:
+        relative = damage.path.relative_to(directory).as_posix()
+        remedy = _NOT_AGAIN
+        if relative.startswith(f"{FILES}/"):
+            remedy = "restore the file from a copy; only a job that is to train on it needs it"
+        findings.add(f"{shown}/{relative}", damage.what, damage.expected, damage.got, remedy)
+    findings.unknown += [
+        f"{shown}/{path.relative_to(directory).as_posix()}" for path in state.unknown
+    ]
+    kept = _kept_models(check)
+    own = {group for group in parameters.groups if uses_own(parameters, group)}
+    for path, group, name, content in _models_on_record(check):
+        if group in own:
+            _compare_model(
+                check, f"{shown}/{MODELS}", path, name, content, {**kept, **state.models}
+            )
+    if in_run:
+        _compare_jobs(check, state, own, f"{shown}/{DATABASE}")
+
+
+def uses_own(parameters: HyperParameters, group: str) -> bool:
+    """Whether a group is trained by the run's own server."""
+    try:
+        return group_endpoints(parameters, group) is None
+    except SettingsError:  # a key that is not set
+        return False
+
+
+def _compare_model(
+    check: Check, models: str, path: str, name: str, content: str | None, there: Mapping[str, str]
+) -> None:
+    place = f"{models}/{name.rpartition(':')[2]}/{MANIFEST}"
+    if check.run.store.local_path(check.run.root) is None:
+        place = f"{check.run.root}/{ADAPTERS}/{name.rpartition(':')[2]}/{MANIFEST}"
+    if any(damaged.endswith(f"/{DATABASE}") for damaged in check.findings.problems):
+        return
+    if name not in there:
+        check.findings.add(
+            place, "missing", f"the model {name} that {path} names", "none", _NOT_AGAIN
+        )
+    elif content is not None and there[name] != content:
+        check.findings.add(
+            place, f"not the model that {path} names", content, there[name], _NOT_AGAIN
+        )
+
+
+def _compare_jobs(check: Check, state: Examined, own: set[str], place: str) -> None:
+    if place in check.findings.problems:
+        return
+    for path, job in _jobs_on_record(check):
+        if job.group not in own or job.id is None:
+            continue
+        if job.id not in state.jobs:
+            if state.jobs:
+                check.findings.add(place, "lacks a job", f"{job.id} of {path}", "none", _NOT_AGAIN)
+            continue
+        status, model = state.jobs[job.id]
+        if job.succeeded and (status, model) != ("succeeded", job.model):
+            check.findings.add(
+                place,
+                f"another end of job {job.id}",
+                f"{job.model}",
+                f"{status}, {model}",
+                _NOT_AGAIN,
+            )
+
+
+def _kept_models(check: Check) -> dict[str, str]:
+    """What a run in a bucket keeps, by name its content digest; every file is compared."""
+    found: dict[str, str] = {}
+    root = f"{check.run.root}/{ADAPTERS}"
+    for digest in check.names(root):
+        folder, path = f"{root}/{digest}", f"{root}/{digest}/{MANIFEST}"
+        if path not in check.present:
+            check.findings.unknown += check.under(folder)
+            continue
+        check.findings.known.add(path)
+        try:
+            manifest: dict[str, Any] = json.loads(check.run.store.get(path))
+            files = manifest["files"]
+            if CHECKSUM in manifest and manifest[CHECKSUM] != checksum_of(manifest):
+                raise ValueError("its own checksum does not match")
+            if content_digest(files) != manifest["content_digest"]:
+                raise ValueError("it contradicts itself")
+            found[manifest["name"]] = manifest["content_digest"]
+            for name, entry in files.items():
+                check.findings.known.add(f"{folder}/{name}")
+                check.content(f"{folder}/{name}", entry["bytes"], entry["sha256"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            check.findings.add(path, "damaged", "the manifest of a model", error, _NOT_AGAIN)
+        inner = set(check.under(folder)) - check.findings.known
+        check.findings.unknown += sorted(inner)
+    return found
+
+
+def _models_on_record(check: Check) -> Iterator[tuple[str, str, str, str | None]]:
+    """Where it stands, group, name and content digest of each model that the run has trained."""
+    for path in check.under(f"{check.run.root}/iterations"):
+        if path.endswith("/models.json") and not check.findings.has(path):
+            for group, model in check.run.read_json(path)["groups"].items():
+                if model.get("trained_in") is not None:
+                    yield path, group, model["model"], model.get("digest")
+
+
+def _jobs_on_record(check: Check) -> Iterator[tuple[str, JobRecord]]:
+    for path in check.under(f"{check.run.root}/iterations"):
+        if path.split("/")[-2] == "jobs" and not check.findings.has(path):
+            record = read_job(check.run, path)
+            if record is not None:
+                yield path, record
+
+
+async def check_remote(check: Check, parameters: HyperParameters) -> None:
+    """Jobs and models at the servers that the settings name, where these can be reached."""
+    for group in parameters.groups:
+        try:
+            endpoints = group_endpoints(parameters, group)
+        except SettingsError as error:
+            check.findings.notes.append(f"jobs and models of {group}: not checked, as {error}")
+            continue
+        jobs = [(path, job) for path, job in _jobs_on_record(check) if job.group == group]
+        if endpoints is None or not any(job.id for _, job in jobs):
+            continue
+        # Imported here: the client costs most of a second.
+        from nip_core.fine_tuning.openai_backend import OpenAIBackend
+
+        hosted = speaks_nip(parameters.group_parameters(group))
+        control = endpoints.control
+        async with aclosing(
+            OpenAIBackend(control.base_url, control.api_key, extensions=hosted, timeout_s=20)
+        ) as backend:
+            try:
+                for path, job in jobs:
+                    await _ask(check, backend, path, job)
+            except (NoAnswer, Busy) as error:
+                check.findings.notes.append(f"jobs and models of {group}: not checked ({error})")
+
+
+async def _ask(check: Check, backend: Any, path: str, job: JobRecord) -> None:
+    """One job, and the model that it made."""
+    if job.id is None or job.outcome not in ("succeeded", "failed", "cancelled"):
+        return
+    remedy = f"ask {backend.address} what became of it"
+    try:
+        view = await backend.retrieve_job(job.id)
+        if (view.status, view.fine_tuned_model) != (job.outcome, job.model):
+            got = f"{view.status}, {view.fine_tuned_model}"
+            expected = f"{job.outcome}, {job.model}"
+            check.findings.add(path, f"job {job.id} at its server", expected, got, remedy)
+        elif job.model is not None:
+            await backend.model(job.model)
+    except Refused as error:
+        what = f"job {job.id} and model {job.model} at their server"
+        check.findings.add(path, what, "to be there", error, remedy)
