@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.lm_server.disk import sha256_of
-from nip_core.lm_server.models import MANIFEST, checksum_of, content_digest
+from nip_core.lm_server.models import CHECKSUM, MANIFEST, checksum_of, content_digest
 from nip_core.lm_server.state import DATABASE, FILES, MODELS, RESPONSES
 
 
@@ -106,7 +106,7 @@ def _check_model(result: Examined, folder: Path, row: tuple[str, str, str, str, 
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())
         files: Mapping[str, Mapping[str, Any]] = manifest["files"]
-        if "sha256" in manifest and manifest["sha256"] != checksum_of(manifest):
+        if CHECKSUM in manifest and manifest[CHECKSUM] != checksum_of(manifest):
             raise ValueError("its own checksum does not match")
         recorded = {
             "name": name,

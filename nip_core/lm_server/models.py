@@ -24,7 +24,7 @@ from nip_core.lm_server.engines.base import Proof
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
-CHECKSUM = "sha256"
+CHECKSUM = "checksum"
 """In a manifest, over all of it; earlier versions wrote none."""
 TRAINING_RESULT = "training_result.json"
 """Has times in it, so it is left out of the digest that says whether two adapters are equal."""

@@ -1,5 +1,6 @@
 """Each group plays and trains where its settings say, with the key that belongs there."""
 
+import urllib.request
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.export import play_stage
 from nip_core.stages.session import open_session, plan_run, prepare
+from nip_core.stages.verification import verify_all
 from nip_prefect.flows.train import train
 
 FEW = {"num_iterations": 1, "rollouts_per_iteration": 4, "num_epochs": 1}
@@ -67,6 +69,22 @@ async def test_an_lm_server_is_asked_at_one_address_and_trained_at_the_other(
     assert last["models"]["verifier"].startswith("ft:dummy-gpt-x:small-0000-verifier")
     assert {body["model"] for body in engine.bodies} == {"sim", last["models"]["prover"]}
     assert {h["Authorization"] for h in engine.headers} == {f"Bearer {lm_server.api_key}"}
+    await asks_both_servers_whether_all_is_there(tmp_path, lm_server, last["models"]["prover"])
+
+
+async def asks_both_servers_whether_all_is_there(folder, lm_server, model):
+    run = RunStore(open_store(folder / "runs", read_only=True), "small")
+    findings = await verify_all(run)
+    assert not findings.problems and not findings.notes and not findings.unknown
+    delete = urllib.request.Request(f"{lm_server.url}/v1/models/{model}", method="DELETE")
+    delete.add_header("Authorization", f"Bearer {lm_server.api_key}")
+    urllib.request.urlopen(delete, timeout=60).close()
+    (problem,) = (await verify_all(run)).problems.values()
+    assert problem.path == run.job(0, "prover") and model in problem.what
+    stop(lm_server)
+    findings = await verify_all(run)
+    assert not findings.problems
+    assert findings.notes[0].startswith("jobs and models of prover: not checked")
 
 
 async def test_groups_of_one_provider_may_have_addresses_of_their_own(tmp_path, monkeypatch):

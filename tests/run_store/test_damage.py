@@ -18,7 +18,8 @@ from nip_core.run_store.lease import acquire
 from nip_core.run_store.manifest import commit, read_manifest, verify
 from nip_core.run_store.object_store import ObjectStore
 from nip_core.run_store.run import RunStore, list_runs
-from nip_core.run_store.store import Store
+from nip_core.run_store.store import Store, walk
+from nip_core.stages.verification import verify_run
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "cut": lambda data: data[: len(data) * 2 // 3],
@@ -44,7 +45,8 @@ def run(store: Store) -> RunStore:
     run = RunStore(store, "run")
     run.create_or_open({"a": {"b": 1}}, code_version="1", seed=1)
     with acquire(store, "run", renew=False) as lease:
-        commit(store, run.dataset(0, "a"), {"examples.parquet": b"x" * 99}, lease=lease)
+        files = {"examples.parquet": b"x" * 99}
+        commit(store, run.dataset(0, "a"), files, extra={"digest": "d"}, lease=lease)
         run.write_json_once(run.models(0), {"groups": {"a": {"model": "m"}}}, lease=lease)
     record = JobRecord(
         state="intent",
@@ -95,6 +97,18 @@ def test_a_damaged_file_is_named_with_what_to_do(run: RunStore, kind: str, damag
     with pytest.raises(CorruptionError, match=path) as caught:
         read(run)
     assert any(advice in str(caught.value) for advice in ("restore the file", "delete it"))
+
+
+def test_verify_names_each_damaged_file_in_every_store(run: RunStore) -> None:
+    assert verify_run(run).problems == {}
+    paths = [path for path in walk(run.store, "run") if "/fences/" not in path]
+    assert len(paths) == len(READERS)
+    for path in paths:
+        content = run.store.get(path)
+        for damage in DAMAGES.values():
+            run.store.put(path, damage(content))
+            assert list(verify_run(run).problems) == [path]
+        run.store.put(path, content)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
