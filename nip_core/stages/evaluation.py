@@ -177,6 +177,11 @@ def must_be_tested(run: RunStore, iteration: int) -> bool:
     return scheme_tests(shown.test_scheme, shown.last, iteration, shown.test_interval)
 
 
+def last_iteration(run: RunStore) -> int:
+    """The number of the iteration that has nothing but the test of the final models."""
+    return _open(run)[1].last
+
+
 def _iterations(run: RunStore, last: int) -> list[int]:
     """Iterations of which anything is on record."""
     return [i for i in range(last + 1) if run.store.list(run.iteration(i))]

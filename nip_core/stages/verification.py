@@ -1,7 +1,9 @@
 """Whether a run is what it was: every file against its manifest, every manifest against its inputs.
 
-verify_run       the problems of a whole run, what was not checked, and the files nobody knows
+verify_all       the problems of a whole run, what was not checked, and the files nobody knows
+verify_run       the same without the servers that have trained its models
 check_run        raise for what a run lacks or has damaged, before it is taken for finished
+check_presence   the same without reading the tables
 Findings         what was found
 
 What is covered: all files that a manifest names (there, size, SHA-256, rows), all documents with
@@ -114,19 +116,22 @@ def check_run(run: RunStore) -> None:
 
     On a disk every file is read, in a bucket only the documents are.
     """
-    findings = verify_run(run, deep=run.store.local_path(run.root) is not None)
-    problems = [problem for problem in findings.problems.values() if not problem.derived]
-    raise_for(run, problems)
+    _raise_for(run, deep=run.store.local_path(run.root) is not None)
 
 
 def check_presence(run: RunStore) -> None:
     """As `check_run`, looking at the sizes of data files alone."""
-    problems = verify_run(run, deep=False).problems.values()
-    raise_for(run, [problem for problem in problems if not problem.derived])
+    _raise_for(run, deep=False)
 
 
-def raise_for(run: RunStore, problems: list[Problem]) -> None:
+def _raise_for(run: RunStore, *, deep: bool) -> None:
     """Raise CorruptionError with the first of the problems, if there are any."""
+    from nip_core.stages.rerun import unfinished_rewinds
+
+    if unfinished_rewinds(run):
+        return  # half of it is moved, and whoever opens the run completes that first
+    findings = verify_run(run, deep=deep)
+    problems = [problem for problem in findings.problems.values() if not problem.derived]
     if problems:
         more = len(problems) - _SHOWN
         listed = "\n".join(str(problem) for problem in problems[:_SHOWN])
@@ -143,14 +148,17 @@ class Check:
     present: frozenset[str]
     deep: bool
 
-    def document(self, path: str, *, demanded_by: str | None = None) -> Any | None:
+    def document(
+        self, path: str, *, demanded_by: str | None = None, derived: bool = False
+    ) -> Any | None:
         """A document, or None if it is not there or damaged, which then is a problem.
 
         That it is not there is one only if it is `demanded_by` something.
         """
         if path not in self.present:
             if demanded_by is not None:
-                self.findings.add(path, _MISSING, f"the file that {demanded_by} speaks of", "none")
+                expected = f"the file that {demanded_by} speaks of"
+                self.findings.add(path, _MISSING, expected, "none", derived=derived)
             return None
         self.findings.known.add(path)
         try:
@@ -163,8 +171,8 @@ class Check:
 
     def damaged(self, path: str, error: Exception) -> None:
         """Note that a file can't be read."""
-        text = str(error).partition(";")[0].removeprefix(f"{path}: ")
-        self.findings.add(path, "damaged", "what nip wrote", text.removeprefix("damaged, "))
+        text = " ".join(str(error).partition(";")[0].removeprefix(f"{path}: ").split())
+        self.findings.add(path, "damaged", "what nip wrote", text.removeprefix("damaged, ")[:200])
 
     def manifest(
         self, directory: str, name: str = MANIFEST, *, demanded_by: str | None = None

@@ -14,7 +14,7 @@ from nip_core.hashing import digest
 from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.lease import read_lease
 from nip_core.run_store.manifest import MANIFEST, Manifest
-from nip_core.stages.evaluation import must_be_tested, report_is_whole, status_of
+from nip_core.stages.evaluation import last_iteration, must_be_tested, report_is_whole, status_of
 from nip_core.stages.models import CANDIDATE
 from nip_core.stages.transcripts import CHECKSUM_SUFFIX
 from nip_core.stages.verification import Check
@@ -145,7 +145,10 @@ class _Iteration:
         is_committed = f"{directory}/{MANIFEST}" in check.present
         expects_metrics = is_committed and self._is_measured(split)
         metrics = check.document(
-            metrics_path, demanded_by=f"{directory}/{MANIFEST}" if expects_metrics else None
+            metrics_path,
+            demanded_by=f"{directory}/{MANIFEST}" if expects_metrics else None,
+            # The last test may just have been played, and running again measures it.
+            derived=not self.is_swapped,
         )
         demanded = metrics_path if isinstance(metrics, dict) and "rollouts" in metrics else None
         if demanded is None and split == "train" and self._has_dataset():
@@ -170,16 +173,15 @@ class _Iteration:
     def _is_measured(self, split: str) -> bool:
         """Whether the split must have metrics by now: what comes after it is there."""
         if split == "test":
-            before_is_done = self._before is None or self._before in self.check_.present
-            is_last = before_is_done and not self.check_.under(f"{self.directory}/rollouts/train")
-            return (self.is_swapped or is_last) and self._must_be_tested()
+            return self._must_be_tested()
         if split == "train":
             return self._has_dataset() and self.is_swapped
         return isinstance(self.models, dict) and self.models.get("promotion") is not None
 
     def _must_be_tested(self) -> bool:
         try:
-            return must_be_tested(self.run, self.number)
+            is_last = self.number == last_iteration(self.run)
+            return (self.is_swapped or is_last) and must_be_tested(self.run, self.number)
         except StoreError:
             return False  # run.json or an opening is damaged, which is said
 
@@ -339,7 +341,8 @@ class _Iteration:
         check, path = self.check_, self.run.models(self.number)
         if self.models is None:
             return
-        if not isinstance(self.models, dict) or not isinstance(self.models.get("groups"), dict):
+        groups = self.models.get("groups") if isinstance(self.models, dict) else None
+        if not isinstance(groups, dict) or len(_models(self.models)) != len(groups):
             check.findings.add(path, "damaged", "an object with groups", "another document")
             return
         before = {}

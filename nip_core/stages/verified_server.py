@@ -30,8 +30,9 @@ def parameters_of(check: Check) -> HyperParameters | None:
     try:
         return from_stored(check.run.open().parameters)
     except (NipError, OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
         check.findings.notes.append(
-            f"models and jobs: not checked, as the settings on record can't be read ({error})"
+            f"models and jobs: not checked, as the settings on record can't be read ({reason})"
         )
         return None
 
