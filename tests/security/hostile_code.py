@@ -49,13 +49,14 @@ for pid in pids:
     "forged results": """
 import json
 for pid in pids:
-    for number in attempt(os.listdir, f"/proc/{pid}/fd") or []:
+    for number in range(10):
         try:
             with open(f"/proc/{pid}/fd/{number}", "wb", buffering=0) as file:
                 passed = {"messages": [{"outcome": "passed"}, {"end": True}], "status": "ok",
                     "exit_code": 0, "wall_s": 0.0, "isolation":
                     dict.fromkeys(("network", "processes", "filesystem", "user"), True)}
                 file.write((json.dumps(passed) + "\\n").encode() * 3)
+                got.append(f"wrote to file {number} of {pid}")
         except OSError:
             pass
 """,
