@@ -1,35 +1,46 @@
 """Test the newest models of a run without training."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from prefect import flow
+from prefect.runtime import flow_run
 
 from nip_core.parameters import load_parameters
+from nip_prefect.flows.form import Bundled
 from nip_prefect.flows.hooks import HOOKS_OF_TESTS
 from nip_prefect.flows.iteration import play_split
 from nip_prefect.tasks.fine_tune import prove_serving
 from nip_prefect.tasks.runtime import opened
 
 
+def _flow_run_name() -> str:
+    given = flow_run.parameters
+    return f"evaluate-{Path(given.get('config_file') or given['config']).stem}"
+
+
 @flow(
     name="evaluate",
-    flow_run_name="evaluate-{config}",
+    flow_run_name=_flow_run_name,
     persist_result=False,
     result_serializer="json",
     **HOOKS_OF_TESTS,
 )
-async def evaluate(config: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+async def evaluate(
+    config: Bundled, overrides: Sequence[str] = (), config_file: str | None = None
+) -> dict[str, Any]:
     """Play the test problems with the run's newest models (the base models of a new run).
 
     Args:
-        config: Path of a YAML configuration.
+        config: One of the configurations that are installed with nip.
         overrides: Settings on top of it, each written as "a.b=c".
+        config_file: Path of a YAML configuration on the worker, instead of a bundled one.
 
     Returns:
         The iteration whose models were tested, and the metrics.
     """
-    parameters = load_parameters(config, overrides)
+    parameters = load_parameters(config_file or config, overrides)
     async with opened(parameters) as session:
         newest = session.run.finished_iterations()
         await prove_serving(session.run.name, newest)

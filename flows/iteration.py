@@ -139,7 +139,8 @@ async def train_groups(run: str, iteration: int, groups: Sequence[str]) -> str |
     while groups:
         for group in groups:
             job = await submit(run, iteration, group)
-            log_of(run).info("iteration %d: %s trains as job %s", iteration, group, job["id"])
+            what = f"trains as job {job['id']}" if job["id"] else f"has no job, {job['status']}"
+            log_of(run).info("iteration %d: %s %s", iteration, group, what)
         ended = await together(_end_of_job(run, iteration, group) for group in groups)
         parked = [job["parked"] for job in ended if job["parked"] is not None]
         if parked:
@@ -158,10 +159,11 @@ async def _build(run: str, iteration: int, group: str) -> None:
 
 async def _end_of_job(run: str, iteration: int, group: str) -> dict[str, Any]:
     job: dict[str, Any] = await await_job(run, iteration, group)
-    log_of(run).info(
-        "iteration %d: job %s of %s: %s, model %s",
-        *(iteration, job["id"], group, job["status"], job["model"] or "none"),
-    )
+    if job["id"]:
+        log_of(run).info(
+            "iteration %d: job %s of %s: %s, model %s",
+            *(iteration, job["id"], group, job["status"], job["model"] or "none"),
+        )
     return job
 
 

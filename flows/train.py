@@ -24,6 +24,7 @@ from nip_core.stages.finished import is_complete
 from nip_core.stages.published import check_store
 from nip_core.stages.rerun import Stage, is_rewound, paths_from, rewind
 from nip_core.stages.session import Session
+from nip_prefect.flows.form import Bundled
 from nip_prefect.flows.hooks import HOOKS
 from nip_prefect.flows.iteration import iteration, play_split, retest
 from nip_prefect.tasks.fine_tune import prove_serving
@@ -37,7 +38,8 @@ Count = Annotated[int, Field(ge=1)]
 
 def _flow_run_name() -> str:
     given = flow_run.parameters
-    return f"train-{given.get('run_name') or Path(given['config']).stem}"
+    file = given.get("config_file") or given["config"]
+    return f"train-{given.get('run_name') or Path(file).stem}"
 
 
 @flow(
@@ -48,7 +50,7 @@ def _flow_run_name() -> str:
     **HOOKS,
 )
 async def train(
-    config: str,
+    config: Bundled,
     overrides: Sequence[str] = (),
     retry_failed_jobs: bool = False,
     run_name: str | None = None,
@@ -57,6 +59,7 @@ async def train(
     rollouts_per_iteration: Count | None = None,
     rerun_from_iteration: Iteration | None = None,
     rerun_from_stage: Literal["test", "play", "dataset", "train", "swap"] = "play",
+    config_file: str | None = None,
 ) -> dict[str, Any]:
     """Train as the configuration says, going on where the run of that name stopped.
 
@@ -64,12 +67,12 @@ async def train(
     again with its models.
 
     Args:
-        config: Path of a YAML configuration on the worker, or the name of a bundled one, for
-            example quickstart.
+        config: One of the configurations that are installed with nip.
         overrides: Any settings on top of it, each written as a.b=c, for example rl.lr=0.001.
         retry_failed_jobs: Submit fine-tune jobs that are on record as failed once more.
-        run_name: Another name for the run. A name means one configuration; a run of that name that
-            was stopped goes on.
+        run_name: The name of nip's run, instead of the configuration's. A name means one
+            configuration; a run of that name that was stopped goes on. The flow run is called
+            after it, whatever name was typed above.
         num_iterations: How many iterations instead of the configuration's. More of them extend a
             finished run.
         more_iterations: How many iterations to add to those that the run has finished; it is
@@ -80,24 +83,26 @@ async def train(
         rerun_from_iteration: Do this iteration and all later ones anew. What they have so far is
             set aside in the run's directory superseded, not deleted.
         rerun_from_stage: The stage of that iteration to begin with; what comes before it is kept.
+        config_file: Path of a YAML configuration on the worker, instead of a bundled one.
 
     Returns:
         The run's summary, as `nip show --json` prints it.
     """
+    source = config_file or config
     chosen = {
         "run_name": run_name,
         "rl.num_iterations": num_iterations,
         "rl.rollouts_per_iteration": rollouts_per_iteration,
     }
     settings = [*overrides, *(f"{key}={value}" for key, value in chosen.items() if value)]
-    given = load_parameters(config, settings)
+    given = load_parameters(source, settings)
     if more_iterations is not None:
         if num_iterations is not None:
             raise SettingsError("num_iterations and more_iterations: set one of them")
         run = RunStore(open_store(given.run_store, read_only=True), given.run_name)
         last = max(given.rl.num_iterations, run.finished_iterations() + more_iterations)
         last = await noted_goal(last)
-        given = load_parameters(config, [*settings, f"rl.num_iterations={last}"])
+        given = load_parameters(source, [*settings, f"rl.num_iterations={last}"])
     return await _train(given, retry_failed_jobs, rerun_from_iteration, rerun_from_stage)
 
 

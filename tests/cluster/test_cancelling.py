@@ -86,7 +86,7 @@ async def test_a_remote_job_is_kept_or_cancelled_as_set(
     monkeypatch.setitem(stack.environment, "NIP_WEBHOOK", url)
     worker = stack.start_worker()
     started = await run_deployment(
-        "train/quickstart", parameters={"config": str(config)}, timeout=0
+        "train/quickstart", parameters={"config_file": str(config)}, timeout=0
     )
     await asyncio.to_thread(until, lambda: len(jobs_of(lm_server)) == 2, "both jobs are there", 240)
     async with get_client() as client:

@@ -55,7 +55,7 @@ async def test_a_flow_run_whose_process_is_gone_is_finished(stack, killed, tmp_p
     config = slow_config(tmp_path / "killed", name)
     worker = stack.start_worker()
     started = await run_deployment(
-        "train/quickstart", parameters={"config": str(config)}, timeout=0
+        "train/quickstart", parameters={"config_file": str(config)}, timeout=0
     )
     await asyncio.to_thread(until, lambda: is_playing(tmp_path / "killed", name), "it plays")
     runner = runner_of(tmp_path / "killed", name)

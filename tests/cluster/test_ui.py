@@ -49,19 +49,26 @@ def start_from_the_form(stack: Stack, page: Page, config: Path) -> str:
     deployment = stack.api("/deployments/name/train/quickstart")
     page.goto(f"{stack.url}/deployments/deployment/{deployment['id']}/run")
     form = page.locator("form")
-    for field in ("config", "overrides", "run_name", "num_iterations", "rerun_from_stage"):
+    for field in (
+        "config",
+        "config_file",
+        "overrides",
+        "run_name",
+        "num_iterations",
+        "rerun_from_stage",
+    ):
         expect(form.get_by_text(field, exact=False).first).to_be_visible()
     expect(form.get_by_text("each written as a.b=c")).to_be_visible()
-    place = form.locator("textarea").first
-    expect(place).to_have_value("quickstart")
-    place.fill(str(config))
+    expect(form.get_by_text("quickstart")).to_be_visible()  # chosen among those that are bundled
+    form.get_by_text("str", exact=True).last.click()
+    form.locator("textarea").last.fill(str(config))
     shot(page, "form")
     form.get_by_role("button", name="Submit").click()
 
     def started():
         # Of this deployment alone: there are many scheduled ones of the others.
         runs = stack.api("/flow_runs/filter", {"deployments": {"id": {"any_": [deployment["id"]]}}})
-        return [r["id"] for r in runs if r["parameters"].get("config") == str(config)]
+        return [r["id"] for r in runs if r["parameters"].get("config_file") == str(config)]
 
     return str(until(started, "the flow run of the form")[0])
 

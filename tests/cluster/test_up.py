@@ -49,7 +49,7 @@ def test_all_parts_come_up_run_a_deployment_and_go(reachable, tmp_path):
         deployment = up.api("/deployments/name/train/quickstart")
         started = up.api(
             f"/deployments/{deployment['id']}/create_flow_run",
-            {"parameters": {"config": str(config)}, "state": {"type": "SCHEDULED"}},
+            {"parameters": {"config_file": str(config)}, "state": {"type": "SCHEDULED"}},
         )
 
         def ended():

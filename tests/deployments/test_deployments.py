@@ -18,6 +18,7 @@ from nip_core.scenarios.code_validation.datasets import BUNDLED
 from nip_core.stages.estimate import Estimate, estimate_run
 from nip_core.stages.rerun import STAGES
 from nip_core.stages.session import load_all_problems
+from nip_prefect.flows.evaluate import evaluate
 from nip_prefect.flows.train import continue_run, train
 from nip_prefect.flows.up import POOLS
 
@@ -84,6 +85,13 @@ def test_the_form_of_a_deployment_explains_each_of_its_fields(deployment):
 def test_stages_in_the_form_are_those_that_there_are():
     for flow in (train, continue_run):
         assert tuple(parameter_schema(flow).properties["rerun_from_stage"]["enum"]) == STAGES
+
+
+def test_the_configuration_is_a_choice_in_the_form_and_a_file_has_a_field_of_its_own():
+    for flow in (train, evaluate):
+        fields = parameter_schema(flow).properties
+        assert fields["config"]["enum"] == [config.stem for config in CONFIGS]
+        assert {"type": "string"} in fields["config_file"]["anyOf"]
 
 
 def test_there_is_one_for_each_purpose():

@@ -102,7 +102,7 @@ class WorkersPlace(Place):
 
     def _schedule(self) -> None:
         deployment = self.stack.api("/deployments/name/train/quickstart")
-        asked = {"state": {"type": "SCHEDULED"}, "parameters": {"config": str(self.config)}}
+        asked = {"state": {"type": "SCHEDULED"}, "parameters": {"config_file": str(self.config)}}
         made = self.stack.api(f"/deployments/{deployment['id']}/create_flow_run", asked)
         self.flow_run = made["id"]
 
