@@ -75,7 +75,8 @@ _SPEAKS_ITSELF = re.compile(
 _LABEL = re.compile(
     r"[ *_#>-]*(?:the )?(?:expert|prover|opponent|simulator|user|human|you|he|she|they|quote)"
     r"[ _]?[0-9]{0,2}[ *_]*:$"
-    r"|.*<(?:blockquote|quote|q|cite|pre|code|del|s|strike)(?: [^>]*)?>$",
+    r"|[ *_#>\[-]*(?:expert|prover|opponent)[ _]?[0-9]{0,2}[ *_\]]*$"
+    r"|.*<(?:blockquote|quote|q|cite|pre|code|del|s|strike|(?:expert|prover)\w{0,3})(?: [^>]*)?>$",
     re.IGNORECASE,
 )
 _SUPPOSITION = re.compile(

@@ -100,7 +100,12 @@ _FEW_WORDS = 8
 _MARKED = re.compile(
     r"\[x\]|[☑☒🗹]|<(?:[^<>]{0,30}[ =\"'])?(?:accept|reject)\w{0,3}[\"' ]{0,3}/?>", re.I
 )
+_TAGGED = re.compile(r"<\w{1,30}>([^<>]{1,40})</\w{1,30}>$")
 _I = re.compile(r"\b(?:i|we)\b", re.IGNORECASE)
+_I_SAY = re.compile(
+    r"\b(?:i|i'd|we) (?:say|vote|vote for|choose|select|pick|go with)$", re.IGNORECASE
+)
+_I_RATE = re.compile(r"(?:i|i'd|i'll|on a scale)\b[^?=]{0,60}[0-9][^ ?]{0,4}$", re.IGNORECASE)
 _WHY = re.compile(r"\b(?:why|whether|how|what|explain|show|tell|convince|prove)\b", re.IGNORECASE)
 _BEHIND = re.compile(r"(?:[.!?;:,→]| -|[.!;:,→] (?:so|thus|hence|therefore),?)$", re.IGNORECASE)
 _OWN = re.compile(
@@ -297,6 +302,9 @@ def _declared(lines: AnswerLines, reader: VerdictReader, own: int) -> Iterator[C
         inner = reader.declared(line[at:])
         if inner is not None and inner[1] and not _NOT_SAID.search(line[:at]):
             yield Claim(last, last, None)
+    if declared is None and "?" not in line and reader.is_about_solution(text):
+        if not (_NOT_SAID.search(before) or _WHY.search(line)):
+            yield Claim(last, last, None)
     if declared is None or _is_open(before):
         return
     answer, has_object = declared
@@ -311,8 +319,9 @@ def _set_apart(
     """Verdicts in the last fence, in a box, or as a whole part of a message: none is clear."""
     last = lines.next_filled(len(lines.read) - 1, -1)
     is_message = any(begins_question(plain(lines.read[i])) for i in lines.free_lines(own))
-    if last is not None and last >= own and not is_message and not lines.is_all(last, last, own):
-        line = plain(lines.read[last])
+    if last is not None and last >= own and not is_message:
+        is_all = lines.is_all(last, last, own) and not lines.read[last].startswith(">")
+        line = "" if is_all else plain(lines.read[last]).lstrip("> ")
         start = _IN_LINE.match(line)
         rest = line if start is None else line[start.end() :]
         is_apart = not lines.free[last] or (start is not None and line[:1] in set("\"'`([{"))
@@ -349,14 +358,23 @@ def _at_end(lines: AnswerLines, reader: VerdictReader, own: int) -> Iterator[Cla
     # 1. Where nothing is asked: a tag, a ticked box, what is almost JSON, a hedged number.
     if "?" not in whole:
         is_marked = _MARKED.search(line) is not None and bool(reader.mentions(line))
-        is_number = reader.is_numeric and is_whole and _SHORT_NUMBER.match(line)
+        is_number = (
+            reader.is_numeric and is_whole and (_SHORT_NUMBER.match(line) or _I_RATE.match(line))
+        )
+        tagged = _TAGGED.search(line)
+        is_marked |= tagged is not None and reader.is_exactly(tagged[1])
+        is_marked |= is_whole and " " not in line and any(s in line.lower() for s in reader.stems)
         if is_marked or is_number or (_LOOSE.search(whole) and reader.mentions(whole)):
             yield Claim(last, last, None)
     # 2. A verdict behind a mark, or at the end of a short sentence of the agent's own.
     begin = reader.at_end(line) if lines.free[last] and len(line) < _LOOKED_AT else None
-    if begin is None or begins_question(line) or _is_open(line[:begin]):
+    if begin is None or begins_question(line):
         return
     before = line[:begin].rstrip("\"'`*_([{ ")
+    if _I_SAY.search(before):
+        yield Claim(last, last, None)
+    if _is_open(line[:begin]):
+        return
     words = len(before.split())
     is_own = (
         is_whole

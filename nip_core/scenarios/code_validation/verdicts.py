@@ -97,7 +97,7 @@ def is_blank(text: str) -> bool:
 
 # Verdicts.
 
-TICKS, CROSSES = "✅✔☑👍🟢", "❌✗✘✖🚫👎⛔🔴"
+TICKS, CROSSES = "✅✔☑👍🟢", "❌✗✘✖✕⨯🚫👎⛔🔴"
 _OPENING = f"*_`\"'([{{# {TICKS}{CROSSES}"  # may stand before a verdict, and
 _CLOSING = "*_`\"')]}# "  # behind it
 _MARKS = r"[*_`\"' ]{0,6}"
@@ -114,18 +114,36 @@ _IS_CORRECT = (
     r"that (?:the|this) (?:solution|code|program|implementation|function) is correct\b"
     r"(?: for (?:every|all) inputs?(?: that the problem allows)?\b)?"
 )
+# "The solution should be rejected": meant, but by whom?
+_BECOMES = re.compile(
+    r"(?:(?:it follows|this means|i (?:think|believe|conclude))(?: that)? )?"
+    rf"{_OF_THE_SOLUTION} (?:is|was|gets|has been|(?:must|should|will|can|cannot|can't) be|isn't)"
+    r" (?:(?:not|therefore|thus|hereby) )?(?:accepted|rejected|(?:un)?acceptable)\W{0,6}$",
+    re.IGNORECASE,
+)
+# The contrary of a verdict: a word right behind it, or a sentence about the solution.
+_WRONG = re.compile(r"[ *_]*[.!;:,(-] ?(?:wrong|incorrect|denied)[*_]{0,4} ?([.!;,)]|$)", re.I)
+_JUDGED = re.compile(
+    r"(?:^|[.!;] ?)[*_ ]{0,4}(?:(?:however|but|so|thus|therefore|hence),? )?"
+    rf"(?!it\b){_OF_THE_SOLUTION} (?:is|(?:must|should|has to) be)"
+    r" (?:(?:clearly|therefore|thus|still) )?"
+    r"(?:(?P<bad>wrong|incorrect|buggy|not correct|rejected)|correct|accepted)[*_]{0,4}"
+    r" ?(?:[.!;,]|because\b|$)",
+    re.IGNORECASE | re.MULTILINE,
+)
 _BECAUSE = r"(?:because|since|due to|based on|given)\b"
 # Words that, right behind a verdict, take it back or make it a condition or a guess.
 _TAKEN_BACK = (
     r"(?:no|nope|not|false|wait|hm+|actually|correction|sorry)(?= ?(?:[^\w ]|$))|(?:no way|hold on"
-    r"|on second thoughts?|scratch that|just kidding|i mean|i take (?:that|it) back"
+    r"|on second thoughts?|(?:scratch|strike) that|just kidding|i mean|i take (?:that|it) back"
+    r"|overruled|withdrawn|retracted"
     r"|i(?: have|'ve)? changed my mind|never ?mind|disregard|ignore (?:that|this))\b"
 )
 _UNDONE = re.compile(
     _TAKEN_BACK
     + r"|(?:or|rather|maybe|perhaps|possibly|probably|likely|presumably|tentative(?:ly)?"
     r"|not final|for now|i (?:guess|suppose|think not)|says?|said|according to|wrote|claims?"
-    r"|quoted?|(?:the )?(?:expert|prover)[a-z_0-9]*'s)\b",
+    r"|quoted?|(?:the )?(?:expert|prover)[a-z_0-9]*'s)\b|(?:expert|prover)[ _]?[0-9]?\W{0,3}$",
     re.IGNORECASE,
 )
 _CONDITION = re.compile(
@@ -135,8 +153,9 @@ _CONDITION = re.compile(
 )
 # Words that, anywhere behind a verdict, make it a guess.
 _HEDGE = re.compile(
-    r"\bnot (?:yet |my |a |the )?(?:final|definitive|decided)\b|\b(?:tentative|preliminary"
-    r"|provisional)(?:ly)?\b|\bsubject to change\b|\b(?:may|might) (?:still |yet )?change\b"
+    r"\bnot (?:yet |my |a |the )?(?:final|definitive|decided|decision|verdict)\b"
+    r"|\b(?:tentative|preliminary|provisional)(?:ly)?\b|\bsubject to change\b"
+    r"|\b(?:may|might) (?:still |yet )?change\b"
     r"|\bnot (?:sure|certain)(?: yet\b|[.,;!]|$)|\bsarcas"
     r"|\b(?:caveats?|reservations?)\b",
     re.IGNORECASE,
@@ -164,7 +183,7 @@ _OTHER_NUMBER = re.compile(
     r"\b(?:or|maybe|perhaps|possibly|rather|actually)(?: even)? [*_`]*[0-9]", re.IGNORECASE
 )
 _DEGREES = re.compile(r"\b(?:strongly|somewhat|slightly|partly|partially|neither)\b", re.IGNORECASE)
-_CROSSED = re.compile(f"[{CROSSES}]")
+_CROSSED = re.compile(f"[{CROSSES}]|:(?:x|thumbsdown|-1):")
 _DOUBTED = re.compile("[❓❔⁉🤔🤷]")
 
 
@@ -186,11 +205,11 @@ class VerdictReader:
         else:
             words = "|".join(_spelled(answer) for answer in answers)
             self._own = re.compile(
-                r"\b(?:i|we)(?:'ll)?(?: (?:now|must|will|therefore|thus|hence|hereby|have to|have"
-                r"|should|shall|would(?! have)|instead|actually|finally|decide to"
+                r"\b(?:i|we)(?:'ll|'m)?(?: (?:now|must|will|therefore|thus|hence|hereby|have to"
+                r"|have|am|should|shall|would(?! have)|instead|actually|finally|decide to"
                 r"|decided to|choose to|vote to)"
                 r"){0,3}"
-                rf" (?P<answer>{words})(?:ed|d)?(?!{_LETTER})",
+                rf" (?P<answer>{words})(?:ed|d|ing)?(?!{_LETTER})",
                 re.IGNORECASE,
             )
             self._concluded = re.compile(
@@ -284,6 +303,14 @@ class VerdictReader:
             raise InvalidDecision(f"decision with {problem} {text[:_SHOWN]!r}")
         return answer
 
+    def is_about_solution(self, text: str) -> bool:
+        """Whether a sentence says what becomes of the solution, in whichever words."""
+        found = None if self._own is None or not self.accepts else self._own.match(text)
+        if found is None:
+            return self.accepts and _BECOMES.match(text) is not None
+        tail = text[found.end() :].lstrip(_CLOSING).removeprefix("that ")
+        return re.match(rf"(?!it\b){_OF_THE_SOLUTION}", tail, re.IGNORECASE) is not None
+
     def declared(self, text: str) -> tuple[str, bool] | None:
         """The answer of a sentence like "I reject the solution.", and whether it has its object.
 
@@ -307,6 +334,8 @@ class VerdictReader:
         """Whether the simplified lines after a decision begin by taking it back, or deny it."""
         if _RETRACTING_LINE.search(later) or _HEDGE.search(later) or _CONTINUED.match(later):
             return True
+        if self._is_contradicted(answer, later):
+            return True
         for pattern in (self._own, self._concluded) if self.accepts else ():
             for match in pattern.finditer(later) if pattern is not None else ():
                 before = later[max(0, match.start() - 20) : match.start()]
@@ -323,6 +352,13 @@ class VerdictReader:
             if denied and {"i", "we"} & set(words):
                 return True
         return False
+
+    def _is_contradicted(self, answer: str, text: str) -> bool:
+        """Whether the text behind a verdict judges the solution otherwise."""
+        is_wrong = [match["bad"] is not None for match in _JUDGED.finditer(text)]
+        if answer == "accept":
+            return any(is_wrong) or _WRONG.match(text) is not None
+        return answer == "reject" and not all(is_wrong)
 
     def _answer(self, found: re.Match[str]) -> str | None:
         text = found["answer"]
@@ -344,6 +380,8 @@ class VerdictReader:
             return "a question mark"
         if self._names_another(answer, rest):
             return "a second answer"
+        if self._is_contradicted(answer, rest):
+            return "its contrary"
         if _negated(_WORD.findall(rest.lower()), (_stem(answer),)):
             return "a negation"
         if _DOUBTED.search(rest) or _HEDGE.search(rest):
