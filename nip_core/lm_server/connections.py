@@ -7,7 +7,7 @@ Sparsely              a log line for what clients can cause as often as they lik
 
 A connection takes a descriptor before anybody knows whose it is. Some are kept back for the rest of
 the server (an upload, the engine's side of a request), and when the others are all taken, the
-oldest one that waits for a request makes room; if none does, the newcomer gets a 503.
+oldest one that has nothing to answer makes room; if none does, the newcomer gets a 503.
 """
 
 import asyncio
@@ -107,8 +107,9 @@ class _Connection(RequestHandler):
 
     @property
     def is_silent(self) -> bool:
-        """Whether it waits for the head of a request."""
-        return self._waiter is not None and not self._force_close
+        """Whether it waits for the head of a request, or for what is left of an answered one."""
+        is_answering = self._waiter is None and self._request_in_progress
+        return not is_answering and not self._force_close
 
     def handle_error(
         self,

@@ -108,6 +108,8 @@ _MIGRATIONS = {
     """,
 }
 """From each older format to the next one."""
+_TABLES = {"files", "jobs", "events", "models", "meta"}
+"""Of every format."""
 _JSON = {
     "jobs": ("settings", "metadata", "error", "progress", "result"),
     "events": ("data",),
@@ -135,17 +137,11 @@ class Database:
         self._connection = connect(path)
         self._connection.row_factory = sqlite3.Row
         try:
+            found = self._format()
+            refuse_damage(self._connection, path)
+            make_private(path)
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
                 self._connection.execute(f"PRAGMA {pragma}")
-            found: int = self._connection.execute("PRAGMA user_version").fetchone()[0]
-            if found > STATE_FORMAT:
-                raise StateError(
-                    f"{path} has format {found}, this server knows up to {STATE_FORMAT}: "
-                    "use another state directory or the server's version that wrote it"
-                )
-            if not found:
-                refuse_lost_database(path.parent)
-            refuse_damage(self._connection, path)
             steps = (
                 [_MIGRATIONS[step] for step in range(found, STATE_FORMAT)] if found else [_SCHEMA]
             )
@@ -160,6 +156,25 @@ class Database:
         except StateError:
             self._connection.close()
             raise
+
+    def _format(self) -> int:
+        """0 for a new database. Raises StateError if it isn't a server's; nothing is written."""
+        version: int = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > STATE_FORMAT:
+            raise StateError(
+                f"{self.path} has format {version}, this server knows up to {STATE_FORMAT}: "
+                "use another state directory or the server's version that wrote it"
+            )
+        if not version:
+            refuse_lost_database(self.path.parent)
+        rows = self._connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
+        tables = {row["name"] for row in rows}
+        if version < 0 or (not tables >= _TABLES if version else tables):
+            raise StateError(
+                f"{self.path} is another program's database, or damaged (its format is {version}): "
+                f"name another state directory, or {_REMEDY}"
+            )
+        return version
 
     def _refuse_broken_rows(self) -> None:
         for table, columns in _JSON.items():
@@ -212,7 +227,10 @@ class Database:
     def get_meta(self, key: str, default: int = 0) -> int:
         """A counter."""
         row = self.one("SELECT value FROM meta WHERE key = ?", key)
-        return int(row["value"]) if row else default
+        try:
+            return int(row["value"]) if row else default
+        except ValueError:
+            raise damaged(self.path, f"{key} in meta is no number") from None
 
     def set_meta(self, key: str, value: int) -> None:
         """Set a counter."""
@@ -220,20 +238,22 @@ class Database:
 
 
 def connect(path: Path, timeout_s: float = 5.0) -> sqlite3.Connection:
-    """A connection to a database that only its owner can read; SQLite's logs are as it is.
-
-    Raises StateError.
-    """
+    """A connection to a database; a new one can only be read by its owner. Raises StateError."""
     try:
         if not path.is_file():
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-        with contextlib.suppress(PermissionError):  # it belongs to somebody else
-            path.chmod(0o600)
         return sqlite3.connect(
             path, isolation_level=None, check_same_thread=False, timeout=timeout_s
         )
     except (OSError, sqlite3.Error) as error:
         raise StateError(f"{path} can't be used: {error}") from error
+
+
+def make_private(path: Path) -> None:
+    """Let nobody but its owner read a database and its logs; later logs become as it is."""
+    for end in ("", "-wal", "-shm"):
+        with contextlib.suppress(PermissionError, FileNotFoundError):  # not ours; no log
+            path.with_name(path.name + end).chmod(0o600)
 
 
 def refuse_damage(connection: sqlite3.Connection, path: Path, remedy: str = _REMEDY) -> None:

@@ -8,7 +8,6 @@ query_int ...              query parameters
 """
 
 import asyncio
-import contextlib
 import errno
 import itertools
 import json
@@ -21,7 +20,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from aiohttp import StreamReader, web
 
@@ -51,6 +49,9 @@ _CLIENT_GONE = 499
 _KEYED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/fine_tuning/jobs")
 _DECODED = ("identity", "gzip", "deflate")
 """Content-Encodings that `bodies` undoes."""
+
+_HOST = re.compile(r"(\[(?P<address>[0-9a-fA-F:]+)\]|(?P<name>[^\[\]:]*))(:[0-9]*)?")
+"""The header Host, strictly: what a browser could not have sent is not interpreted."""
 
 _log = logging.getLogger("nip.lm_server")
 _ids = itertools.count()
@@ -228,9 +229,8 @@ def _refuse_web_pages(request: web.Request) -> None:
 
 
 def _without_port(host: str) -> str:
-    with contextlib.suppress(ValueError):
-        return urlsplit(f"//{host}").hostname or ""
-    return ""
+    parts = _HOST.fullmatch(host)
+    return "" if parts is None else parts["address"] or parts["name"]
 
 
 def _from_a_page(why: str) -> ApiError:

@@ -32,7 +32,13 @@ from aiohttp import web
 
 from nip_core.lm_server import aside
 from nip_core.lm_server.background import BackgroundTasks
-from nip_core.lm_server.database import UNUSABLE, connect, refuse_damage, unusable
+from nip_core.lm_server.database import (
+    UNUSABLE,
+    connect,
+    make_private,
+    refuse_damage,
+    unusable,
+)
 from nip_core.lm_server.errors import ApiError, given_twice, unsupported_value
 from nip_core.lm_server.state import StateError
 
@@ -200,6 +206,7 @@ class _Write:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = connect(path, timeout_s=30)
+    make_private(path)
     for pragma in ("journal_mode=WAL", "synchronous=FULL"):
         connection.execute(f"PRAGMA {pragma}")
     found = connection.execute("PRAGMA user_version").fetchone()[0]

@@ -151,6 +151,22 @@ async def test_where_everybody_is_busy_a_new_connection_is_a_503(
         assert (await here.http.get("/health")).status == 200
 
 
+async def test_refused_requests_whose_bodies_never_come_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have their answers, and hold connections only while what they announced is awaited."""
+    monkeypatch.setattr(connections, "_MAX_CONNECTIONS", 16)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
+    async with serve(tmp_path / "state") as here:
+        refused = [await asyncio.open_connection("127.0.0.1", here.port) for _ in range(16)]
+        for reader, writer in refused:
+            writer.write(head)
+            assert b" 401 " in await reader.readline()
+        assert (await here.http.get("/health")).status == 200
+        for _, writer in refused:
+            writer.close()
+
+
 async def test_an_upload_without_a_descriptor_is_a_503(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -260,6 +276,10 @@ async def test_without_keys_no_web_page_gets_anything_done(open_to_all: Here) ->
         {"Host": "localhost.evil.example"},
         {"Host": "localhost@evil.example"},
         {"Host": "[::1"},
+        {"Host": "[::1%lo].evil.example"},
+        {"Host": "localhost#evil.example"},
+        {"Host": "evil.example@localhost"},
+        {"Host": "localhost:http"},
         {"Host": "0.0.0.0"},
         {"Host": ""},
         {"Origin": "https://evil.example"},

@@ -173,6 +173,7 @@ def test_a_damaged_database_is_one_line_that_names_it(
         "UPDATE jobs SET created_at = 'x'",
         "UPDATE models SET proof = 'x'",
         "UPDATE meta SET value = 'x' WHERE key = 'created_at'",
+        "UPDATE meta SET value = '[1]' WHERE key = 'created_at'",
         "UPDATE events SET data = '}' WHERE seq = 1",
     ],
 )

@@ -1,6 +1,8 @@
 """What a server does to a directory that is not its own, or no longer whole: nothing."""
 
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,25 @@ def test_a_directory_of_something_else_is_refused_and_left_as_it_is(
     file.write_text("precious")
     said = refusal(tmp_path / "home", capsys)
     assert str(tmp_path / "home") in said and name.partition("/")[0] in said
+
+
+@pytest.mark.parametrize("format", [-3, 0, 1, 2])
+def test_a_database_of_another_program_is_refused_and_left_as_it_is(
+    format: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its mode too, and be it behind a link."""
+    theirs, state_dir = tmp_path / "theirs.sqlite3", tmp_path / "state"
+    with closing(sqlite3.connect(theirs)) as connection:
+        connection.executescript(f"CREATE TABLE jobs (name); PRAGMA user_version = {format}")
+    theirs.chmod(0o644)
+    before = theirs.read_bytes()
+    state_dir.mkdir()
+    (state_dir / "jobs.sqlite3").symlink_to(theirs)
+    arguments = ["--engine=deterministic", "--model=sim", "--port=0", f"--state={state_dir}"]
+    assert main([*arguments, "--no-auth"]) == 2
+    said = capsys.readouterr().err
+    assert str(state_dir / "jobs.sqlite3") in said and "Traceback" not in said
+    assert theirs.read_bytes() == before and theirs.stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.parametrize("loss", ["gone", "emptied", "made anew"])
