@@ -302,9 +302,9 @@ def _declared(lines: AnswerLines, reader: VerdictReader, own: int) -> Iterator[C
         inner = reader.declared(line[at:])
         if inner is not None and inner[1] and not _NOT_SAID.search(line[:at]):
             yield Claim(last, last, None)
-    if declared is None and "?" not in line and reader.is_about_solution(text):
-        if not (_NOT_SAID.search(before) or _WHY.search(line)):
-            yield Claim(last, last, None)
+    is_about = declared is None and "?" not in line and reader.is_about_solution(text)
+    if is_about and not (_NOT_SAID.search(before) or _WHY.search(line)):
+        yield Claim(last, last, None)
     if declared is None or _is_open(before):
         return
     answer, has_object = declared
