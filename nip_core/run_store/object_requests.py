@@ -85,15 +85,15 @@ class Requests:
             return bytes(answer.bytes()), _tag(answer.meta)
 
         try:
-            return self._read(path, "read", get)
+            return self._ask(path, "read", get)
         except MissingFileError:
             return None
 
-    def _read(self, path: str, action: str, request: Callable[[], T]) -> T:
-        """What `request` reads; it is repeated where the answer broke off.
+    def _ask(self, path: str, action: str, request: Callable[[], T]) -> T:
+        """What `request`, which may be done twice, returns; repeated where the answer broke off.
 
         The library repeats requests that got no answer, and goes on with most that got a part of
-        one, but not with listings.
+        one, but not with listings, nor with the beginning and the end of a write in parts.
         """
         for pause_s in (*_PAUSES_S, None):
             try:
@@ -135,7 +135,12 @@ def _broke_off(error: Exception) -> bool:
     """Whether an answer began and did not end as it should."""
     from obstore.exceptions import BaseError
 
-    signs = ("body error", "response body", "invalid list response")
+    signs = (
+        "body error",
+        "response body",
+        "invalid list response",
+        "invalid multipart response",
+    )
     return isinstance(error, (BaseError, OSError)) and any(s in str(error).lower() for s in signs)
 
 

@@ -161,7 +161,7 @@ class ObjectStore(Requests):
                 for part in answer.stream():
                     file.write(part)
 
-        self._read(path, "download", get)
+        self._ask(path, "download", get)
 
     def put(self, path: str, data: bytes | Path, *, fence: str | None = None) -> None:
         import obstore
@@ -169,10 +169,14 @@ class ObjectStore(Requests):
         self._check_writable(path)
         if fence is not None:
             self._standing(fence, path)
-        try:
+
+        def put() -> None:
             obstore.put(self._patient, path, data, max_concurrency=_PARTS_AT_ONCE)
-        except Exception as error:
-            raise self._translated(error, path, "write") from error
+
+        try:
+            self._ask(path, "write", put)
+        except MissingFileError:  # the library asked twice for the end of a write in parts
+            self._ask(path, "write", put)
 
     def put_if_absent(self, path: str, data: bytes | Path, *, fence: str | None = None) -> bool:
         self._check_writable(path)
@@ -194,7 +198,7 @@ class ObjectStore(Requests):
 
         check_path(path)
         try:
-            meta = self._read(path, "look for", lambda: obstore.head(self._patient, path))
+            meta = self._ask(path, "look for", lambda: obstore.head(self._patient, path))
         except MissingFileError:
             return False
         return meta["size"] != TOMBSTONE_BYTES or self._is_there(path)
@@ -204,7 +208,7 @@ class ObjectStore(Requests):
 
         if directory:
             check_path(directory)
-        listing = self._read(
+        listing = self._ask(
             directory or "(all)",
             "list",
             lambda: obstore.list_with_delimiter(self._patient, directory or None),
@@ -238,13 +242,13 @@ class ObjectStore(Requests):
         import obstore
 
         check_path(path)
-        return self._read(path, "look at", lambda: int(obstore.head(self._patient, path)["size"]))
+        return self._ask(path, "look at", lambda: int(obstore.head(self._patient, path)["size"]))
 
     def leftovers(self, directory: str) -> Iterable[tuple[str, int]]:
         import obstore
 
         check_path(directory)
-        entries = self._read(
+        entries = self._ask(
             directory,
             "list",
             lambda: [entry for page in obstore.list(self._patient, directory) for entry in page],

@@ -3,8 +3,9 @@
 It handles one request at a time, once it has all of it, so that looking at a condition and writing
 are one step, as they are at S3, and a client that is stopped half way holds nobody up. The first
 write of an object with "lost-answer" in its name is done and answered with 500; the first two
-answers about what has "cut-answer" in its name break off half way. The bucket
-"careless" heeds no conditions. Run as a script it serves and prints its port.
+answers about what has "cut-answer" in its name break off half way, as does the first one to the
+beginning of its writing in parts, and to the end. The bucket "careless" heeds no conditions. Run as
+a script it serves and prints its port.
 """
 
 import contextlib
@@ -72,9 +73,10 @@ def _one_at_a_time(application: Callable[..., Any]) -> Callable[..., Any]:
                 lost.add(path)
                 start("500 Internal Server Error", [("Content-Length", "0")], _NO_ERROR)
                 return [b""]
-            asked = path + environ["QUERY_STRING"]
+            asked = path + environ["QUERY_STRING"].partition("uploadId")[0]
             # More than a client's own repeats, which are of requests and not of answers.
-            if environ["REQUEST_METHOD"] == "GET" and "cut-answer" in asked and cut[asked] < 2:
+            cuts = {"GET": 2, "POST": 1}.get(environ["REQUEST_METHOD"], 0)
+            if "cut-answer" in asked and cut[asked] < cuts:
                 cut[asked] += 1
                 whole = b"".join(said)
                 return [whole[: len(whole) // 2]]  # then the connection is closed

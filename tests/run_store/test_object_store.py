@@ -202,6 +202,9 @@ def test_an_answer_that_breaks_off_is_asked_for_again(bucket: str, tmp_path: Pat
     store.download("cut-answer-downloaded", tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == content
     assert store.list("cut-answer-cut-answer-folder") == ["a"]
+    (tmp_path / "large").write_bytes(content * 40)
+    store.put("cut-answer-written-in-parts", tmp_path / "large")
+    assert store.size("cut-answer-written-in-parts") == len(content) * 40
 
 
 # Places that are refused --------------------------------------------------------------------------

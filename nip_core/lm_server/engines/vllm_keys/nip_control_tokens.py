@@ -116,8 +116,9 @@ def _plain_markers(tokenizer: Any, control: "re.Pattern[str]") -> set[str]:
             )
         except Exception:  # templates raise whatever their author chose
             text = ""
-        _, *between = re.split("|".join(contents), text)
-        for piece in between:
+        before, *between = re.split("|".join(contents), text)
+        # Of what stands before the first message only the end is its role's: no prompt of its own.
+        for piece in (*before.rstrip().splitlines()[-1:], *between):
             if control.search(piece) is None:
                 markers.update(map(str.strip, piece.splitlines()))
         markers.update(_BRACKETED.findall(control.sub(" ", re.sub("|".join(contents), " ", text))))
