@@ -15,6 +15,7 @@ Lines and parts come from `headers`, decision lines from `labels`, other words f
 what follows a label is read by `verdicts`. All of it takes linear time in the length of the text.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,13 @@ from nip_core.scenarios.code_validation.verdicts import (
 )
 
 NO_DECISION_GIVEN = "no decision, where nothing else is of use"  # why such a move is invalid
+# What asks or supposes something, so that a verdict in it may be meant otherwise.
+_ASKING = re.compile(
+    r"\?|\b(?:why|whether|how|what|which|explain|show|tell|trace|describe|convince|prove|please"
+    r"|if|unless|would|could|should|might|may)\b",
+    re.IGNORECASE,
+)
+_SENTENCE = re.compile(r"(?<=[.!;]) ")
 _TELLING = ("accept", "reject", *WORDS)  # words without which no answer decides
 
 
@@ -174,6 +182,7 @@ def _decision(
         answers |= {claim.answer for claim in clear if claim.answer and claim.first >= begin}
     elif not clear:
         is_meant = any(claim.is_meant for claim in claimed)
+        is_meant |= not claimed and _concludes_within(lines, reader, own)
         if is_meant or (claimed and not _goes_on_asking(lines, claimed)):
             raise InvalidDecision("a verdict that is not clear")
         return None
@@ -210,6 +219,20 @@ def _final_run(lines: AnswerLines, decisions: Sequence[LabelledLine]) -> list[La
     while first and lines.next_filled(decisions[first - 1].last + 1, 1) == decisions[first].first:
         first -= 1
     return list(decisions[first:])
+
+
+def _concludes_within(lines: AnswerLines, reader: VerdictReader, own: int) -> bool:
+    """Whether a line ends with "Accept." or "I accept the solution.", and nothing asks."""
+    if not reader.accepts or _ASKING.search(lines.whole(own)):
+        return False
+    ends = [
+        _SENTENCE.split(line)[-1].strip(" *_")
+        for stem in reader.stems
+        for i, line in lines.free_with(stem)
+        if i >= own
+    ]
+    declared = map(reader.declared, ends)
+    return any(map(reader.is_exactly, ends)) or any(found and found[1] for found in declared)
 
 
 def _goes_on_asking(lines: AnswerLines, claimed: Sequence[Claim]) -> bool:
