@@ -132,7 +132,8 @@ def transcripts_from_tables(
     """At most `limit` transcripts of each iteration and split, chosen by a hash from `seed`.
 
     With `worth_reading`, the reason of each episode (see `reasons`), at most `most` that have one
-    come first, in the order of `REASONS`; the sample fills up to `limit`. Else sorted by iteration,
+    come first, in the order of `REASONS`; the sample fills up to `limit`, and is never less than a
+    quarter of it. Else sorted by iteration,
     split and hash, whatever the order of the rows. A leaf of a tree has all messages on its path,
     also those that it shares with others. The `protocol` that was played says to which channels
     each message went, and the `game` what the agents were told; without them that is left out.
@@ -210,7 +211,7 @@ def _chosen(
         special = [entry for entry in ranked if entry[0] < REASONS.index(SAMPLE)]
         rest = ranked[len(special) :]
         shown = special[:most]
-        chosen += [*shown, *rest[: max(limit - len(shown), 0)]]
+        chosen += [*shown, *rest[: max(limit - len(shown), limit // 4)]]
     return [row for *_, row in chosen]
 
 

@@ -189,6 +189,10 @@ def test_what_went_wrong_is_shown_first_however_rare_it_is(episodes_of, generati
     assert [t.key for t in chosen[5:]] == [
         k for k in plain if k not in {"e42", "e317", "e399", "e7", "e11"}
     ][:35]
+    crowded = transcripts_from_tables(
+        episodes, generations, 8, 0, worth_reading=["wrong"] * 300 + ["sample"] * 100, most=250
+    )
+    assert [t.chosen for t in crowded] == ["wrong"] * 250 + ["sample"] * 2
     few = transcripts_from_tables(episodes, generations, 0, 0, worth_reading=why, most=2)
     assert [t.chosen for t in few] == ["failed", "wrong"]
 
