@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from nip_core.concurrency import in_thread
 from nip_core.errors import JobError, LeaseError, NipError, SettingsError
 from nip_core.fine_tuning.job import Backend, Clock, JobRecord, JobSpec, JobView
 from nip_core.fine_tuning.job_document import JobDocument
@@ -299,7 +300,7 @@ class Submissions:
         try:
             yield lease
         finally:
-            await asyncio.to_thread(lease.release)
+            await in_thread(lease.release)  # also where a task is cancelled before it begins
 
     def _ledger(self, run_id: str, backend: Backend, lease: Lease | None = None) -> Ledger:
         return Ledger(

@@ -3,7 +3,9 @@
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from nip_core.errors import JobError, SettingsError
 from nip_core.fine_tuning.job import JobRecord, JobSpec
 from nip_core.fine_tuning.openai_backend import OpenAIBackend
 from nip_core.fine_tuning.submissions import LiveSubmission, Submissions, run_name
+from nip_core.run_store.lease import read_lease
 from nip_core.run_store.run import RUN_NAME
 
 
@@ -213,6 +216,29 @@ async def test_a_submission_that_is_not_on_record_is_named(
     sender = Sender(tmp_path)
     with pytest.raises(LookupError, match="no submission 4 is on record"):
         await sender.submissions.look("run", 4, backend)
+
+
+async def test_a_task_that_is_cancelled_while_it_gives_its_lease_back_keeps_nobody_out(
+    tmp_path: Path,
+) -> None:
+    """With all threads busy, so that the cancellation comes before giving back has begun."""
+    submissions, threads = Sender(tmp_path).submissions, ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(threads)
+    entered = asyncio.Event()
+
+    async def hold() -> None:
+        async with submissions._submitting("run"):
+            threads.submit(time.sleep, 0.3)
+            entered.set()
+
+    task = asyncio.create_task(hold())
+    await entered.wait()
+    await asyncio.sleep(0.05)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    run = submissions.run("run")
+    lease, _ = read_lease(run.store, f"{run.root}/lease.json")
+    assert lease["state"] == "released"
 
 
 async def test_a_task_that_is_cancelled_while_it_waits_keeps_nobody_out(
