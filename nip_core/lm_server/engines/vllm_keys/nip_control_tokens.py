@@ -84,7 +84,7 @@ class ControlTokens:
             spans = [
                 span
                 for id, span in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
-                if id in self._ids
+                if id in self._ids and span[0] < span[1]  # of no text: nothing to take out
             ]
             if not spans:
                 return text
