@@ -26,9 +26,9 @@ BAR = 0.9
 def measure(python: str, seed: int) -> dict[str, Any]:
     """The program with one seed on a server of its own. Raises CalledProcessError."""
     from nip_core.evaluation.intervals import wilson
-    from nip_core.lm_server import owner
-    from nip_core.lm_server.spec import ServerSpec
     from nip_core.models import resolve_model
+    from nip_lm_server import launch as owner
+    from nip_lm_server.spec import ServerSpec
 
     with tempfile.TemporaryDirectory() as directory:
         spec = ServerSpec("embedded", resolve_model("tiny"), served_model_name="tiny")

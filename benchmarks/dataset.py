@@ -39,15 +39,15 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nip_core.agents.render import Game
-from nip_core.fine_tuning.dataset import EXAMPLES, Dataset, write_examples
-from nip_core.fine_tuning.lines import write_jsonl
+from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.plan import EpisodeSpec, plan_episodes
 from nip_core.rollouts.tables import StoredRollouts, build_tables, commit_shard, commit_stage
 from nip_core.run_store.local_store import LocalStore
 from nip_core.scenarios.code_validation.datasets import load_problems
 from nip_core.trainers import chooser
+from nip_core.trainers.dataset import EXAMPLES, Dataset, write_examples
+from nip_core.trainers.lines import write_jsonl
 
 ROUNDS, SHARD, BYTES, REPEATS = 9, 500, 300, 3
 DIRECTORY = "dataset/iterations/0000/rollouts/train"

@@ -40,11 +40,13 @@ from typing import Any
 
 import aiohttp
 
-from nip_core.lm_server import chat_template, formats, owner
-from nip_core.lm_server.engines.base import GenerationRequest
-from nip_core.lm_server.engines.embedded import EmbeddedEngine
-from nip_core.lm_server.spec import ServerSpec
 from nip_core.models import BUNDLED
+from nip_lm_server import formats
+from nip_lm_server import launch as owner
+from nip_lm_server.engines.base import GenerationRequest
+from nip_lm_server.engines.embedded import EmbeddedEngine
+from nip_lm_server.formats import chat_template
+from nip_lm_server.spec import ServerSpec
 
 ADAPTERS = 3
 JOB_DEADLINE_S = 300.0

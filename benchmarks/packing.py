@@ -53,7 +53,7 @@ def train(
     }
     (directory / "job.json").write_text(json.dumps(job))
     done = subprocess.run(
-        [sys.executable, "-m", "nip_core.lm_server.training.main", "--job-dir", str(directory)],
+        [sys.executable, "-m", "nip_lm_server.training.main", "--job-dir", str(directory)],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,

@@ -125,9 +125,9 @@ class Server:
     def __init__(self, state_dir: Path):
         import openai
 
-        from nip_core.lm_server import owner
-        from nip_core.lm_server.spec import ServerSpec
         from nip_core.models import resolve_model
+        from nip_lm_server import launch as owner
+        from nip_lm_server.spec import ServerSpec
 
         spec = ServerSpec("embedded", resolve_model("tiny"), served_model_name="tiny")
         self._handle = owner.start_or_attach(spec, state_dir, timeout_s=180)
@@ -138,7 +138,7 @@ class Server:
 
     def stop(self) -> None:
         """End the server."""
-        from nip_core.lm_server import owner
+        from nip_lm_server import launch as owner
 
         self._pool.shutdown()
         self.client.close()
@@ -195,8 +195,8 @@ def preferred(server: Server, model: str, cases: Sequence[Case]) -> int:
 
     Of the five likeliest tokens there. A pair of which neither is among them is not counted.
     """
-    from nip_core.lm_server import chat_template
     from nip_core.models import resolve_model
+    from nip_lm_server.formats import chat_template
 
     tokenizer = chat_template.load_tokenizer(resolve_model("tiny"))
     common = chat_template.encode(tokenizer, "Decision:")

@@ -25,19 +25,19 @@ import pyarrow as pa
 import yaml
 from aiohttp import web
 
-from nip_core.agents.chat_client import ChatClient, Endpoint
-from nip_core.agents.render import Game
-from nip_core.lm_server.app import close_server, make_app, open_server
-from nip_core.lm_server.auth import KeyRing
-from nip_core.lm_server.connections import make_runner
-from nip_core.lm_server.spec import ServerSpec
+from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
-from nip_core.rollouts.calls import Player
+from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.engine import PlayedShard, Table, play_shard
+from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.progress import Progress
 from nip_core.rollouts.tables import build_tables, parquet_bytes
 from nip_core.scenarios.code_validation.datasets import load_problems
+from nip_lm_server.api.auth import KeyRing
+from nip_lm_server.api.connections import make_runner
+from nip_lm_server.app import close_server, make_app, open_server
+from nip_lm_server.spec import ServerSpec
 
 ROUNDS = 9
 MESSAGES = {"messages of 300 bytes": 300, "messages of 1,000 bytes": 1000, "tiny messages": 20}

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nip_core import how_to_install
-from nip_core.lm_server.engines.base import EngineError
-from nip_core.lm_server.engines.vllm_process import find_executable, inspect
 from nip_core.models import BUNDLED
-from nip_core.scenarios.code_validation import sandbox
+from nip_core.problems import sandbox
+from nip_lm_server.engines.base import EngineError
+from nip_lm_server.engines.vllm_process import find_executable, inspect
 
 _CORE = ("prefect", "fastapi", "pydantic", "openai", "aiohttp", "pyarrow", "numpy")
 _LOCAL = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "safetensors")

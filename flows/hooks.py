@@ -21,7 +21,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.cancelling import cancel_jobs
 from nip_core.stages.providers import remote_endpoints
-from nip_prefect.tasks.marks import Mark, mark_of
+from nip_prefect.tasks.flow_run_marks import Mark, mark_of
 from nip_prefect.tasks.secrets import environment_for
 
 WEBHOOK = "NIP_WEBHOOK"

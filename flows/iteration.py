@@ -16,8 +16,8 @@ from nip_core.stages.estimate import is_tested
 from nip_core.stages.evaluation import promotion_of
 from nip_core.stages.fine_tuning import pass_on, scheduled
 from nip_core.stages.gate import NEW, OLD, is_due
-from nip_prefect.flows.apart import play_apart
 from nip_prefect.flows.printing import gate_line, verdict_line
+from nip_prefect.flows.remote_shards import play_apart
 from nip_prefect.tasks.evaluate import measure
 from nip_prefect.tasks.fine_tune import (
     await_job,

@@ -28,7 +28,7 @@ from nip_prefect.flows.form import Bundled
 from nip_prefect.flows.hooks import HOOKS
 from nip_prefect.flows.iteration import iteration, play_split, retest
 from nip_prefect.tasks.fine_tune import prove_serving
-from nip_prefect.tasks.marks import noted_goal
+from nip_prefect.tasks.flow_run_marks import noted_goal
 from nip_prefect.tasks.publish import publish, published_state
 from nip_prefect.tasks.runtime import log_of, opened
 

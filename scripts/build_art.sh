@@ -59,8 +59,8 @@ LITELLM_LOCAL_MODEL_COST_MAP=True "$DIR/bin/python" - <<'EOF'
 from importlib.metadata import version
 
 import art
-import nip_core.fine_tuning.ledger
-import nip_core.fine_tuning.openai_backend
+import nip_core.jobs.ledger
+import nip_core.jobs.openai_backend
 from nat.data_models import finetuning
 from nat.plugins.openpipe import config
 

@@ -5,7 +5,7 @@ import socket
 from typing import Any
 
 from nip_core.stages import rollouts
-from nip_core.stages.apart import Ticket, open_apart
+from nip_core.stages.remote_shards import Ticket, open_apart
 from nip_prefect.tasks.runtime import session_of, stage
 
 

@@ -50,7 +50,7 @@ from nip_core.errors import NipError
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.liveness import Sighting, look
-from nip_prefect.tasks.marks import Mark, mark_of
+from nip_prefect.tasks.flow_run_marks import Mark, mark_of
 
 FLOWS = ("train", "continue-run", "evaluate")
 _GOING_ON = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]

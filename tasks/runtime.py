@@ -21,7 +21,7 @@ from prefect.exceptions import MissingContextError, ObjectNotFound
 from nip_core.errors import ServerError
 from nip_core.parameters import HyperParameters
 from nip_core.stages.session import Session, open_session
-from nip_prefect.tasks.marks import mark_flow_run
+from nip_prefect.tasks.flow_run_marks import mark_flow_run
 from nip_prefect.tasks.secrets import environment_for
 
 P = ParamSpec("P")

@@ -1,12 +1,5 @@
 """Agents and what they play with, under the names of neural-interactive-proofs.
 
-The core, which the loop uses directly:
-
-chat_client             one pooled HTTP client for chat completions of any provider
-chat_format             the forms in which a chat can leave
-render                  from the record of an episode to the chat that an agent sees
-random_agent            what an agent without a model says
-
 The surface for notebooks and scripts. Its names are importable from here, and loaded only then:
 
 whole_agent             what every agent is: keys, visible channels, one turn of a batch
@@ -17,6 +10,7 @@ openai_model_group      the same at a provider that speaks the OpenAI protocol
 group_jobs              its fine-tune jobs
 environment             plays by hand: reset, agents, step
 protocol_handler        a protocol with its prompts, as the agents see it
+batch, nested_array_dict   the arrays of the episodes of a batch
 history                 from a batch's arrays to the turns of an episode
 chat_types              messages and items of datasets
 experiment_settings, states, errors, job_info, language_model_client   the rest of the signatures
@@ -46,6 +40,7 @@ if TYPE_CHECKING:
     from nip_core.agents.experiment_settings import ExperimentSettings
     from nip_core.agents.job_info import LmTrainingJobInfo, TrainingJobInfo
     from nip_core.agents.language_model_client import LanguageModelClient
+    from nip_core.agents.nested_array_dict import NestedArrayDict
     from nip_core.agents.openai_model_group import OpenAiSharedModelGroup
     from nip_core.agents.openai_whole_agent import OpenAiWholeAgent
     from nip_core.agents.protocol_handler import (
@@ -65,7 +60,6 @@ if TYPE_CHECKING:
         RandomWholeAgent,
         _ParsedChatCompletion,
     )
-    from nip_core.rollouts.nested_array_dict import NestedArrayDict
 
 _MODULES = {
     "chat_types": ("DpoDatasetItem", "PromptMessage", "SupervisedDatasetItem"),
@@ -102,7 +96,7 @@ _MODULES = {
     "whole_agent": ("PureTextWholeAgent", "RandomWholeAgent", "_ParsedChatCompletion"),
 }
 _HOME = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
-_HOME["NestedArrayDict"] = "nip_core.rollouts.nested_array_dict"
+_HOME["NestedArrayDict"] = "nip_core.agents.nested_array_dict"
 
 __all__ = [
     "AgentNotActiveInChannelError",
@@ -141,7 +135,6 @@ __all__ = [
 ]
 
 
-# The engine imports `nip_core.agents.render`, and these modules import the engine's parts.
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

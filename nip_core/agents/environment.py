@@ -3,7 +3,7 @@
 PureTextEnvironment        reset, step and advance over a batch of episodes
 CodeValidationEnvironment  its name in the scenario of code validation
 
-The keys and shapes of a batch stand in `nip_core.rollouts.batch`; what is recorded of calls is not
+The keys and shapes of a batch stand in `nip_core.agents.batch`; what is recorded of calls is not
 in it. Steps stacked along a second dimension are rollouts. Nothing is written to disk. An episode
 of a problem has the seeds with which the loop plays it for the first time.
 """
@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from nip_core.agents.batch import datapoint_number
 from nip_core.agents.experiment_settings import ExperimentSettings
 from nip_core.agents.history import NO_STANCE, present, situation_of, turns_of
+from nip_core.agents.nested_array_dict import STRING, NestedArrayDict
 from nip_core.agents.protocol_handler import CodeValidationProtocolHandler, ProtocolHandler
-from nip_core.agents.render import Turn
 from nip_core.errors import SettingsError
+from nip_core.game.render import Turn
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import NO_DECISION
-from nip_core.rollouts.batch import datapoint_number
-from nip_core.rollouts.nested_array_dict import STRING, NestedArrayDict
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec
 from nip_core.scenarios.code_validation.datasets import Problem
 

@@ -13,20 +13,20 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from nip_core.agents.chat_client import ChatClient, Endpoint
 from nip_core.agents.states import OpenAiSharedModelGroupState
 from nip_core.errors import DatasetError, JobError, RunConflictError, SettingsError
-from nip_core.fine_tuning.job import JobRecord, JobSpec, Refused
-from nip_core.fine_tuning.ledger import Ledger
-from nip_core.fine_tuning.openai_backend import OpenAIBackend
 from nip_core.hashing import derive_key, derive_seed, digest
-from nip_core.lm_server.formats import describe_problems, to_jsonl, validate
+from nip_core.jobs.job import JobRecord, JobSpec, Refused
+from nip_core.jobs.ledger import Ledger
+from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.parameters import HyperParameters
+from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.fine_tuning import integrations, prove, training_settings
 from nip_core.stages.models import ServedModel
 from nip_core.stages.providers import remote_endpoints, speaks_nip
+from nip_lm_server.formats import describe_problems, to_jsonl, validate
 
 _SUFFIX = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ENDED = ("succeeded", "failed", "cancelled")

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from nip_core.agents.nested_array_dict import NestedArrayDict
 from nip_core.agents.protocol_handler import ProtocolHandler
-from nip_core.agents.render import Situation, Turn
+from nip_core.game.render import Situation, Turn
 from nip_core.protocols import Move
-from nip_core.rollouts.nested_array_dict import NestedArrayDict
-from nip_core.scenarios.code_validation.verdicts import InvalidResponse
+from nip_core.scenarios.code_validation.decisions import InvalidResponse
 
 Array = np.ndarray[Any, Any]
 NO_STANCE = -1  # in an array, where none was drawn

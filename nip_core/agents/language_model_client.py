@@ -1,6 +1,6 @@
 """Our lm_server as a group needs it: is it there, its engine up or away, a job.
 
-Jobs are not created here: that is the ledger's alone (`nip_core.fine_tuning.ledger`).
+Jobs are not created here: that is the ledger's alone (`nip_core.jobs.ledger`).
 """
 
 import asyncio
@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 import aiohttp
 
-from nip_core.agents.chat_client import Endpoint
 from nip_core.agents.errors import TrainingJobNotFoundClientError
 from nip_core.agents.job_info import LmTrainingJobInfo, job_status
 from nip_core.errors import ServerError, SettingsError
-from nip_core.fine_tuning.job import Busy, NoAnswer, Refused
-from nip_core.fine_tuning.openai_backend import OpenAIBackend
-from nip_core.lm_server.version import SERVER_VERSION, compatible
+from nip_core.jobs.job import Busy, NoAnswer, Refused
+from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.redaction import redact
+from nip_core.rollouts.chat_client import Endpoint
+from nip_lm_server.version import SERVER_VERSION, compatible
 
 EngineAction = Literal["start", "stop", "sleep", "wake"]
 _LOOK_EVERY_S = 0.5

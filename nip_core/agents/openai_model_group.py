@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from nip_core.agents.chat_client import Endpoint
 from nip_core.agents.chat_types import DpoDatasetItem, SupervisedDatasetItem
 from nip_core.agents.errors import TrainingJobNotFoundClientError
 from nip_core.agents.experiment_settings import ExperimentSettings
@@ -18,6 +17,7 @@ from nip_core.agents.group_jobs import GroupJobs, Parent
 from nip_core.agents.history import final_timesteps
 from nip_core.agents.job_info import JobStatus, TrainingJobInfo, job_status
 from nip_core.agents.language_model_client import LanguageModelClient
+from nip_core.agents.nested_array_dict import NestedArrayDict
 from nip_core.agents.openai_whole_agent import OpenAiWholeAgent, check_by_hand, endpoints_of
 from nip_core.agents.protocol_handler import CodeValidationProtocolHandler, ProtocolHandler
 from nip_core.agents.shared_model_group import PureTextSharedModelGroup
@@ -25,7 +25,7 @@ from nip_core.agents.states import OpenAiSharedModelGroupState
 from nip_core.errors import JobError, ServerError, SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.redaction import redact
-from nip_core.rollouts.nested_array_dict import NestedArrayDict
+from nip_core.rollouts.chat_client import Endpoint
 from nip_core.stages.providers import speaks_nip
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
     ) -> None:
         """Create a job that trains the model on the agents' sides of these rollouts.
 
-        See the base class. The keys of a rollout are those of `nip_core.rollouts.batch`; where it
+        See the base class. The keys of a rollout are those of `nip_core.agents.batch`; where it
         has no "next" part, its last move is not in it. A frozen group, and one with fewer than ten
         examples, gets no job and keeps its model; the log says so.
         """

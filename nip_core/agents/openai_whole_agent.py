@@ -9,7 +9,6 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from nip_core.agents.chat_client import ChatAnswer, ChatClient, Endpoint
 from nip_core.agents.chat_types import PromptMessage
 from nip_core.agents.errors import (
     ContentFilterError,
@@ -28,24 +27,25 @@ from nip_core.agents.protocol_handler import (
     CodeValidationProtocolHandler,
     ProtocolHandler,
 )
-from nip_core.agents.random_agent import random_answer
-from nip_core.agents.render import ChatMessage, Situation, Turn
 from nip_core.agents.states import AgentState, OpenAiWholeAgentState
 from nip_core.agents.synchronous import wait_for
 from nip_core.agents.whole_agent import Seeds, _ParsedChatCompletion
 from nip_core.errors import SettingsError
+from nip_core.game.render import ChatMessage, Situation, Turn
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
-from nip_core.rollouts.calls import request_body
+from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint
+from nip_core.rollouts.model_call import request_body
+from nip_core.rollouts.random_agent import random_answer
+from nip_core.scenarios.code_validation.decisions import (
+    InvalidDecision,
+    InvalidResponse,
+    MissingPart,
+)
 from nip_core.scenarios.code_validation.parsing import (
     NO_DECISION_GIVEN,
     AnswerForm,
     lacks_decision,
-)
-from nip_core.scenarios.code_validation.verdicts import (
-    InvalidDecision,
-    InvalidResponse,
-    MissingPart,
 )
 from nip_core.stages.providers import Endpoints, base_name, group_endpoints
 
@@ -115,7 +115,7 @@ class OpenAiWholeAgent(PromptedWholeAgent):
     def client(self) -> "OpenAI":
         """The OpenAI SDK's client for the agent's provider, made when first asked for.
 
-        For your own calls: the agent's own go through `nip_core.agents.chat_client`.
+        For your own calls: the agent's own go through `nip_core.rollouts.chat_client`.
         """
         if self._client is None:
             from openai import OpenAI

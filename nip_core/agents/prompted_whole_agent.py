@@ -5,9 +5,9 @@ from typing import Any, Literal, cast
 from nip_core.agents.chat_types import DpoDatasetItem, PromptMessage
 from nip_core.agents.errors import AgentNotActiveInChannelError
 from nip_core.agents.history import NO_STANCE, Array, present, situation_of
-from nip_core.agents.render import ChatMessage, Situation
+from nip_core.agents.nested_array_dict import NestedArrayDict
 from nip_core.agents.whole_agent import PureTextWholeAgent
-from nip_core.rollouts.nested_array_dict import NestedArrayDict
+from nip_core.game.render import ChatMessage, Situation
 from nip_core.trainers.expert_iteration import own_side
 
 _REPLACES_NOTHING = (

@@ -4,7 +4,7 @@ ProtocolHandler                who speaks when, who sees what, in the terms of t
 CodeValidationProtocolHandler  the same with what an agent's prompts are made of
 CodeValidationAgentSpec        that, for one agent
 
-Nothing is decided here: `game` (`nip_core.agents.render.Game`) and `protocol`
+Nothing is decided here: `game` (`nip_core.game.render.Game`) and `protocol`
 (`nip_core.protocols.Protocol`) are the ones that the loop plays with.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nip_core.agents.render import Game
+from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters
 
 

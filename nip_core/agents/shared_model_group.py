@@ -6,13 +6,13 @@ from typing import Any
 
 from nip_core.agents.experiment_settings import ExperimentSettings
 from nip_core.agents.job_info import JobStatus
+from nip_core.agents.nested_array_dict import NestedArrayDict
 from nip_core.agents.protocol_handler import ProtocolHandler
 from nip_core.agents.states import PureTextSharedModelGroupState
 from nip_core.agents.whole_agent import PureTextWholeAgent
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.parameters.checks import GROUP_SETTINGS
-from nip_core.rollouts.nested_array_dict import NestedArrayDict
 
 
 class PureTextSharedModelGroup(ABC):

@@ -16,16 +16,16 @@ import numpy as np
 
 from nip_core.agents.experiment_settings import ExperimentSettings
 from nip_core.agents.history import Array, situation_of, turns_of
+from nip_core.agents.nested_array_dict import STRING, NestedArrayDict
 from nip_core.agents.protocol_handler import CodeValidationProtocolHandler, ProtocolHandler
-from nip_core.agents.random_agent import random_answer
-from nip_core.agents.render import Situation, Turn
 from nip_core.agents.states import AgentState
 from nip_core.agents.synchronous import wait_for
 from nip_core.concurrency import together
 from nip_core.errors import SettingsError
+from nip_core.game.render import Situation, Turn
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, RandomAgentParameters
 from nip_core.protocols import NO_DECISION
-from nip_core.rollouts.nested_array_dict import STRING, NestedArrayDict
+from nip_core.rollouts.random_agent import random_answer
 
 if TYPE_CHECKING:
     from nip_core.agents.environment import PureTextEnvironment

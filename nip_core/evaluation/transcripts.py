@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.agents.render import Game, Situation
+from nip_core.game.render import Game, Situation
 from nip_core.hashing import derive_key
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT, Move, Protocol, Turn
 from nip_core.rollouts.tables import agent_order

@@ -1,4 +1,4 @@
-"""From examples to new models: data sets, jobs, and trainer adapters.
+"""Fine-tuning by hand: trainer adapters, which train on trajectories that somebody else collects.
 
 interface       TrainerAdapter and its data models, with the names of NVIDIA's NeMo Agent Toolkit
 openai_adapter  OpenAITrainerAdapter, for servers that speak OpenAI's protocol; its settings are in
@@ -7,16 +7,11 @@ art_adapter     ARTTrainerAdapter, over OpenPipe ART; needs that package. Its se
                 art_adapter_config, its parts in art_backend and the other art_*
 nat_plugin      the same for NeMo Agent Toolkit's own command, which imports it
 conversion      from submitted trajectories to the rows of a training method
-submissions     what was submitted under each run id, numbered, for any process to go on with
 progress_log    the log of `log_progress`
 
-dataset         examples as Parquet, and the files derived from it (lines)
-ledger          the one place that creates jobs, each once (job, job_document, waiting)
-openai_backend  the calls of OpenAI's fine-tuning API
-
-The adapters know the ledger, by way of submissions; nothing here knows a run, Prefect or a trainer
-of `nip_core.trainers`. Importing this package loads nothing of it: what is exported is imported
-when it is asked for, so that neither `openai` nor `art` is loaded in vain.
+The adapters know the ledger, by way of `nip_core.jobs.submissions`; nothing here knows a run,
+Prefect or a trainer of `nip_core.trainers`. Importing this package loads nothing of it: what is
+exported is imported when it is asked for, so that neither `openai` nor `art` is loaded in vain.
 """
 
 from importlib import import_module
@@ -47,7 +42,7 @@ if TYPE_CHECKING:
     )
     from nip_core.fine_tuning.openai_adapter import OpenAITrainerAdapter
     from nip_core.fine_tuning.openai_adapter_config import OpenAITrainerAdapterConfig
-    from nip_core.fine_tuning.submissions import LiveSubmission
+    from nip_core.jobs.submissions import LiveSubmission
 
 __all__ = [  # without ARTTrainerAdapter, so that * can be imported where there is no ART
     "ARTBackendConfig",
@@ -79,18 +74,19 @@ _ELSEWHERE = {
     "ARTBackendConfig": "art_adapter_config",
     "ARTTrainerAdapter": "art_adapter",
     "ARTTrainerAdapterConfig": "art_adapter_config",
-    "LiveSubmission": "submissions",
+    "LiveSubmission": "nip_core.jobs.submissions",
     "OpenAITrainerAdapter": "openai_adapter",
     "OpenAITrainerAdapterConfig": "openai_adapter_config",
 }
-"""Modules of what is not in `interface`."""
+"""Modules of what is not in `interface`, in this package or by their whole name."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__ and name not in _ELSEWHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f"{__name__}.{_ELSEWHERE.get(name, 'interface')}")
-    return getattr(module, name)
+    module = _ELSEWHERE.get(name, "interface")
+    home = module if "." in module else f"{__name__}.{module}"
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

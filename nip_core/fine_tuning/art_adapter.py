@@ -42,9 +42,9 @@ from nip_core.fine_tuning.interface import (
     UnhealthyError,
     as_ours,
 )
-from nip_core.fine_tuning.job import Busy, JobView, NoAnswer, Refused
 from nip_core.fine_tuning.progress_log import append_progress
 from nip_core.hashing import digest
+from nip_core.jobs.job import Busy, JobView, NoAnswer, Refused
 from nip_core.redaction import redact
 from nip_core.run_store.lease import ThisMachine
 

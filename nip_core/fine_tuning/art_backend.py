@@ -57,10 +57,10 @@ from nip_core.fine_tuning.art_steps import (
     job_metrics,
     step_of,
 )
-from nip_core.fine_tuning.job import Busy, JobRecord, JobSpec, JobView, NoAnswer, Refused
-from nip_core.fine_tuning.openai_backend import OpenAIBackend
-from nip_core.fine_tuning.submissions import LiveSubmission, Submissions
 from nip_core.hashing import derive_seed
+from nip_core.jobs.job import Busy, JobRecord, JobSpec, JobView, NoAnswer, Refused
+from nip_core.jobs.openai_backend import OpenAIBackend
+from nip_core.jobs.submissions import LiveSubmission, Submissions
 from nip_core.redaction import read_key, redact
 
 KEY_VARIABLE = "NIP_API_KEY"

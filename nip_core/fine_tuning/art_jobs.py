@@ -15,8 +15,8 @@ from nip_core.fine_tuning.interface import (
     TrainingJobStatus,
     TrainingStatusEnum,
 )
-from nip_core.fine_tuning.job import JobView
-from nip_core.fine_tuning.submissions import run_name
+from nip_core.jobs.job import JobView
+from nip_core.jobs.submissions import run_name
 from nip_core.run_store.lease import Owner, ThisMachine
 from nip_core.run_store.store import MissingFileError, open_store
 

@@ -31,14 +31,14 @@ from nip_core.fine_tuning.interface import (
     UnhealthyError,
     as_ours,
 )
-from nip_core.fine_tuning.job import Busy, JobRecord, JobSpec, JobView, NoAnswer, Refused
 from nip_core.fine_tuning.openai_adapter_config import OpenAITrainerAdapterConfig
-from nip_core.fine_tuning.openai_backend import OpenAIBackend
 from nip_core.fine_tuning.progress_log import append_progress
-from nip_core.fine_tuning.submissions import Submissions
-from nip_core.lm_server.version import SERVER_VERSION, compatible
-from nip_core.lm_server.wire import NipSettings
+from nip_core.jobs.job import Busy, JobRecord, JobSpec, JobView, NoAnswer, Refused
+from nip_core.jobs.openai_backend import OpenAIBackend
+from nip_core.jobs.submissions import Submissions
 from nip_core.redaction import redact
+from nip_lm_server.version import SERVER_VERSION, compatible
+from nip_lm_server.wire import NipSettings
 
 __all__ = ["BACKEND", "OpenAITrainerAdapter", "OpenAITrainerAdapterConfig"]
 

@@ -21,9 +21,9 @@ from pydantic import (
 from nip_core.errors import SettingsError
 from nip_core.fine_tuning.conversion import Method
 from nip_core.fine_tuning.interface import TrainerAdapterConfig
-from nip_core.lm_server.wire import METHOD_HYPERPARAMETERS, NipSettings
 from nip_core.parameters.addresses import plain_address
 from nip_core.redaction import read_key
+from nip_lm_server.wire import METHOD_HYPERPARAMETERS, NipSettings
 
 _OPENAI_HOST = "api.openai.com"
 _OPENAI_SETTLE_S = 60.0

@@ -29,13 +29,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-from nip_core.agents.chat_client import ChatClient, ContextLengthError, RequestRefusedError
-from nip_core.agents.render import ChatMessage, Game, Situation, tokens_of
 from nip_core.concurrency import together
 from nip_core.errors import StageError
+from nip_core.game.render import ChatMessage, Game, Situation, tokens_of
 from nip_core.parameters import HyperParameters, RandomAgentParameters
 from nip_core.protocols import NO_DECISION, Move, Turn
-from nip_core.rollouts.calls import Call, Player, Row, ask, read_again
+from nip_core.rollouts.chat_client import ChatClient, ContextLengthError, RequestRefusedError
+from nip_core.rollouts.model_call import Call, Player, Row, ask, read_again
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.progress import Progress
 from nip_core.scenarios.code_validation.parsing import AnswerForm

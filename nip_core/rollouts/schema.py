@@ -4,7 +4,7 @@ episodes     one row per episode: what was played, how it ended, who earned what
 generations  one row per model call, invalid answers included: they were paid for too
 timings      what may differ between two runs of the same game; in no digest
 
-Chat histories and parsed messages are not stored. `nip_core.agents.render` derives them from
+Chat histories and parsed messages are not stored. `nip_core.game.render` derives them from
 these rows, for prompting and for dataset building alike. Keys are strings of 16 URL-safe
 characters, see `nip_core.hashing.derive_key`.
 

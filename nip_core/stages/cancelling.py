@@ -3,12 +3,12 @@
 from collections.abc import Callable, Collection
 from contextlib import aclosing
 
-from nip_core.agents.chat_client import Endpoint
 from nip_core.errors import JobError, RunConflictError
-from nip_core.fine_tuning.job import Backend, Busy, JobRecord, NoAnswer, Refused
-from nip_core.fine_tuning.job_document import read_job
-from nip_core.fine_tuning.ledger import ENDED, Ledger
+from nip_core.jobs.document import read_job
+from nip_core.jobs.job import Backend, Busy, JobRecord, NoAnswer, Refused
+from nip_core.jobs.ledger import ENDED, Ledger
 from nip_core.parameters import HyperParameters
+from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import walk
 from nip_core.stages.providers import speaks_nip
@@ -44,7 +44,7 @@ async def cancel_jobs(
     job has ended), or did not answer for long; or if it is not known whether there is a job.
     """
     # Imported here: the client costs most of a second.
-    from nip_core.fine_tuning.openai_backend import OpenAIBackend
+    from nip_core.jobs.openai_backend import OpenAIBackend
 
     cancelled, troubles = [], []
     for record in open_jobs(run, among):

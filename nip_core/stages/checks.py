@@ -14,10 +14,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from nip_core.agents.render import Game, Situation, Turn
 from nip_core.concurrency import together
 from nip_core.errors import ServerError, SettingsError
-from nip_core.lm_server.version import SERVER_VERSION, compatible
+from nip_core.game.render import Game, Situation, Turn
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move
 from nip_core.redaction import redact
@@ -25,6 +24,7 @@ from nip_core.rollouts.progress import Progress
 from nip_core.scenarios.code_validation.datasets import Problem
 from nip_core.stages.providers import Endpoints, speaks_nip
 from nip_core.stages.too_long import Facts
+from nip_lm_server.version import SERVER_VERSION, compatible
 
 if TYPE_CHECKING:
     from nip_core.stages.session import Session

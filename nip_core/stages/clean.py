@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import Literal
 
 from nip_core.errors import CorruptionError, StoreError
-from nip_core.fine_tuning.job import KEY_METADATA
-from nip_core.fine_tuning.job_document import read_job
-from nip_core.lm_server.models import MANIFEST as MODEL_MANIFEST
-from nip_core.lm_server.state import DATABASE, StateError
-from nip_core.lm_server.unused import State, StateInUseError, read_state, remove
+from nip_core.jobs.document import read_job
+from nip_core.jobs.job import KEY_METADATA
 from nip_core.rollouts.journal_segments import remove_journal
 from nip_core.rollouts.tables import shard_is_committed, shards_of
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import walk
 from nip_core.stages.kept_models import ADAPTERS
+from nip_lm_server.state.directory import DATABASE, StateError
+from nip_lm_server.state.garbage import State, StateInUseError, read_state, remove
+from nip_lm_server.state.models import MANIFEST as MODEL_MANIFEST
 
 Kind = Literal["leftover", "data", "journal", "kept model", "model", "upload"]
 

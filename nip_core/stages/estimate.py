@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nip_core.agents.render import Game
+from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, Method
 from nip_core.parameters.prices import calls_usd, missing_prices, training_usd
 from nip_core.rollouts.plan import episode_spec, group_size

@@ -17,17 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nip_core.agents.chat_client import Endpoint
 from nip_core.concurrency import together
 from nip_core.errors import CorruptionError, DeadlineError, ParkedError, ServerError, StageError
-from nip_core.fine_tuning.dataset import open_dataset
-from nip_core.fine_tuning.job import Busy, JobRecord, JobSpec, NoAnswer, Refused
-from nip_core.fine_tuning.job_document import read_job
-from nip_core.fine_tuning.ledger import Ledger
-from nip_core.fine_tuning.lines import ADVANTAGE
 from nip_core.hashing import derive_seed, digest
+from nip_core.jobs.document import read_job
+from nip_core.jobs.job import Busy, JobRecord, JobSpec, NoAnswer, Refused
+from nip_core.jobs.ledger import Ledger
 from nip_core.parameters import HyperParameters
-from nip_core.rollouts.calls import limit_name
+from nip_core.rollouts.chat_client import Endpoint
+from nip_core.rollouts.model_call import limit_name
 from nip_core.run_store.manifest import read_manifest
 from nip_core.stages import gate
 from nip_core.stages.job_endings import next_step, stopped
@@ -36,6 +34,8 @@ from nip_core.stages.providers import is_deterministic, speaks_nip
 from nip_core.stages.rerun import next_attempt
 from nip_core.stages.session import Session
 from nip_core.stages.training_data import describe, held_out, write_payloads
+from nip_core.trainers.dataset import open_dataset
+from nip_core.trainers.lines import ADVANTAGE
 
 T = TypeVar("T")
 
@@ -383,7 +383,7 @@ def _reference(record: JobRecord) -> dict[str, Any]:
 
 def _backend(session: Session, group: str) -> Any:
     # Imported here: the client costs most of a second, and playing does not need it.
-    from nip_core.fine_tuning.openai_backend import OpenAIBackend
+    from nip_core.jobs.openai_backend import OpenAIBackend
 
     control = session.control_endpoint(group)
     hosted = speaks_nip(session.parameters.group_parameters(group))

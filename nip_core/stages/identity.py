@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import nip_core
-from nip_core.agents.render import Game
+from nip_core.game.render import Game
 from nip_core.hashing import digest
 from nip_core.models import resolve_model
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters

@@ -7,7 +7,7 @@ stopped     the error that stops the run, which says what to do
 from typing import Literal
 
 from nip_core.errors import JobError
-from nip_core.fine_tuning.job import JobRecord
+from nip_core.jobs.job import JobRecord
 from nip_core.parameters import HyperParameters
 
 Step = Literal["go_on", "keep_model", "try_again", "stop"]

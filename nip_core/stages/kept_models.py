@@ -20,14 +20,14 @@ from contextlib import closing
 from pathlib import Path
 
 from nip_core.errors import CorruptionError, StoreError
-from nip_core.fine_tuning.job import Clock
-from nip_core.fine_tuning.job_document import JobDocument
-from nip_core.lm_server.adopt import adopt_models, find_model
-from nip_core.lm_server.models import MANIFEST, AdapterError
-from nip_core.lm_server.state import DATABASE, MODELS
+from nip_core.jobs.document import JobDocument
+from nip_core.jobs.job import Clock
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, walk
+from nip_lm_server.state.directory import DATABASE, MODELS
+from nip_lm_server.state.import_models import adopt_models, find_model
+from nip_lm_server.state.models import MANIFEST, AdapterError
 
 ADAPTERS = "adapters"
 

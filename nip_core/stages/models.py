@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from nip_core.fine_tuning.job_document import read_job
+from nip_core.jobs.document import read_job
 from nip_core.stages.kept_models import keep_models
 
 if TYPE_CHECKING:

@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.errors import CorruptionError, SettingsError, StoreError
-from nip_core.lm_server.adopt import adopt_models, find_model
-from nip_core.lm_server.models import AdapterError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
 from nip_core.parameters.stored import with_defaults
 from nip_core.run_store.run import RunRecord, RunStore
@@ -30,6 +28,8 @@ from nip_core.run_store.store import MissingFileError, Store
 from nip_core.stages.kept_models import bring_kept, is_kept
 from nip_core.stages.models import ServedModel
 from nip_core.stages.providers import base_name, uses_own_server
+from nip_lm_server.state.import_models import adopt_models, find_model
+from nip_lm_server.state.models import AdapterError
 
 Models = Mapping[str, ServedModel]
 """By group."""

@@ -15,21 +15,21 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from nip_core.agents.chat_client import Endpoint
 from nip_core.errors import ServerError, SettingsError
-from nip_core.lm_server.owner import (
+from nip_core.models import resolve_model
+from nip_core.parameters import HyperParameters, PureTextAgentParameters
+from nip_core.parameters.checks import needs_several_bases
+from nip_core.rollouts.chat_client import Endpoint
+from nip_core.run_store.run import RunStore
+from nip_core.stages.providers import base_name, is_deterministic, uses_own_server
+from nip_lm_server.launch import (
     OwnerError,
     ServerHandle,
     is_running,
     start_or_attach,
     stop,
 )
-from nip_core.lm_server.spec import EngineSpec, ServerSpec
-from nip_core.models import resolve_model
-from nip_core.parameters import HyperParameters, PureTextAgentParameters
-from nip_core.parameters.checks import needs_several_bases
-from nip_core.run_store.run import RunStore
-from nip_core.stages.providers import base_name, is_deterministic, uses_own_server
+from nip_lm_server.spec import EngineSpec, ServerSpec
 
 T = TypeVar("T")
 _LOOK_EVERY_S = 0.25

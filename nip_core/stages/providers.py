@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from nip_core.agents.chat_client import Endpoint
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.redaction import read_key
+from nip_core.rollouts.chat_client import Endpoint
 
 _ADDRESSES = {
     "OpenAI": ("OPENAI_BASE_URL", "https://api.openai.com/v1"),

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 from nip_core.errors import CorruptionError, SettingsError
-from nip_core.fine_tuning.job_document import read_job
+from nip_core.jobs.document import read_job
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, walk

@@ -17,15 +17,15 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, TypeVar
 
-from nip_core.agents.chat_client import ChatClient, Endpoint
-from nip_core.agents.random_agent import RANDOM_MODEL
-from nip_core.agents.render import Game
 from nip_core.errors import StoreError
+from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, RandomAgentParameters
-from nip_core.rollouts.calls import Player
+from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.engine import Failures, places_for
+from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import SPLITS, EpisodeSpec, shuffle_labels
 from nip_core.rollouts.progress import Progress
+from nip_core.rollouts.random_agent import RANDOM_MODEL
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.run_store.store import MissingFileError, open_store

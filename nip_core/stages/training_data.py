@@ -11,14 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nip_core.fine_tuning.dataset import (
-    FILES,
-    Dataset,
-    Row,
-    validation_side,
-    write_examples,
-)
-from nip_core.fine_tuning.lines import write_jsonl
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import training_usd
 from nip_core.rollouts.tables import StoredRollouts
@@ -26,6 +18,14 @@ from nip_core.run_store.manifest import commit, is_committed, read_manifest
 from nip_core.stages.session import Session
 from nip_core.trainers import chooser
 from nip_core.trainers.base import OfProblems, Rollouts
+from nip_core.trainers.dataset import (
+    FILES,
+    Dataset,
+    Row,
+    validation_side,
+    write_examples,
+)
+from nip_core.trainers.lines import write_jsonl
 
 
 def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any]:

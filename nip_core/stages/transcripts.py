@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from nip_core.agents.render import Game
 from nip_core.evaluation.transcripts import Transcript, reasons, transcripts_from_tables
+from nip_core.game.render import Game
 from nip_core.parameters.stored import from_stored
 from nip_core.rollouts.tables import Rollouts, read_rollouts
 from nip_core.run_store.manifest import is_committed

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from nip_core.errors import CorruptionError, StoreError
-from nip_core.fine_tuning.job import JobRecord
-from nip_core.fine_tuning.job_document import read_job
 from nip_core.hashing import digest
+from nip_core.jobs.document import read_job
+from nip_core.jobs.job import JobRecord
 from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.lease import read_lease
 from nip_core.run_store.manifest import MANIFEST, Manifest

@@ -10,17 +10,17 @@ from contextlib import aclosing
 from typing import Any
 
 from nip_core.errors import NipError, SettingsError
-from nip_core.fine_tuning.job import Busy, JobRecord, NoAnswer, Refused
-from nip_core.fine_tuning.job_document import read_job
-from nip_core.lm_server.examine import Examined, examine
-from nip_core.lm_server.models import CHECKSUM, MANIFEST, checksum_of, content_digest
-from nip_core.lm_server.state import DATABASE, FILES, MODELS
+from nip_core.jobs.document import read_job
+from nip_core.jobs.job import Busy, JobRecord, NoAnswer, Refused
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.stored import from_stored
 from nip_core.stages.kept_models import ADAPTERS
 from nip_core.stages.own_server import server_directory
 from nip_core.stages.providers import group_endpoints, speaks_nip
 from nip_core.stages.verification import Check
+from nip_lm_server.state.directory import DATABASE, FILES, MODELS
+from nip_lm_server.state.examine import Examined, examine
+from nip_lm_server.state.models import CHECKSUM, MANIFEST, checksum_of, content_digest
 
 _NOT_AGAIN = "restore the file from a copy; without one, --rerun-from its iteration:train"
 
@@ -168,7 +168,7 @@ async def check_remote(check: Check, parameters: HyperParameters) -> None:
         if endpoints is None or not any(job.id for _, job in jobs):
             continue
         # Imported here: the client costs most of a second.
-        from nip_core.fine_tuning.openai_backend import OpenAIBackend
+        from nip_core.jobs.openai_backend import OpenAIBackend
 
         hosted = speaks_nip(parameters.group_parameters(group))
         control = endpoints.control

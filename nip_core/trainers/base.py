@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.agents.render import ChatMessage, Game
+from nip_core.game.render import ChatMessage, Game
 from nip_core.parameters import Method
 from nip_core.rollouts.tables import Rollouts as Shard
 

@@ -12,7 +12,7 @@ that are nearly always or never solved (Liu et al., "Understanding R1-Zero-Like 
 
 What is not trained: failed episodes, answers in an invalid form (the one that was asked for
 instead is), and episodes that taught nothing because all of a group paid the same. The loss is the
-server's, see `nip_core.lm_server.training.policy_gradient`.
+server's, see `nip_lm_server.training.policy_gradient`.
 """
 
 import math
@@ -24,8 +24,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.agents.render import Game
 from nip_core.errors import StageError
+from nip_core.game.render import Game
 from nip_core.hashing import derive_key
 from nip_core.parameters import HyperParameters, PureTextGrpoParameters
 from nip_core.rewards import all_equal

@@ -22,8 +22,8 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from nip_core.agents.render import Game, InvalidResponse, Situation
 from nip_core.errors import StageError
+from nip_core.game.render import Game, InvalidResponse, Situation
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.rewards import at_least, more_than
 from nip_core.rollouts.tables import Rollouts as Shard

@@ -7,14 +7,14 @@ import pytest
 from aiohttp import web
 from scripted_server import DROP, scripted_server
 
-from nip_core.agents.chat_client import (
+from nip_core.errors import NipError, StageError
+from nip_core.rollouts.chat_client import (
     ChatClient,
     ContextLengthError,
     Endpoint,
     RequestRefusedError,
     TransportError,
 )
-from nip_core.errors import NipError, StageError
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nip_core.agents.chat_format import YOUR_TURN, format_chat
+from nip_core.game.chat_format import YOUR_TURN, format_chat
 
 STRICT = ("alternating", "alternating_no_system")
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nip_core.agents.render import Game
 from nip_core.errors import SettingsError
+from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Move, Turn
 from nip_core.protocols.nip import NipProtocol

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nip_core.agents.render import Game, Situation, Turn
+from nip_core.game.render import Game, Situation, Turn
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Move
 

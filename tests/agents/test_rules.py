@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
-from nip_core.agents.render import Game
-from nip_core.agents.rules import _SAME_FOR_ALL_SEEDS, depends_on_seed
+from nip_core.game.render import Game
+from nip_core.game.rules import _SAME_FOR_ALL_SEEDS, depends_on_seed
 from nip_core.parameters import load_parameters
 from nip_core.protocols import protocol_names
 

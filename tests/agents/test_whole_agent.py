@@ -27,10 +27,10 @@ from nip_core.agents import (
     PureTextEnvironment,
     UnknownFinishReasonError,
 )
-from nip_core.agents.render import Situation, Turn
+from nip_core.agents.nested_array_dict import STRING
 from nip_core.errors import NipError, SettingsError
+from nip_core.game.render import Situation, Turn
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.nested_array_dict import STRING
 
 NOWHERE = "http://127.0.0.1:1/v1"
 

@@ -10,7 +10,7 @@ from nip_core.parameters.training import RolloutParameters
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_prefect.flows import apart
+from nip_prefect.flows import remote_shards as apart
 from nip_prefect.flows.train import train
 
 RL = {"num_iterations": 1, "rollouts_per_iteration": 60, "num_epochs": 1}

@@ -60,5 +60,7 @@ def test_the_image_copies_what_it_installs():
     sources = [
         part for line in re.findall(r"^COPY (.+)$", text, re.M) for part in line.split()[:-1]
     ]
-    assert {"nip_core", "tasks", "flows", "pyproject.toml", "constraints.txt"} <= set(sources)
+    assert {"nip_core", "lm_server", "tasks", "flows", "pyproject.toml", "constraints.txt"} <= set(
+        sources
+    )
     assert all((root / source).exists() for source in sources)

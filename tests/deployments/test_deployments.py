@@ -11,7 +11,7 @@ from prefect.cli.deploy._models import PrefectYamlModel
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.utilities.callables import parameter_schema
 
-from nip_core.agents.render import Game
+from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.protocols import make_protocol
 from nip_core.scenarios.code_validation.datasets import BUNDLED

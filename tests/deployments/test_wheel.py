@@ -12,7 +12,7 @@ import pytest
 from nip_core import DISTRIBUTION, how_to_install
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("nip_core", "nip_prefect", "flows", "tasks", "deployments")
+SOURCES = ("nip_core", "nip_prefect", "nip_lm_server", "lm_server", "flows", "tasks", "deployments")
 FILES = ("pyproject.toml", "README.md", "LICENSE", "prefect.yaml")
 
 
@@ -39,9 +39,9 @@ def installed(tmp_path_factory):
     return folder / "site"
 
 
-def test_it_installs_two_packages_that_no_module_of_a_users_is_called_like(installed):
+def test_it_installs_three_packages_that_no_module_of_a_users_is_called_like(installed):
     names = {path.name for path in installed.iterdir() if path.suffix != ".dist-info"}
-    assert names == {"nip_core", "nip_prefect"}
+    assert names == {"nip_core", "nip_prefect", "nip_lm_server"}
 
 
 def test_the_distribution_is_named_in_the_messages_as_it_is_built(installed):

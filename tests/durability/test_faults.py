@@ -31,13 +31,11 @@ from killed_results import Results
 from killed_runs import KEY, RUN, SEED, Outcome, Zygote, free_port, outcome_of
 from small_game import write_config
 
-from nip_core.agents.chat_client import ChatClient
 from nip_core.errors import JobError, NipError, ServerError, StoreError
-from nip_core.fine_tuning.dataset import open_dataset
-from nip_core.fine_tuning.ledger import Ledger
-from nip_core.fine_tuning.openai_backend import OpenAIBackend
-from nip_core.lm_server.state import read_card
+from nip_core.jobs.ledger import Ledger
+from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.parameters import load_parameters
+from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
@@ -45,6 +43,8 @@ from nip_core.run_store.store import open_store
 from nip_core.stages import fine_tuning, rollouts
 from nip_core.stages.session import Session, open_session
 from nip_core.stages.training_data import build_dataset, held_out, write_payloads
+from nip_core.trainers.dataset import open_dataset
+from nip_lm_server.state.directory import read_card
 
 WANTED = int(os.environ.get("NIP_FAULTS", "60"))
 PER_RUN = 50

@@ -13,9 +13,9 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from nip_core.lm_server import chat_template
-from nip_core.lm_server.engines.base import EngineError, EngineRequestError, GenerationRequest
-from nip_core.lm_server.engines.vllm import VllmEngine
+from nip_lm_server.engines.base import EngineError, EngineRequestError, GenerationRequest
+from nip_lm_server.engines.vllm import VllmEngine
+from nip_lm_server.formats import chat_template
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

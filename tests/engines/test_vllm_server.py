@@ -10,8 +10,9 @@ import openai
 import psutil
 import pytest
 
-from nip_core.lm_server import formats, owner
-from nip_core.lm_server.spec import ServerSpec
+from nip_lm_server import formats
+from nip_lm_server import launch as owner
+from nip_lm_server.spec import ServerSpec
 
 TRAINING_TIMEOUT_S = 150.0
 BACK_TIMEOUT_S = 120.0

@@ -2,13 +2,13 @@
 
 import pyarrow as pa
 
-from nip_core.agents.render import Game
 from nip_core.evaluation.transcripts import (
     THE_SOLUTION,
     reasons,
     transcripts_from_tables,
     transcripts_markdown,
 )
+from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.protocols import make_protocol
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from made_examples import example, made, pair, trajectory
 
 from nip_core.errors import CorruptionError, StageError
-from nip_core.fine_tuning.dataset import (
+from nip_core.run_store.local_store import LocalStore
+from nip_core.run_store.manifest import commit
+from nip_core.trainers.dataset import (
     EXAMPLES,
     FILES,
     SCHEMAS,
@@ -24,10 +26,8 @@ from nip_core.fine_tuning.dataset import (
     validation_side,
     write_examples,
 )
-from nip_core.fine_tuning.lines import JSONL, TRL, trl_completion, write_jsonl
-from nip_core.lm_server.formats import read_preferences, read_supervised, read_trajectories
-from nip_core.run_store.local_store import LocalStore
-from nip_core.run_store.manifest import commit
+from nip_core.trainers.lines import JSONL, TRL, trl_completion, write_jsonl
+from nip_lm_server.formats import read_preferences, read_supervised, read_trajectories
 
 HARD_TEXT = 'Ünïcödé 🐍 \u2028 line separator, "quotes",\nnew line,\ttab, \x00, </s>, end\r\n'
 METHODS = tuple(SCHEMAS)

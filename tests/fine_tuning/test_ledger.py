@@ -20,9 +20,9 @@ from nip_core.errors import (
     ParkedError,
     RunConflictError,
 )
-from nip_core.fine_tuning.job import Backend, JobRecord, JobSpec, job_key
-from nip_core.fine_tuning.ledger import Ledger
-from nip_core.fine_tuning.openai_backend import OpenAIBackend
+from nip_core.jobs.job import Backend, JobRecord, JobSpec, job_key
+from nip_core.jobs.ledger import Ledger
+from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import RunStore

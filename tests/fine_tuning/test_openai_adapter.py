@@ -28,8 +28,8 @@ from nip_core.fine_tuning import (
     TrainingJobRef,
     TrainingStatusEnum,
 )
-from nip_core.lm_server.owner import ServerHandle
-from nip_core.lm_server.spec import ServerSpec
+from nip_lm_server.launch import ServerHandle
+from nip_lm_server.spec import ServerSpec
 
 RATE = 1.23e-5
 KEY_VARIABLE = "KEY_OF_TEST_SERVER"

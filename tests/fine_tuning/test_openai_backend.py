@@ -13,14 +13,14 @@ from aiohttp import web
 from job_server import FakeTime, WireServer
 
 from nip_core.errors import JobError, NipError
-from nip_core.fine_tuning.job import Busy, JobSpec, NoAnswer, Refused
-from nip_core.fine_tuning.ledger import Ledger
-from nip_core.fine_tuning.openai_backend import OpenAIBackend
-from nip_core.lm_server import owner
-from nip_core.lm_server.owner import ServerHandle
-from nip_core.lm_server.spec import ServerSpec
+from nip_core.jobs.job import Busy, JobSpec, NoAnswer, Refused
+from nip_core.jobs.ledger import Ledger
+from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import RunStore
+from nip_lm_server import launch as owner
+from nip_lm_server.launch import ServerHandle
+from nip_lm_server.spec import ServerSpec
 
 KEY = "sk-very-secret-0123456789"
 SPEC = JobSpec(

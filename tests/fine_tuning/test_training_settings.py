@@ -16,16 +16,16 @@ from nip_core.fine_tuning import (
     OpenAITrainerAdapterConfig,
     TrainingStatusEnum,
 )
-from nip_core.fine_tuning.dataset import FILES, Dataset, write_examples
-from nip_core.fine_tuning.job import JobSpec
-from nip_core.fine_tuning.ledger import Ledger
-from nip_core.fine_tuning.openai_backend import OpenAIBackend
-from nip_core.lm_server import slots
+from nip_core.jobs.job import JobSpec
+from nip_core.jobs.ledger import Ledger
+from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.parameters import load_parameters
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import RunStore
 from nip_core.stages.fine_tuning import training_settings
 from nip_core.stages.training_data import held_out, write_payloads
+from nip_core.trainers.dataset import FILES, Dataset, write_examples
+from nip_lm_server.serving import placement as slots
 
 RATE = 1.23e-5
 CONFIGURATION = {

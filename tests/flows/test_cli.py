@@ -18,7 +18,7 @@ from small_game import write_config
 
 from nip_core import DISTRIBUTION
 from nip_core.errors import CorruptionError, JobError, LeaseError, StageError, StoreError
-from nip_core.lm_server.state import read_card
+from nip_lm_server.state.directory import read_card
 from nip_prefect.flows.cli import exit_code, main
 from nip_prefect.flows.printing import show_run
 

@@ -5,12 +5,12 @@ from collections import Counter
 import pytest
 from small_game import write_config
 
-from nip_core.fine_tuning.dataset import open_dataset
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.rollouts.trees import tree_of
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
+from nip_core.trainers.dataset import open_dataset
 from nip_prefect.flows.train import train
 
 MALT = {

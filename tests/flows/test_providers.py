@@ -9,8 +9,6 @@ from scripted_server import scripted_server
 from small_game import write_config
 
 from nip_core.errors import SettingsError
-from nip_core.lm_server.owner import ServerHandle, start_or_attach, stop
-from nip_core.lm_server.spec import ServerSpec
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
@@ -18,6 +16,8 @@ from nip_core.run_store.store import open_store
 from nip_core.stages.export import play_stage
 from nip_core.stages.session import open_session, plan_run, prepare
 from nip_core.stages.verification import verify_all
+from nip_lm_server.launch import ServerHandle, start_or_attach, stop
+from nip_lm_server.spec import ServerSpec
 from nip_prefect.flows.train import train
 
 FEW = {"num_iterations": 1, "rollouts_per_iteration": 4, "num_epochs": 1}

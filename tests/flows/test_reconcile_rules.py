@@ -10,7 +10,7 @@ from prefect.states import Cancelling, Completed, Crashed, Pending, Running
 from nip_core.run_store.lease import ThisMachine, acquire
 from nip_core.run_store.store import open_store
 from nip_prefect.flows.train import train
-from nip_prefect.tasks.marks import ATTEMPT, EPOCH, OWNER, RUN, STORE
+from nip_prefect.tasks.flow_run_marks import ATTEMPT, EPOCH, OWNER, RUN, STORE
 from nip_prefect.tasks.reconcile import active_runs, bury, dead_among, restartable
 
 

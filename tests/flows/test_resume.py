@@ -13,8 +13,6 @@ import yaml
 from small_game import write_config
 
 from nip_core.errors import LeaseError, RunConflictError
-from nip_core.lm_server.engines.reply_rules import DEFAULT_FILE
-from nip_core.lm_server.state import read_card
 from nip_core.parameters import load_parameters
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
@@ -22,6 +20,8 @@ from nip_core.run_store.store import open_store
 from nip_core.stages.export import play_stage
 from nip_core.stages.fork import fork_run
 from nip_core.stages.session import open_session
+from nip_lm_server.engines.reply_rules import DEFAULT_FILE
+from nip_lm_server.state.directory import read_card
 from nip_prefect.flows.train import train
 
 ONE = {"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1}

@@ -3,8 +3,8 @@
 import pytest
 from prefect import flow, get_client
 
-from nip_core.agents.chat_client import TransportError
 from nip_core.errors import SettingsError, StageError
+from nip_core.rollouts.chat_client import TransportError
 from nip_prefect.tasks.play import play_shard
 from nip_prefect.tasks.runtime import limited, session_of, stage
 

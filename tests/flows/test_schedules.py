@@ -3,8 +3,7 @@
 import pytest
 from small_game import write_config
 
-from nip_core.agents.render import Game
-from nip_core.fine_tuning.dataset import EXAMPLES
+from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.tables import parquet_table
 from nip_core.run_store.manifest import is_committed, read_file, read_manifest
@@ -12,6 +11,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.estimate import estimate_run
 from nip_core.stages.session import load_all_problems
+from nip_core.trainers.dataset import EXAMPLES
 from nip_prefect.flows.train import train
 
 ALTERNATING = {

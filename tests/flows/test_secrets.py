@@ -11,9 +11,9 @@ from prefect.settings import get_current_settings
 from small_game import write_config
 
 from nip_core.errors import SettingsError
-from nip_core.lm_server.owner import start_or_attach, stop
-from nip_core.lm_server.spec import ServerSpec
 from nip_core.parameters import load_parameters
+from nip_lm_server.launch import start_or_attach, stop
+from nip_lm_server.spec import ServerSpec
 from nip_prefect.flows.train import train
 from nip_prefect.tasks.secrets import block_name, environment_for
 

@@ -14,7 +14,7 @@ from shared_prefect import session_folder
 from slow_game import is_playing, slow_config
 from terminal import Terminal
 
-from nip_core.lm_server.state import read_card
+from nip_lm_server.state.directory import read_card
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import yaml
 from small_game import write_config
 
 from nip_core.errors import JobError, LeaseError, StageError, StoreError
-from nip_core.lm_server.engines.reply_rules import DEFAULT_FILE
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
@@ -19,6 +18,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.export import play_stage
 from nip_core.stages.session import open_session, prepare
+from nip_lm_server.engines.reply_rules import DEFAULT_FILE
 from nip_prefect.flows.train import train
 
 ONE_ITERATION = {"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1}

@@ -32,7 +32,7 @@ from training_jobs import (
     weights,
 )
 
-from nip_core.lm_server.training import job as job_module
+from nip_lm_server.training import job as job_module
 
 pytestmark = pytest.mark.gpu
 
@@ -151,7 +151,7 @@ def test_a_quantized_training_continues_an_adapter(base, tmp_path):
     job_dir = make_job(base, tmp_path / "job", **start, start_from="continue")
     run_here(job_dir)
     assert losses(job_dir)[-1] < losses(job_dir)[0]
-    from nip_core.lm_server.training.main import main
+    from nip_lm_server.training.main import main
 
     stacked = make_job(base, tmp_path / "stacked", **start, start_from="stack")
     assert main(["--job-dir", str(stacked)]) == 1

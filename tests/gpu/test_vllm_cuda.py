@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from nip_core.lm_server.engines.base import GenerationRequest
-from nip_core.lm_server.engines.vllm import VllmEngine
-from nip_core.lm_server.probe import probe_tokens
+from nip_lm_server.engines.base import GenerationRequest
+from nip_lm_server.engines.probe import probe_tokens
+from nip_lm_server.engines.vllm import VllmEngine
 
 sys.path.append(str(Path(__file__).parents[1] / "lm_server"))
 from tiny_model import make_adapter, make_tokenizer

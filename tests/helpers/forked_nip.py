@@ -64,7 +64,7 @@ class ForkedNip:
 
 def main() -> None:
     """Fork for every line of standard input."""
-    import nip_core.fine_tuning.openai_backend  # noqa: F401
+    import nip_core.jobs.openai_backend  # noqa: F401
     import nip_prefect.flows.cli
     import nip_prefect.flows.live
     import nip_prefect.flows.train

@@ -4,7 +4,7 @@ import random
 
 import pyarrow as pa
 
-from nip_core.agents.render import Game
+from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
 from nip_core.rollouts.tables import Rollouts as Shard

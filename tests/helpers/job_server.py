@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from nip_core.fine_tuning.job import Clock
+from nip_core.jobs.job import Clock
 
 
 @dataclass

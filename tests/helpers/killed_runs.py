@@ -25,11 +25,11 @@ from killed_steps import Point
 from small_game import write_config
 
 from nip_core.hashing import derive_seed
-from nip_core.lm_server.state import read_card
 from nip_core.rollouts.journal import Journal
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store, walk
+from nip_lm_server.state.directory import read_card
 
 HELPERS = Path(__file__).parent
 DEADLINE_S = 120.0

@@ -3,7 +3,7 @@
 ``python killed_zygote.py flow|server|worker`` takes commands on standard input, one JSON object per
 line, and answers each with one:
 
-    {"start": {...}}    fork; a flow: `nip train CONFIG`; a server: `python -m nip_core.lm_server`;
+    {"start": {...}}    fork; a flow: `nip train CONFIG`; a server: `python -m nip_lm_server`;
                         a worker: `prefect worker start --pool POOL`
     {"import": [...]}   {}, once these modules are imported
     {"poll": PID}       {"status": null while it runs, else as of subprocess.Popen}
@@ -34,9 +34,9 @@ _FIRST = {
         "nip_prefect.flows.cli",
         "nip_prefect.flows.live",
         "nip_prefect.flows.train",
-        "nip_core.fine_tuning.openai_backend",
+        "nip_core.jobs.openai_backend",
     ],
-    "server": ["nip_core.lm_server.__main__", "nip_core.lm_server.app"],
+    "server": ["nip_lm_server.__main__", "nip_lm_server.app"],
     "worker": ["prefect.cli", "prefect.cli.worker", "prefect.workers.process"],
 }
 _libc = ctypes.CDLL(None)
@@ -109,7 +109,7 @@ def _become(kind: str, task: dict[str, Any]) -> None:
     steps = killed_steps.install(Path(task["root"]), Path(task["steps"]), point)
     sys.argv = ["prefect" if kind == "worker" else "nip", *task["arguments"]]
     if kind == "server":
-        from nip_core.lm_server.__main__ import main as serve
+        from nip_lm_server.__main__ import main as serve
 
         killed_steps.note_calls(Path(task["calls"]))
         status = serve(task["arguments"])

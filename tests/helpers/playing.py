@@ -12,14 +12,14 @@ from typing import Any
 
 from scripted_server import scripted_server
 
-from nip_core.agents.chat_client import ChatClient, Endpoint
-from nip_core.agents.random_agent import RANDOM_MODEL
-from nip_core.agents.render import Game
+from nip_core.game.render import Game
 from nip_core.parameters import RandomAgentParameters
-from nip_core.rollouts.calls import Player
+from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.engine import Table, play_shard, straight
+from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import plan_episodes, shards
 from nip_core.rollouts.progress import Progress
+from nip_core.rollouts.random_agent import RANDOM_MODEL
 from nip_core.rollouts.tables import build_tables
 from nip_core.scenarios.code_validation.datasets import Problem
 

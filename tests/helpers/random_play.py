@@ -11,11 +11,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from nip_core.agents.random_agent import random_answer
-from nip_core.agents.render import Game, InvalidResponse, tokens_of
+from nip_core.game.render import Game, InvalidResponse, tokens_of
 from nip_core.hashing import derive_key
 from nip_core.parameters import load_parameters
 from nip_core.protocols import NO_DECISION, Move, Turn
+from nip_core.rollouts.random_agent import random_answer
 from nip_core.rollouts.tables import Tables, build_tables
 
 PROMPT = Path(__file__).with_name("bare_prompt.txt")

@@ -16,11 +16,11 @@ from typing import Any
 from aiohttp import web
 from scripted_server import scripted_server
 
-from nip_core.agents.chat_client import ChatClient, Endpoint
-from nip_core.agents.render import Game
+from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
-from nip_core.rollouts.calls import Player
+from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.engine import Table, play_shard
+from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import EpisodeSpec, plan_episodes
 from nip_core.rollouts.progress import Progress
 from nip_core.scenarios.code_validation.datasets import Problem

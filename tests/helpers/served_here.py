@@ -14,16 +14,16 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from nip_core.lm_server.app import close_server, make_app, open_server
-from nip_core.lm_server.auth import KeyRing
-from nip_core.lm_server.connections import make_runner
-from nip_core.lm_server.engines.base import Capabilities, Delta, GenerationRequest, Upstream
-from nip_core.lm_server.engines.deterministic import DeterministicEngine
-from nip_core.lm_server.engines.reply_rules import load_replies
-from nip_core.lm_server.http import Services
-from nip_core.lm_server.pool import EnginePool
-from nip_core.lm_server.slots import make_slots
-from nip_core.lm_server.spec import ServerSpec
+from nip_lm_server.api.auth import KeyRing
+from nip_lm_server.api.connections import make_runner
+from nip_lm_server.api.plumbing import Services
+from nip_lm_server.app import close_server, make_app, open_server
+from nip_lm_server.engines.base import Capabilities, Delta, GenerationRequest, Upstream
+from nip_lm_server.engines.deterministic import DeterministicEngine
+from nip_lm_server.engines.reply_rules import load_replies
+from nip_lm_server.serving.placement import make_slots
+from nip_lm_server.serving.pool import EnginePool
+from nip_lm_server.spec import ServerSpec
 
 KEY = "k"
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "hello"}]}

@@ -16,9 +16,9 @@ from nip_core.fine_tuning.interface import (
     Trajectory,
     TrajectoryCollection,
 )
-from nip_core.lm_server import owner
-from nip_core.lm_server.owner import ServerHandle
-from nip_core.lm_server.spec import ServerSpec
+from nip_lm_server import launch as owner
+from nip_lm_server.launch import ServerHandle
+from nip_lm_server.spec import ServerSpec
 
 
 def talk(question: str, answer: str, logprobs: Any = (-0.5,), **metadata: Any) -> list[EpisodeItem]:

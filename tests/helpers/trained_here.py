@@ -7,16 +7,16 @@ tiny          a server's configuration with that model
 import json
 from typing import Any
 
-from nip_core.lm_server.spec import ServerSpec
-from nip_core.lm_server.trainers import SubprocessTrainer
 from nip_core.models import resolve_model
+from nip_lm_server.spec import ServerSpec
+from nip_lm_server.training.trainers import SubprocessTrainer
 
 
 class TrainerHere(SubprocessTrainer):
     """Trains in this process, which spares the start of another; what it is given is the same."""
 
     async def _run_child(self, task: Any, report: Any, started: Any, stop: Any) -> Any:
-        from nip_core.lm_server.training.main import main
+        from nip_lm_server.training.main import main
 
         task.output_dir.mkdir(parents=True)
         returncode = main(["--job-dir", str(task.job_dir)])

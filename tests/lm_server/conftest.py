@@ -8,9 +8,10 @@ from typing import Any
 import openai
 import pytest
 
-from nip_core.lm_server import formats, owner
-from nip_core.lm_server.owner import ServerHandle
-from nip_core.lm_server.spec import ServerSpec
+from nip_lm_server import formats
+from nip_lm_server import launch as owner
+from nip_lm_server.launch import ServerHandle
+from nip_lm_server.spec import ServerSpec
 
 DEADLINE_S = 20.0
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
-from nip_core.lm_server.engines.answers import AnswerText
+from nip_lm_server.engines.answers import AnswerText
 
 sys.path.append(str(Path(__file__).parent))
 from tiny_model import make_tokenizer

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from nip_core.lm_server.auth import KeyRing, load_keys, make_key_file
+from nip_lm_server.api.auth import KeyRing, load_keys, make_key_file
 
 
 def test_each_key_is_accepted_and_nothing_else() -> None:
@@ -69,7 +69,7 @@ def test_a_server_without_a_key_does_not_start(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "NIP_API_KEYS"}
     ended = subprocess.run(
         [
-            *(sys.executable, "-m", "nip_core.lm_server", "--engine", "deterministic"),
+            *(sys.executable, "-m", "nip_lm_server", "--engine", "deterministic"),
             *("--model", "sim", "--state", str(tmp_path / "state"), "--port", "0"),
         ],
         env=environment,

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 from served_here import CHAT, ChosenEngine, serve, until
 
-from nip_core.lm_server import connections
-from nip_core.lm_server import http as server_http
-from nip_core.lm_server.engines.base import Capabilities, Upstream
-from nip_core.lm_server.errors import ApiError
-from nip_core.lm_server.generation_parameters import (
+from nip_lm_server.api import connections
+from nip_lm_server.api import plumbing as server_http
+from nip_lm_server.api.generation_parameters import (
     CHAT_PARAMETERS,
     check_passed_through,
     parse_chat,
     parse_completion,
 )
+from nip_lm_server.engines.base import Capabilities, Upstream
+from nip_lm_server.errors import ApiError
 
 HELLO = CHAT["messages"]
 

@@ -14,8 +14,8 @@ pytest.importorskip("trl")
 
 import torch
 
-from nip_core.lm_server.training import checkpoints
-from nip_core.lm_server.training.main import STOPPED, main
+from nip_lm_server.training import checkpoints
+from nip_lm_server.training.main import STOPPED, main
 
 sys.path.append(str(Path(__file__).parent))
 from tiny_model import make_model

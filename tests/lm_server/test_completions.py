@@ -9,7 +9,7 @@ import pytest
 from openai.types import Completion
 from served_here import ChosenEngine, serve
 
-from nip_core.lm_server.engines.base import Capabilities
+from nip_lm_server.engines.base import Capabilities
 
 PROMPT = {"model": "sim", "prompt": "hello", "seed": 1}
 

@@ -19,8 +19,8 @@ from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 from served_here import serve
 
-from nip_core.lm_server import formats
-from nip_core.lm_server.spec import ServerSpec
+from nip_lm_server import formats
+from nip_lm_server.spec import ServerSpec
 
 sys.path.append(str(Path(__file__).parent))
 from tiny_model import make_model

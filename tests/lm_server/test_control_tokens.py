@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
-from nip_core.lm_server import chat_template
-from nip_core.lm_server.engines.vllm_keys.nip_control_tokens import (
+from nip_core.models import BUNDLED
+from nip_lm_server.engines.vllm_keys.nip_control_tokens import (
     BreakControlTokens,
     ControlTokens,
 )
-from nip_core.lm_server.training.encoding import encode_example, encode_turn
-from nip_core.models import BUNDLED
+from nip_lm_server.formats import chat_template
+from nip_lm_server.training.encoding import encode_example, encode_turn
 
 sys.path.append(str(Path(__file__).parent))
 from tiny_model import SPECIAL, make_tokenizer

@@ -7,9 +7,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from nip_core.lm_server.database import Database
-from nip_core.lm_server.state import StateError
-from nip_core.lm_server.version import STATE_FORMAT
+from nip_lm_server.state.database import Database
+from nip_lm_server.state.directory import StateError
+from nip_lm_server.version import STATE_FORMAT
 
 FORMAT_1 = Path(__file__).parent / "format_1"
 """The state of a server of format 1: one job succeeded, one was running when the server was

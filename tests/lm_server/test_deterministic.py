@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nip_core.lm_server.engines.base import (
+from nip_lm_server.engines.base import (
     Delta,
     EngineError,
     EngineRequestError,
     GenerationRequest,
 )
-from nip_core.lm_server.engines.deterministic import DeterministicEngine, InjectedFault
-from nip_core.lm_server.engines.reply_rules import (
+from nip_lm_server.engines.deterministic import DeterministicEngine, InjectedFault
+from nip_lm_server.engines.reply_rules import (
     DEFAULT_FILE,
     ReplyFile,
     Template,
@@ -49,9 +49,9 @@ def engine_of(**replies: Any) -> DeterministicEngine:
 
 def test_the_same_request_gets_the_same_answer_in_another_process() -> None:
     program = (
-        "import asyncio;from nip_core.lm_server.engines.base import GenerationRequest;"
-        "from nip_core.lm_server.engines.deterministic import DeterministicEngine as E;"
-        "from nip_core.lm_server.engines.reply_rules import load_replies;"
+        "import asyncio;from nip_lm_server.engines.base import GenerationRequest;"
+        "from nip_lm_server.engines.deterministic import DeterministicEngine as E;"
+        "from nip_lm_server.engines.reply_rules import load_replies;"
         "m=({'role':'user','content':'hello ä'},);"
         "e=E('sim',load_replies(None));asyncio.run(e.start());"
         "r=asyncio.run(e.generate(GenerationRequest('sim',m,n=3,seed=5)));"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from nip_core.lm_server import formats
-from nip_core.lm_server.engines.base import GenerationRequest
-from nip_core.lm_server.engines.deterministic import DeterministicEngine, DeterministicTrainer
-from nip_core.lm_server.engines.reply_rules import ReplyFile
-from nip_core.lm_server.trainers import TrainingFailed, TrainingStopped, TrainingTask
+from nip_lm_server import formats
+from nip_lm_server.engines.base import GenerationRequest
+from nip_lm_server.engines.deterministic import DeterministicEngine, DeterministicTrainer
+from nip_lm_server.engines.reply_rules import ReplyFile
+from nip_lm_server.training.trainers import TrainingFailed, TrainingStopped, TrainingTask
 
 USER = {"role": "user", "content": "q"}
 

@@ -12,9 +12,9 @@ pytest.importorskip("trl")
 
 import torch
 
-from nip_core.lm_server.training import checkpoints, dpo, loading
-from nip_core.lm_server.training.job import TrainingError, read_job
-from nip_core.lm_server.training.main import main
+from nip_lm_server.training import checkpoints, dpo, loading
+from nip_lm_server.training.job import TrainingError, read_job
+from nip_lm_server.training.main import main
 
 sys.path.append(str(Path(__file__).parent))
 from tiny_model import make_adapter, make_model
@@ -85,7 +85,7 @@ def log_likelihoods(base, adapter, pairs, answer):
 
 
 def test_both_answers_follow_the_prompt_that_is_served_and_end_with_the_stop_token(base, tmp_path):
-    from nip_core.lm_server import chat_template
+    from nip_lm_server.formats import chat_template
 
     job_dir = make_job(base, tmp_path / "job", **STILL)
     text = loading.load_text(read_job(job_dir))

@@ -13,13 +13,13 @@ import pytest_asyncio
 pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from nip_core.lm_server.engines import embedded
-from nip_core.lm_server.engines.base import (
+from nip_lm_server.engines import embedded
+from nip_lm_server.engines.base import (
     EngineError,
     EngineRequestError,
     GenerationRequest,
 )
-from nip_core.lm_server.engines.embedded import EmbeddedEngine
+from nip_lm_server.engines.embedded import EmbeddedEngine
 
 sys.path.append(str(Path(__file__).parent))
 from tiny_model import make_adapter, make_model

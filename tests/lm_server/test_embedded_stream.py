@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from nip_core.lm_server.engines.base import Choice, EngineRequestError, GenerationRequest
-from nip_core.lm_server.engines.embedded import EmbeddedEngine
+from nip_lm_server.engines.base import Choice, EngineRequestError, GenerationRequest
+from nip_lm_server.engines.embedded import EmbeddedEngine
 
 sys.path.append(str(Path(__file__).parent))
 from tiny_model import make_adapter, make_model

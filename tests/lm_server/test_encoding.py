@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from nip_core.lm_server import chat_template
-from nip_core.lm_server.training.encoding import IGNORED, ExampleError, encode_example
+from nip_lm_server.formats import chat_template
+from nip_lm_server.training.encoding import IGNORED, ExampleError, encode_example
 
 sys.path.append(str(Path(__file__).parent))
 from tiny_model import TEMPLATE, make_tokenizer

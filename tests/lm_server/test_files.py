@@ -14,12 +14,13 @@ import httpx
 import openai
 import pytest
 
-from nip_core.lm_server import formats, owner
-from nip_core.lm_server.database import Database
-from nip_core.lm_server.errors import ApiError
-from nip_core.lm_server.files import FileStore
-from nip_core.lm_server.owner import ServerHandle
-from nip_core.lm_server.spec import ServerSpec
+from nip_lm_server import formats
+from nip_lm_server import launch as owner
+from nip_lm_server.errors import ApiError
+from nip_lm_server.launch import ServerHandle
+from nip_lm_server.spec import ServerSpec
+from nip_lm_server.state.database import Database
+from nip_lm_server.state.files import FileStore
 
 
 def examples(count: int = 10) -> list[dict[str, Any]]:
@@ -243,7 +244,7 @@ class TinyDisk:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        server = f"{sys.executable} -m nip_core.lm_server --engine deterministic --model sim"
+        server = f"{sys.executable} -m nip_lm_server --engine deterministic --model sim"
         self.process = subprocess.Popen(
             ["unshare", "-rm", "sh", "-c",
              f"mount -t tmpfs -o size=80m tmpfs {directory} && "

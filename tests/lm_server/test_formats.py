@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nip_core.lm_server import formats
-from nip_core.lm_server.formats import (
+from nip_lm_server import formats
+from nip_lm_server.formats import (
     FormatError,
     JsonlError,
     Message,

@@ -13,8 +13,8 @@ import pytest_asyncio
 
 pytest.importorskip("torch")
 
-from nip_core.lm_server.engines.base import EngineRequestError, GenerationRequest
-from nip_core.lm_server.engines.embedded import EmbeddedEngine
+from nip_lm_server.engines.base import EngineRequestError, GenerationRequest
+from nip_lm_server.engines.embedded import EmbeddedEngine
 
 sys.path.append(str(Path(__file__).parent))
 from tiny_model import SPECIAL, TOOL_TEMPLATE, make_model
@@ -216,7 +216,7 @@ async def test_an_object_stays_open_where_its_schema_says_so_or_is_joined(engine
         {"allOf": [object_of({"a": {"enum": [1]}}), object_of({"b": {"enum": [2]}})]},
         {"$ref": "#/$defs/x", "$defs": {"x": object_of({"a": {"enum": [1]}})}, **object_of({"b": {"enum": [2]}})},
     ):  # fmt: skip
-        from nip_core.lm_server.engines.guided import close_objects
+        from nip_lm_server.engines.guided import close_objects
 
         assert close_objects(schema).get("additionalProperties", True)
         answer = (await engine.generate(ask(schema=schema, max_tokens=30))).choices[0]

@@ -15,8 +15,9 @@ import pytest
 
 pytest.importorskip("trl")
 
-from nip_core.lm_server import formats, owner
-from nip_core.lm_server.spec import ServerSpec
+from nip_lm_server import formats
+from nip_lm_server import launch as owner
+from nip_lm_server.spec import ServerSpec
 
 sys.path.append(str(Path(__file__).parent))
 from tiny_model import make_model

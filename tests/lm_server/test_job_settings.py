@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from nip_core.lm_server import formats, wire
-from nip_core.lm_server.database import Database
-from nip_core.lm_server.engines.base import Proof
-from nip_core.lm_server.engines.deterministic_training import DeterministicTrainer
-from nip_core.lm_server.engines.reply_rules import ReplyFile
-from nip_core.lm_server.errors import ApiError
-from nip_core.lm_server.files import FileStore
-from nip_core.lm_server.job_run import JobRunner
-from nip_core.lm_server.job_settings import client_param, resolve, total_rank
-from nip_core.lm_server.jobs import JobTable
-from nip_core.lm_server.models import ModelStore
-from nip_core.lm_server.trainers import SubprocessTrainer, TrainingPlace
-from nip_core.lm_server.wire import CreateJobRequest, EffectiveSettings
+from nip_lm_server import formats, wire
+from nip_lm_server.engines.base import Proof
+from nip_lm_server.engines.reply_rules import ReplyFile
+from nip_lm_server.errors import ApiError
+from nip_lm_server.jobs.run import JobRunner
+from nip_lm_server.jobs.settings import client_param, resolve, total_rank
+from nip_lm_server.jobs.table import JobTable
+from nip_lm_server.state.database import Database
+from nip_lm_server.state.files import FileStore
+from nip_lm_server.state.models import ModelStore
+from nip_lm_server.training.deterministic import DeterministicTrainer
+from nip_lm_server.training.trainers import SubprocessTrainer, TrainingPlace
+from nip_lm_server.wire import CreateJobRequest, EffectiveSettings
 
 ROWS = [
     {"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from nip_core.lm_server import keeper as keeper_module
-from nip_core.lm_server.engines.base import Capabilities, Engine, EngineError
-from nip_core.lm_server.keeper import EngineKeeper
+from nip_lm_server.engines.base import Capabilities, Engine, EngineError
+from nip_lm_server.serving import engine_lifecycle as keeper_module
+from nip_lm_server.serving.engine_lifecycle import EngineKeeper
 
 DEADLINE_S = 10.0
 

@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("trl")
 
-from nip_core.lm_server.training import job as job_module
-from nip_core.lm_server.training.arguments import process_count
-from nip_core.lm_server.training.job import TrainingSettings, read_job
-from nip_core.lm_server.training.main import STOPPED, launch_command
+from nip_lm_server.training import job as job_module
+from nip_lm_server.training.arguments import process_count
+from nip_lm_server.training.job import TrainingSettings, read_job
+from nip_lm_server.training.main import STOPPED, launch_command
 
 sys.path.append(str(Path(__file__).parent))
 from tiny_model import make_model
@@ -39,7 +39,7 @@ def test_the_launcher_is_told_the_processes_and_the_job(tmp_path):
     assert command[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
     assert command[command.index("--num_processes") + 1] == "2"
     assert command[-4:] == [
-        "-m", "nip_core.lm_server.training.main", "--job-dir", str(tmp_path / "job"),
+        "-m", "nip_lm_server.training.main", "--job-dir", str(tmp_path / "job"),
     ]  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def test_two_processes_have_the_losses_of_one_and_stop_together(tmp_path, monkey
     base = make_model(tmp_path / "tiny")
     job_dir = make_job(base, tmp_path / "two", **SETTINGS, n_epochs=500)
     script = (
-        "import sys; from pathlib import Path; from nip_core.lm_server.training import job, main; "
+        "import sys; from pathlib import Path; from nip_lm_server.training import job, main; "
         "sys.exit(main._launch(main.launch_command(job.read_job(Path(sys.argv[1])), 2)))"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -14,11 +14,10 @@ import pytest
 
 pytest.importorskip("trl")
 
-from nip_core.lm_server import chat_template
-from nip_core.lm_server.engines.base import GenerationRequest, GenerationResult
-from nip_core.lm_server.engines.embedded import EmbeddedEngine
-from nip_core.lm_server.formats import to_jsonl
 from nip_core.models import resolve_model
+from nip_lm_server.engines.base import GenerationRequest, GenerationResult
+from nip_lm_server.engines.embedded import EmbeddedEngine
+from nip_lm_server.formats import chat_template, to_jsonl
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "benchmarks")]
 from server_learning import SHAPE, Case, draw_cases, episode_row, pair_row, supervised_row

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from nip_core.lm_server import owner
-from nip_core.lm_server.owner import OwnerError, ServerConflictError
-from nip_core.lm_server.processes import is_alive, process_identity
-from nip_core.lm_server.spec import ServerSpec
-from nip_core.lm_server.state import ServerCard, read_card, write_card
+from nip_lm_server import launch as owner
+from nip_lm_server.launch import OwnerError, ServerConflictError
+from nip_lm_server.processes import is_alive, process_identity
+from nip_lm_server.spec import ServerSpec
+from nip_lm_server.state.directory import ServerCard, read_card, write_card
 
 SPEC = ServerSpec("deterministic", "sim")
 
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from nip_core.lm_server import owner
-from nip_core.lm_server.spec import ServerSpec
+from nip_lm_server import owner
+from nip_lm_server.spec import ServerSpec
 handle = owner.start_or_attach(ServerSpec("deterministic", "sim"), Path(sys.argv[1]), timeout_s=20)
 print(handle.pid, handle.owned, flush=True)
 time.sleep(60)
@@ -182,7 +182,7 @@ def test_a_server_that_can_not_start_says_why(tmp_path: Path) -> None:
 def run_server(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
-            *(sys.executable, "-m", "nip_core.lm_server", "--engine", "deterministic"),
+            *(sys.executable, "-m", "nip_lm_server", "--engine", "deterministic"),
             *("--model", "sim", "--no-auth", "--state", str(tmp_path / "s"), *arguments),
         ],
         capture_output=True,
@@ -237,7 +237,7 @@ def test_a_server_inherits_nobodys_keys(tmp_path: Path) -> None:
 
 def test_importing_the_owner_loads_nothing_heavy() -> None:
     program = (
-        "import sys; import nip_core.lm_server.owner, nip_core.lm_server.formats;"
+        "import sys; import nip_lm_server.launch, nip_lm_server.formats;"
         "print([m for m in ('aiohttp', 'pydantic', 'torch', 'yaml', 'openai') if m in sys.modules])"
     )
     shown = subprocess.run(

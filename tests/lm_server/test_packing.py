@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("trl")
 
-from nip_core.lm_server.training import job, loading, sft
-from nip_core.lm_server.training.job import read_job
-from nip_core.lm_server.training.main import main
+from nip_lm_server.training import job, loading, sft
+from nip_lm_server.training.job import read_job
+from nip_lm_server.training.main import main
 
 sys.path.append(str(Path(__file__).parent))
 from tiny_model import make_model

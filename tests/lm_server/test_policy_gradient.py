@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 import torch
 
-from nip_core.lm_server.training.policy_gradient import (
+from nip_lm_server.training.policy_gradient import (
     MAX_LOG_RATIO,
     clipped_loss,
     group_advantages,

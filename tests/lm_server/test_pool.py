@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from nip_core.lm_server import pool as pool_module
-from nip_core.lm_server.database import Database
-from nip_core.lm_server.engines.base import GenerationRequest
-from nip_core.lm_server.engines.deterministic_training import ADAPTER_FILE, BASE_FILE
-from nip_core.lm_server.errors import ApiError
-from nip_core.lm_server.models import AdapterError, ModelStore
-from nip_core.lm_server.pool import EnginePool
-from nip_core.lm_server.slots import make_slots
-from nip_core.lm_server.spec import EngineSpec, ServerSpec
+from nip_lm_server.engines.base import GenerationRequest
+from nip_lm_server.errors import ApiError
+from nip_lm_server.serving import pool as pool_module
+from nip_lm_server.serving.placement import make_slots
+from nip_lm_server.serving.pool import EnginePool
+from nip_lm_server.spec import EngineSpec, ServerSpec
+from nip_lm_server.state.database import Database
+from nip_lm_server.state.models import AdapterError, ModelStore
+from nip_lm_server.training.deterministic import ADAPTER_FILE, BASE_FILE
 
 DEADLINE_S = 10.0
 

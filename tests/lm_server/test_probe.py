@@ -12,10 +12,10 @@ import pytest_asyncio
 pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from nip_core.lm_server import probe, proof
-from nip_core.lm_server.engines.base import EngineError
-from nip_core.lm_server.engines.embedded import EmbeddedEngine
-from nip_core.lm_server.engines.lora import read_lora
+from nip_lm_server.engines import probe, proof
+from nip_lm_server.engines.base import EngineError
+from nip_lm_server.engines.embedded import EmbeddedEngine
+from nip_lm_server.engines.lora import read_lora
 
 sys.path.append(str(Path(__file__).parent))
 from tiny_model import make_adapter, make_model, peft_logprobs

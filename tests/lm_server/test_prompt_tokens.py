@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from nip_core.lm_server import chat_template
-from nip_core.lm_server.engines.base import COUNTED_CONTEXTS, EngineRequestError
-from nip_core.lm_server.engines.prompt_tokens import HUGE_TEXT, LONG_TEXT, PromptEncoder
+from nip_lm_server.engines.base import COUNTED_CONTEXTS, EngineRequestError
+from nip_lm_server.engines.prompt_tokens import HUGE_TEXT, LONG_TEXT, PromptEncoder
+from nip_lm_server.formats import chat_template
 
 sys.path.append(str(Path(__file__).parent))
 from tiny_model import make_tokenizer

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from served_here import CHAT, KEY, ChosenEngine, Here, serve, until
 
-from nip_core.lm_server.engines.base import Upstream
+from nip_lm_server.engines.base import Upstream
 
 SECRET = "upstream-secret"
 ANSWER = b'{"id":"x",  "odd spacing":1,"usage":{"prompt_tokens": 7,"completion_tokens": 11}}'

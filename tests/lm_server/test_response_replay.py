@@ -12,9 +12,9 @@ import openai
 import pytest
 from served_here import CHAT, ChosenEngine, serve, until
 
-from nip_core.lm_server.engines.base import Delta, EngineError
-from nip_core.lm_server.responses import Kept, Recording, ResponseTable
-from nip_core.lm_server.state import StateError
+from nip_lm_server.api.kept_answers import Kept, Recording, ResponseTable
+from nip_lm_server.engines.base import Delta, EngineError
+from nip_lm_server.state.directory import StateError
 
 COMPLETION = {"model": "sim", "prompt": "hello", "max_tokens": 20}
 FIRST = Delta(0, "It ", prompt_tokens=3, completion_tokens=1)

@@ -7,11 +7,11 @@ from typing import Literal
 
 import pytest
 
-from nip_core.lm_server.__main__ import _parser, _spec
-from nip_core.lm_server.auth import without_secrets
-from nip_core.lm_server.devices import overlap
-from nip_core.lm_server.slots import _for_device, make_slots
-from nip_core.lm_server.spec import EngineSpec, ServerSpec
+from nip_lm_server.__main__ import _parser, _spec
+from nip_lm_server.api.auth import without_secrets
+from nip_lm_server.devices import overlap
+from nip_lm_server.serving.placement import _for_device, make_slots
+from nip_lm_server.spec import EngineSpec, ServerSpec
 
 SECOND = EngineSpec("deterministic", "other", training_device="cuda:1", loaded_adapters=3)
 

@@ -10,9 +10,9 @@ pytest.importorskip("trl")
 
 import torch
 
-from nip_core.lm_server.engines.lora import read_lora
-from nip_core.lm_server.training import loading, output
-from nip_core.lm_server.training.job import read_job
+from nip_lm_server.engines.lora import read_lora
+from nip_lm_server.training import loading, output
+from nip_lm_server.training.job import read_job
 
 sys.path.append(str(Path(__file__).parent))
 from tiny_model import make_adapter, make_model, peft_logprobs
@@ -213,7 +213,7 @@ def test_a_base_is_written_in_the_precision_of_its_base(base, parent, tmp_path):
 
 
 def test_merging_an_adapter_of_another_base_is_refused(parent, tmp_path):
-    from nip_core.lm_server.training.job import TrainingError
+    from nip_lm_server.training.job import TrainingError
 
     other = make_model(tmp_path / "other")
     config = json.loads((other / "config.json").read_text())

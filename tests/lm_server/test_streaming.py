@@ -11,7 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 from served_here import CHAT, KEY, ChosenEngine, serve, until
 
-from nip_core.lm_server.engines.base import Capabilities, Delta, EngineError, TopLogprob
+from nip_lm_server.engines.base import Capabilities, Delta, EngineError, TopLogprob
 
 HELLO = CHAT["messages"]
 

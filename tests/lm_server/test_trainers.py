@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from nip_core.lm_server.out_of_memory import count_oom_kills
-from nip_core.lm_server.processes import end_process, is_alive, process_identity
-from nip_core.lm_server.trainers import (
+from nip_lm_server.processes import end_process, is_alive, process_identity
+from nip_lm_server.training.out_of_memory import count_oom_kills
+from nip_lm_server.training.trainers import (
     SubprocessTrainer,
     TrainingFailed,
     TrainingStopped,

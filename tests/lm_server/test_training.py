@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("trl")
 
-from nip_core.lm_server.training import loading
-from nip_core.lm_server.training.job import read_job
-from nip_core.lm_server.training.main import main
-from nip_core.lm_server.training.sft import encode_file
+from nip_lm_server.training import loading
+from nip_lm_server.training.job import read_job
+from nip_lm_server.training.main import main
+from nip_lm_server.training.sft import encode_file
 
 sys.path.append(str(Path(__file__).parent))
 from tiny_model import make_model, peft_logprobs
@@ -354,7 +354,7 @@ def test_the_child_dies_with_its_parent(base, tmp_path):
 def test_a_trained_adapter_is_served_as_peft_computes_it(base, trained):
     import asyncio
 
-    from nip_core.lm_server.engines.embedded import EmbeddedEngine
+    from nip_lm_server.engines.embedded import EmbeddedEngine
 
     async def check():
         engine = EmbeddedEngine(str(base), threads=1)

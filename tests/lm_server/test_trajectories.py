@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("trl")
 
-from nip_core.lm_server.formats import to_jsonl
-from nip_core.lm_server.training import loading
-from nip_core.lm_server.training.episodes import read_episodes, with_advantages
-from nip_core.lm_server.training.job import read_job
-from nip_core.lm_server.training.main import main
+from nip_lm_server.formats import to_jsonl
+from nip_lm_server.training import loading
+from nip_lm_server.training.episodes import read_episodes, with_advantages
+from nip_lm_server.training.job import read_job
+from nip_lm_server.training.main import main
 
 sys.path.append(str(Path(__file__).parent))
 from tiny_model import TEMPLATE, make_model, make_tokenizer, peft_logprobs

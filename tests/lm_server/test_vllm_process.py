@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nip_core.lm_server.engines.base import EngineError
-from nip_core.lm_server.engines.vllm import VllmEngine
-from nip_core.lm_server.engines.vllm_guard import end_recorded
-from nip_core.lm_server.engines.vllm_process import (
+from nip_lm_server.engines.base import EngineError
+from nip_lm_server.engines.vllm import VllmEngine
+from nip_lm_server.engines.vllm_guard import end_recorded
+from nip_lm_server.engines.vllm_process import (
     checked_extra,
     child_environment,
     find_executable,
@@ -37,7 +37,7 @@ class Guarded:
         self.record = directory / "family.json"
         command = [sys.executable, "-c", FAMILY, *arguments]
         self.guard = subprocess.Popen(
-            [sys.executable, "-m", "nip_core.lm_server.engines.vllm_guard", str(os.getpid()),
+            [sys.executable, "-m", "nip_lm_server.engines.vllm_guard", str(os.getpid()),
              str(self.record), *command],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
             cwd=Path(__file__).parents[2],

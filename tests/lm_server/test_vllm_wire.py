@@ -2,8 +2,8 @@
 
 import pytest
 
-from nip_core.lm_server.engines import vllm_wire
-from nip_core.lm_server.engines.base import (
+from nip_lm_server.engines import vllm_wire
+from nip_lm_server.engines.base import (
     EngineError,
     EngineRequestError,
     GenerationRequest,

@@ -75,7 +75,7 @@ def run_here(job_dir: Path) -> list[dict[str, Any]]:
     """
     import torch
 
-    from nip_core.lm_server.training.main import main
+    from nip_lm_server.training.main import main
 
     torch.set_num_threads(1)
     status = main(["--job-dir", str(job_dir)])
@@ -85,7 +85,7 @@ def run_here(job_dir: Path) -> list[dict[str, Any]]:
 
 
 def command(job_dir: Path) -> list[str]:
-    return [sys.executable, "-m", "nip_core.lm_server.training.main", "--job-dir", str(job_dir)]
+    return [sys.executable, "-m", "nip_lm_server.training.main", "--job-dir", str(job_dir)]
 
 
 def start_process(job_dir: Path) -> subprocess.Popen[bytes]:

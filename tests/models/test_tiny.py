@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nip_core.models import BUNDLED, resolve_model
-from nip_core.models.build_tiny import (
+from factory.tiny.build import (
     Conversations,
     Recipe,
     encoder,
@@ -23,10 +22,11 @@ from nip_core.models.build_tiny import (
     save,
     train,
 )
-from nip_core.models.cases import TrainingCases, split_cases
-from nip_core.models.conversations import LAST_TURN, Case, own, says, system
-from nip_core.models.tiny_card import card
-from nip_core.models.tiny_evaluation import measure_game, measure_prover, measure_single_decision
+from factory.tiny.card import card
+from factory.tiny.cases import TrainingCases, split_cases
+from factory.tiny.conversations import LAST_TURN, Case, own, says, system
+from factory.tiny.evaluation import measure_game, measure_prover, measure_single_decision
+from nip_core.models import BUNDLED, resolve_model
 
 TINY = BUNDLED["tiny"]
 

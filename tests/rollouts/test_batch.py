@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_play import game, play
 
-from nip_core.agents.render import Game, Situation
+from nip_core.agents.batch import nested_to_rollouts, rollouts_to_nested
 from nip_core.errors import SettingsError
+from nip_core.game.render import Game, Situation
 from nip_core.hashing import derive_key
 from nip_core.protocols import Move, protocol_names
-from nip_core.rollouts.batch import nested_to_rollouts, rollouts_to_nested
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
 
 PENALTY = {"prover_invalid_response_penalty": -0.25}

@@ -19,12 +19,12 @@ from aiohttp import web
 from playing import MemoryLog, agent_of, make_table, number_of, play, problems, saying
 from scripted_server import scripted_server
 
-from nip_core.agents.chat_client import ChatClient
-from nip_core.agents.render import Game
 from nip_core.concurrency import together
 from nip_core.errors import ServerError, StageError, StoreError
+from nip_core.game.render import Game
 from nip_core.hashing import derive_seed, digest
 from nip_core.parameters import load_parameters
+from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.engine import Failures, places_for, play_shard
 from nip_core.rollouts.plan import plan_episodes, shards
 

@@ -9,8 +9,8 @@ from aiohttp import web
 from playing import MemoryLog, agent_of, play, play_at, problems, saying
 from scripted_server import scripted_server
 
-from nip_core.agents.render import tokens_of
 from nip_core.errors import StageError
+from nip_core.game.render import tokens_of
 from nip_core.parameters import load_parameters
 from nip_core.protocols.similarity import token_similarity
 from nip_core.rollouts.plan import plan_episodes

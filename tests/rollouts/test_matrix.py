@@ -22,10 +22,10 @@ from playing import agent_of, play_at, problems
 from pydantic import BaseModel
 from scripted_server import scripted_server
 
-from nip_core.agents.render import Game
 from nip_core.errors import SettingsError
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.transcripts import transcripts_from_tables, transcripts_markdown
+from nip_core.game.render import Game
 from nip_core.hashing import derive_seed
 from nip_core.parameters import (
     CodeValidationParameters,

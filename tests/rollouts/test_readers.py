@@ -11,8 +11,6 @@ import yaml
 from random_play import game, play
 
 from nip_core.errors import CorruptionError
-from nip_core.fine_tuning import dataset
-from nip_core.fine_tuning.dataset import EXAMPLES, PAIRS, TRAJECTORIES, write_examples
 from nip_core.rollouts import schema
 from nip_core.rollouts.schema import EPISODES, GENERATIONS, TIMINGS
 from nip_core.rollouts.tables import (
@@ -24,7 +22,9 @@ from nip_core.rollouts.tables import (
 )
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import commit
+from nip_core.trainers import dataset
 from nip_core.trainers.base import Example
+from nip_core.trainers.dataset import EXAMPLES, PAIRS, TRAJECTORIES, write_examples
 
 DOCS = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 PLACE = "quickstart/iterations/0000/rollouts/train"

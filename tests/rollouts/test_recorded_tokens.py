@@ -19,22 +19,23 @@ from playing import MemoryLog, make_table, problems
 from scripted_server import scripted_server
 from served_here import KEY, serve
 
-from nip_core.agents.chat_client import ChatClient
-from nip_core.agents.render import Game
 from nip_core.errors import StageError
-from nip_core.lm_server import chat_template, formats
-from nip_core.lm_server.spec import ServerSpec
-from nip_core.lm_server.training import loading
-from nip_core.lm_server.training.episodes import read_episodes
-from nip_core.lm_server.training.job import read_job
+from nip_core.game.render import Game
 from nip_core.models import resolve_model
 from nip_core.parameters import load_parameters
+from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.engine import play_shard
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.tables import build_tables
 from nip_core.scenarios.code_validation.datasets import load_problems
 from nip_core.trainers.base import InMemory
 from nip_core.trainers.grpo import choose_trajectories
+from nip_lm_server import formats
+from nip_lm_server.formats import chat_template
+from nip_lm_server.spec import ServerSpec
+from nip_lm_server.training import loading
+from nip_lm_server.training.episodes import read_episodes
+from nip_lm_server.training.job import read_job
 
 sys.path.append(str(Path(__file__).parents[1] / "lm_server"))
 from tiny_model import peft_logprobs

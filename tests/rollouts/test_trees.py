@@ -21,13 +21,12 @@ from hypothesis import strategies as st
 from playing import MemoryLog, agent_of, number_of, play, play_at, problems
 from served_here import KEY, serve
 
-from nip_core.agents.render import Game
+from nip_core.agents.batch import nested_to_rollouts, rollouts_to_nested
 from nip_core.errors import StageError
 from nip_core.evaluation.transcripts import transcripts_from_tables
+from nip_core.game.render import Game
 from nip_core.hashing import derive_key
-from nip_core.lm_server.spec import ServerSpec
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.batch import nested_to_rollouts, rollouts_to_nested
 from nip_core.rollouts.engine import Failures
 from nip_core.rollouts.journal import Journal
 from nip_core.rollouts.plan import episode_spec, plan_episodes
@@ -40,6 +39,7 @@ from nip_core.rollouts.trees import (
     nodes_by_round,
     steps,
 )
+from nip_lm_server.spec import ServerSpec
 
 ACCEPT, REJECT = "Decision: accept", "Decision: reject"
 SEED = 6198  # of the settings, where they don't say another

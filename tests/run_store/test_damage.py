@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nip_core.errors import CorruptionError
-from nip_core.fine_tuning.job import Clock, JobRecord
-from nip_core.fine_tuning.job_document import JobDocument
+from nip_core.jobs.document import JobDocument
+from nip_core.jobs.job import Clock, JobRecord
 from nip_core.rollouts.journal import FILE_HEADER, Journal
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.lease import acquire

@@ -6,9 +6,6 @@ from pathlib import Path
 import pytest
 
 from nip_core.errors import CorruptionError
-from nip_core.lm_server.adopt import find_model
-from nip_core.lm_server.database import Database
-from nip_core.lm_server.models import ModelStore, adapter_name
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.manifest import commit
 from nip_core.run_store.run import RunStore
@@ -16,6 +13,9 @@ from nip_core.run_store.store import open_store, walk
 from nip_core.stages.clean import find_unused, remove_unused
 from nip_core.stages.kept_models import bring_kept, is_kept, keep_models, restore
 from nip_core.stages.own_server import server_directory
+from nip_lm_server.state.database import Database
+from nip_lm_server.state.import_models import find_model
+from nip_lm_server.state.models import ModelStore, adapter_name
 
 ONE, TWO = (adapter_name("base", "small", letter * 12) for letter in "ab")
 

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from nip_core.scenarios.code_validation import build_families
-from nip_core.scenarios.code_validation.families import FAMILIES, behaviour, select
-from nip_core.scenarios.code_validation.families.structure import Family, Member, numbers
+from factory.problems import build_families
+from factory.problems.families import FAMILIES, behaviour, select
+from factory.problems.families.structure import Family, Member, numbers
 
 SPLITS = ("train", "validation", "test")
 DATA = Path(build_families.__file__).parent / "data" / "families"

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from nip_core.scenarios.code_validation.mutate import KINDS, mutants, normalise
-from nip_core.scenarios.code_validation.problem_sources import SOURCES
-from nip_core.scenarios.code_validation.rewrite import REWRITES, apply, rewrites
-from nip_core.scenarios.code_validation.sandbox import Suite, run_tests_batch
+from factory.problems.sources import SOURCES
+from nip_core.problems.mutate import KINDS, mutants, normalise
+from nip_core.problems.rewrite import REWRITES, apply, rewrites
+from nip_core.problems.sandbox import Suite, run_tests_batch
 
 
 def changes(source, kind):
@@ -111,9 +111,9 @@ def test_a_number_of_mutants_are_some_of_all():
 
 def test_every_process_makes_the_same_mutants_and_rewrites():
     script = """
-from nip_core.scenarios.code_validation.mutate import mutants
-from nip_core.scenarios.code_validation.problem_sources import SOURCES
-from nip_core.scenarios.code_validation.rewrite import rewrites
+from nip_core.problems.mutate import mutants
+from factory.problems.sources import SOURCES
+from nip_core.problems.rewrite import rewrites
 text = SOURCES[5].solutions[0]
 print([m.source for m in mutants(text, at_most=20)], [r.source for r in rewrites(text)])
 """

@@ -9,9 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from nip_core.errors import DatasetError
-from nip_core.scenarios.code_validation import build_problems
-from nip_core.scenarios.code_validation.build_problems import (
+from factory.problems import build as build_problems
+from factory.problems.build import (
     SCHEMA,
     SPLITS,
     Row,
@@ -22,10 +21,11 @@ from nip_core.scenarios.code_validation.build_problems import (
     survivors,
     write_split,
 )
-from nip_core.scenarios.code_validation.mutate import KINDS, normalise
-from nip_core.scenarios.code_validation.problem_sources import SOURCES
-from nip_core.scenarios.code_validation.problem_sources.source import MIN_TESTS, problem
-from nip_core.scenarios.code_validation.sandbox import Suite, run_tests_batch
+from factory.problems.sources import SOURCES
+from factory.problems.sources.source import MIN_TESTS, problem
+from nip_core.errors import DatasetError
+from nip_core.problems.mutate import KINDS, normalise
+from nip_core.problems.sandbox import Suite, run_tests_batch
 
 DATA = Path(build_problems.__file__).with_name("data")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nip_core.scenarios.code_validation.sandbox import (
+from nip_core.problems.sandbox import (
     Limits,
     Suite,
     run_python,
@@ -234,7 +234,7 @@ def test_a_grandchild_in_a_session_of_its_own_does_not_survive(refuse):
 def test_the_child_dies_with_its_caller():
     script = textwrap.dedent(
         """
-        from nip_core.scenarios.code_validation.sandbox import run_python
+        from nip_core.problems.sandbox import run_python
         run_python("import time; time.sleep(60)")
         """
     )

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 from served_here import CHAT, KEY, Here, serve
 
-from nip_core.lm_server import connections
-from nip_core.lm_server.auth import KeyRing, load_keys
-from nip_core.lm_server.connections import Sparsely
-from nip_core.lm_server.state import read_card
+from nip_lm_server.api import connections
+from nip_lm_server.api.auth import KeyRing, load_keys
+from nip_lm_server.api.connections import Sparsely
+from nip_lm_server.state.directory import read_card
 
 SECRET = "sk-wait-for-it"
 
@@ -206,7 +206,7 @@ async def crowded(tmp_path: Path) -> AsyncIterator[tuple[int, Path, int]]:
         process = subprocess.Popen(
             [
                 *("sh", "-c", 'ulimit -n 256; exec "$@"', "sh"),
-                *(sys.executable, "-m", "nip_core.lm_server", "--engine", "deterministic"),
+                *(sys.executable, "-m", "nip_lm_server", "--engine", "deterministic"),
                 *("--model", "sim", "--state", str(tmp_path / "state"), "--port", "0"),
             ],
             env={**os.environ, "NIP_API_KEYS": KEY},
@@ -310,7 +310,7 @@ async def test_with_keys_origins_and_names_are_the_clients_own_business(tmp_path
 def test_without_keys_the_server_listens_to_this_machine_only(
     host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from nip_core.lm_server.__main__ import main
+    from nip_lm_server.__main__ import main
 
     arguments = ["--engine=deterministic", "--model=sim", f"--state={tmp_path}", f"--host={host}"]
     assert main([*arguments, "--no-auth"]) == 2

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from served_here import serve
 
-from nip_core.lm_server import bodies, formats
-from nip_core.lm_server.formats import bounds
+from nip_lm_server import formats
+from nip_lm_server.api import bodies
+from nip_lm_server.formats import bounds
 
 sys.path.append(str(Path(__file__).parent))
 import hostile_bodies
@@ -92,7 +93,7 @@ def test_a_line_of_an_upload_is_bounded(line: bytes, told: str) -> None:
 def test_the_patient_parser_is_as_strict_as_the_fast_one(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nip_core.lm_server import http
+    from nip_lm_server.api import plumbing as http
 
     def outcome() -> object:
         try:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from served_here import CHAT, Here, serve, until
 
-from nip_core.lm_server import formats
-from nip_core.lm_server.__main__ import main
-from nip_core.lm_server.spec import ServerSpec
+from nip_lm_server import formats
+from nip_lm_server.__main__ import main
+from nip_lm_server.spec import ServerSpec
 
 ROWS = formats.to_jsonl(
     [
@@ -205,7 +205,7 @@ def refused(state: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
 def test_what_a_server_keeps_is_for_its_user_alone(state: Path) -> None:
     """Also what was made before, whose directory anybody could read."""
     shutil.rmtree(state)
-    from nip_core.lm_server import owner
+    from nip_lm_server import launch as owner
 
     handle = owner.start_or_attach(ServerSpec("deterministic", "sim"), state)
     owner.stop(handle)

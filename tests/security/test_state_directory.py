@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from nip_core.lm_server import owner
-from nip_core.lm_server.__main__ import main
-from nip_core.lm_server.adopt import adopt_models
-from nip_core.lm_server.database import Database
-from nip_core.lm_server.models import AdapterError, ModelStore
-from nip_core.lm_server.owner import OwnerError
-from nip_core.lm_server.spec import ServerSpec
-from nip_core.lm_server.state import StateError
+from nip_lm_server import launch as owner
+from nip_lm_server.__main__ import main
+from nip_lm_server.launch import OwnerError
+from nip_lm_server.spec import ServerSpec
+from nip_lm_server.state.database import Database
+from nip_lm_server.state.directory import StateError
+from nip_lm_server.state.import_models import adopt_models
+from nip_lm_server.state.models import AdapterError, ModelStore
 
 SPEC = ServerSpec("deterministic", "sim")
 

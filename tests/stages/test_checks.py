@@ -10,10 +10,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from small_game import write_config
 
-from nip_core.agents.render import Game, Situation
 from nip_core.errors import SettingsError
-from nip_core.lm_server.owner import ServerHandle, start_or_attach, stop
-from nip_core.lm_server.spec import EngineSpec, ServerSpec
+from nip_core.game.render import Game, Situation
 from nip_core.models import BUNDLED
 from nip_core.parameters import load_parameters
 from nip_core.stages.checks import _sample_conversation
@@ -21,6 +19,8 @@ from nip_core.stages.evaluation import summary, write_report
 from nip_core.stages.rollouts import plan_stage
 from nip_core.stages.session import open_session
 from nip_core.stages.too_long import settle
+from nip_lm_server.launch import ServerHandle, start_or_attach, stop
+from nip_lm_server.spec import EngineSpec, ServerSpec
 
 REFUSES = "{% if message['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
 DROPS = "{% if message['role'] != 'system' %}"

@@ -5,11 +5,7 @@ from pathlib import Path
 import pytest
 
 from nip_core.errors import CorruptionError, LeaseError, SettingsError
-from nip_core.fine_tuning.job import JobRecord
-from nip_core.lm_server.database import Database, dump
-from nip_core.lm_server.engines.base import Proof
-from nip_core.lm_server.files import FileStore
-from nip_core.lm_server.models import ModelStore, adapter_name
+from nip_core.jobs.job import JobRecord
 from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.local_store import LocalStore
@@ -17,6 +13,10 @@ from nip_core.run_store.manifest import commit, verify
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import walk
 from nip_core.stages.clean import find_unused
+from nip_lm_server.engines.base import Proof
+from nip_lm_server.state.database import Database, dump
+from nip_lm_server.state.files import FileStore
+from nip_lm_server.state.models import ModelStore, adapter_name
 from nip_prefect.flows.clean import clean
 
 DIGESTS = {"served": "a" * 12, "parent": "b" * 12, "unnamed": "c" * 12}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nip_core.agents.render import Game
+from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.stages.identity import contents_of
 from nip_core.stages.origin import Origin

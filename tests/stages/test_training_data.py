@@ -3,11 +3,11 @@
 import pytest
 from small_game import write_config
 
-from nip_core.fine_tuning.dataset import open_dataset
 from nip_core.parameters import load_parameters
 from nip_core.stages.rollouts import commit_played, plan_stage, play
 from nip_core.stages.session import open_session
 from nip_core.stages.training_data import build_dataset, describe, held_out
+from nip_core.trainers.dataset import open_dataset
 
 
 async def test_tokens_and_cost_are_those_of_what_is_trained_on(tmp_path):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nip_core.agents.render import Game
 from nip_core.errors import StageError
+from nip_core.game.render import Game
 from nip_core.parameters import PureTextGrpoParameters, load_parameters
 from nip_core.rollouts.tables import Rollouts, build_tables
 from nip_core.trainers.base import InMemory, OfProblems
@@ -328,7 +328,7 @@ def test_advantages_sum_to_zero_and_keep_the_order_of_the_rewards(rewards, basel
 @pytest.mark.parametrize("scale", [False, True])
 def test_rewards_that_differ_by_rounding_teach_nothing(scale):
     """0.1 + 0.2 - 0.3 is not quite 0, which dividing by the deviation would make a whole one."""
-    policy_gradient = pytest.importorskip("nip_core.lm_server.training.policy_gradient")
+    policy_gradient = pytest.importorskip("nip_lm_server.training.policy_gradient")
     for rewards in ([0.0, 0.1 + 0.2 - 0.3], [0.9, 0.1 + 0.1 + 0.7, 0.9]):
         assert advantages(rewards, settings_of("group", scale)) is None
         assert policy_gradient.group_advantages(rewards, divide_by_std=scale) is None
@@ -343,7 +343,7 @@ def test_rewards_whose_squares_are_too_big_for_numbers_are_scaled_like_others():
 @LAWS
 @given(reward_lists, st.booleans())
 def test_the_advantages_of_a_group_are_the_server_s_own(rewards, scale):
-    policy_gradient = pytest.importorskip("nip_core.lm_server.training.policy_gradient")
+    policy_gradient = pytest.importorskip("nip_lm_server.training.policy_gradient")
     theirs = policy_gradient.group_advantages(rewards, divide_by_std=scale)
     mine = advantages(rewards, settings_of("group", scale))
     assert (mine is None) == (theirs is None)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nip_core.errors import StageError
-from nip_core.fine_tuning.dataset import dataset_digest, to_table, write_examples
 from nip_core.rollouts.tables import Rollouts as Shard
 from nip_core.trainers.base import InMemory, OfProblems
+from nip_core.trainers.dataset import dataset_digest, to_table, write_examples
 from nip_core.trainers.expert_iteration import choose_examples
 
 EPISODES = st.lists(

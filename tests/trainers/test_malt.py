@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from playing import agent_of, play, problems
 
-from nip_core.agents.render import Game, Situation
 from nip_core.errors import StageError
+from nip_core.game.render import Game, Situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Move, Turn
 from nip_core.rollouts.schema import EPISODES, GENERATIONS

@@ -12,8 +12,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nip_core.scenarios.code_validation.headers import NUMBERING, AnswerLines
-from nip_core.scenarios.code_validation.verdicts import (
+from nip_core.scenarios.code_validation.answer_lines import NUMBERING, AnswerLines
+from nip_core.scenarios.code_validation.decisions import (
     CROSSES,
     TICKS,
     InvalidDecision,

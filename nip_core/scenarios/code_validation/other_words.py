@@ -20,11 +20,17 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from nip_core.scenarios.code_validation.headers import (
+from nip_core.scenarios.code_validation.answer_lines import (
     NUMBERING,
     AnswerLines,
     Start,
     begins_question,
+)
+from nip_core.scenarios.code_validation.decisions import (
+    InvalidDecision,
+    VerdictReader,
+    is_blank,
+    plain,
 )
 from nip_core.scenarios.code_validation.labels import (
     OTHER_SEPARATOR,
@@ -34,12 +40,6 @@ from nip_core.scenarios.code_validation.labels import (
     in_quotations,
     is_introduced,
     labelled_lines,
-)
-from nip_core.scenarios.code_validation.verdicts import (
-    InvalidDecision,
-    VerdictReader,
-    is_blank,
-    plain,
 )
 
 _IN_LINE = re.compile(beginning(WORDS, OTHER_SEPARATOR, "{0,9}"), re.IGNORECASE)

@@ -21,13 +21,20 @@ from dataclasses import dataclass
 
 from nip_core.protocols import NO_DECISION, Move
 from nip_core.protocols.scales import DecisionScale, discrete
-from nip_core.scenarios.code_validation.headers import (
+from nip_core.scenarios.code_validation.answer_lines import (
     AnswerLines,
     Start,
     header_starts,
     last_message_start,
     parts,
     without_thinking,
+)
+from nip_core.scenarios.code_validation.decisions import (
+    InvalidDecision,
+    InvalidResponse,
+    VerdictReader,
+    is_blank,
+    simplified,
 )
 from nip_core.scenarios.code_validation.labels import (
     DECISION,
@@ -38,13 +45,6 @@ from nip_core.scenarios.code_validation.labels import (
     labelled_lines,
 )
 from nip_core.scenarios.code_validation.other_words import Claim, claims
-from nip_core.scenarios.code_validation.verdicts import (
-    InvalidDecision,
-    InvalidResponse,
-    VerdictReader,
-    is_blank,
-    simplified,
-)
 
 NO_DECISION_GIVEN = "no decision, where nothing else is of use"  # why such a move is invalid
 # What asks or supposes something, so that a verdict in it may be meant otherwise.

@@ -1,0 +1,184 @@
+"""Passing requests through to an engine that is an OpenAI-compatible server itself.
+
+The body goes on as it came and the answer comes back as it came, chunk by chunk if it is
+streamed. Of the upstream's headers only the content type is sent on, and the upstream's key goes
+nowhere but there. When the client leaves, the upstream's connection is closed, by which it
+abandons the request.
+"""
+
+import json
+import re
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from nip_lm_server.api.kept_answers import Recording
+from nip_lm_server.api.streaming import DONE, EventStream
+from nip_lm_server.engines.base import Upstream
+from nip_lm_server.errors import ApiError
+
+CONNECT_TIMEOUT_S = 10.0
+IDLE_S = 60.0
+"""An unused connection is closed after this; an upstream must keep it longer."""
+ANSWER_TIMEOUT_S = 3600.0
+"""Longest time for one answer, streamed or not."""
+_RETRY_AFTER_S = 5
+_ERROR_BYTES = 64 * 1024
+_WRONG_SCHEMA = re.compile(r"grammar error|json schema|structured outputs", re.IGNORECASE)
+"""What an upstream says of a `response_format` that it can't enforce, without naming it."""
+_COUNTS = (b'"prompt_tokens":', b'"completion_tokens":')
+
+
+class Proxy:
+    """The pooled connections to the upstreams of one server."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def forward(
+        self,
+        request: web.Request,
+        upstream: Upstream,
+        path: str,
+        raw: bytes,
+        recording: Recording | None,
+    ) -> tuple[web.StreamResponse, tuple[int, int]]:
+        """Answer with what the upstream answers to `raw`, and say how many tokens that took.
+
+        Returns the response and (prompt tokens, generated tokens), zeros where it doesn't tell.
+        Raises ApiError with the upstream's status and message, 502 if it can't be reached or
+        breaks off, 504 if it takes longer than ANSWER_TIMEOUT_S.
+        """
+        if self._session is None:
+            self._session = _make_session()
+        headers = {
+            "Authorization": f"Bearer {upstream.api_key}",
+            "Content-Type": "application/json",
+            "Accept-Encoding": "identity",
+        }
+        try:
+            async with self._session.post(
+                upstream.url + path, data=raw, headers=headers, allow_redirects=False
+            ) as answer:
+                if answer.status != 200:
+                    raise _error_of(
+                        answer.status, await answer.content.read(_ERROR_BYTES), upstream
+                    )
+                if answer.content_type == "text/event-stream":
+                    return await _relay(request, answer, upstream, recording)
+                body = await answer.read()
+                kind = answer.headers.get("Content-Type", "application/json")
+                return web.Response(body=body, headers={"Content-Type": kind}), _usage(body)
+        except aiohttp.ClientError as error:
+            raise _broken(error, upstream) from error
+        except TimeoutError as error:
+            raise ApiError(
+                504,
+                f"The engine did not answer within {ANSWER_TIMEOUT_S:g} s",
+                code="engine_timeout",
+                type="server_error",
+            ) from error
+
+
+async def _relay(
+    request: web.Request,
+    answer: aiohttp.ClientResponse,
+    upstream: Upstream,
+    recording: Recording | None,
+) -> tuple[web.StreamResponse, tuple[int, int]]:
+    """Send on the events as they come; the last ones once they are on disk, if they are kept."""
+    stream = EventStream(request, recording)
+    usage, tail = (0, 0), b""
+    try:
+        async for data in answer.content.iter_any():
+            if _COUNTS[1] in data:
+                usage = _usage(data)
+            tail = (tail + data)[-len(DONE) :]
+            if tail == DONE:
+                return await stream.finish(data), usage
+            await stream.send(data)
+    except (TimeoutError, aiohttp.ClientPayloadError) as error:
+        if not stream.started:
+            raise
+        body = json.dumps(_broken(error, upstream).body()).encode()
+        return await stream.fail(body), usage
+    return await stream.end(), usage
+
+
+def _make_session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
+        timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+    )
+
+
+def _error_of(status: int, body: bytes, upstream: Upstream) -> ApiError:
+    """OpenAI's error object for an error of the upstream, whose own come in several shapes."""
+    try:
+        found: Any = json.loads(body)
+    except ValueError:
+        found = body.decode(errors="replace")
+    if isinstance(found, dict):
+        found = found.get("error", found)
+    fields = found if isinstance(found, dict) else {}
+    message = fields.get("message", fields.get("detail", found))
+    text = message if isinstance(message, str) else json.dumps(message)
+    text = _without_key(text, upstream)[:2000] or f"HTTP {status}"
+    if status in (401, 403) or status < 400:
+        # The client's key is right; it is ours that the engine refuses.
+        return ApiError(
+            502, f"The engine refused the server: HTTP {status}: {text}", code="engine_error"
+        )
+    code, param = fields.get("code"), fields.get("param")
+    if not isinstance(code, str):
+        code = "engine_error" if status >= 500 else None
+        if status == 400 and _WRONG_SCHEMA.search(text):
+            code, param = "invalid_value", param or "response_format"
+        if "maximum context length" in text:
+            code = "context_length_exceeded"
+        elif status == 404:
+            code = "model_not_found"
+    return ApiError(
+        status,
+        text,
+        code=code,
+        param=param.removeprefix("body.") if isinstance(param, str) else None,
+        headers={"Retry-After": str(_RETRY_AFTER_S)} if status in (429, 503) else None,
+    )
+
+
+def _broken(error: Exception, upstream: Upstream) -> ApiError:
+    return ApiError(
+        502,
+        f"The connection to the engine was lost: {_without_key(str(error), upstream)}",
+        code="engine_connection_lost",
+        headers={"Retry-After": str(_RETRY_AFTER_S)},
+    )
+
+
+def _without_key(text: str, upstream: Upstream) -> str:
+    return text.replace(upstream.api_key, "***") if upstream.api_key else text
+
+
+def _usage(body: bytes) -> tuple[int, int]:
+    """(prompt tokens, generated tokens) as the last numbers of these names in a body.
+
+    Only for the metrics, so the body isn't decoded for it.
+    """
+    counts = []
+    for name in _COUNTS:
+        start = body.rfind(name)
+        digits = body[start + len(name) : start + len(name) + 12].lstrip() if start >= 0 else b""
+        end = 0
+        while end < len(digits) and digits[end : end + 1].isdigit():
+            end += 1
+        counts.append(int(digits[:end] or 0))
+    return counts[0], counts[1]

@@ -1,0 +1,181 @@
+"""What says how the server is, and what moves its engines.
+
+GET  /health, /version                     without a key
+GET  /nip/status                           everything about the server
+GET  /nip/engines, /nip/engines/BASE       the engines, by the base model that they serve
+GET  /nip/engines/BASE/address             where a busy client can go directly
+POST /nip/engines/BASE/start|stop|sleep|wake
+"""
+
+import os
+import shutil
+from typing import Any
+
+from aiohttp import web
+
+from nip_lm_server.api.plumbing import SERVICES, Services, json_response
+from nip_lm_server.api.routes_jobs import MIN_FREE_BYTES
+from nip_lm_server.engines.base import EngineError
+from nip_lm_server.errors import ApiError
+from nip_lm_server.serving.engine_lifecycle import Wanted
+from nip_lm_server.version import SERVER_VERSION
+
+_ACTIONS: dict[str, Wanted] = {
+    "start": "running",
+    "wake": "running",
+    "sleep": "sleeping",
+    "stop": "stopped",
+}
+
+
+async def health(request: web.Request) -> web.StreamResponse:
+    """200 if chat and jobs work, 503 with what doesn't. Needs no key and tells no secret."""
+    body = _health(request.app[SERVICES])
+    return json_response(body, 200 if body["status"] == "ok" else 503)
+
+
+async def version(request: web.Request) -> web.StreamResponse:
+    """The server's version, which clients compare with their own."""
+    return json_response({"version": SERVER_VERSION})
+
+
+async def status(request: web.Request) -> web.StreamResponse:
+    """More than /health: the engines' facts, models with problems, the jobs that run."""
+    services = request.app[SERVICES]
+    first = services.pool.base_models()[0]
+    return json_response(
+        {
+            **_health(services),
+            "version": SERVER_VERSION,
+            "pid": os.getpid(),
+            "configuration_digest": services.configuration_digest,
+            "base_model": first,
+            "max_model_len": services.pool.max_model_len(first),
+            "engine": _engine(services, first)["status"],
+            "engines": [_engine(services, name) for name in services.pool.base_models()],
+            "problems": services.models.problems(),
+            "running_jobs": services.supervisor.running_jobs(),
+        }
+    )
+
+
+async def list_engines(request: web.Request) -> web.StreamResponse:
+    """Every engine, by base model."""
+    services = request.app[SERVICES]
+    engines = [_engine(services, name) for name in services.pool.base_models()]
+    return json_response({"object": "list", "data": engines})
+
+
+async def retrieve_engine(request: web.Request) -> web.StreamResponse:
+    """One engine."""
+    services = request.app[SERVICES]
+    return json_response(_engine(services, _known(services, request.match_info["base"])))
+
+
+async def address(request: web.Request) -> web.StreamResponse:
+    """Where the engine itself listens and with which key, for a client that wants no detour.
+
+    404 for an engine that lives in the server's own process. It is told to those who have the
+    server's key, and changes with each start of the engine.
+    """
+    services = request.app[SERVICES]
+    name = _known(services, request.match_info["base"])
+    upstream = services.pool.engine_for(name).upstream
+    if upstream is None:
+        raise ApiError(
+            404, f"The engine of {name!r} has no address of its own", code="not_found", param="base"
+        )
+    return json_response(
+        {
+            "object": "nip.engine.address",
+            "base_url": upstream.url + "/v1",
+            "api_key": upstream.api_key,
+            "epoch": services.pool.keeper(name).engine.epoch,
+        }
+    )
+
+
+async def act(request: web.Request) -> web.StreamResponse:
+    """Start, stop, put to sleep or wake an engine; answers once it is there.
+
+    While a training has the engine's device, that happens after the training. 400 if the engine
+    can't do it, 503 if it fails.
+    """
+    services, action = request.app[SERVICES], request.match_info["action"]
+    name = _known(services, request.match_info["base"])
+    if action not in _ACTIONS:
+        raise ApiError(
+            404,
+            f"Unknown action {action!r}, expected one of {', '.join(_ACTIONS)}",
+            code="unknown_url",
+        )
+    if action == "sleep" and not services.pool.keeper(name).engine.capabilities.sleep:
+        raise ApiError(
+            400, f"The engine of {name!r} can't sleep here: stop it instead", code="unsupported"
+        )
+    try:
+        await services.pool.set_wanted(name, _ACTIONS[action])
+    except EngineError as error:
+        raise ApiError(
+            503, f"The engine of {name!r} did not {action}: {error}", code="engine_error"
+        ) from error
+    return json_response(_engine(services, name))
+
+
+def _known(services: Services, name: str) -> str:
+    if name not in services.pool.base_models():
+        known = ", ".join(services.pool.base_models())
+        raise ApiError(
+            404, f"No engine serves {name!r}; base models: {known}", code="not_found", param="base"
+        )
+    return name
+
+
+def _engine(services: Services, name: str) -> dict[str, Any]:
+    keeper = services.pool.keeper(name)
+    engine = keeper.engine
+    return {
+        "object": "nip.engine",
+        "base_model": name,
+        "engine": engine.name,
+        "state": engine.state,
+        "wanted": keeper.wanted,
+        "lent_to_training": keeper.is_lent,
+        "epoch": engine.epoch,
+        "restarts": keeper.restarts,
+        "last_death": keeper.last_death,
+        "adapters": list(engine.loaded_adapters()),
+        "status": {"name": engine.name, **engine.status()},
+    }
+
+
+def _health(services: Services) -> dict[str, Any]:
+    free, wrong = None, []
+    engines, lent = {}, []
+    for name in services.pool.base_models():
+        keeper = services.pool.keeper(name)
+        engines[name] = {"state": keeper.engine.state, "epoch": keeper.engine.epoch}
+        if keeper.is_lent and keeper.wanted == "running":
+            lent.append(name)
+        if keeper.wanted == "running" and not keeper.is_ready:
+            wrong.append(f"the engine of {name!r} {keeper.describe_absence()}")
+    first = services.pool.keeper(services.pool.base_models()[0])
+    if not any(services.pool.is_served(name) for name in services.pool.base_models()) and not wrong:
+        wrong.append(f"the engine is {first.engine.state}")
+    try:
+        free = shutil.disk_usage(services.state_dir).free
+        if free < MIN_FREE_BYTES:
+            wrong.append(f"the disk has only {free} bytes left")
+    except OSError as error:
+        wrong.append(f"the state directory can't be read: {error}")
+    if not services.supervisor.healthy():
+        wrong.append("no jobs are being taken")
+    return {
+        "status": "error" if wrong else "ok",
+        "problems": wrong,
+        "engine_state": first.engine.state,
+        "engine_epoch": first.engine.epoch,
+        "engines": engines,
+        "lent_to_training": lent,
+        "disk_free_bytes": free,
+    }

@@ -1,0 +1,121 @@
+"""/v1/fine_tuning/jobs: create, list, retrieve, cancel, pause, resume, events, checkpoints."""
+
+import re
+import shutil
+
+from aiohttp import web
+
+from nip_lm_server import aside
+from nip_lm_server.api.bodies import MAX_SMALL_BODY_BYTES, read_object
+from nip_lm_server.api.kept_answers import key_of
+from nip_lm_server.api.plumbing import (
+    SERVICES,
+    json_response,
+    query_int,
+    refuse_unknown_query,
+)
+from nip_lm_server.errors import ApiError
+from nip_lm_server.wire import CreateJobRequest, parse_object
+
+MIN_FREE_BYTES = 64 * 1024 * 1024
+"""A job is refused below this: it could not end well."""
+_METADATA_KEY = re.compile(r"metadata\[(.+)\]", re.DOTALL)
+
+
+async def create_job(request: web.Request) -> web.StreamResponse:
+    """Create a job; with an Idempotency-Key, at most once."""
+    services = request.app[SERVICES]
+    key = key_of(request)
+    raw, plain = await read_object(request, MAX_SMALL_BODY_BYTES)
+    body, payload = await aside.run(len(raw), parse_object, CreateJobRequest, plain)
+
+    def admit() -> None:
+        free = shutil.disk_usage(services.state_dir).free
+        if free < MIN_FREE_BYTES:
+            raise ApiError(507, f"The server's disk has only {free} bytes left", code="disk_full")
+
+    job, created = services.jobs.create(body, payload, key, admit)
+    if created:
+        services.supervisor.submit()
+    return json_response(job)
+
+
+async def list_jobs(request: web.Request) -> web.StreamResponse:
+    """A page of jobs, newest first; ``metadata[key]=value`` filters, ``metadata=null`` too."""
+    refuse_unknown_query(request, {"limit", "after", "metadata", "metadata["})
+    pairs = {
+        match[1]: value
+        for name, value in request.query.items()
+        if (match := _METADATA_KEY.fullmatch(name))
+    }
+    plain = request.query.get("metadata")
+    if plain not in (None, "null") or (plain is not None and pairs):
+        raise ApiError(
+            400,
+            "Invalid 'metadata': use metadata[key]=value, or metadata=null",
+            code="invalid_value",
+            param="metadata",
+        )
+    page = request.app[SERVICES].jobs.list(
+        limit=query_int(request, "limit", 20, 1, 1000),
+        after=request.query.get("after"),
+        metadata=pairs if pairs or plain is not None else None,
+    )
+    return json_response(page)
+
+
+async def retrieve_job(request: web.Request) -> web.StreamResponse:
+    """One job's object."""
+    return json_response(request.app[SERVICES].jobs.retrieve(request.match_info["id"]))
+
+
+async def cancel_job(request: web.Request) -> web.StreamResponse:
+    """Cancel a job that has not ended."""
+    services = request.app[SERVICES]
+    id = request.match_info["id"]
+    job, changed = services.jobs.cancel(id)
+    if changed:
+        services.supervisor.cancel(id)
+    return json_response(job)
+
+
+async def pause_job(request: web.Request) -> web.StreamResponse:
+    """Keep a job from running until it is resumed; one that runs writes a checkpoint first."""
+    services = request.app[SERVICES]
+    id = request.match_info["id"]
+    job, changed = services.jobs.pause(id)
+    if changed:
+        services.supervisor.pause(id)
+    return json_response(job)
+
+
+async def resume_job(request: web.Request) -> web.StreamResponse:
+    """Let a paused job go on."""
+    services = request.app[SERVICES]
+    job = services.jobs.resume(request.match_info["id"])
+    services.supervisor.submit()
+    return json_response(job)
+
+
+async def list_events(request: web.Request) -> web.StreamResponse:
+    """A page of a job's events, newest first."""
+    refuse_unknown_query(request, {"limit", "after"})
+    jobs, id = request.app[SERVICES].jobs, request.match_info["id"]
+    jobs.row(id)
+    page = jobs.events.page(
+        id,
+        limit=query_int(request, "limit", 20, 1, 1000),
+        after=request.query.get("after"),
+    )
+    return json_response(page)
+
+
+async def list_checkpoints(request: web.Request) -> web.StreamResponse:
+    """A job's usable checkpoints: the final one."""
+    refuse_unknown_query(request, {"limit", "after"})
+    page = request.app[SERVICES].jobs.checkpoints(
+        request.match_info["id"],
+        limit=query_int(request, "limit", 10, 1, 1000),
+        after=request.query.get("after"),
+    )
+    return json_response(page)

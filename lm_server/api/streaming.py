@@ -1,0 +1,150 @@
+"""Server-sent events: how a streamed answer is sent, kept and broken off.
+
+send_events    an iterator of encoded events -> the response, ``data: [DONE]`` at its end
+merged         several iterators as one, in the order in which their items come
+
+What goes wrong before the first event is raised, and becomes a plain HTTP error. After it, an
+event with the error object ends the stream, without ``[DONE]``.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar, cast
+
+from aiohttp import web
+
+from nip_lm_server.api.kept_answers import Recording
+
+CONTENT_TYPE = "text/event-stream; charset=utf-8"
+DONE = b"data: [DONE]\n\n"
+
+_T = TypeVar("_T")
+
+
+class ClientGone(ConnectionError):
+    """The client has closed its connection. (aiohttp's own error could be an upstream's.)"""
+
+
+class EventStream:
+    """A response that is sent event by event. If it is kept, it goes on without its client."""
+
+    def __init__(self, request: web.Request, recording: Recording | None):
+        self._request, self._recording = request, recording
+        self._client_gone = False
+        self.response = web.StreamResponse(
+            headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-cache"}
+        )
+
+    @property
+    def started(self) -> bool:
+        """Whether anything was sent: then there is no way back to an HTTP status."""
+        return self.response.prepared
+
+    async def send(self, data: bytes) -> None:
+        """Send events. Raises ClientGone if nothing is kept for it to come back to."""
+        if self._recording is not None:
+            self._recording.add(data)
+        await self._write(data)
+
+    async def finish(self, last: bytes) -> web.StreamResponse:
+        """Send the last events, once the answer is on disk if it is to be kept."""
+        if self._recording is not None:
+            await self._recording.commit(200, CONTENT_TYPE, last)
+        await self._write(last)
+        return await self.end()
+
+    async def fail(self, body: bytes) -> web.StreamResponse:
+        """Send an error object as the last event. Nothing is kept."""
+        await self._write(b"data: " + body + b"\n\n")
+        return await self.end()
+
+    async def end(self) -> web.StreamResponse:
+        """End the response; what was sent stands, nothing is kept."""
+        if not self._client_gone:
+            await self.response.write_eof()
+        return self.response
+
+    async def _write(self, data: bytes) -> None:
+        if self._client_gone:
+            return
+        try:
+            if not self.response.prepared:
+                await self.response.prepare(self._request)
+            await self.response.write(data)
+        except ConnectionError as error:
+            if self._recording is None:
+                raise ClientGone from error
+            self._client_gone = True
+
+
+async def send_events(
+    request: web.Request,
+    recording: Recording | None,
+    events: AsyncGenerator[bytes, None],
+    error_body: Callable[[Exception], bytes],
+) -> web.StreamResponse:
+    """Send what `events` yields; each item is one event or several, encoded.
+
+    Raises what `events` raises before its first item, and ClientGone if the client has left.
+    The iterator is closed in any case.
+    """
+    stream = EventStream(request, recording)
+    async with aclosing(events):
+        try:
+            async for data in events:
+                await stream.send(data)
+            return await stream.finish(DONE)
+        except ClientGone:
+            raise
+        except Exception as error:
+            if not stream.started:
+                raise
+            return await stream.fail(error_body(error))
+
+
+async def merged(
+    iterators: Sequence[AsyncIterator[_T]],
+) -> AsyncGenerator[tuple[int, _T], None]:
+    """Yield (index of the iterator, item) as they come. The first exception of any is raised.
+
+    Closing this closes all of them.
+    """
+    if len(iterators) == 1:
+        async with closing(iterators[0]):
+            async for item in iterators[0]:
+                yield 0, item
+        return
+    ready: asyncio.Queue[tuple[int, Any]] = asyncio.Queue(maxsize=len(iterators))
+    end = object()
+
+    async def pump(index: int, iterator: AsyncIterator[_T]) -> None:
+        try:
+            async with closing(iterator):
+                async for item in iterator:
+                    await ready.put((index, item))
+        except Exception as error:
+            await ready.put((-1, error))
+        else:
+            await ready.put((index, end))
+
+    pumps = [asyncio.create_task(pump(i, iterator)) for i, iterator in enumerate(iterators)]
+    try:
+        left = len(pumps)
+        while left:
+            index, item = await ready.get()
+            if index < 0:
+                raise item
+            if item is end:
+                left -= 1
+            else:
+                yield index, item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+def closing(iterator: AsyncIterator[_T]) -> aclosing[AsyncGenerator[_T, None]]:
+    """Close an engine's stream at the end of a ``with``, which abandons its request."""
+    return aclosing(cast(AsyncGenerator[_T, None], iterator))

@@ -1,0 +1,145 @@
+"""From the tokens of a row to what is told of it, piece by piece.
+
+AnswerText   tokens one by one -> text that is certain, cut at the first stop string
+RowReader    what has been added to a row since the last look, as a `Delta`
+
+`generate` reads a row once, at its end, and `stream` again and again while it grows. Both give the
+same text, because every token passes through `AnswerText` alone, however many are read at once.
+
+A token may end in the middle of a character, and what it adds may depend on the tokens before it
+(a space that is dropped at the beginning). So a token's text is what it adds to the text of the
+tokens just before it, once that does not end in a character that may still be completed. For
+byte-level tokenizers the pieces joined are the text of all tokens at once.
+"""
+
+from collections.abc import Callable, Sequence
+
+from nip_lm_server.engines.base import Delta, GenerationRequest, TopLogprob
+from nip_lm_server.engines.batching import Row
+
+_INCOMPLETE = "\ufffd"
+_LONGEST_WAIT = 256
+"""Tokens after which an incomplete character is taken for broken: it bounds the work per token."""
+
+Decode = Callable[[Sequence[int]], str]
+
+
+class AnswerText:
+    """The text of one answer. `decode` turns token ids into text without special tokens."""
+
+    def __init__(self, decode: Decode, stops: Sequence[str] = ()):
+        self._decode = decode
+        self._stops = tuple(stops)
+        self._window: list[int] = []  # tokens whose text is certain, and after them the others
+        self._context = 0  # how many are certain
+        self._context_text = ""
+        self._held = ""  # certain but for stop strings
+        self._certain: list[str] = []
+        self.stopped = False
+        """Whether a stop string was found; nothing is added any more."""
+
+    def push(self, token: int) -> None:
+        """Add one token."""
+        if self.stopped:
+            return
+        self._window.append(token)
+        text = self._decode(self._window)
+        waits = text.endswith(_INCOMPLETE) and len(self._window) - self._context < _LONGEST_WAIT
+        if len(text) > len(self._context_text) and not waits:
+            self._add(text[len(self._context_text) :])
+            self._window = self._window[self._context :]
+            self._context = len(self._window)
+            self._context_text = self._decode(self._window)
+
+    def finish(self) -> None:
+        """No token comes any more: what was held back is certain now, broken characters too."""
+        if not self.stopped and len(self._window) > self._context:
+            self._add(self._decode(self._window)[len(self._context_text) :])
+        self._window = []
+        self._certain.append(self._held)
+        self._held = ""
+
+    def take(self) -> str:
+        """The certain text that was not taken yet."""
+        text = "".join(self._certain)
+        self._certain.clear()
+        return text
+
+    def _add(self, piece: str) -> None:
+        self._held += piece
+        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        if found:
+            self._held = self._held[: min(found)]
+            self.stopped = True
+        certain = len(self._held) - (0 if self.stopped else self._beginning_of_a_stop())
+        self._certain.append(self._held[:certain])
+        self._held = self._held[certain:]
+
+    def _beginning_of_a_stop(self) -> int:
+        """Length of the longest end of the text with which a stop string begins."""
+        longest = max(map(len, self._stops), default=1) - 1
+        for length in range(min(longest, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stops):
+                return length
+        return 0
+
+
+class RowReader:
+    """Reads row `index` of a request while another thread adds to it.
+
+    `decode` is as for `AnswerText`, `decode_token` shows one token with special tokens kept.
+    """
+
+    def __init__(
+        self,
+        row: Row,
+        index: int,
+        request: GenerationRequest,
+        decode: Decode,
+        decode_token: Callable[[int], str],
+        stop_tokens: frozenset[int],
+    ):
+        self._row, self._index, self._request = row, index, request
+        self._decode_token, self._stop_tokens = decode_token, stop_tokens
+        self._text = AnswerText(decode, row.stop)
+        self._pushed = 0
+        self._told = 0
+        self.finished = False
+
+    def read(self) -> Delta | None:
+        """What became certain since the last call; None where there is no text yet.
+
+        Tokens whose text is held back are told with the text, or at the end.
+        """
+        row, request = self._row, self._request
+        # The end is set after the last token, so it is looked at before the tokens.
+        finish_reason = row.finish_reason
+        count = len(row.generated)
+        for token in row.generated[self._pushed : count]:
+            if token not in self._stop_tokens:
+                self._text.push(token)
+        self._pushed = count
+        if finish_reason is not None:
+            self._text.finish()
+            self.finished = True
+        text = self._text.take()
+        if not text and not self.finished:
+            return None
+        new = slice(self._told, count)
+        self._told = count
+        ids = tuple(row.generated[new])
+        return Delta(
+            index=self._index,
+            text=text,
+            finish_reason=finish_reason,
+            tokens=tuple(map(self._decode_token, ids)) if request.logprobs else (),
+            token_ids=ids if request.return_token_ids else (),
+            logprobs=tuple(row.logprobs[new]) if request.logprobs else (),
+            top_logprobs=tuple(map(self._alternatives, row.top_logprobs[new]))
+            if request.top_logprobs
+            else (),
+            completion_tokens=len(ids),
+        )
+
+    def _alternatives(self, found: Sequence[tuple[int, float]]) -> tuple[TopLogprob, ...]:
+        return tuple(TopLogprob(self._decode_token(token), logprob) for token, logprob in found)

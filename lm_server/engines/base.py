@@ -1,0 +1,219 @@
+"""The small interface behind which every engine stands.
+
+An engine answers for one base model and any number of adapters over it. It knows nothing of
+HTTP, files or jobs; the server (`nip_lm_server.app`) wires it. An engine that is a server
+itself (vLLM) says where it is (`upstream`), and requests are passed through to there.
+
+What an engine can't do it says in its `capabilities`, and refuses; nothing is ignored.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from nip_lm_server.formats.tool_calls import ToolCall
+
+EngineState = Literal["stopped", "starting", "running", "sleeping", "failed"]
+
+
+class EngineError(Exception):
+    """The engine can't do what was asked; the message says what and why."""
+
+
+class EngineRequestError(EngineError, ValueError):
+    """The request itself is wrong (prompt too long, template refuses a role): HTTP 400.
+
+    `code` is a short machine-readable word, for example ``context_length_exceeded``.
+    """
+
+    def __init__(self, message: str, code: str = "invalid_request", param: str | None = None):
+        super().__init__(message, code, param)
+        self.message, self.code, self.param = message, code, param
+
+    def __str__(self) -> str:
+        return self.message
+
+
+COUNTED_CONTEXTS = 4
+"""`Engine.tokenize` shows the tokens of prompts of at most so many times the model's context."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine can do. Asking for more is refused by name before it gets there."""
+
+    logprobs: bool = False
+    max_top_logprobs: int = 0
+    completions: bool = True  # prompts that are no conversation
+    sleep: bool = False  # gives its device's memory back and comes back with its adapters
+    max_lora_rank: int = 512
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """Where an engine that is an OpenAI-compatible server itself listens."""
+
+    url: str  # without /v1
+    api_key: str = field(repr=False)
+    parameters: frozenset[str] = frozenset()  # what its chat completions take, by name
+    completion_parameters: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One request, already validated: a conversation in `messages`, or else a `prompt`."""
+
+    model: str  # the base model's served name, or an adapter's name
+    messages: tuple[dict[str, Any], ...] = ()  # role, content, name, tool_calls, tool_call_id
+    prompt: str | tuple[int, ...] | None = None  # text or token ids, taken as they are
+    max_tokens: int | None = None  # None: as far as the context goes
+    temperature: float = 1.0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    n: int = 1
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False  # log-probability of each generated token
+    top_logprobs: int = 0  # alternatives for each generated token
+    return_token_ids: bool = False
+    schema: dict[str, Any] | None = None  # the answer is JSON of this schema
+    tools: tuple[dict[str, Any], ...] = ()  # functions that the model is told of, as on the wire
+    forced_tools: tuple[str, ...] = ()  # of which it must call one; none: as it likes
+    parallel_tool_calls: bool = True  # whether it may call several at once
+
+
+@dataclass(frozen=True)
+class TopLogprob:
+    """An alternative at one position."""
+
+    token: str
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer. `token_ids` and `logprobs` have one entry per generated token, stop included."""
+
+    text: str
+    finish_reason: str  # stop, length, content_filter, tool_calls
+    completion_tokens: int
+    tokens: tuple[str, ...] | None = None
+    token_ids: tuple[int, ...] | None = None
+    logprobs: tuple[float, ...] | None = None
+    top_logprobs: tuple[tuple[TopLogprob, ...], ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """What an engine returns for a request; `model` is the one that really answered."""
+
+    model: str
+    choices: tuple[Choice, ...]
+    prompt_tokens: int
+    prompt_token_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A piece of a streamed answer: text of choice `index` that is certain by now.
+
+    The texts of a choice's deltas joined are the text that `generate` gives for the same seed,
+    and so are tokens, ids and log-probabilities. The last one of a choice has `finish_reason`.
+    The first delta of a stream carries `prompt_tokens` (and `prompt_token_ids` where asked).
+    """
+
+    index: int
+    text: str
+    finish_reason: str | None = None
+    tokens: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[tuple[TopLogprob, ...], ...] = ()
+    completion_tokens: int = 0  # generated in this piece
+    prompt_tokens: int | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()  # all of a choice in its last delta
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Evidence that an adapter answers with its own weights.
+
+    `matches` says whether what the served model gave on the probe is what the saved weights
+    give; `detail` carries the figures (distance, tolerance, nearest other adapter). It has
+    ``unchanged: true`` where the adapter changes nothing over the base model.
+    """
+
+    matches: bool
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """What the server asks of an engine. All methods are called on the server's event loop."""
+
+    name: str  # deterministic, embedded, vllm
+    base_model: str  # the served name of the base model
+    epoch: int  # grows by one with each start of the engine
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def upstream(self) -> Upstream | None:
+        """Where requests are passed through to; None: ask `generate` and `stream`."""
+
+    async def start(self) -> None:
+        """Start, without adapters. Raises EngineError with the reason if it can't be served."""
+
+    async def stop(self) -> None:
+        """End it, from any state. What still waits or runs fails with EngineError."""
+
+    async def sleep(self) -> None:
+        """Give the device's memory back, keep what can be kept elsewhere.
+
+        Raises EngineError if `capabilities.sleep` is false.
+        """
+
+    async def wake(self) -> None:
+        """Undo `sleep`. Adapters that survived it are still loaded; who calls proves them again."""
+
+    async def wait_dead(self) -> str:
+        """Return why, once a running engine has ended without being asked to."""
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Answer, or raise EngineRequestError. Cancelling the await abandons the request."""
+
+    def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        """Answer piece by piece. Closing the iterator abandons the request.
+
+        What is wrong with the request is raised before the first delta.
+        """
+
+    async def tokenize(self, model: str, messages: tuple[dict[str, Any], ...]) -> tuple[int, ...]:
+        """Token ids of the prompt these messages give, generation prompt included.
+
+        Raises EngineRequestError for more than COUNTED_CONTEXTS times the context.
+        """
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus completion, in tokens."""
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """Make the adapter in `path` answer to `name` without stopping anything."""
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; one that isn't loaded is no error."""
+
+    def loaded_adapters(self) -> tuple[str, ...]: ...
+
+    async def prove(self, name: str, path: Path) -> Proof:
+        """Check that `name` answers with the weights in `path`."""
+
+    def status(self) -> dict[str, Any]:
+        """JSON-encodable facts: state, epoch, requests served, device, versions."""

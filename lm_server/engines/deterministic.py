@@ -1,0 +1,468 @@
+"""An engine without a model: the same request gets the same answer, on any machine, for ever.
+
+DeterministicEngine    replies drawn by a stable hash of (model, messages, seed, choice index)
+InjectedFault          a transport fault that the replies file asked for; the server plays it
+
+Its training is `deterministic_training`. Sampling settings (temperature, top_p,
+repetition_penalty) have nothing to act on here and change nothing. Log-probabilities are refused,
+there being none. Tokens are pieces of three UTF-8 bytes: stable, reversible, and about as long as
+real ones. For the rules, a prompt that is no conversation is one message of a user.
+"""
+
+import asyncio
+import hashlib
+import json
+import math
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from nip_lm_server.engines.base import (
+    COUNTED_CONTEXTS,
+    Capabilities,
+    Choice,
+    Delta,
+    EngineError,
+    EngineRequestError,
+    EngineState,
+    GenerationRequest,
+    GenerationResult,
+    Proof,
+)
+from nip_lm_server.engines.drawn_answers import deltas_of, draw, drawn_call, follow
+from nip_lm_server.engines.pseudo_tokens import (
+    MESSAGE_OVERHEAD,
+    TOKEN_BYTES,
+    prompt_ids,
+    text_of_ids,
+    token_count,
+    token_ids,
+)
+from nip_lm_server.engines.reply_rules import Reply, ReplyFile, Rule, Template
+from nip_lm_server.training.deterministic import (
+    ADAPTER_FILE,
+    BASE_FILE,
+    DeterministicTrainer,
+    fraction,
+)
+
+__all__ = ["ADAPTER_FILE", "DeterministicEngine", "DeterministicTrainer", "InjectedFault"]
+
+_FAULT_MEMORY = 200_000  # requests whose number of tries is remembered
+
+
+class InjectedFault(EngineError):
+    """A transport fault. `kind` is server_error, rate_limited or dropped."""
+
+    def __init__(self, kind: str, retry_after_s: float = 0.0):
+        super().__init__(kind)
+        self.kind, self.retry_after_s = kind, retry_after_s
+
+
+class _Weights:
+    """A trained model: what its file said when it was loaded."""
+
+    def __init__(self, path: Path):
+        try:
+            content = path.read_bytes()
+            value = json.loads(content)
+            self.generation = int(value["generation"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise EngineError(f"{path} is no model: {error!r}") from error
+        self.unchanged = value.get("unchanged") is True
+        self.digest = hashlib.sha256(content).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request as the rules see it. `digest` decides every draw."""
+
+    request: GenerationRequest
+    messages: tuple[dict[str, Any], ...]
+    generation: int
+    digest: bytes
+    prompt_tokens: int
+    limit: int  # of the answer, in tokens
+    prompt_ids: tuple[int, ...] | None
+
+
+class _Rule:
+    """A rule with its templates parsed and its weights added up per generation."""
+
+    def __init__(self, rule: Rule):
+        self.when = rule.when
+        self._replies = [(reply, Template(reply.text)) for reply in rule.replies]
+        self._cumulative: dict[int, list[float]] = {}
+
+    def draw(self, generation: int, fraction: float) -> tuple[Reply, Template]:
+        sums = self._cumulative.get(generation)
+        if sums is None:
+            sums = list(accumulate(reply.weight_at(generation) for reply, _ in self._replies))
+            self._cumulative[generation] = sums
+        if sums[-1] <= 0:
+            return self._replies[int(fraction * len(self._replies))]
+        index = bisect_right(sums, fraction * sums[-1])
+        return self._replies[min(index, len(self._replies) - 1)]
+
+
+class DeterministicEngine:
+    """Answers by rule and hash; see the module.
+
+    `path` is the directory of a base model that the trainer made; None: one that was never trained.
+    """
+
+    name = "deterministic"
+
+    def __init__(self, base_model: str, replies: ReplyFile, path: Path | None = None):
+        self.base_model = base_model
+        self.epoch = 0
+        self._path = path
+        self._replies = replies
+        self._rules = [_Rule(rule) for rule in replies.rules]
+        self._default = _Rule(Rule(replies=replies.default))
+        self._malformed = Template(replies.faults.malformed_text)
+        self._faults_in_text = (
+            replies.faults.empty + replies.faults.malformed + replies.faults.wrong_finish_reason > 0
+        )
+        self._seed = str(replies.seed).encode()
+        self._base: _Weights | None = None
+        self._adapters: dict[str, _Weights] = {}
+        self._tries: OrderedDict[bytes, int] = OrderedDict()
+        self._requests = 0
+        self._state: EngineState = "stopped"
+
+    # Life
+
+    async def start(self) -> None:
+        """Begin a new epoch. Raises EngineError if `path` is no base model."""
+        if self._state == "running":
+            return
+        self.epoch += 1
+        self._state = "failed"
+        self._base = None if self._path is None else _Weights(self._path / BASE_FILE)
+        self._state = "running"
+
+    async def stop(self) -> None:
+        """Forget the adapters."""
+        self._adapters.clear()
+        self._state = "stopped"
+
+    async def sleep(self) -> None:
+        """Answer nothing until `wake`; there is no memory to give back."""
+        if self._state not in ("running", "sleeping"):
+            raise EngineError(f"the engine is {self._state}")
+        self._state = "sleeping"
+
+    async def wake(self) -> None:
+        """Answer again, with the same adapters."""
+        if self._state not in ("running", "sleeping"):
+            raise EngineError(f"the engine is {self._state}")
+        self._state = "running"
+
+    async def wait_dead(self) -> str:
+        """Never return: there is nothing that could die."""
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets this event")
+
+    @property
+    def state(self) -> EngineState:
+        """What the engine is doing."""
+        return self._state
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        return Capabilities(sleep=True, max_lora_rank=self._replies.max_lora_rank)
+
+    @property
+    def upstream(self) -> None:
+        """Requests are answered here."""
+        return None
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus completion, in pseudo tokens."""
+        return self._replies.max_model_len
+
+    def status(self) -> dict[str, Any]:
+        """State and counters."""
+        return {
+            "state": self._state,
+            "epoch": self.epoch,
+            "requests": self._requests,
+            "adapters": len(self._adapters),
+            "device": "none",
+        }
+
+    # Answering
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Answer by rule. Raises EngineRequestError, or InjectedFault where faults are set."""
+        asked = await self._ask(request)
+        return GenerationResult(
+            model=request.model,
+            choices=await self._answer(asked),
+            prompt_tokens=asked.prompt_tokens,
+            prompt_token_ids=asked.prompt_ids,
+        )
+
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        """Answer by rule, a token of each choice at a time. Errors come before the first delta."""
+        asked = await self._ask(request)
+        choices = await self._answer(asked)
+        deltas = [deltas_of(i, choice, request) for i, choice in enumerate(choices)]
+        first = True
+        for position in range(max(map(len, deltas))):
+            for of_choice in deltas:
+                if position >= len(of_choice):
+                    continue
+                delta = of_choice[position]
+                if first:
+                    delta = replace(
+                        delta,
+                        prompt_tokens=asked.prompt_tokens,
+                        prompt_token_ids=asked.prompt_ids,
+                    )
+                    first = False
+                yield delta
+            await asyncio.sleep(0)  # others have their turn
+
+    async def tokenize(self, model: str, messages: tuple[dict[str, Any], ...]) -> tuple[int, ...]:
+        """Pseudo token ids of the prompt."""
+        self._generation(model)
+        tokens = _prompt_tokens(GenerationRequest(model, messages))
+        if tokens > COUNTED_CONTEXTS * self.max_model_len:
+            raise EngineRequestError(
+                f"This model's context is {self.max_model_len} tokens; the messages take {tokens}, "
+                "which is too long to be shown.",
+                "context_length_exceeded",
+                "messages",
+            )
+        return prompt_ids(messages)
+
+    # Adapters
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """Read the adapter's file; it is not looked at again."""
+        self._adapters[name] = _Weights(path / ADAPTER_FILE)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; one that isn't loaded is no error."""
+        self._adapters.pop(name, None)
+
+    def loaded_adapters(self) -> tuple[str, ...]:
+        """Names of the loaded adapters."""
+        return tuple(self._adapters)
+
+    async def prove(self, name: str, path: Path) -> Proof:
+        """Compare the digest of what was loaded with the one in the model's manifest."""
+        file = ADAPTER_FILE
+        weights = self._adapters.get(name)
+        if name == self.base_model:
+            file, weights = BASE_FILE, self._base
+        loaded = weights.digest if weights else None
+        if loaded is not None and fraction(f"prove {loaded}") < (
+            self._replies.training.unproved_rate
+        ):
+            loaded = "injected"
+        try:
+            saved = json.loads((path / "manifest.json").read_text())["files"][file]["sha256"]
+        except (OSError, ValueError, KeyError) as error:
+            raise EngineError(f"{path} has no manifest with {file}: {error!r}") from error
+        unchanged = weights is not None and weights.unchanged
+        return Proof(
+            loaded == saved,
+            {"kind": "digest", "unchanged": unchanged, "loaded": loaded, "saved": saved},
+        )
+
+    # Inside
+
+    def _generation(self, model: str) -> int:
+        if self._state != "running":
+            raise EngineError(f"the engine is {self._state}")
+        if model == self.base_model:
+            return self._base.generation if self._base else 0
+        adapter = self._adapters.get(model)
+        if adapter is None:
+            raise EngineRequestError(f"{model!r} is not loaded", "model_not_found", "model")
+        return adapter.generation
+
+    async def _ask(self, request: GenerationRequest) -> _Asked:
+        """Check a request, play its faults and wait for its latency."""
+        if request.logprobs or request.top_logprobs:
+            raise EngineRequestError(
+                "the deterministic engine has no log-probabilities", "unsupported", "logprobs"
+            )
+        generation = self._generation(request.model)
+        prompt_tokens = _prompt_tokens(request)
+        limit = self._room(request, prompt_tokens)
+        messages, ids = _prompt(request)
+        digest = self._digest(request, messages)
+        asked = _Asked(
+            request=request,
+            messages=messages,
+            generation=generation,
+            digest=digest,
+            prompt_tokens=prompt_tokens,
+            limit=limit,
+            prompt_ids=(prompt_ids(messages) if ids is None else ids)
+            if request.return_token_ids
+            else None,
+        )
+        self._requests += 1
+        if self._replies.faults.any_transport:
+            self._maybe_fail(digest)
+        if self._replies.latency_s.mean or self._replies.latency_s.min:
+            await asyncio.sleep(self._latency(digest))
+        return asked
+
+    def _room(self, request: GenerationRequest, prompt_tokens: int) -> int:
+        room = self.max_model_len - prompt_tokens
+        limit = room if request.max_tokens is None else request.max_tokens
+        if room < max(1, limit):
+            param, what = "messages", "messages take"
+            if request.prompt is not None:
+                param, what = "prompt", "prompt takes"
+            text = param
+            if room > 0:
+                param = "max_tokens"
+            asked = f" and {request.max_tokens} for the answer" if request.max_tokens else ""
+            raise EngineRequestError(
+                f"This model's context is {self.max_model_len} tokens; the {what} "
+                f"{prompt_tokens}{asked}. Shorten the {text} or lower max_tokens.",
+                "context_length_exceeded",
+                param,
+            )
+        return limit
+
+    def _digest(self, request: GenerationRequest, messages: tuple[dict[str, Any], ...]) -> bytes:
+        parts = [request.model, str(request.seed)]
+        if request.schema is not None or request.tools:
+            form = [request.schema, request.tools, request.forced_tools]
+            parts.append(json.dumps(form, sort_keys=True))
+        for message in messages:
+            role = message["role"] if request.prompt is None else "prompt"
+            parts += (role, message.get("name") or "", message["content"])
+            if message.keys() & {"tool_calls", "tool_call_id"}:
+                calls = [message.get("tool_calls"), message.get("tool_call_id")]
+                parts.append(json.dumps(calls, sort_keys=True))
+        # Lengths keep two different lists of strings from joining to the same bytes.
+        lengths = ",".join([str(len(part)) for part in parts])
+        joined = f"{lengths}\n{''.join(parts)}".encode("utf-8", "surrogatepass")
+        return hashlib.sha256(self._seed + b"\n" + joined).digest()
+
+    async def _answer(self, asked: _Asked) -> tuple[Choice, ...]:
+        """The choices; what has a form is drawn aside, since that can take a second."""
+        if asked.request.schema is None and not asked.request.forced_tools:
+            return self._choices(asked)
+        return await asyncio.to_thread(self._choices, asked)
+
+    def _choices(self, asked: _Asked) -> tuple[Choice, ...]:
+        rule = self._rule(asked)
+        return tuple(self._choice(rule, asked, index) for index in range(asked.request.n))
+
+    def _rule(self, asked: _Asked) -> _Rule:
+        for rule in self._rules:
+            if rule.when.holds(asked.request.model, asked.messages, asked.generation):
+                return rule
+        return self._default
+
+    def _choice(self, rule: _Rule, asked: _Asked, index: int) -> Choice:
+        generation, request = asked.generation, asked.request
+        drawn = hashlib.sha256(asked.digest + index.to_bytes(4, "big")).digest()
+        if request.forced_tools:
+            return drawn_call(request, Random(int.from_bytes(drawn[16:24], "big")), asked.limit)
+        reply, template = rule.draw(generation, int.from_bytes(drawn[:8], "big") / 2**64)
+        finish_reason: str = reply.finish_reason
+        if template.fixed is not None and not self._faults_in_text:
+            text = template.fixed
+        else:
+            random = Random(int.from_bytes(drawn[8:16], "big"))
+            text, finish_reason = self._text(template, random, generation, finish_reason)
+        if request.schema is not None:
+            random = Random(int.from_bytes(drawn[16:24], "big"))
+            fitting = follow(request.schema, text)
+            if fitting is None:
+                fitting = draw(request.schema, random, asked.limit, "response_format")
+            text = fitting
+        cut = min((text.find(stop) for stop in request.stop if stop in text), default=-1)
+        if cut >= 0:
+            text, finish_reason = text[:cut], "stop"
+        if token_count(text) > asked.limit:
+            # A character that is cut in two is left out, so that there may be a token less.
+            text = text.encode()[: asked.limit * TOKEN_BYTES].decode("utf-8", "ignore")
+            finish_reason = "length"
+        return Choice(
+            text=text,
+            finish_reason=finish_reason,
+            completion_tokens=token_count(text),
+            token_ids=token_ids(text) if request.return_token_ids else None,
+        )
+
+    def _text(
+        self, template: Template, random: Random, generation: int, finish_reason: str
+    ) -> tuple[str, str]:
+        faults = self._replies.faults
+        if self._faults_in_text:
+            draw = random.random()
+            if draw < faults.empty:
+                return "", finish_reason
+            if draw < faults.empty + faults.malformed:
+                return self._malformed.render(random, generation), finish_reason
+            if draw < faults.empty + faults.malformed + faults.wrong_finish_reason:
+                finish_reason = "length"
+        return template.render(random, generation), finish_reason
+
+    def _maybe_fail(self, digest: bytes) -> None:
+        key = digest[:12]
+        tries = self._tries.pop(key, 0)
+        self._tries[key] = tries + 1
+        if len(self._tries) > _FAULT_MEMORY:
+            self._tries.popitem(last=False)
+        faults = self._replies.faults
+        draw = fraction(f"fault {digest.hex()} {tries}")
+        if draw < faults.server_error:
+            raise InjectedFault("server_error")
+        if draw < faults.server_error + faults.rate_limited:
+            raise InjectedFault("rate_limited", faults.retry_after_s)
+        if draw < faults.server_error + faults.rate_limited + faults.dropped:
+            raise InjectedFault("dropped")
+
+    def _latency(self, digest: bytes) -> float:
+        latency = self._replies.latency_s
+        share = -math.log(1.0 - int.from_bytes(digest[16:22], "big") / 2**48)
+        drawn = latency.min + max(0.0, latency.mean - latency.min) * share
+        return min(latency.max, drawn)
+
+
+def _prompt_tokens(request: GenerationRequest) -> int:
+    if request.prompt is None:
+        contents = sum(token_count(m["content"]) for m in request.messages)
+        return contents + MESSAGE_OVERHEAD * len(request.messages)
+    if isinstance(request.prompt, str):
+        return token_count(request.prompt)
+    return len(request.prompt)
+
+
+def _prompt(
+    request: GenerationRequest,
+) -> tuple[tuple[dict[str, Any], ...], tuple[int, ...] | None]:
+    """What the rules look at, and the token ids of a prompt that is no conversation."""
+    if request.prompt is None:
+        return request.messages, None
+    if isinstance(request.prompt, str):
+        text, ids = request.prompt, token_ids(request.prompt)
+    else:
+        ids = request.prompt
+        try:
+            text = text_of_ids(ids)
+        except ValueError as error:
+            raise EngineRequestError(str(error), "invalid_value", "prompt") from None
+    if not ids:
+        raise EngineRequestError("the prompt has no tokens", "invalid_value", "prompt")
+    return ({"role": "user", "content": text},), ids

@@ -1,0 +1,204 @@
+"""Guided decoding: an answer that can be nothing but what was asked for.
+
+json_grammar   a JSON schema -> its grammar, checked
+call_grammar   tools, and how a template writes a call -> the grammar of an answer with calls
+Guides         the vocabulary of one model; begins a Guide for each answer
+Guide          the progress of one answer through its grammar
+
+The grammars are llguidance's. What it can't enforce of a schema it refuses, naming the keyword.
+JSON is written as Python's `json.dumps` does, ``{"a": 1, "b": 2}``: free white space would let a
+weak model write nothing else until its tokens end. For the same reason objects are closed.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nip_lm_server.engines.base import EngineRequestError
+from nip_lm_server.formats.tool_calls import ToolForm, parameters_of
+
+_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")  # name -> schema
+_VALUES = ("enum", "const", "default", "examples")
+_LEXER_FUEL = 100_000
+"""What a pattern may cost before the first token: a fifth of a second at most."""
+
+
+def guidance() -> Any:
+    """The library. Raises EngineRequestError if it is not installed."""
+    try:
+        import llguidance
+    except ImportError:
+        raise EngineRequestError(
+            "this server can't guide answers: it has no llguidance, which is part of the extra "
+            "'local'",
+            "unsupported_value",
+            "response_format",
+        ) from None
+    return llguidance
+
+
+def json_grammar(schema: Mapping[str, Any], param: str = "response_format") -> str:
+    """The grammar of JSON texts of a schema. Raises EngineRequestError for a wrong schema."""
+    matcher = guidance().LLMatcher
+    try:
+        closed = json.dumps(close_objects(schema))
+        grammar: str = matcher.grammar_from_json_schema(closed, overrides=_STYLE)
+        problem = matcher.validate_grammar(grammar)
+    except (ValueError, TypeError, RecursionError) as error:
+        problem = str(error)
+    if problem and not problem.startswith("WARNING"):
+        raise wrong_schema(problem, param)
+    return grammar
+
+
+def call_grammar(
+    form: ToolForm,
+    tools: Sequence[Mapping[str, Any]],
+    forced: Sequence[str],
+    schema: Mapping[str, Any] | None,
+) -> str | None:
+    """The grammar of an answer by a model that has `tools`.
+
+    One call of one of `forced`, if there are any; else free text with calls in it, or either a
+    call or JSON of `schema`. None: nothing can be enforced, since in this form a call has no
+    beginning that tells it from other text. Raises EngineRequestError for a wrong schema.
+    """
+    bodies: list[tuple[str, dict[str, Any], str]] = []
+    for index, tool in enumerate(tools):
+        name, parameters = tool["function"]["name"], parameters_of(tool)
+        json_grammar(parameters, f"tools[{index}].function.parameters")
+        if not forced or name in forced:
+            opening, closing = form.around(name)
+            bodies.append((opening, _styled(parameters), closing))
+    if not forced and schema is None:
+        if not form.marker:
+            return None
+        library = guidance()
+        tags = [
+            library.StructTag(trigger=form.marker, begin=opening, grammar=parameters, end=closing)
+            for opening, parameters, closing in bodies
+        ]
+        grammar: str = library.StructTag.to_grammar(tags, assume_special=False)
+        return grammar
+    rules = [
+        f"call_{index}: {json.dumps(opening)} %json {json.dumps(parameters)} {json.dumps(closing)}"
+        for index, (opening, parameters, closing) in enumerate(bodies)
+    ]
+    starts = [f"call_{index}" for index in range(len(bodies))]
+    if not forced and schema is not None:
+        json_grammar(schema)
+        rules.append(f"answer: %json {json.dumps(_styled(schema))}")
+        starts.append("answer")
+    return "\n".join(["%llguidance {}", f"start: {' | '.join(starts)}", *rules, ""])
+
+
+def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema whose objects have the properties that it lists and no others, unless it says so.
+
+    All that follows it follows the schema too. Left open, an object is where a weak model adds
+    keys until its tokens end. Where schemas are joined, what lists a property need not be what
+    closes the object: such schemas stay as they are.
+    """
+    closed = dict(schema)
+    return closed if _joins(schema) else _closed(closed)
+
+
+def _joins(node: Any) -> bool:
+    if isinstance(node, list):
+        return any(map(_joins, node))
+    if not isinstance(node, dict):
+        return False
+    beside = {"$ref", "anyOf", "oneOf"} & node.keys() and "properties" in node
+    return "allOf" in node or bool(beside) or any(map(_joins, node.values()))
+
+
+def _closed(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_closed(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    closed: dict[str, Any] = {}
+    for key, value in node.items():
+        if key in _MAPS and isinstance(value, dict):
+            closed[key] = {name: _closed(item) for name, item in value.items()}
+        else:
+            closed[key] = value if key in _VALUES else _closed(value)
+    listed = node.get("properties")
+    is_listed = isinstance(listed, dict) and listed.keys() >= set(node.get("required") or ())
+    if is_listed and "patternProperties" not in node:
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+def _styled(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {**close_objects(schema), "x-guidance": _STYLE}
+
+
+def begin(vocabulary: Any, grammar: str, param: str) -> Any:
+    """llguidance's matcher at the beginning of a text. Raises EngineRequestError."""
+    library = guidance()
+    limits = library.LLParserLimits(initial_lexer_fuel=_LEXER_FUEL)
+    matcher = library.LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise wrong_schema(matcher.get_error(), param)
+    return matcher
+
+
+class Guides:
+    """What guides the answers of one model: its vocabulary, as llguidance has it.
+
+    `width` is the number of logits, `stop_tokens` end an answer. Takes about a second for a large
+    vocabulary. Raises EngineRequestError for a tokenizer that it can't read.
+    """
+
+    def __init__(self, tokenizer: Any, width: int, stop_tokens: frozenset[int]):
+        guidance()
+        from llguidance.hf import from_tokenizer
+
+        try:
+            self._vocabulary = from_tokenizer(
+                tokenizer, n_vocab=width, eos_token=sorted(stop_tokens) or None
+            )
+        except ValueError as error:
+            raise EngineRequestError(
+                f"the answers of this model can't be guided: {error}",
+                "unsupported_value",
+                "response_format",
+            ) from error
+
+    def begin(self, grammar: str) -> "Guide":
+        """The beginning of an answer. Raises EngineRequestError for too large a grammar."""
+        return Guide(begin(self._vocabulary, grammar, "response_format"))
+
+
+class Guide:
+    """One answer on its way through a grammar.
+
+    `failure` says why it can't be guided any more, empty while it can. Another thread may read it
+    while the answer goes on; all else belongs to one thread.
+    """
+
+    def __init__(self, matcher: Any):
+        self._matcher = matcher
+        self.failure = ""
+
+    def copy(self) -> "Guide":
+        """Another answer that is as far as this one."""
+        return Guide(self._matcher.deep_copy())
+
+    def fill(self, words: Any) -> None:
+        """Write which tokens may come next into a row of 32-bit words on the CPU, a bit each."""
+        self._matcher.unsafe_compute_mask_ptr(words.data_ptr(), words.numel() * 4)
+
+    def push(self, token: int) -> None:
+        """Go on by the token that was chosen."""
+        if not self._matcher.consume_token(token):
+            self.failure = str(self._matcher.get_error())
+
+
+def wrong_schema(problem: str, param: str) -> EngineRequestError:
+    reason = " ".join(problem.split())[:300]
+    return EngineRequestError(
+        f"Invalid '{param}': the schema can't be enforced: {reason}", "invalid_value", param
+    )

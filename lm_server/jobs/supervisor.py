@@ -1,0 +1,260 @@
+"""Takes jobs from created to ended: validates them and gives each its turn on its device.
+
+JobSupervisor.start, stop    take up what an earlier server left; leave what runs to the next
+JobSupervisor.submit         a job was created or resumed
+JobSupervisor.pause, cancel  the training of a job is to end, with or without a checkpoint
+
+Jobs on one device are trained one after the other, those on different devices beside each other;
+what happens in a job's turn is in `job_run`. Every step may be cut short by a kill: at the next
+start what is left of the training process is ended, and the job goes on under the same id. A job
+for a base model that the server doesn't have waits for one that does, and holds up no other.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nip_lm_server import formats
+from nip_lm_server.devices import one_queue
+from nip_lm_server.errors import ApiError
+from nip_lm_server.jobs.run import JobRunner, Pool
+from nip_lm_server.jobs.table import JobTable
+from nip_lm_server.processes import end_process
+from nip_lm_server.state.database import Database
+from nip_lm_server.state.files import FileStore
+from nip_lm_server.state.models import ModelStore
+from nip_lm_server.training.trainers import TrainingPlace
+from nip_lm_server.wire import EffectiveSettings
+
+STOP_GRACE_S = 6.0
+"""How long trainings may take for their checkpoints when the server stops."""
+UNAVAILABLE_PAUSE_S = 2.0
+"""Pause before a job is tried again whose engine has not run yet."""
+BROKEN_PAUSE_S = 2.0
+"""Pause after something went wrong that can't even be written into the job, as on a full disk."""
+
+_log = logging.getLogger("nip.lm_server.jobs")
+
+
+@dataclass
+class _Run:
+    """A job that is being trained; `stop` asks for a checkpoint, cancelling `task` does not."""
+
+    id: str
+    task: "asyncio.Task[None]"
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class JobSupervisor:
+    """Runs the jobs of one server. `pool` says where each is trained."""
+
+    def __init__(
+        self,
+        directory: Path,
+        database: Database,
+        jobs: JobTable,
+        files: FileStore,
+        models: ModelStore,
+        pool: Pool,
+        *,
+        stop_grace_s: float = STOP_GRACE_S,
+    ):
+        self._database = database
+        self._jobs = jobs
+        self._files = files
+        self._pool = pool
+        self._runner = JobRunner(directory, database, jobs, files, models, pool)
+        self._stop_grace_s = stop_grace_s
+        self._wake_validator = asyncio.Event()
+        self._wake_runner = asyncio.Event()
+        self._loops: list[asyncio.Task[None]] = []
+        self._running: dict[str, _Run] = {}  # by device
+        directory.mkdir(exist_ok=True)
+        jobs.events.log_into(directory)
+
+    def start(self) -> None:
+        """Take up what an earlier server left, and begin."""
+        for row in self._jobs.rows_in(("validating_files", "queued", "running")):
+            self._recover(row)
+        self._loops = [
+            asyncio.create_task(_repeat(self._validate_next), name="validate jobs"),
+            asyncio.create_task(_repeat(self._begin_ready), name="run jobs"),
+        ]
+
+    async def stop(self) -> None:
+        """Let the trainings that run write checkpoints; the next start goes on from there."""
+        for task in self._loops:
+            task.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        self._loops = []
+        runs = list(self._running.values())
+        for run in runs:
+            run.stop.set()
+        tasks = {run.task for run in runs}
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=self._stop_grace_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def submit(self) -> None:
+        """Tell that a job was created or resumed."""
+        self._wake_validator.set()
+        self._wake_runner.set()
+
+    def pause(self, id: str) -> None:
+        """End the training of a job that was paused, with a checkpoint."""
+        for run in self._running.values():
+            if run.id == id:
+                run.stop.set()
+
+    def cancel(self, id: str) -> None:
+        """End the training of a job whose status is already `cancelled`."""
+        run = next((run for run in self._running.values() if run.id == id), None)
+        if run is not None:
+            run.task.cancel()
+        else:
+            self._runner.remove_leftovers(id)
+
+    def running_jobs(self) -> dict[str, str]:
+        """Id of the job that is being trained on each device that is busy."""
+        return {device: run.id for device, run in self._running.items()}
+
+    def healthy(self) -> bool:
+        """Whether jobs are being taken."""
+        return bool(self._loops) and not any(task.done() for task in self._loops)
+
+    def _recover(self, row: sqlite3.Row) -> None:
+        id = row["id"]
+        if row["child_pid"] is not None:
+            if not end_process(row["child_pid"], row["child_identity"], grace_s=1.0, group=True):
+                self._jobs.fail(
+                    id,
+                    "training_process_stuck",
+                    f"The training process {row['child_pid']} of an earlier server can't be ended",
+                )
+                return
+            self._jobs.set_child(id, None, None)
+        self._jobs.requeue(id, "The server was restarted; the job is run again")
+
+    def _tell_of_missing_base(self, row: sqlite3.Row) -> None:
+        """Such a job is kept: a server that was started with the wrong model must not end it."""
+        known = ", ".join(map(repr, self._pool.base_models()))
+        self._jobs.events.add_new(
+            row["id"],
+            f"The job waits for a server with the base model {row['base_model']!r}; this one has "
+            f"{known}",
+            level="warn",
+        )
+
+    # Validation
+
+    async def _validate_next(self) -> None:
+        self._wake_validator.clear()
+        rows = self._jobs.rows_in(("validating_files",))
+        if not rows:
+            self._wake_runner.set()
+            await self._wake_validator.wait()
+            return
+        try:
+            await self._validate(rows[0])
+        except Exception as error:
+            _log.exception("validating %s", rows[0]["id"])
+            self._jobs.fail(rows[0]["id"], "internal_error", f"Validation broke: {error!r}")
+
+    async def _validate(self, row: sqlite3.Row) -> None:
+        settings = EffectiveSettings.model_validate_json(row["settings"])
+        for param, least in (("training_file", formats.MIN_EXAMPLES), ("validation_file", 1)):
+            file_id = row[param]
+            if file_id is None:
+                continue
+            try:
+                path = await self._files.intact(file_id)
+            except ApiError as error:
+                self._jobs.fail(row["id"], error.code or "file_damaged", error.message, param)
+                return
+            problems = await asyncio.to_thread(
+                _problems, row["method"], path, least, settings.advantage
+            )
+            if problems:
+                self._jobs.fail(
+                    row["id"],
+                    problems[0].code,
+                    f"The {param.replace('_', ' ')} {file_id} is not valid: "
+                    f"{formats.describe_problems(problems)}",
+                    param,
+                )
+                return
+        with self._database.transaction():
+            valid = self._jobs.transition(row["id"], ("validating_files",), "queued")
+            if valid:
+                self._jobs.events.add(row["id"], "Files validated, moving job to queued state")
+        if valid:
+            self._jobs.events.log(row["id"], "queued")
+        self._wake_runner.set()
+
+    # Running
+
+    async def _begin_ready(self) -> None:
+        self._wake_runner.clear()
+        waits_for_engine = False
+        running = set(self.running_jobs().values())
+        for row in self._jobs.rows_in(("running",)):
+            if row["id"] not in running:
+                self._jobs.requeue(row["id"], "The job's end can't be written; it is run again")
+        for row in self._jobs.rows_in(("queued",)):
+            if row["base_model"] not in self._pool.base_models():
+                self._tell_of_missing_base(row)
+                continue
+            if row["paused"]:
+                continue
+            try:
+                place = self._pool.training_place(row["base_model"])
+            except ApiError:
+                waits_for_engine = True
+            else:
+                if not any(one_queue(place.device, busy) for busy in self._running):
+                    self._begin(row, place)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(
+                self._wake_runner.wait(), UNAVAILABLE_PAUSE_S if waits_for_engine else None
+            )
+
+    def _begin(self, row: sqlite3.Row, place: TrainingPlace) -> None:
+        stop = asyncio.Event()
+
+        def ended(task: "asyncio.Task[None]") -> None:
+            if not task.cancelled() and task.exception() is not None:
+                _log.error("job %s can't be written down", row["id"], exc_info=task.exception())
+                pause_s = BROKEN_PAUSE_S
+            else:
+                pause_s = 0.0
+            del self._running[place.device]
+            asyncio.get_running_loop().call_later(pause_s, self._wake_runner.set)
+
+        task = asyncio.create_task(self._runner.run(row, place, stop), name=f"job {row['id']}")
+        self._running[place.device] = _Run(row["id"], task, stop)
+        task.add_done_callback(ended)
+
+
+async def _repeat(step: Callable[[], Awaitable[None]]) -> None:
+    """Run `step` for ever: what goes wrong in it must not end the taking of jobs."""
+    while True:
+        try:
+            await step()
+        except Exception:
+            _log.exception("jobs can't be taken, trying again")
+            await asyncio.sleep(BROKEN_PAUSE_S)
+
+
+def _problems(
+    method: str, path: Path, least: int, advantage: formats.AdvantageMode | None
+) -> list[formats.Problem]:
+    try:
+        return formats.validate(method, formats.read_jsonl(path), least, advantage=advantage)
+    except formats.JsonlError as error:
+        return [formats.Problem(error.line, "invalid_jsonl", error.message)]

@@ -1,0 +1,422 @@
+"""The job table: creating a job exactly once, its transitions, what is shown of it.
+
+JobTable.create           refuses or enters a job, enforces the idempotency key
+JobTable.begin ... fail   transitions, each a compare-and-set: of two that race, one wins
+JobTable.pause, resume    a paused job has status `queued` and is not begun until it is resumed
+JobTable.retrieve, list   the objects of the API
+
+What a transition starts (validation, training, commit) is the business of `supervisor`, what is
+told of a job that of `job_events`, what a request means that of `job_settings`.
+"""
+
+import hashlib
+import json
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nip_lm_server import wire
+from nip_lm_server.errors import ApiError, not_found
+from nip_lm_server.jobs.events import JobEvents
+from nip_lm_server.jobs.settings import Places, resolve
+from nip_lm_server.state.database import Database, damaged, dump, load
+from nip_lm_server.state.files import FileStore
+from nip_lm_server.state.models import ModelStore, adapter_digest, adapter_name
+from nip_lm_server.wire import CreateJobRequest, EffectiveSettings
+
+
+class JobTable:
+    """The jobs of one server."""
+
+    def __init__(self, database: Database, files: FileStore, models: ModelStore, pool: Places):
+        self._database = database
+        self._files = files
+        self._models = models
+        self._pool = pool
+        self.events = JobEvents(database)
+
+    # Creating
+
+    def create(
+        self,
+        request: CreateJobRequest,
+        payload: Mapping[str, Any],
+        key: str | None,
+        admit: Callable[[], None] = lambda: None,
+    ) -> tuple[dict[str, Any], bool]:
+        """Enter a job and return (its object, whether it is new).
+
+        The same `key` with the same payload returns the first job. Raises ApiError 409 for the
+        same key with another payload, 400 for anything wrong in the request, and what `admit`
+        raises before a new job is entered. There is no await in here and the key's column is
+        unique, so two requests that race make one job.
+        """
+        payload_digest = _digest(payload)
+        # Ids of files are drawn, so that the model's name goes by their content.
+        content_digest = _digest(self._with_file_contents(payload))
+        if key is not None:
+            first = self._database.one("SELECT * FROM jobs WHERE idempotency_key = ?", key)
+            if first is not None:
+                same = first["payload_digest"] == payload_digest
+                if not same and first["adapter_digest"] != adapter_digest(key, content_digest):
+                    raise ApiError(
+                        409,
+                        f"Idempotency-Key {key!r} was used for job {first['id']} with another "
+                        "payload: use a new key for a new job",
+                        code="idempotency_key_reused",
+                        param="Idempotency-Key",
+                    )
+                return self.object(first), False
+        self._check_files(request)
+        plan = resolve(request, self._pool, self._models)
+        admit()
+        id = "ftjob-" + secrets.token_hex(12)
+        digest = adapter_digest(key or id, content_digest)
+        with self._database.transaction():
+            seq = self._database.insert(
+                "jobs",
+                id=id,
+                idempotency_key=key,
+                payload_digest=payload_digest,
+                method=plan.method,
+                model=request.model,
+                base_model=plan.base_model,
+                parent=plan.parent,
+                training_file=request.training_file,
+                validation_file=request.validation_file,
+                settings=plan.settings.model_dump_json(),
+                seed=secrets.randbelow(2**31) if request.seed is None else request.seed,
+                metadata=dump(request.metadata),
+                suffix=request.suffix,
+                adapter_name=adapter_name(plan.named_after, request.suffix, digest),
+                adapter_digest=digest,
+                status="validating_files",
+                created_at=time.time(),
+            )
+            for name, value in (request.metadata or {}).items():
+                self._database.execute(
+                    "INSERT INTO job_metadata (job_seq, key, value) VALUES (?, ?, ?)",
+                    seq,
+                    name,
+                    value,
+                )
+            self.events.add(id, f"Created fine-tuning job: {id}")
+            self.events.add(id, f"Validating training file: {request.training_file}")
+            if plan.note is not None:
+                self.events.add(id, plan.note, level="warn")
+        facts = {"model": request.model, "method": plan.method}
+        self.events.log(id, "created", key=key, **facts, settings=plan.settings.model_dump())
+        return self.retrieve(id), True
+
+    def _with_file_contents(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """The payload with the SHA-256 of each file that is there in place of its id."""
+        contents = dict(payload)
+        for field in ("training_file", "validation_file"):
+            row = self._database.one("SELECT sha256 FROM files WHERE id = ?", payload.get(field))
+            if row is not None:
+                contents[field] = row["sha256"]
+        return contents
+
+    def _check_files(self, request: CreateJobRequest) -> None:
+        for param in ("training_file", "validation_file"):
+            id = getattr(request, param)
+            if id is None:
+                continue
+            try:
+                purpose = self._files.purpose(id)
+            except ApiError:
+                raise ApiError(
+                    400, f"invalid {param}: {id}", code="invalid_file", param=param
+                ) from None
+            if purpose != "fine-tune":
+                raise ApiError(
+                    400,
+                    f"invalid {param}: {id} has purpose {purpose!r}, expected 'fine-tune'",
+                    code="invalid_file_purpose",
+                    param=param,
+                )
+
+    # Reading
+
+    def row(self, id: str) -> sqlite3.Row:
+        """The table's row of a job. Raises ApiError 404."""
+        row = self._database.one("SELECT * FROM jobs WHERE id = ?", id)
+        if row is None:
+            raise not_found("fine-tuning job", id, "fine_tuning_job_id")
+        return row
+
+    def refuse_broken_rows(self) -> None:
+        """Raise StateError if a job can't be read any more: it could be neither shown nor run."""
+        for row in self._database.all("SELECT * FROM jobs"):
+            try:
+                self.object(row)
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                problem = f"job {row['id']}: {' '.join(str(error).split())}"
+                raise damaged(self._database.path, problem) from error
+
+    def rows_in(self, statuses: Sequence[str]) -> list[sqlite3.Row]:
+        """Jobs in any of these statuses, oldest first."""
+        marks = ", ".join("?" * len(statuses))
+        return self._database.all(
+            f"SELECT * FROM jobs WHERE status IN ({marks}) ORDER BY seq",  # noqa: S608
+            *statuses,
+        )
+
+    def retrieve(self, id: str) -> dict[str, Any]:
+        """The object of a job. Raises ApiError 404."""
+        return self.object(self.row(id))
+
+    def object(self, row: sqlite3.Row) -> dict[str, Any]:
+        """OpenAI's `fine_tuning.job`, with the extension object `nip`."""
+        settings = EffectiveSettings.model_validate_json(row["settings"])
+        result: dict[str, Any] = load(row["result"]) or {}
+        method, succeeded = row["method"], row["status"] == "succeeded"
+        return {
+            "object": "fine_tuning.job",
+            "id": row["id"],
+            "model": row["model"],
+            "created_at": int(row["created_at"]),
+            "finished_at": int(row["finished_at"]) if row["finished_at"] else None,
+            "fine_tuned_model": row["adapter_name"] if succeeded else None,
+            "organization_id": wire.ORGANIZATION_ID,
+            "result_files": [row["result_file"]] if row["result_file"] else [],
+            "status": row["status"],
+            "validation_file": row["validation_file"],
+            "training_file": row["training_file"],
+            "hyperparameters": settings.openai_hyperparameters(),
+            "trained_tokens": result.get("tokens") if succeeded else None,
+            "error": load(row["error"]),
+            "seed": row["seed"],
+            "estimated_finish": _estimated_finish(row),
+            "integrations": [],
+            "method": {
+                "type": method,
+                method: {"hyperparameters": settings.method_hyperparameters(method)},
+            },
+            "metadata": load(row["metadata"]),
+            "nip": {
+                "suffix": row["suffix"],
+                **settings.nip_settings(),
+                "base_model": row["base_model"],
+                "parent": row["parent"],
+                "paused": bool(row["paused"]),
+                "attempts": row["attempts"],
+                "progress": load(row["progress"]),
+                "result": result or None,
+            },
+        }
+
+    def list(
+        self, *, limit: int, after: str | None, metadata: Mapping[str, str] | None
+    ) -> dict[str, Any]:
+        """One page of jobs, newest first.
+
+        `metadata` keeps jobs that have all these pairs; an empty mapping keeps those without any.
+        """
+        where, values = ["1"], []
+        if after is not None:
+            where.append("seq < ?")
+            found = self._database.one("SELECT seq FROM jobs WHERE id = ?", after)
+            if found is None:
+                raise not_found("fine-tuning job", after, "after")
+            values.append(found["seq"])
+        if metadata is not None and not metadata:
+            where.append("metadata IS NULL")
+        for key, value in (metadata or {}).items():
+            where.append("seq IN (SELECT job_seq FROM job_metadata WHERE key = ? AND value = ?)")
+            values += [key, value]
+        rows = self._database.all(
+            f"SELECT * FROM jobs WHERE {' AND '.join(where)} ORDER BY seq DESC LIMIT ?",  # noqa: S608
+            *values,
+            limit + 1,
+        )
+        return wire.list_object([self.object(row) for row in rows[:limit]], len(rows) > limit)
+
+    def checkpoints(self, id: str, *, limit: int, after: str | None) -> dict[str, Any]:
+        """The final weights are the one checkpoint that can be used; none before success."""
+        row = self.row(id)
+        checkpoint_id = "ftckpt-" + row["adapter_digest"]
+        if after is not None and after != checkpoint_id:
+            raise not_found("checkpoint", after, "after")
+        if row["status"] != "succeeded" or after is not None or limit < 1:
+            return wire.list_with_ends([], False, none=None)
+        result = load(row["result"]) or {}
+        metrics: dict[str, Any] = {"step": result.get("steps", 0)}
+        for name, figure in (("train_loss", "final_loss"), ("valid_loss", "validation_loss")):
+            if result.get(figure) is not None:
+                metrics[name] = result[figure]
+        data = {
+            "object": "fine_tuning.job.checkpoint",
+            "id": checkpoint_id,
+            "created_at": int(row["finished_at"]),
+            "fine_tuned_model_checkpoint": row["adapter_name"],
+            "fine_tuning_job_id": id,
+            "step_number": result.get("steps", 0),
+            "metrics": metrics,
+        }
+        return wire.list_with_ends([data], False, none=None)
+
+    # Changing
+
+    def transition(self, id: str, before: Sequence[str], after: str, **columns: Any) -> bool:
+        """Set the status if it is one of `before`, together with `columns`. False if it was not.
+
+        Log the new status once the transaction is committed, if there is one around it.
+        """
+        names = "".join(f", {name} = ?" for name in columns)
+        marks = ", ".join("?" * len(before))
+        changed = self._database.execute(
+            f"UPDATE jobs SET status = ?{names} WHERE id = ? AND status IN ({marks})",  # noqa: S608
+            after,
+            *columns.values(),
+            id,
+            *before,
+        )
+        return changed == 1
+
+    def begin(self, id: str) -> bool:
+        """From `queued` to `running`, as one more attempt. False if it is not to run any more."""
+        with self._database.transaction():
+            changed = self._database.execute(
+                "UPDATE jobs SET status = 'running', attempts = attempts + 1, "
+                "started_at = coalesce(started_at, ?) "
+                "WHERE id = ? AND status = 'queued' AND paused = 0",
+                time.time(),
+                id,
+            )
+            if changed != 1:
+                return False
+            row = self.row(id)
+            attempt, progress = row["attempts"], load(row["progress"])
+            if progress is not None:
+                # The pace of an earlier attempt tells nothing about when this one ends.
+                self._database.execute(
+                    "UPDATE jobs SET progress = ? WHERE id = ?",
+                    dump({**progress, "time_left_s": None}),
+                    id,
+                )
+            told = "started" if attempt == 1 else f"continues (attempt {attempt})"
+            self.events.add(id, f"Fine-tuning job {told}")
+        self.events.log(id, "running", attempt=attempt)
+        return True
+
+    def pause(self, id: str) -> tuple[dict[str, Any], bool]:
+        """Keep a job that has not ended from running; returns (its object, whether it ran or
+        could have). Pausing a paused job is no error. Raises ApiError 404, 400 if it ended.
+        """
+        with self._database.transaction():
+            changed = self._database.execute(
+                "UPDATE jobs SET paused = 1, "
+                "status = CASE status WHEN 'running' THEN 'queued' ELSE status END "
+                "WHERE id = ? AND paused = 0 "
+                "AND status IN ('validating_files', 'queued', 'running')",
+                id,
+            )
+            if changed:
+                self.events.add(id, "The job was paused")
+        row = self.row(id)
+        if not row["paused"]:
+            raise _ended(row, "paused")
+        if changed:
+            self.events.log(id, "paused")
+        return self.object(row), changed == 1
+
+    def resume(self, id: str) -> dict[str, Any]:
+        """Let a paused job run again, from its last checkpoint.
+
+        Raises ApiError 404, 400 if it is not paused.
+        """
+        with self._database.transaction():
+            changed = self._database.execute(
+                "UPDATE jobs SET paused = 0 WHERE id = ? AND paused = 1",
+                id,
+            )
+            if changed:
+                self.events.add(id, "The job was resumed")
+        row = self.row(id)
+        if not changed:
+            raise ApiError(
+                400,
+                f"The job {id} is not paused: its status is {row['status']!r}",
+                code="job_not_paused",
+                param="fine_tuning_job_id",
+            )
+        self.events.log(id, "resumed")
+        return self.object(row)
+
+    def cancel(self, id: str) -> tuple[dict[str, Any], bool]:
+        """Cancel a job that has not ended; returns (its object, whether this call did it).
+
+        Cancelling a cancelled job is no error. Raises ApiError 404, 400 if it succeeded or failed.
+        """
+        with self._database.transaction():
+            changed = self.transition(
+                id, wire.ACTIVE_STATUSES, "cancelled", finished_at=time.time(), paused=0
+            )
+            if changed:
+                self.events.add(id, "The job was cancelled")
+        if changed:
+            self.events.log(id, "cancelled")
+        row = self.row(id)
+        if row["status"] != "cancelled":
+            raise _ended(row, "cancelled")
+        return self.object(row), changed
+
+    def fail(self, id: str, code: str, message: str, param: str | None = None) -> None:
+        """End a job without a model; one that was cancelled meanwhile stays so."""
+        error = {"code": code, "message": message, "param": param}
+        with self._database.transaction():
+            changed = self.transition(
+                id,
+                wire.ACTIVE_STATUSES,
+                "failed",
+                finished_at=time.time(),
+                error=dump(error),
+                paused=0,
+            )
+            if changed:
+                self.events.add(id, f"The job failed: {message}", level="error", data=error)
+        if changed:
+            self.events.log(id, "failed", "error", **error)
+
+    def requeue(self, id: str, message: str) -> None:
+        """From `running` back to `queued`, with an event; a job that is not running is left."""
+        with self._database.transaction():
+            changed = self.transition(id, ("running",), "queued")
+            if changed:
+                self.events.add(id, message)
+        if changed:
+            self.events.log(id, "queued")
+
+    def set_child(self, id: str, pid: int | None, identity: str | None) -> None:
+        """Write down the training process, so that the next start can end one that is left."""
+        self._database.execute(
+            "UPDATE jobs SET child_pid = ?, child_identity = ? WHERE id = ?", pid, identity, id
+        )
+        if pid is not None:
+            self.events.begin_attempt(id)
+            self.events.log(id, "process_started", pid=pid)
+
+
+def _estimated_finish(row: sqlite3.Row) -> int | None:
+    progress = load(row["progress"])
+    if row["status"] != "running" or not progress or progress.get("time_left_s") is None:
+        return None
+    return int(progress["at"] + progress["time_left_s"])
+
+
+def _ended(row: sqlite3.Row, verb: str) -> ApiError:
+    return ApiError(
+        400,
+        f"The job {row['id']} has status {row['status']!r} and can't be {verb}",
+        code="job_already_ended",
+        param="fine_tuning_job_id",
+    )
+
+
+def _digest(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()

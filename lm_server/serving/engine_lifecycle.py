@@ -1,0 +1,212 @@
+"""Keeps one engine as it is wanted: running, asleep or stopped; and brings it back when it dies.
+
+EngineKeeper.set_wanted   what a user asks for: start, sleep, wake, stop
+EngineKeeper.lend         within, the engine leaves its device to a training
+EngineKeeper.is_ready     whether it answers; describe_absence says why not
+
+An engine that ends by itself is started again, after a pause that doubles up to MAX_PAUSE_S.
+Each start is a new epoch, and whatever brings the engine back, `restore` loads and proves its
+adapters before they answer again. All methods are called on the server's event loop.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Literal
+
+from nip_lm_server.engines.base import Engine, EngineError
+
+FIRST_PAUSE_S = 0.5
+MAX_PAUSE_S = 60.0
+"""Longest pause between two attempts to start an engine that died."""
+QUIET_S = 300.0
+"""An engine that ran this long starts again at once when it dies."""
+
+Wanted = Literal["running", "sleeping", "stopped"]
+
+_log = logging.getLogger("nip.lm_server.engine")
+
+
+class EngineKeeper:
+    """One engine and its life.
+
+    `restore` loads and proves adapters after it came up, `went_down` is told before it goes,
+    `epoch_began` stores epochs. `restore` raises EngineError if the engine can't serve after all.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        restore: Callable[[Engine], Awaitable[None]],
+        went_down: Callable[[], None],
+        epoch_began: Callable[[Engine], None],
+    ):
+        self.engine = engine
+        self.wanted: Wanted = "stopped"
+        self.restarts = 0
+        self.last_death: str | None = None
+        self._restore = restore
+        self._went_down = went_down
+        self._epoch_began = epoch_began
+        self._lent = 0
+        self._lock = asyncio.Lock()
+        self._watcher: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine runs and its adapters were proved since it was last brought up."""
+        return self._ready.is_set() and self.engine.state == "running"
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether a training has the engine's device."""
+        return self._lent > 0
+
+    async def set_wanted(self, wanted: Wanted) -> None:
+        """Bring the engine there. While its device is lent, that happens afterwards.
+
+        Raises EngineError if it can't be done: for "running", attempts go on nevertheless.
+        """
+        if wanted == "sleeping" and not self.engine.capabilities.sleep:
+            raise EngineError(f"the engine {self.engine.name} can't sleep here: stop it instead")
+        self.wanted = wanted
+        await self._settle()
+
+    async def close(self) -> None:
+        """Stop the engine for good."""
+        self.wanted = "stopped"
+        await self._stop_watching()
+        async with self._lock:
+            await self._down()
+            await self.engine.stop()
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[None]:
+        """Within, the engine sleeps, or is stopped if it can't; afterwards it is as wanted again.
+
+        If bringing it back fails, attempts go on and the work inside is not affected.
+        """
+        self._lent += 1
+        try:
+            await self._settle()
+            yield
+        finally:
+            self._lent -= 1
+            # Even when the work inside was cancelled, the engine has to come back.
+            back = asyncio.ensure_future(self._settle_or_retry())
+            await asyncio.shield(back)
+
+    async def until_ready(self, timeout_s: float) -> None:
+        """Wait for an engine that is coming up. Raises EngineError if it isn't in time."""
+        try:
+            await asyncio.wait_for(self._ready.wait(), timeout_s)
+        except TimeoutError:
+            raise EngineError(
+                f"the engine of {self.engine.base_model!r} is {self.engine.state}, not running, "
+                f"after {timeout_s:.0f} s"
+            ) from None
+
+    def describe_absence(self) -> str:
+        """Why it does not answer, for people."""
+        if self._lent:
+            return "gives its device to a training job and comes back by itself"
+        if self.wanted != "running":
+            return f"is {self.engine.state}: POST /nip/engines/{self.engine.base_model}/start"
+        return "is being started" if self.last_death is None else "died and is being restarted"
+
+    # Moving
+
+    def _target(self) -> Wanted:
+        if self.wanted == "stopped" or not self._lent:
+            return self.wanted
+        return "sleeping" if self.engine.capabilities.sleep else "stopped"
+
+    async def _settle(self) -> None:
+        """Bring the engine to its target."""
+        await self._stop_watching()
+        try:
+            async with self._lock:
+                await self._move()
+        finally:
+            self._watch()
+
+    async def _settle_or_retry(self) -> None:
+        try:
+            await self._settle()
+        except EngineError as error:
+            _log.error("%s does not come back, trying again: %s", self.engine.base_model, error)
+
+    async def _move(self) -> None:
+        engine, target = self.engine, self._target()
+        if target == "running":
+            if engine.state == "running" and self._ready.is_set():
+                return
+            if engine.state == "sleeping":
+                try:
+                    await engine.wake()
+                except EngineError as error:
+                    _log.warning("%s can't be woken, starting it: %s", engine.base_model, error)
+                    await engine.stop()
+            if engine.state != "running":
+                await engine.stop()
+                await engine.start()
+                self._epoch_began(engine)
+            await self._restore(engine)
+            self._ready.set()
+            return
+        await self._down()
+        if target == "sleeping" and engine.state == "running":
+            try:
+                await engine.sleep()
+            except EngineError as error:
+                _log.warning("%s can't sleep, stopping it: %s", engine.base_model, error)
+                await engine.stop()
+        elif target == "stopped":
+            await engine.stop()
+
+    async def _down(self) -> None:
+        self._ready.clear()
+        self._went_down()
+
+    # Watching
+
+    def _watch(self) -> None:
+        if self._watcher is None and self._target() == "running":
+            self._watcher = asyncio.create_task(
+                self._keep_running(), name=f"keep {self.engine.base_model}"
+            )
+
+    async def _stop_watching(self) -> None:
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None and watcher is not asyncio.current_task():
+            watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watcher
+
+    async def _keep_running(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        loop = asyncio.get_running_loop()
+        while True:
+            if self.is_ready:
+                since = loop.time()
+                reason = await self.engine.wait_dead()
+                self.last_death = reason
+                self.restarts += 1
+                _log.error("the engine of %s died: %s", self.engine.base_model, reason)
+                if loop.time() - since > QUIET_S:
+                    pause_s = FIRST_PAUSE_S
+                await self._down()
+            await asyncio.sleep(pause_s)
+            pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+            try:
+                async with self._lock:
+                    await self._move()
+            except Exception as error:
+                self.last_death = str(error)
+                _log.error("can't start the engine of %s: %s", self.engine.base_model, error)
+                with contextlib.suppress(Exception):
+                    await self.engine.stop()

@@ -1,0 +1,175 @@
+"""From a job's settings and the device to the keyword arguments of a trainer's configuration.
+
+common_arguments      those that every configuration of transformers and TRL takes
+effective_arguments   what training really uses, read back from the trainer, for the events
+choose_device         cuda or cpu
+choose_precision      the precision in which the model computes
+process_count         how many processes train together
+
+"auto" and None become what suits the device: on CUDA bfloat16, the fused optimizer and gradient
+checkpointing; elsewhere float32 and neither. What a device can't do is refused by name.
+"""
+
+import importlib.util
+from typing import Any
+
+from nip_lm_server.training.job import TrainingError, TrainingJob, TrainingSettings
+
+_OPTIMIZERS = {
+    "adamw_torch": "adamw_torch",
+    "adamw_8bit": "adamw_8bit",
+    "paged_adamw_8bit": "paged_adamw_8bit",
+    "sgd": "sgd",
+}
+
+
+def common_arguments(job: TrainingJob) -> dict[str, Any]:
+    """Keyword arguments for any subclass of transformers' TrainingArguments.
+
+    Covers batch, schedule, seed, precision, optimizer, gradient checkpointing and logging.
+    Checkpoints are written by `checkpoints`, so the trainer's own saving is off. Raises
+    TrainingError, naming the setting, where this machine can't do what is asked.
+    """
+    import torch
+
+    settings = job.hyperparameters
+    device = choose_device()
+    precision = choose_precision(settings, device)
+    checkpointing = settings.gradient_checkpointing
+    per_process = settings.batch_size // processes_of_this_run()
+    return {
+        "output_dir": str(job.output_dir),
+        "num_train_epochs": settings.n_epochs,
+        "per_device_train_batch_size": per_process,
+        "per_device_eval_batch_size": per_process,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": settings.learning_rate,
+        "lr_scheduler_type": settings.lr_scheduler,
+        "warmup_steps": settings.warmup_ratio,  # below 1 it is a share of all steps
+        "weight_decay": settings.weight_decay,
+        "max_grad_norm": settings.max_grad_norm,
+        "optim": choose_optimizer(settings, device),
+        "seed": job.seed,
+        "data_seed": job.seed,
+        "train_sampling_strategy": "random",
+        "use_cpu": device == "cpu",
+        "bf16": precision == "bfloat16",
+        "fp16": precision == "float16",
+        "gradient_checkpointing": device == "cuda" if checkpointing is None else checkpointing,
+        "dataloader_num_workers": 0,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        "ddp_find_unused_parameters": False,
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,  # it would hide what must stop the training
+        "report_to": [],
+        "disable_tqdm": True,
+    }
+
+
+def choose_device() -> str:
+    """``cuda`` where there is one that can be used, else ``cpu``."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def choose_precision(settings: TrainingSettings, device: str) -> str:
+    """float32, bfloat16 or float16. Raises TrainingError where `device` can't compute in it."""
+    import torch
+
+    asked = settings.precision
+    if asked == "auto":
+        bfloat16 = device == "cuda" and torch.cuda.is_bf16_supported()
+        return "bfloat16" if bfloat16 else "float32"
+    if asked == "float16" and device != "cuda":
+        raise TrainingError(
+            "precision_unsupported",
+            "float16 training needs a CUDA device (its loss scaling), and there is none: take "
+            '"float32" or "bfloat16"',
+            "precision",
+        )
+    if asked == "bfloat16" and device == "cuda" and not torch.cuda.is_bf16_supported():
+        raise TrainingError(
+            "precision_unsupported",
+            f"{torch.cuda.get_device_name()} can't compute in bfloat16: take float16 or float32",
+            "precision",
+        )
+    return asked
+
+
+def choose_optimizer(settings: TrainingSettings, device: str) -> str:
+    """The trainer's name of the optimizer. Raises TrainingError where it can't be had."""
+    if settings.optimizer == "auto":
+        return "adamw_torch_fused" if device == "cuda" else "adamw_torch"
+    if settings.optimizer.endswith("8bit"):
+        require_bitsandbytes(device, "optimizer", settings.optimizer)
+    return _OPTIMIZERS[settings.optimizer]
+
+
+def require_bitsandbytes(device: str, param: str, value: str) -> None:
+    """Raise TrainingError unless there are a CUDA device and bitsandbytes."""
+    if device != "cuda":
+        raise TrainingError(
+            "gpu_required", f"{param} {value!r} needs a CUDA device, and there is none", param
+        )
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise TrainingError(
+            "bitsandbytes_missing",
+            f"{param} {value!r} needs the package bitsandbytes: pip install bitsandbytes",
+            param,
+        )
+
+
+def process_count(settings: TrainingSettings, devices: int) -> int:
+    """How many of `devices` train together: the most that share the batch evenly, at least 1."""
+    return max(
+        (n for n in range(1, devices + 1) if settings.batch_size % n == 0),
+        default=1,
+    )
+
+
+def processes_of_this_run() -> int:
+    """How many processes this one trains together with, itself included."""
+    from accelerate import PartialState
+
+    return int(PartialState(cpu=choose_device() == "cpu").num_processes)
+
+
+def effective_arguments(trainer: Any) -> dict[str, Any]:
+    """The figures that training really uses, read back from the trainer and from PEFT."""
+    args = trainer.args
+    found = {
+        "learning_rate": args.learning_rate,
+        "lr_scheduler": str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)),
+        "warmup_steps": args.warmup_steps,
+        "weight_decay": args.weight_decay,
+        "max_grad_norm": args.max_grad_norm,
+        "n_epochs": args.num_train_epochs,
+        "batch_size": args.per_device_train_batch_size * args.world_size,
+        "processes": args.world_size,
+        "seed": args.seed,
+        "device": str(args.device),
+        "optimizer": str(getattr(args.optim, "value", args.optim)),
+        "bf16": args.bf16,
+        "fp16": args.fp16,
+        "gradient_checkpointing": args.gradient_checkpointing,
+        "packing": bool(getattr(args, "padding_free", False)),
+        "beta": getattr(args, "beta", None),
+        "attention": trainer.model.config._attn_implementation,
+        "model_dtype": str(trainer.model.dtype).removeprefix("torch."),
+        "trainable_parameters": sum(
+            p.numel() for p in trainer.model.parameters() if p.requires_grad
+        ),
+    }
+    lora = getattr(trainer.model, "peft_config", {}).get("default")
+    if lora is not None:
+        found.update(
+            lora_rank=lora.r,
+            lora_alpha=lora.lora_alpha,
+            lora_dropout=lora.lora_dropout,
+            lora_target_modules=sorted(lora.target_modules),
+        )
+    return found

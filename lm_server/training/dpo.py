@@ -1,0 +1,174 @@
+"""Method `dpo`: prefer one answer over another (Rafailov et al., 2023), by TRL's DPOTrainer.
+
+``train(job, events)`` is called by `main`. Prompts and answers are encoded as they are served, the
+stop token among what is learned (`encoding`); TRL prepares nothing. A batch is `batch_size` pairs.
+
+The reference, `dpo_reference`, is a stated choice:
+
+start    what the training starts from: the base model, the parent for "continue", base and parent
+         for "stack". The loss begins at ln 2.
+base     the base model in any case; over an existing adapter the loss begins elsewhere
+
+`dpo_sft_weight` adds that many times the mean negative log-likelihood of the preferred answers'
+tokens to the loss (Pang et al., "Iterative Reasoning Preference Optimization", 2024). DPO alone
+only looks at the distance of the two answers, and may make both of them unlikely.
+
+The reference is had for nothing by switching the trained adapter off, except: "continue" against
+"start" keeps a frozen copy of the adapter, and "stack" against "base" or training every weight
+keeps a second model.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nip_lm_server.formats import PreferenceExample
+from nip_lm_server.training import loading
+from nip_lm_server.training.encoding import ExampleError, encode_turn, read_file
+from nip_lm_server.training.job import Events, TrainingError, TrainingJob
+
+DEFAULT_BETA = 0.1
+
+
+@dataclass(frozen=True)
+class EncodedPair:
+    """Token ids of a prompt and of both answers to it, each with its stop token."""
+
+    prompt: tuple[int, ...]
+    preferred: tuple[int, ...]
+    rejected: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that one epoch computes with."""
+        return 2 * len(self.prompt) + len(self.preferred) + len(self.rejected)
+
+
+def train(job: TrainingJob, events: Events) -> None:
+    """Do the whole job. Raises TrainingError where it can't be done."""
+    started_s = time.monotonic()
+    if job.hyperparameters.packing:
+        raise TrainingError("packing_unsupported", "dpo can't be trained with packing", "packing")
+    text = loading.load_text(job)
+    training = encode_file(job.training_file, text, "training_file")
+    validation = encode_file(job.validation_file, text, "validation_file")
+    events.message(f"{len(training)} pairs, {sum(pair.tokens for pair in training)} tokens")
+    from nip_lm_server.training.runner import run
+
+    run(
+        build_trainer(job, loading.load_start(job), text, training, validation),
+        job,
+        text,
+        events,
+        started_s=started_s,
+        tokens_per_epoch=sum(pair.tokens for pair in training),
+        evaluate=bool(validation),
+    )
+
+
+def encode_file(path: Path | None, text: loading.Text, param: str) -> list[EncodedPair]:
+    """Every pair of a JSONL file, none for None. Raises TrainingError, naming the line."""
+    try:
+        return [
+            encode_pair(example, text, line)
+            for line, example in (read_file("dpo", path, param) if path else ())
+        ]
+    except ExampleError as error:
+        raise TrainingError(error.code, str(error), param) from error
+
+
+def encode_pair(example: PreferenceExample, text: loading.Text, line: int) -> EncodedPair:
+    """Encode both answers.
+
+    Raises ExampleError if one is too long, the template refuses it, or both give the same tokens.
+    """
+    before = [message.to_dict() for message in example.input]
+    turns = [
+        encode_turn(text.tokenizer, [*before, answer.to_dict()], text.stop_tokens, line)
+        for answer in (example.preferred, example.rejected)
+    ]
+    for turn in turns:
+        size = len(turn.prompt) + len(turn.answer)
+        if size > text.max_length:
+            raise ExampleError(
+                "example_too_long",
+                line,
+                f"prompt and answer have {size} tokens, but at most {text.max_length} are allowed",
+            )
+    if turns[0].answer == turns[1].answer:
+        raise ExampleError(
+            "nothing_to_learn", line, "both answers are the same, so neither can be preferred"
+        )
+    return EncodedPair(tuple(turns[0].prompt), tuple(turns[0].answer), tuple(turns[1].answer))
+
+
+def build_trainer(
+    job: TrainingJob,
+    model: Any,
+    text: loading.Text,
+    training: Sequence[EncodedPair],
+    validation: Sequence[EncodedPair],
+) -> Any:
+    """TRL's trainer over encoded pairs, with the reference that the job asks for."""
+    from trl import DPOConfig, DPOTrainer
+
+    from nip_lm_server.training.arguments import common_arguments
+    from nip_lm_server.training.checkpoints import CheckpointedTrainer
+
+    class Trainer(CheckpointedTrainer, DPOTrainer):  # type: ignore[misc]
+        def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
+            return dataset  # encoded already
+
+    settings = job.hyperparameters
+    trainer = Trainer(
+        model=model,
+        ref_model=reference_model(job),
+        args=DPOConfig(
+            **common_arguments(job),
+            beta=settings.beta or DEFAULT_BETA,
+            loss_type=["sigmoid", "sft"] if settings.dpo_sft_weight else ["sigmoid"],
+            loss_weights=[1.0, settings.dpo_sft_weight] if settings.dpo_sft_weight else None,
+            max_length=None,  # longer examples were refused, none is ever cut
+            precompute_ref_log_probs=False,
+            disable_dropout=not settings.lora_dropout,
+        ),
+        train_dataset=_dataset(training),
+        eval_dataset=_dataset(validation) if validation else None,
+        processing_class=text.tokenizer,
+    )
+    copied = "ref" in getattr(trainer.model, "peft_config", {})
+    if copied and not _needs_copy(job):
+        trainer.model.delete_adapter("ref")  # without it TRL switches the adapter off
+    return trainer
+
+
+def reference_model(job: TrainingJob) -> Any:
+    """A frozen model of its own, where switching the adapter off doesn't give the reference."""
+    settings = job.hyperparameters
+    parent = loading.read_parent(job)
+    from_base = settings.dpo_reference == "base"
+    if settings.use_lora and not (from_base and settings.start_from == "stack" and parent):
+        return None
+    model = loading.load_base(job, trained=not settings.use_lora)  # as precise as the policy
+    if parent is not None and not from_base:
+        loading.merge(model, parent)
+    return model.requires_grad_(False).eval()
+
+
+def _needs_copy(job: TrainingJob) -> bool:
+    settings = job.hyperparameters
+    return settings.start_from == "continue" and settings.dpo_reference != "base"
+
+
+def _dataset(pairs: Sequence[EncodedPair]) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_dict(
+        {
+            "prompt_ids": [list(pair.prompt) for pair in pairs],
+            "chosen_ids": [list(pair.preferred) for pair in pairs],
+            "rejected_ids": [list(pair.rejected) for pair in pairs],
+        }
+    )

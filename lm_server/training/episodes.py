@@ -1,0 +1,199 @@
+"""The data of method `trajectories`, ready to train on: episodes as marked token ids.
+
+read_episodes     a file -> `Episode`s, each with its `ActionSequence`s
+check_known       whether the model knows all tokens
+with_advantages   the setting `advantage`: the rows' own, or each reward against its group's
+
+A message with `token_ids` is trained as those ids, after the prompt that the chat template gives: a
+model does not always generate the tokens that its text would be split into. They must decode to
+the message's text. Where a turn's prompt begins with all tokens of the turn before, both are one
+sequence; else each is its own, as in the other methods (`encoding`).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nip_lm_server import formats
+from nip_lm_server.formats import chat_template
+from nip_lm_server.training import loading
+from nip_lm_server.training.encoding import ExampleError, encode_turn
+from nip_lm_server.training.job import TrainingError
+
+
+@dataclass(frozen=True)
+class ActionSequence:
+    """One training sequence; all tuples have one entry per token."""
+
+    input_ids: tuple[int, ...]
+    actions: tuple[bool, ...]
+    """Whether the model chose this token. Never true for the first."""
+    logprobs: tuple[float, ...]
+    """Of the policy that acted; NaN where the data has none, 0 where there is no action."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One line of the data, as sequences."""
+
+    line: int
+    group_id: str
+    reward: float
+    advantage: float | None
+    sequences: tuple[ActionSequence, ...]
+
+
+@dataclass(frozen=True)
+class _Turn:
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    logprobs: Sequence[float] | None
+
+
+def read_episodes(
+    path: Path, text: loading.Text, mode: formats.AdvantageMode | None, param: str
+) -> list[Episode]:
+    """Every episode of a JSONL file. Raises TrainingError, naming the line."""
+    try:
+        examples = formats.read_examples("trajectories", path, advantage=mode)
+        return [_encode(line, example, text) for line, example in examples]
+    except formats.FormatError as error:
+        raise TrainingError(error.problems[0].code, str(error), param) from error
+    except ExampleError as error:
+        raise TrainingError(error.code, str(error), param) from error
+    except (OSError, formats.JsonlError) as error:
+        raise TrainingError("invalid_file", f"{path.name}: {error}", param) from error
+
+
+def with_advantages(
+    episodes: Sequence[Episode], mode: formats.AdvantageMode | None
+) -> tuple[list[Episode], int]:
+    """The episodes to train on, each with its advantage, and how many groups were left out.
+
+    A group whose rewards are all equal says nothing about what is better and is left out. `mode`
+    None: the rows' own advantages if they have them, else "group_std".
+    """
+    from nip_lm_server.training.policy_gradient import group_advantages
+
+    if mode is None:
+        given = all(episode.advantage is not None for episode in episodes)
+        mode = "given" if given else "group_std"
+    if mode == "given":
+        return list(episodes), 0
+    groups: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.group_id, []).append(episode)
+    found: dict[int, float] = {}
+    skipped = 0
+    for members in groups.values():
+        advantages = group_advantages(
+            [episode.reward for episode in members], divide_by_std=mode == "group_std"
+        )
+        if advantages is None:
+            skipped += 1
+        else:
+            lines = (episode.line for episode in members)
+            found.update(zip(lines, advantages, strict=True))
+    kept = [replace(e, advantage=found[e.line]) for e in episodes if e.line in found]
+    return kept, skipped
+
+
+def check_known(episodes: Sequence[Episode], vocabulary: int, param: str) -> None:
+    """Raise TrainingError, naming the line, if a token id is not below `vocabulary`."""
+    for episode in episodes:
+        highest = max(max(sequence.input_ids) for sequence in episode.sequences)
+        if highest >= vocabulary:
+            raise TrainingError(
+                "unknown_token_id",
+                f"line {episode.line}: the episode has the token id {highest}, but the model knows "
+                f"the ids from 0 to {vocabulary - 1} only",
+                param,
+            )
+
+
+def _encode(line: int, example: formats.Trajectory, text: loading.Text) -> Episode:
+    if example.turns:
+        turns = [
+            _Turn(turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
+            for turn in example.turns
+        ]
+    else:
+        turns = _message_turns(line, example.messages, text)
+    sequences = _join(turns)
+    for sequence in sequences:
+        if len(sequence.input_ids) > text.max_length:
+            raise ExampleError(
+                "example_too_long",
+                line,
+                f"the episode has a sequence of {len(sequence.input_ids)} tokens, but at most "
+                f"{text.max_length} are allowed",
+            )
+    return Episode(line, example.group_id, example.reward, example.advantage, sequences)
+
+
+def _message_turns(
+    line: int, messages: Sequence[formats.Message], text: loading.Text
+) -> list[_Turn]:
+    plain = [message.to_dict() for message in messages]
+    turns = []
+    for index, message in enumerate(messages):
+        if message.role != "assistant" or message.weight == 0:
+            continue
+        if message.token_ids is None:
+            turn = encode_turn(text.tokenizer, plain[: index + 1], text.stop_tokens, line)
+            prompt, answer = turn.prompt, turn.answer
+        else:
+            prompt = _prompt(line, plain[:index], text)
+            answer = list(message.token_ids)
+            _check_text(line, index, message, text)
+        if message.logprobs is not None and len(message.logprobs) != len(answer):
+            raise ExampleError(
+                "lengths_differ",
+                line,
+                f"messages[{index}] has {len(message.logprobs)} logprobs, but its text is "
+                f"{len(answer)} tokens with the stop token: give the generated 'token_ids' too",
+            )
+        turns.append(_Turn(prompt, answer, message.logprobs))
+    return turns
+
+
+def _prompt(line: int, messages: Sequence[dict[str, Any]], text: loading.Text) -> list[int]:
+    try:
+        return chat_template.encode_prompt(text.tokenizer, messages)
+    except chat_template.ChatTemplateError as error:
+        raise ExampleError("chat_template_refused", line, str(error)) from error
+
+
+def _check_text(line: int, index: int, message: formats.Message, text: loading.Text) -> None:
+    """The ids are the message's. A stop string may have cut the text, or spaces been stripped."""
+    ids = message.token_ids or ()
+    decoded = str(text.tokenizer.decode(ids, skip_special_tokens=True))
+    if not decoded.strip().startswith(message.content.strip()):
+        raise ExampleError(
+            "token_ids_differ",
+            line,
+            f"messages[{index}].token_ids are the text {decoded[:60]!r}, but its content is "
+            f"{message.content[:60]!r}: they are not of the same message, or of another model",
+        )
+
+
+def _join(turns: Sequence[_Turn]) -> tuple[ActionSequence, ...]:
+    """One sequence for turns that continue each other."""
+    sequences: list[ActionSequence] = []
+    for turn in turns:
+        ids = (*turn.prompt, *turn.answer)
+        context = len(turn.prompt)
+        given = turn.logprobs or [math.nan] * len(turn.answer)
+        actions = (*[False] * context, *[True] * len(turn.answer))
+        logprobs = (*[0.0] * context, *given)
+        if sequences:
+            before = sequences[-1]
+            size = len(before.input_ids)
+            if ids[:size] == before.input_ids and size <= context:
+                sequences.pop()
+                actions = (*before.actions, *actions[size:])
+                logprobs = (*before.logprobs, *logprobs[size:])
+        sequences.append(ActionSequence(ids, actions, logprobs))
+    return tuple(sequences)

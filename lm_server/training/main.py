@@ -1,0 +1,169 @@
+"""The training process of one job: the command line, the method, several GPUs, the exit status.
+
+``python -m nip_lm_server.training.main --job-dir DIR`` reads ``DIR/job.json``, appends to
+``DIR/events.jsonl``, keeps checkpoints in ``DIR/checkpoints`` and fills the job's output directory.
+
+job           job.json and events.jsonl
+sft, dpo, trajectories   one method each: ``train(job, events)``
+loading       tokenizer, base model, parent adapter      encoding      conversations -> token ids
+arguments     settings and device -> trainer arguments   callback      progress events
+runner        what every method does around its trainer  checkpoints   saved, found, loaded
+output        adapter or base, probe, figures
+
+Methods know these parts; the parts know no method.
+
+Exit status: 0 when everything is written, 143 after SIGTERM (a checkpoint was written and the
+same command continues from it), 1 after an ``error`` event. With more than one GPU the process
+starts itself again under ``accelerate launch`` and waits; then only the first process writes.
+"""
+
+import argparse
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from nip_lm_server.processes import die_with_parent_process
+from nip_lm_server.training.job import Events, Stopped, TrainingError, TrainingJob, read_job
+
+STOPPED = 143
+"""Exit status after SIGTERM: 128 and the signal's number, as shells have it."""
+_METHODS = {
+    "supervised": "nip_lm_server.training.sft",
+    "dpo": "nip_lm_server.training.dpo",
+    "trajectories": "nip_lm_server.training.trajectories",
+}
+_NO_SPACE = (27, 28, 122)  # EFBIG, ENOSPC, EDQUOT
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train the job of ``--job-dir`` and return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--job-dir", type=Path, required=True)
+    job_dir: Path = parser.parse_args(arguments).job_dir
+    path = job_dir / "events.jsonl"
+    events = Events(path if _rank() == 0 else Path(os.devnull))
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        job = read_job(job_dir)
+        command = launch_command(job, _cuda_devices()) if _rank_or_none() is None else None
+        if command is not None:
+            return _launch(command)
+        return _train(job, events)
+    except Exception as error:
+        if isinstance(error, TrainingError):
+            print(error, file=sys.stderr)
+        else:
+            traceback.print_exc()
+        failed = Events(path)  # of any process: the first may hang for want of another
+        failed.error(as_training_error(error))
+        failed.close()
+        return 1
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+        events.close()
+
+
+def _train(job: TrainingJob, events: Events) -> int:
+    # What arrives before training listens finds nothing worth a checkpoint.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
+    try:
+        importlib.import_module(_METHODS[job.method]).train(job, events)
+    except Stopped as stopped:
+        events.message(f"stopped after step {stopped.step}; a checkpoint was written")
+        return STOPPED
+    return 0
+
+
+def as_training_error(error: Exception) -> TrainingError:
+    """The error to report for any exception."""
+    if isinstance(error, TrainingError):
+        return error
+    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
+        return TrainingError(
+            "out_of_memory",
+            f"the training ran out of memory: {error}. Lower batch_size or max_length, or turn "
+            "gradient_checkpointing on",
+            "batch_size",
+        )
+    # safetensors has an exception of its own, with the number in its text
+    if (isinstance(error, OSError) and error.errno in _NO_SPACE) or any(
+        f"(os error {number})" in str(error) for number in _NO_SPACE
+    ):
+        return TrainingError("disk_full", f"there is no space left to write: {error}")
+    return TrainingError("training_failed", f"{type(error).__name__}: {error}")
+
+
+def launch_command(job: TrainingJob, devices: int) -> list[str] | None:
+    """The command that trains with several of `devices` GPUs, or None if one process is enough."""
+    from nip_lm_server.training.arguments import process_count
+
+    processes = process_count(job.hyperparameters, devices)
+    if processes < 2:
+        return None
+    return [
+        *(sys.executable, "-m", "accelerate.commands.launch"),
+        *("--multi_gpu", "--num_machines", "1", "--num_processes", str(processes)),
+        *("--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no"),
+        *("-m", "nip_lm_server.training.main", "--job-dir", str(job.job_dir)),
+    ]
+
+
+def _launch(command: Sequence[str]) -> int:
+    """Run the launcher in our process group and translate its end into our exit status.
+
+    SIGTERM must go to the whole group. The launcher passes it on to the processes that it started,
+    waits for their checkpoint, and must not get it twice. They die with it.
+    """
+    stopped = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopped
+        stopped = True
+
+    signal.signal(signal.SIGTERM, stop)
+    status = subprocess.call(command)
+    if status == 0:
+        return 0
+    return STOPPED if stopped else 1
+
+
+def _cuda_devices() -> int:
+    """The number of GPUs, without loading torch where there is no driver."""
+    if not Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidiactl").exists():
+        return 0
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
+def _rank_or_none() -> int | None:
+    """The number of this process among those of a launcher, or None without one."""
+    rank = os.environ.get("RANK")
+    return None if rank is None else int(rank)
+
+
+def _rank() -> int:
+    return _rank_or_none() or 0
+
+
+def run_as_child() -> int:
+    """`main` for a process that must not outlive the one that started it."""
+    # `die_with_parent` has done this already for the process that it starts, but not for those
+    # that the launcher starts, which come here directly.
+    die_with_parent_process(os.getppid())
+    status = main()
+    if _rank_or_none() is None:
+        # Everything is on disk, and the server waits: tearing torch down takes half a second.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(run_as_child())

@@ -1,0 +1,164 @@
+"""What every method does around its trainer: continue, train, stop, evaluate, write.
+
+A method's module (`sft`, `dpo`, `trajectories`) has ``train(job, events)``, which
+
+1. reads its data with `loading.load_text` and `encoding`,
+2. loads the model with `loading.load_start`,
+3. builds its trainer, a class with `checkpoints.CheckpointedTrainer` first among its bases, from
+   `arguments.common_arguments`,
+4. calls `run`.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from nip_lm_server.training import checkpoints, loading, output
+from nip_lm_server.training.arguments import effective_arguments
+from nip_lm_server.training.callback import make_callback, step_figures
+from nip_lm_server.training.job import Events, Stopped, TrainingError, TrainingJob
+
+
+def run(
+    trainer: Any,
+    job: TrainingJob,
+    text: loading.Text,
+    events: Events,
+    *,
+    started_s: float,
+    tokens_per_epoch: int,
+    evaluate: bool,
+) -> None:
+    """Train from the newest checkpoint on, and write everything that the job leaves behind.
+
+    `started_s` is `time.monotonic()` at the job's beginning. Raises TrainingError, or
+    `Stopped` after SIGTERM. The trainer is of no use afterwards.
+    """
+    settings = job.hyperparameters
+    _float32_adapters(trainer.model)
+    trainer.checkpoints_dir = job.checkpoints_dir
+    stopper = checkpoints.CheckpointCallback(settings.checkpoint_steps, agree=_agree(trainer))
+    stopper.listen()
+    trainer.add_callback(stopper)
+    progress = make_callback(events)
+    trainer.add_callback(progress)
+    _remove_printer(trainer)
+    events.message(
+        "effective arguments " + json.dumps(effective_arguments(trainer), sort_keys=True)
+    )
+    checkpoint = checkpoints.newest(job, events)
+    if checkpoint is not None:
+        events.message(f"continues from step {int(checkpoint.name.removeprefix('step-'))}")
+    ready_s = time.monotonic()
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    train_s = time.monotonic() - ready_s
+    if stopper.stopped_at is not None:
+        raise Stopped(stopper.stopped_at)
+    validation = _validation(trainer) if evaluate else {}
+    figures = {
+        **_losses(trainer),
+        "validation_loss": None,
+        **validation,
+        "steps": trainer.state.global_step,
+        "tokens": settings.n_epochs * tokens_per_epoch,
+        "startup_s": round(ready_s - started_s, 3),
+        "train_s": round(train_s, 3),
+        "trainable_parameters": sum(p.numel() for p in trained_parameters(trainer)),
+        "continued_from_step": int(checkpoint.name.removeprefix("step-")) if checkpoint else None,
+    }
+    if evaluate:
+        events.message(f"validation loss {validation['validation_loss']:.4f}")
+    _check_finite(trained_parameters(trainer))
+    if trainer.args.should_save:
+        _write_metrics(trainer, job)
+        weights = output.save_trained(job, trainer.model)
+        _free(trainer)
+        if settings.result == "base":
+            events.message("everything is merged; a whole model is written")
+        figures["wall_s"] = round(time.monotonic() - started_s, 3)
+        output.write_output(job, text, weights, figures)
+    else:
+        _free(trainer)
+
+
+def trained_parameters(trainer: Any) -> list[Any]:
+    """The parameters that are trained."""
+    return [p for p in trainer.model.parameters() if p.requires_grad]
+
+
+def _write_metrics(trainer: Any, job: TrainingJob) -> None:
+    """Every step's figures. The log is part of checkpoints, so it has those of all attempts."""
+    lines = [
+        json.dumps({"step": entry["step"], **step_figures(entry)})
+        for entry in trainer.state.log_history
+        if "loss" in entry
+    ]
+    part = job.metrics_path.with_suffix(".part")
+    part.write_text("".join(line + "\n" for line in lines))
+    os.replace(part, job.metrics_path)
+
+
+def _losses(trainer: Any) -> dict[str, float | None]:
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return {
+        "final_loss": losses[-1] if losses else None,
+        "mean_loss": sum(losses) / len(losses) if losses else None,
+    }
+
+
+def _validation(trainer: Any) -> dict[str, float]:
+    """Loss and the method's own figures on the validation file, named ``validation_...``."""
+    times = ("runtime", "samples_per_second", "steps_per_second", "num_tokens")
+    found = {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items()}
+    return {
+        f"validation_{name}": float(value)
+        for name, value in found.items()
+        if name not in (*times, "epoch")
+    }
+
+
+def _agree(trainer: Any) -> Any:
+    """Processes that train together stop and save at the same step, or they wait for ever."""
+    if trainer.args.world_size == 1:
+        return lambda stop, save: (stop, save)
+
+    def agree(stop: bool, save: bool) -> tuple[bool, bool]:
+        import torch
+
+        flags = torch.tensor([int(stop), int(save)], device=trainer.args.device)
+        torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX)
+        return bool(flags[0]), bool(flags[1])
+
+    return agree
+
+
+def _float32_adapters(model: Any) -> None:
+    """TRL takes bfloat16 for adapters over a quantized base; small updates would vanish in it."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def _remove_printer(trainer: Any) -> None:
+    from transformers import PrinterCallback
+
+    trainer.remove_callback(PrinterCallback)
+
+
+def _check_finite(parameters: Sequence[Any]) -> None:
+    if not all(math.isfinite(float(parameter.detach().sum())) for parameter in parameters):
+        raise TrainingError(
+            "loss_not_finite", "the trained weights are not finite", "learning_rate"
+        )
+
+
+def _free(trainer: Any) -> None:
+    """Give the device's memory back, although callers still hold the trainer."""
+    trainer.model = trainer.model_wrapped = trainer.optimizer = trainer.lr_scheduler = None
+    trainer.ref_model = None
+    trainer.callback_handler.model = trainer.callback_handler.optimizer = None
+    trainer.callback_handler.lr_scheduler = None
+    trainer.accelerator.free_memory()  # drops its references, then collects garbage

@@ -1,0 +1,144 @@
+"""Method `supervised`: learn the assistant messages of conversations, by TRL's SFTTrainer.
+
+``train(job, events)`` is called by `main`. Sequences and labels come from `encoding`, so TRL
+prepares nothing. With `packing` the sequences of a batch stand one after the other in one row
+without padding and without seeing each other (TRL's padding-free batches): every step learns from
+the same sequences, with the same loss, as without.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nip_lm_server.training import loading
+from nip_lm_server.training.encoding import (
+    EncodedExample,
+    ExampleError,
+    encode_example,
+    read_file,
+)
+from nip_lm_server.training.job import Events, TrainingError, TrainingJob
+
+
+def train(job: TrainingJob, events: Events) -> None:
+    """Do the whole job. Raises TrainingError where it can't be done."""
+    started_s = time.monotonic()
+    text = loading.load_text(job)
+    training = encode_file(job.training_file, text, "training_file")
+    validation = encode_file(job.validation_file, text, "validation_file")
+    tokens = sum(len(example.input_ids) for example in training)
+    events.message(
+        f"{len(training)} sequences, {tokens} tokens, "
+        f"{sum(example.learned for example in training)} of them learned"
+    )
+    from nip_lm_server.training.runner import run
+
+    run(
+        build_trainer(job, loading.load_start(job), text, training, validation),
+        job,
+        text,
+        events,
+        started_s=started_s,
+        tokens_per_epoch=tokens,
+        evaluate=bool(validation),
+    )
+
+
+def encode_file(path: Path | None, text: loading.Text, param: str) -> list[EncodedExample]:
+    """Every sequence of a JSONL file, none for None. Raises TrainingError, naming the line."""
+    encoded: list[EncodedExample] = []
+    for line, example in read_file("supervised", path, param) if path else ():
+        try:
+            encoded += encode_example(
+                text.tokenizer,
+                [message.to_dict() for message in example.messages],
+                stop_tokens=text.stop_tokens,
+                max_length=text.max_length,
+                line=line,
+            )
+        except ExampleError as error:
+            raise TrainingError(error.code, str(error), param) from error
+    return encoded
+
+
+def build_trainer(
+    job: TrainingJob,
+    model: Any,
+    text: loading.Text,
+    training: Sequence[EncodedExample],
+    validation: Sequence[EncodedExample],
+) -> Any:
+    """TRL's trainer over encoded sequences."""
+    from trl import SFTConfig, SFTTrainer
+
+    from nip_lm_server.training.arguments import choose_device, common_arguments
+    from nip_lm_server.training.checkpoints import CheckpointedTrainer
+
+    class Trainer(CheckpointedTrainer, SFTTrainer):  # type: ignore[misc]
+        pass
+
+    packing = job.hyperparameters.packing
+    if packing is None:
+        packing = choose_device() == "cuda" and keeps_apart(model)
+    elif packing and not keeps_apart(model):
+        raise TrainingError(
+            "packing_unsupported",
+            f"the attention {model.config._attn_implementation!r} of this model lets sequences in "
+            "one row see each other: train without packing",
+            "packing",
+        )
+    return Trainer(
+        model=model,
+        args=SFTConfig(
+            **common_arguments(job),
+            max_length=None,  # longer examples were refused, none is ever cut
+            packing=False,
+            padding_free=packing,
+            dataset_kwargs={"skip_prepare_dataset": True},
+        ),
+        train_dataset=_dataset(training),
+        eval_dataset=_dataset(validation) if validation else None,
+        processing_class=text.tokenizer,
+    )
+
+
+def keeps_apart(model: Any) -> bool:
+    """Whether a sequence computes alike alone and after another one in the same row.
+
+    Asked of the model itself, because it depends on its code and on its attention: positions that
+    begin anew must begin a sequence of its own.
+    """
+    import torch
+
+    first, second = list(range(8)), list(range(8, 16))
+
+    def logits(ids: list[int], positions: list[int]) -> Any:
+        inputs = {"input_ids": ids, "position_ids": positions}
+        rows = {name: torch.tensor([row], device=model.device) for name, row in inputs.items()}
+        return model(**rows, use_cache=False).logits[0, -len(second) :].float()
+
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            alone = logits(second, first)
+            row = logits(first + second, first + first)
+            joined = logits(first + second, first + second)
+    except TypeError:  # a model that takes no positions
+        return False
+    finally:
+        model.train(training)
+    difference, seen = ((other - alone).abs().max() for other in (row, joined))
+    return bool(difference <= 0.1 * seen)  # what is left is rounding
+
+
+def _dataset(examples: Sequence[EncodedExample]) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_dict(
+        {
+            "input_ids": [list(example.input_ids) for example in examples],
+            "labels": [list(example.labels) for example in examples],
+        }
+    )

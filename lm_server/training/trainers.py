@@ -1,0 +1,349 @@
+"""How a job's training is run: one interface, a subprocess behind it for real training.
+
+TrainingTask, TrainingResult                what goes in and what comes out
+TrainingFailed, TrainingStopped             how it ends without a model
+Trainer                                     the interface; `engines/deterministic` has another
+TrainingPlace                               where the jobs of a base model are trained
+SubprocessTrainer                           children, one after the other, until one is done
+
+The contract with a child, in its job directory: it reads ``job.json``, appends JSON lines to
+``events.jsonl`` ({"type": "progress" | "message" | "error", ...}), keeps checkpoints in
+``checkpoints/`` and goes on from the newest good one, leaves the figures of every step in
+``metrics.jsonl``, writes the weights and ``training_result.json`` into the output directory, and
+exits 0. On SIGTERM it stops after the
+current optimizer step, writes a checkpoint and exits 143. Its output goes to ``log.txt``.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from nip_lm_server.processes import process_identity, read_tail
+from nip_lm_server.training.out_of_memory import count_oom_kills
+
+TRAINING_MODULE = "nip_lm_server.training.main"
+TAIL_INTERVAL_S = 0.1
+"""How often a child's events are read."""
+STOP_GRACE_S = 120.0
+"""Time a child that is to stop has for its current step and its checkpoint."""
+EXIT_TIMEOUT_S = 10.0
+"""How long a killed child may take to be gone."""
+MAX_CRASHES = 2
+"""A child that a signal ended is started again this many times without a new checkpoint."""
+CHECKPOINTS = "checkpoints"
+METRICS_FILE = "metrics.jsonl"
+"""In the job's directory: what a trainer may leave there to give the figures of every step."""
+
+Report = Callable[[list[dict[str, Any]]], None]
+"""Receives the events of a training in order, a few at a time."""
+
+
+@dataclass(frozen=True)
+class TrainingTask:
+    """Everything a trainer needs; paths are absolute.
+
+    A task that was stopped, or whose server died, is given to `Trainer.train` again with the same
+    fields; what lies in ``job_dir/checkpoints`` is left as it was.
+    """
+
+    job_id: str
+    job_key: str  # the idempotency key, or the job id: the same when the job is run again
+    job_dir: Path
+    output_dir: Path
+    method: str
+    base_model_path: str  # a directory, or a name that the trainer's libraries resolve
+    parent_path: Path | None  # adapter to continue from, or to stack upon
+    training_file: Path
+    validation_file: Path | None
+    settings: Mapping[str, Any]  # wire.EffectiveSettings as a dict
+    seed: int
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """Figures of a finished training; `final_loss` is None where there is no model."""
+
+    steps: int
+    tokens: int
+    wall_s: float
+    final_loss: float | None = None
+    unchanged: bool = False  # the weights are those that the training started from
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+class TrainingFailed(Exception):
+    """The training ended without weights, for good; becomes the job's `error`."""
+
+    def __init__(self, code: str, message: str, param: str | None = None):
+        super().__init__(code, message, param)
+        self.code, self.message, self.param = code, message, param
+
+
+class TrainingStopped(Exception):
+    """The training ended because it was told to; `Trainer.train` with the same task goes on."""
+
+
+class Trainer(Protocol):
+    """Runs trainings, each until it is done, stopped, cancelled or failed."""
+
+    async def train(
+        self,
+        task: TrainingTask,
+        report: Report,
+        started: Callable[[int, str], None],
+        stop: asyncio.Event,
+    ) -> TrainingResult:
+        """Train, from the task's last checkpoint if it has one, and leave the weights in
+        `task.output_dir`, which it empties first.
+
+        `report` gets events: {"type": "progress", "step", "total_steps", "loss", ...} and
+        {"type": "message", "level", "message"}; progress need not be told of every step where
+        METRICS_FILE, with lines of the same fields, is left in `task.job_dir`. `started` is told
+        pid and identity of every child process, before anything is awaited.
+
+        There are two ways to end it early, and after both nothing that it started is alive:
+
+        - `stop` is set (a pause, the server's end): it finishes its optimizer step, writes a
+          checkpoint and raises TrainingStopped, within seconds to minutes. If it is done or
+          fails before it notices, it returns or raises as if `stop` had not been set. Where it
+          has no checkpoint it begins again next time.
+        - The await is cancelled (the job was cancelled, or there is no more time to stop): it
+          ends at once, without a checkpoint; CancelledError goes on up.
+
+        Raises TrainingFailed if the training can't be done: the job has failed for good.
+        """
+
+
+@dataclass(frozen=True)
+class TrainingPlace:
+    """Where the jobs of one base model are trained, and what its engine takes."""
+
+    base_model: str
+    base_model_path: str  # a directory, or a name on the model hub
+    device: str  # jobs with the same device are trained one after the other
+    trainer: Trainer
+    max_lora_rank: int
+    max_model_len: int
+
+
+class SubprocessTrainer:
+    """Trains in a child process that leads a process group of its own and dies with us.
+
+    A child that a signal ended (the kernel was out of memory, a library crashed) is started
+    again and goes on from its last checkpoint, MAX_CRASHES times without a new checkpoint. What
+    a child reports as an error itself, or an exit status that is not a signal, is final.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        *,
+        module: str = TRAINING_MODULE,
+        stop_grace_s: float = STOP_GRACE_S,
+    ):
+        self._environment = dict(environment)
+        self._module = module
+        self._stop_grace_s = stop_grace_s
+
+    async def train(
+        self,
+        task: TrainingTask,
+        report: Report,
+        started: Callable[[int, str], None],
+        stop: asyncio.Event,
+    ) -> TrainingResult:
+        """See `Trainer.train`."""
+        _write_job(task)
+        crashes = 0
+        while not stop.is_set():
+            before, kills = _checkpoints(task.job_dir), count_oom_kills()
+            returncode, error = await self._run_child(task, report, started, stop)
+            if returncode == 0:
+                return _read_result(task)
+            if error is not None:
+                raise TrainingFailed(
+                    str(error.get("code") or "training_failed"),
+                    str(error.get("message") or "the training process reported an error"),
+                    error.get("param"),
+                )
+            if stop.is_set():
+                break
+            killed = _signal_name(returncode) == "SIGKILL"
+            out_of_memory = killed and count_oom_kills() > kills
+            crashes = 1 if _checkpoints(task.job_dir) - before else crashes + 1
+            if _signal_name(returncode) is None or crashes > MAX_CRASHES:
+                raise _died(task, returncode, out_of_memory, crashes)
+            report([_crash_event(returncode, out_of_memory, crashes)])
+        raise TrainingStopped
+
+    async def _run_child(
+        self,
+        task: TrainingTask,
+        report: Report,
+        started: Callable[[int, str], None],
+        stop: asyncio.Event,
+    ) -> tuple[int, dict[str, Any] | None]:
+        """Run one child to its end; returns its exit status and the error that it reported."""
+        events_path = task.job_dir / "events.jsonl"
+        events_path.unlink(missing_ok=True)
+        shutil.rmtree(task.output_dir, ignore_errors=True)
+        task.output_dir.mkdir(parents=True)
+        tail = _EventTail(events_path)
+        with (task.job_dir / "log.txt").open("ab") as log:
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "nip_lm_server.training.die_with_parent", str(os.getpid())),
+                *(self._module, "--job-dir", str(task.job_dir)),
+                stdin=asyncio.subprocess.PIPE,  # its end tells the child that we are gone
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
+            )
+        started(child.pid, process_identity(child.pid) or "")
+        error: dict[str, Any] | None = None
+        exited = asyncio.ensure_future(child.wait())
+        terminator = asyncio.ensure_future(self._terminate_on(stop, child.pid))
+        try:
+            while True:
+                done, _ = await asyncio.wait({exited}, timeout=TAIL_INTERVAL_S)
+                events = tail.read()
+                error = next((e for e in reversed(events) if e.get("type") == "error"), error)
+                if events:
+                    report([event for event in events if event.get("type") != "error"])
+                if done:
+                    return exited.result(), error
+        finally:
+            terminator.cancel()
+            await _end(child, exited)
+
+    async def _terminate_on(self, stop: asyncio.Event, pid: int) -> None:
+        """Once `stop` is set: SIGTERM, and SIGKILL for a child that doesn't come to its end."""
+        await stop.wait()
+        _signal_group(pid, signal.SIGTERM)
+        await asyncio.sleep(self._stop_grace_s)
+        _signal_group(pid, signal.SIGKILL)
+
+
+async def _end(child: asyncio.subprocess.Process, exited: "asyncio.Future[int]") -> None:
+    """Leave nothing of the child's group running, whether it exited or not."""
+    _signal_group(child.pid, signal.SIGKILL)
+    try:
+        await asyncio.wait({exited}, timeout=EXIT_TIMEOUT_S)
+    finally:
+        if child.stdin is not None:
+            child.stdin.close()
+
+
+def _signal_group(pid: int, sent: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, sent)
+
+
+def _write_job(task: TrainingTask) -> None:
+    task.job_dir.mkdir(parents=True, exist_ok=True)
+    job = {
+        "method": task.method,
+        "base_model_path": task.base_model_path,
+        "parent_adapter_path": str(task.parent_path) if task.parent_path else None,
+        "training_file": str(task.training_file),
+        "validation_file": str(task.validation_file) if task.validation_file else None,
+        "hyperparameters": dict(task.settings),
+        "seed": task.seed,
+        "output_dir": str(task.output_dir),
+    }
+    part = task.job_dir / "job.json.part"
+    part.write_text(json.dumps(job, indent=1))
+    part.rename(task.job_dir / "job.json")
+
+
+def _checkpoints(job_dir: Path) -> frozenset[str]:
+    """The checkpoints that are whole: their manifest is written last."""
+    names = {path.parent.name for path in (job_dir / CHECKPOINTS).glob("*/manifest.json")}
+    return frozenset(name for name in names if not name.startswith("."))
+
+
+def _signal_name(returncode: int) -> str | None:
+    """The signal that ended a process, by its exit status; None if it exited otherwise."""
+    number = -returncode if returncode < 0 else returncode - 128
+    try:
+        return signal.Signals(number).name if number > 0 else None
+    except ValueError:
+        return None
+
+
+def _crash_event(returncode: int, out_of_memory: bool, crashes: int) -> dict[str, Any]:
+    why = ", because the memory was full" if out_of_memory else ""
+    return {
+        "type": "message",
+        "level": "warn",
+        "message": f"The training process was ended by {_signal_name(returncode)}{why}; it is "
+        f"started again and continues from its last checkpoint (attempt {crashes} of "
+        f"{MAX_CRASHES} without a new one)",
+    }
+
+
+def _died(task: TrainingTask, returncode: int, out_of_memory: bool, crashes: int) -> TrainingFailed:
+    name = _signal_name(returncode)
+    how = f"was ended by {name}" if name else f"exited with status {returncode}"
+    if name and crashes > 1:
+        how += f", {crashes} times without a new checkpoint"
+    if out_of_memory:
+        how += ", because the memory was full"
+    return TrainingFailed(
+        "out_of_memory" if out_of_memory else "training_process_died",
+        f"The training process {how}. End of its log:\n"
+        f"{read_tail(task.job_dir / 'log.txt') or '(empty)'}",
+    )
+
+
+class _EventTail:
+    """Reads the whole lines that were appended to a file since the last read."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        events = []
+        for line in whole.splitlines():
+            # A child that was killed in the middle of a write leaves half a line behind.
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    events.append(event)
+        return events
+
+
+def _read_result(task: TrainingTask) -> TrainingResult:
+    path = task.output_dir / "training_result.json"
+    try:
+        result = json.loads(path.read_text())
+        return TrainingResult(
+            steps=int(result["steps"]),
+            tokens=int(result["tokens"]),
+            wall_s=float(result["wall_s"]),
+            final_loss=None if result["final_loss"] is None else float(result["final_loss"]),
+            unchanged=result.get("unchanged") is True,
+            detail=result,
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TrainingFailed(
+            "training_result_missing",
+            f"The training process exited 0 but {path.name} can't be read: {error!r}",
+        ) from None

@@ -1,0 +1,417 @@
+"""The two tables of rollouts as a batch in memory, and back, without loss.
+
+rollouts_to_nested   tables to a `NestedArrayDict` of batch size (N, T)
+nested_to_rollouts   the same tables from it
+
+For callers that think in arrays by round; inside, nip works on the tables. N is the number of
+episodes, T the most rounds that the game can have; C channels and A agents stand in the order of
+the protocol, K is the most calls that one turn took. Missing strings are None.
+
+    round, seed, y, prover_stance                      (N, T)            int64
+    datapoint_id                                       (N, T)            int64
+    question, solution                                 (N, T)            string
+    message_history, message_agent_id                  (N, T, T, C)      string, int64
+    raw_message_history                                (N, T, T, A)      string
+    done, terminated, padding                          (N, T)            bool
+    (agents, done)                                     (N, T, A)         bool
+    (agents, message), (agents, raw_message)           (N, T, A, C), (N, T, A)   string
+    (agents, prompt)                                   (N, T, A, 2(TC + 10), 3)  string
+    (agents, decision), (agents, continuous_decision)  (N, T, A)         int64, float64
+    (agents, retry_count), (agents, token_limit)       (N, T, A, C)      int64, bool
+    (next, agents, reward)                             (N, T, A)         float64
+    (episode, <column of `episodes`>)                  (N, T)
+    (generation, <column of `generations`>)            (N, T, A, K)
+
+What stands under a bare key is so before the move of the round: a history has the rounds before
+it. Under ``("next", ...)`` the same keys, from round to (agents, done) but for padding, say how it
+is after the move. Agents in `message_agent_id` are numbers, -1 is nobody. A prompt's messages have
+role, content and name. In the rows after an episode's end `padding` is true, the state stays as
+it was at the end, and nothing is said or paid.
+
+`prover_stance` is the drawn one, else the one that the protocol's provers share, else -1.
+`datapoint_id` is a number made from the problem's name, which is ("episode", "problem").
+A tree of responses has a row per leaf, and a generation stands in the row of every leaf that it
+led to; back in the tables it stands once. Of a part of a tree the first leaf that is there has it.
+A decision that is none is 2, its continuous value NaN. Nobody is paid in a failed episode, which
+is neither done nor terminated.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from nip_core.agents.nested_array_dict import STRING, Array, NestedArrayDict
+from nip_core.errors import SettingsError
+from nip_core.game.render import Game, InvalidResponse, Situation
+from nip_core.hashing import digest
+from nip_core.protocols import NO_DECISION, Turn
+from nip_core.rewards import TOLERANCE
+from nip_core.rollouts.schema import EPISODES, GENERATIONS
+from nip_core.rollouts.trees import generations_by_episode, steps
+
+Row = dict[str, Any]
+
+_NOBODY = -1
+_NO_STANCE = -1
+_DATAPOINT_DIGITS = 15  # 60 bits, so that two problems don't meet and int64 holds them
+_PROMPT_FIELDS = ("role", "content", "name")
+# The place of a generation in the batch says these.
+_PLACE = ("episode", "round", "agent", "attempt")
+_TURN_COLUMNS = (
+    "key",
+    "episode",
+    "branch_path",
+    "round",
+    "agent",
+    "text",
+    "invalid_reason",
+    "token_logprobs",
+)
+
+
+def rollouts_to_nested(
+    game: Game, episodes: pa.Table, generations: pa.Table, *, prompts: bool = True
+) -> NestedArrayDict:
+    """Committed rollouts as a batch of size (N, T), see the module.
+
+    What is the same in all rounds of an episode stands once in memory, and before and after
+    share it too: those arrays are read-only or overlap, so copy one before changing it.
+    Without `prompts`, which are most of the work, ("agents", "prompt") is left out.
+
+    Raises SettingsError if the rollouts were not played with the settings of `game`.
+    """
+    played = _Played(game, episodes, generations)
+    outcome = _Outcome.empty(played)
+    for n, episode in enumerate(played.episodes):
+        _replay(played, outcome, n, episode)
+    batch = NestedArrayDict({}, (played.size, played.rounds))
+    _put_problems(batch, played, episodes)
+    _put_histories(batch, played, outcome)
+    _put_agents(batch, played, outcome)
+    if prompts:
+        batch["agents", "prompt"] = _prompts(played)
+    return batch
+
+
+def nested_to_rollouts(game: Game, batch: NestedArrayDict) -> tuple[pa.Table, pa.Table]:
+    """The episodes and generations that a batch of size (N, T) was made from.
+
+    Read from the keys under "episode" and "generation" (and "round"), which say everything.
+    Episodes keep their order; generations are in that of `nip_core.rollouts.tables.build_tables`.
+    A part of the episodes gives these episodes, a part of the rounds only their generations.
+
+    Raises ValueError for a batch of another size.
+    """
+    names = game.protocol.agent_names
+    if len(batch.batch_size) != 2 or batch["generation", "key"].shape[2] != len(names):
+        raise ValueError(
+            f"a batch of size (N, T) with the agents {', '.join(names)} is needed, got one of size "
+            f"{batch.batch_size} with keys of shape {batch['generation', 'key'].shape}"
+        )
+    keys = batch["generation", "key"]
+    places = np.nonzero(_present(keys))
+    once = _once(batch, keys[places], places[0])
+    at = tuple(place[once] for place in places)
+    columns: dict[str, list[Any]] = {
+        "episode": batch["episode", "key"][at[:2]].tolist(),
+        "round": batch["round"][at[:2]].tolist(),
+        "agent": [names[a] for a in at[2]],
+        "attempt": at[3].tolist(),
+    }
+    for field in GENERATIONS:
+        if field.name not in _PLACE:
+            columns[field.name] = batch["generation", field.name][at].tolist()
+    first = {field.name: batch["episode", field.name][:, 0].tolist() for field in EPISODES}
+    return _table(first, EPISODES), _table(columns, GENERATIONS)
+
+
+def _once(batch: NestedArrayDict, keys: Array, rows: Array) -> Array:
+    """Which of the generations with these keys in these rows of the batch to take: in a tree, that
+    of the first leaf that has it."""
+    paths = [steps(path) for path in batch["episode", "branch_path"][:, 0].tolist()]
+    if not any(paths):
+        return np.ones(len(keys), dtype=bool)
+    first: dict[str, int] = {}
+    for key, row in zip(keys.tolist(), rows.tolist(), strict=True):
+        if key not in first or paths[row] < paths[first[key]]:
+            first[key] = row
+    return np.asarray(rows == np.array([first[key] for key in keys.tolist()], dtype=int))
+
+
+class _Played:
+    """The tables with what of them is asked often."""
+
+    def __init__(self, game: Game, episodes: pa.Table, generations: pa.Table):
+        protocol = game.protocol
+        self.game = game
+        self.episodes: list[Row] = episodes.to_pylist()
+        self.size = len(self.episodes)
+        self.rounds = protocol.max_message_rounds
+        self.agents = {name: i for i, name in enumerate(protocol.agent_names)}
+        self.channels = {name: i for i, name in enumerate(protocol.channels)}
+        self._position = {row["key"]: n for n, row in enumerate(self.episodes)}
+        for row in self.episodes:
+            self._check(row)
+        self.cells = self._cells(generations)
+        self._rows = generations_by_episode(
+            self.episodes, generations.select(_TURN_COLUMNS).to_pylist()
+        )
+
+    def _check(self, episode: Row) -> None:
+        name = self.game.protocol.name
+        if episode["protocol"] != name:
+            _refuse(episode, f"was played by protocol {episode['protocol']!r}, not {name!r}")
+        if not 0 < episode["rounds"] <= self.rounds:
+            _refuse(episode, f"has {episode['rounds']} rounds of at most {self.rounds}")
+
+    @cached_property
+    def turns(self) -> list[list[Turn]]:
+        """By episode, what was validly said, in the order of play."""
+        found = []
+        for episode in self.episodes:
+            try:
+                found.append(self.game.turns(self._rows[episode["key"]], episode["seed"]))
+            except (InvalidResponse, KeyError) as error:
+                _refuse(episode, f"an answer recorded as valid is none ({error})")
+        return found
+
+    def _cells(self, generations: pa.Table) -> dict[str, Array]:
+        """The columns of `generations` with the shape (N, T, A, K)."""
+        place = {name: generations.column(name).to_pylist() for name in _PLACE}
+        keys = generations.column("key").to_pylist()
+        for key, episode, round_, agent in zip(
+            keys, place["episode"], place["round"], place["agent"], strict=True
+        ):
+            known = episode in self._position and agent in self.agents and round_ < self.rounds
+            if not known:
+                raise SettingsError(
+                    f"generation {key}: there is no episode {episode} with a turn of {agent} in "
+                    f"round {round_}; give the rollouts with the game that they were played with"
+                )
+        rows, which = self._rows_of_cells(generations)
+        at = (
+            rows,
+            np.array(place["round"], dtype=int)[which],
+            np.array([self.agents[name] for name in place["agent"]], dtype=int)[which],
+            np.array(place["attempt"], dtype=int)[which],
+        )
+        shape = (self.size, self.rounds, len(self.agents), max(place["attempt"], default=0) + 1)
+        cells: dict[str, Array] = {}
+        for field in GENERATIONS:
+            if field.name not in _PLACE:
+                column = _values(generations.column(field.name), field)
+                cells[field.name] = _missing(shape, column.dtype)
+                cells[field.name][at] = column[which]
+        if _present(cells["key"]).sum() != len(which):
+            raise SettingsError(
+                "two generations stand in the same episode, round, agent and attempt; a batch has "
+                "a place for one"
+            )
+        return cells
+
+    def _rows_of_cells(self, generations: pa.Table) -> tuple[Array, Array]:
+        """Where in the batch which generation stands: in a tree, with every leaf that has it."""
+        numbered = generations.select(["episode", "branch_path"]).to_pylist()
+        for number, row in enumerate(numbered):
+            row["number"] = number
+        found = generations_by_episode(self.episodes, numbered)
+        pairs = [
+            (self._position[key], row["number"]) for key, rows in found.items() for row in rows
+        ]
+        both = np.array(pairs, dtype=int).reshape(-1, 2)
+        return both[:, 0], both[:, 1]
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What follows from the turns."""
+
+    messages: Array  # (N, T, C): what was written to a channel in a round
+    senders: Array  # (N, T, C)
+    raw: Array  # (N, T, A)
+    own: Array  # (N, T, A, C): what an agent wrote
+    moving: Array  # (N, T, A, C): where it was asked to write
+    decision: Array  # (N, T, A)
+    value: Array  # (N, T, A)
+    reward: Array  # (N, T, A)
+    done: Array  # (N, T + 1): before round 0, ..., after round T - 1
+    terminated: Array  # (N, T + 1)
+
+    @classmethod
+    def empty(cls, played: _Played) -> "_Outcome":
+        n, t, a, c = played.size, played.rounds, len(played.agents), len(played.channels)
+        return cls(
+            messages=_missing((n, t, c), STRING),
+            senders=np.full((n, t, c), _NOBODY),
+            raw=_missing((n, t, a), STRING),
+            own=_missing((n, t, a, c), STRING),
+            moving=np.zeros((n, t, a, c), dtype=bool),
+            decision=np.full((n, t, a), NO_DECISION),
+            value=np.full((n, t, a), np.nan),
+            reward=np.zeros((n, t, a)),
+            done=np.zeros((n, t + 1), dtype=bool),
+            terminated=np.zeros((n, t + 1), dtype=bool),
+        )
+
+
+def _replay(played: _Played, outcome: _Outcome, n: int, episode: Row) -> None:
+    """Fill in the episode's places by playing it again, and check it against its record."""
+    turns = played.turns[n]
+    for turn in turns:
+        t, a = turn.round, played.agents[turn.agent]
+        outcome.raw[n, t, a] = turn.text
+        outcome.decision[n, t, a] = turn.move.decision
+        if turn.move.value is not None:
+            outcome.value[n, t, a] = turn.move.value
+        for channel, message in turn.move.messages.items():
+            c = played.channels[channel]
+            outcome.own[n, t, a, c] = outcome.messages[n, t, c] = message
+            outcome.senders[n, t, c] = a
+    protocol, seed = played.game.protocol, episode["seed"]
+    earned = dict.fromkeys(played.agents, 0.0)
+    for t in range(episode["rounds"]):
+        so_far = [turn for turn in turns if turn.round <= t]
+        movers = protocol.movers(t, seed, [turn for turn in so_far if turn.round < t])
+        for agent, channels in movers.items():
+            for channel in channels:
+                outcome.moving[n, t, played.agents[agent], played.channels[channel]] = True
+        if episode["outcome"] == "failed":
+            continue
+        silent = set(movers) - {turn.agent for turn in so_far if turn.round == t}
+        result = protocol.judge(t, seed, episode["y"], episode["prover_stance"], so_far, silent)
+        for agent, reward in result.rewards.items():
+            outcome.reward[n, t, played.agents[agent]] = reward
+            earned[agent] += reward
+        outcome.done[n, t + 1 :] = result.done
+        outcome.terminated[n, t + 1 :] = result.terminated
+    recorded = {entry["agent"]: entry["reward"] for entry in episode["rewards"]}
+    same = recorded.keys() == earned.keys() and all(
+        np.isclose(recorded[agent], earned[agent], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+        for agent in earned
+    )
+    if not same:
+        _refuse(episode, f"recorded the rewards {recorded}, but its moves earn {earned}")
+
+
+def _put_problems(batch: NestedArrayDict, played: _Played, episodes: pa.Table) -> None:
+    """What does not change within an episode."""
+    shape = batch.batch_size
+
+    def put(key: str, values: Sequence[int]) -> None:
+        every_round = np.array(values, dtype=np.int64).reshape(-1, 1)
+        batch[key] = batch["next", key] = np.broadcast_to(every_round, shape)
+
+    rounds = np.arange(played.rounds + 1)
+    batch["round"] = np.broadcast_to(rounds[:-1], shape)
+    batch["next", "round"] = np.broadcast_to(rounds[1:], shape)
+    for field in EPISODES:
+        column = _values(episodes.column(field.name), field)
+        batch["episode", field.name] = np.broadcast_to(column.reshape(-1, 1), shape)
+    for key in ("seed", "y"):
+        put(key, [row[key] for row in played.episodes])
+    put("datapoint_id", [datapoint_number(row["problem"]) for row in played.episodes])
+    stances = [played.game.protocol.shared_stance(row["prover_stance"]) for row in played.episodes]
+    put("prover_stance", [_NO_STANCE if stance is None else stance for stance in stances])
+    for key in ("question", "solution"):
+        batch[key] = batch["next", key] = batch["episode", key]
+    lengths = np.array([row["rounds"] for row in played.episodes], dtype=int).reshape(-1, 1)
+    batch["padding"] = rounds[:-1] >= lengths
+
+
+def _put_histories(batch: NestedArrayDict, played: _Played, outcome: _Outcome) -> None:
+    """The state before each round and after it: one array, seen from two places."""
+    t = played.rounds
+    # Before round r there have been the rounds below r; the last row is after the last round.
+    now, earlier = np.nonzero(np.tri(t + 1, t, -1, dtype=bool))
+    for key, said in (
+        ("message_history", outcome.messages),
+        ("message_agent_id", outcome.senders),
+        ("raw_message_history", outcome.raw),
+    ):
+        history = _missing((played.size, t + 1, *said.shape[1:]), said.dtype)
+        if key == "message_agent_id":
+            history[:] = _NOBODY
+        history[:, now, earlier] = said[:, earlier]
+        batch[key], batch["next", key] = history[:, :-1], history[:, 1:]
+    for key, state in (("done", outcome.done), ("terminated", outcome.terminated)):
+        batch[key], batch["next", key] = state[:, :-1], state[:, 1:]
+    each = np.broadcast_to(outcome.done[..., None], (*outcome.done.shape, len(played.agents)))
+    batch["agents", "done"], batch["next", "agents", "done"] = each[:, :-1], each[:, 1:]
+
+
+def _put_agents(batch: NestedArrayDict, played: _Played, outcome: _Outcome) -> None:
+    """What the agents did in each round, and the calls that it took."""
+    cells, moving = played.cells, outcome.moving
+    calls = _present(cells["key"]).sum(axis=-1)
+    last = np.maximum(calls - 1, 0)[..., None]
+    reason = np.take_along_axis(cells["finish_reason"], last, axis=-1)
+    batch["agents"] = {
+        "message": outcome.own,
+        "raw_message": outcome.raw,
+        "decision": outcome.decision,
+        "continuous_decision": outcome.value,
+        "retry_count": np.where(moving, last, 0),
+        "token_limit": moving & (reason == "length"),
+    }
+    batch["next", "agents", "reward"] = outcome.reward
+    batch["generation"] = cells
+
+
+def _prompts(played: _Played) -> Array:
+    """The chat with which each agent was asked; none for agents without a model."""
+    game, rounds = played.game, played.rounds
+    length = 2 * (rounds * len(played.channels) + 10)
+    shape = (played.size, rounds, len(played.agents), length, len(_PROMPT_FIELDS))
+    prompts = _missing(shape, STRING)
+    for n, episode in enumerate(played.episodes):
+        situation = Situation(
+            episode["question"], episode["solution"], episode["prover_stance"], episode["seed"]
+        )
+        for t in range(episode["rounds"]):
+            before = [turn for turn in played.turns[n] if turn.round < t]
+            for agent in game.protocol.movers(t, episode["seed"], before):
+                if agent not in game.parameters.model_agents:
+                    continue
+                for i, message in enumerate(game.render(agent, situation, before, t)):
+                    for f, name in enumerate(_PROMPT_FIELDS):
+                        prompts[n, t, played.agents[agent], i, f] = message.get(name)
+    return prompts
+
+
+def _values(column: pa.ChunkedArray, field: pa.Field) -> Array:
+    """A column as an array: strings, numbers, and Python objects where there may be nulls."""
+    if pa.types.is_string(field.type):
+        return np.array(column.to_pylist(), dtype=STRING)
+    if field.nullable or pa.types.is_nested(field.type):
+        return np.fromiter(column.to_pylist(), dtype=object, count=len(column))
+    return np.asarray(column.to_numpy())
+
+
+def _missing(shape: tuple[int, ...], kind: Any) -> Array:
+    """Nothing, in an array of this type: None where the type has it, else 0."""
+    return np.full(shape, None if kind in (STRING, object) else 0, dtype=kind)
+
+
+def _present(keys: Array) -> Array:
+    there = [key is not None for key in keys.ravel().tolist()]
+    return np.array(there, dtype=bool).reshape(keys.shape)
+
+
+def datapoint_number(problem: str) -> int:
+    """The number that stands for a problem, made from its id."""
+    return int(digest(problem)[:_DATAPOINT_DIGITS], 16)
+
+
+def _table(columns: Mapping[str, list[Any]], schema: pa.Schema) -> pa.Table:
+    arrays = [pa.array(columns[field.name], type=field.type) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _refuse(episode: Row, why: str) -> NoReturn:
+    raise SettingsError(
+        f"episode {episode['key']} {why}; give the game with the settings that it was played with"
+    )

@@ -1,0 +1,162 @@
+"""From the record of an episode to the chat that an agent sees: one pure function.
+
+Prompting and dataset building both call `render`, so what is trained is what was asked.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nip_core.game.chat_format import format_chat
+from nip_core.game.rules import Rules
+from nip_core.parameters import HyperParameters
+from nip_core.protocols import Move, Protocol, TokenChoice, Turn, make_protocol
+from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
+from nip_core.scenarios.code_validation.decisions import InvalidResponse
+from nip_core.scenarios.code_validation.parsing import AnswerForm
+from nip_core.scenarios.code_validation.prompts import SystemPrompts
+
+ChatMessage = dict[str, str]
+Answer = tuple[int, str, str, tuple[TokenChoice, ...] | None]
+"""Round, agent, text and, where they were recorded, tokens."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What an episode is about: the facts of the problem, never its label."""
+
+    question: str
+    solution: str
+    stance: int | None  # the drawn verdict the provers argue for, if any
+    seed: int
+
+
+class Game:
+    """A protocol with the scenario's prompts: everything needed to render and to judge."""
+
+    def __init__(self, parameters: HyperParameters):
+        self.parameters = parameters
+        self.protocol: Protocol = make_protocol(parameters)
+        self.prompts = SystemPrompts(parameters, self.protocol)
+        self._rules = Rules(parameters, self.protocol, self.prompts)
+        self._formats = {name: a.chat_format for name, a in parameters.model_agents.items()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.parameters,)  # another process makes its own
+
+    def render(
+        self, agent: str, situation: Situation, turns: Sequence[Turn], round_: int
+    ) -> list[ChatMessage]:
+        """The chat of `agent` when it is asked in `round_`, after `turns` (in round order).
+
+        In each round come first what the agent is told before its turn (that it is its last, or
+        the supervisor's message), then its own answer as it was generated, then what the others
+        wrote in channels that it sees. A longer history has the chat of a shorter one as its
+        beginning. Messages have role and content, those of others also a name; the setting
+        `chat_format` decides in which form they leave.
+        """
+        rules, seed, stance = self._rules, situation.seed, situation.stance
+        prompt = rules.system_prompt(agent, stance, seed)
+        system = prompt.fill(situation.question, situation.solution)
+        chat: list[ChatMessage] = [{"role": "system", "content": system}]
+        by_round: dict[int, list[Turn]] = {}
+        for turn in turns:
+            by_round.setdefault(turn.round, []).append(turn)
+        names = rules.names(seed)
+        rounds = rules.rounds(agent, round_, stance, seed, by_round)
+        for r, seen in enumerate(rounds):
+            if seen.told is not None:
+                chat.append({**seen.told})
+            now = by_round.get(r, ())
+            others = []
+            for turn in now:
+                if turn.agent == agent:
+                    chat.append({"role": "assistant", "content": turn.text})
+                else:
+                    others.append(turn)
+            for channel in seen.channels if others else ():
+                for turn in others:
+                    if channel in turn.move.messages:
+                        message = {"role": "user", "content": turn.move.messages[channel]}
+                        name = names[turn.agent]
+                        if name is not None:
+                            message["name"] = name
+                        chat.append(message)
+        spoke = any(turn.agent == agent for turn in by_round.get(round_, ()))
+        asked = rounds[-1].moves and not spoke
+        return format_chat(chat, self._formats[agent], asked=asked)
+
+    def told(
+        self, agent: str, situation: Situation, turns: Sequence[Turn] = (), round_: int = 0
+    ) -> tuple[str, str | None]:
+        """The agent's system prompt, and what it is told right before its turn in `round_`."""
+        by_round: dict[int, list[Turn]] = {}
+        for turn in turns:
+            by_round.setdefault(turn.round, []).append(turn)
+        seed, stance = situation.seed, situation.stance
+        told = self._rules.rounds(agent, round_, stance, seed, by_round)[round_].told
+        prompt = self._rules.system_prompt(agent, stance, seed)
+        system = prompt.fill(situation.question, situation.solution)
+        return system, None if told is None else told["content"]
+
+    def form(self, agent: str, round_: int, seed: int, turns: Sequence[Turn]) -> AnswerForm:
+        """What form the answer of `agent` in `round_` must have, after `turns`."""
+        return self._rules.form(agent, round_, seed, turns)
+
+    def top_logprobs(self, agent: str) -> int:
+        """For how many of the likeliest tokens the agent's calls ask; 0 where nobody needs them."""
+        protocol = self.protocol
+        compared = isinstance(protocol, ZeroKnowledgeProtocol) and protocol.by_tokens
+        if compared and agent in EXTRA_AGENTS:
+            return self.parameters.zk_protocol.top_logprobs
+        return 0
+
+    def parse(self, agent: str, round_: int, seed: int, text: str, turns: Sequence[Turn]) -> Move:
+        """The move in `text`, after `turns`. Raises InvalidResponse."""
+        return self._rules.parse(agent, round_, seed, text, turns)
+
+    def turns(self, generations: Iterable[Mapping[str, Any]], seed: int) -> list[Turn]:
+        """The turns in an episode's generation rows; invalid answers are no turns.
+
+        Of a row only `round`, `agent`, `text`, `invalid_reason` and, if it is there,
+        `token_logprobs` are looked at. Raises InvalidResponse.
+        """
+        return self.turns_of(
+            (
+                (row["round"], row["agent"], row["text"], tokens_of(row.get("token_logprobs")))
+                for row in generations
+                if row["invalid_reason"] is None
+            ),
+            seed,
+        )
+
+    def turns_of(self, answers: Iterable[Answer], seed: int) -> list[Turn]:
+        """The turns of an episode's valid answers, in the order of play. Raises InvalidResponse."""
+        rules, order = self._rules, self._rules.order
+        turns: list[Turn] = []
+        before: list[Turn] = []
+        for round_, agent, text, tokens in sorted(
+            answers, key=lambda a: a[0] * len(order) + order[a[1]]
+        ):
+            if rules.moves_by_turns and turns and turns[-1].round < round_:
+                before = turns.copy()
+            move = rules.parse(agent, round_, seed, text, before)
+            turns.append(Turn(round_, agent, text, move, tokens))
+        return turns
+
+
+def tokens_of(recorded: Sequence[dict[str, Any]] | None) -> tuple[TokenChoice, ...] | None:
+    """The column `token_logprobs` of a generation, as turns have it."""
+    if recorded is None:
+        return None
+    return tuple(
+        TokenChoice(
+            entry["token"],
+            entry["logprob"],
+            {other["token"]: other["logprob"] for other in entry["top"]},
+        )
+        for entry in recorded
+    )
+
+
+__all__ = ["ChatMessage", "Game", "InvalidResponse", "Situation", "Turn", "tokens_of"]

@@ -1,0 +1,99 @@
+"""The document of one job in the run store, replaced only where it is what was last seen.
+
+JobDocument  reading it, and every change
+read_job     what it says, for those who change nothing
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import ValidationError
+
+from nip_core.errors import CorruptionError, LeaseError
+from nip_core.jobs.job import Clock, JobEvent, JobRecord, Outcome
+from nip_core.run_store.documents import decode, encode
+from nip_core.run_store.lease import Lease
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import MissingFileError, Store
+
+OnEvent = Callable[[JobRecord, str], None]
+
+_REMEDY = (
+    "restore the file from a copy. Without one, remove it and run again: the job, if it was "
+    "submitted, is found at the back-end by its key"
+)
+
+
+class JobDocument:
+    """``jobs/<group>.json``. Every step that changes it is an event in it."""
+
+    def __init__(
+        self,
+        store: Store,
+        path: str,
+        *,
+        lease: Lease | None,
+        clock: Clock,
+        on_event: OnEvent | None,
+    ) -> None:
+        """Reads nothing yet; call `load` before `save`."""
+        self.path = path
+        self._store, self._lease, self._clock, self._on_event = store, lease, clock, on_event
+        self._etag: str | None = None
+
+    def load(self) -> JobRecord | None:
+        """The record, or None if there is none. Raises CorruptionError if it can't be read."""
+        try:
+            data, self._etag = self._store.get_with_etag(self.path)
+        except MissingFileError:
+            return None
+        return _parse(data, self.path)
+
+    def tell(self, record: JobRecord, what: str) -> None:
+        """Report a step that changes nothing in the document."""
+        if self._on_event is not None:
+            self._on_event(record, what)
+
+    def save(self, record: JobRecord, what: str | None, **changes: Any) -> JobRecord:
+        """Write `record` with `changes` and the event `what`; the record as written.
+
+        Raises LeaseError if another runner has written it or taken the run over.
+        """
+        if what is not None:
+            changes["events"] = (*record.events, JobEvent(at=self._clock.now(), what=what))
+        record = record.model_copy(update=changes)
+        data = encode(record.model_dump(mode="json"))
+        fence = self._lease.fence if self._lease else None
+        if self._etag is None:
+            written = self._store.put_if_absent(self.path, data, fence=fence)
+            self._etag = self._store.get_with_etag(self.path)[1] if written else None
+        else:
+            self._etag = self._store.put_if_match(self.path, data, self._etag, fence=fence)
+        if self._etag is None:
+            raise LeaseError(f"{self.path}: changed by another runner meanwhile; run again")
+        if what is not None:
+            self.tell(record, what)
+        return record
+
+    def end(
+        self, record: JobRecord, outcome: Outcome, reason: str | None, what: str, **changes: Any
+    ) -> JobRecord:
+        """Write that the job has ended."""
+        changes = {"finished_at": self._clock.now(), **changes}
+        return self.save(record, what, state="terminal", outcome=outcome, reason=reason, **changes)
+
+
+def read_job(run: RunStore, path: str) -> JobRecord | None:
+    """The record at a path of the store, or None if there is none. Raises CorruptionError."""
+    try:
+        data = run.store.get(path)
+    except MissingFileError:
+        return None
+    return _parse(data, path)
+
+
+def _parse(data: bytes, path: str) -> JobRecord:
+    try:
+        return JobRecord.model_validate(decode(data, path, _REMEDY))
+    except ValidationError as error:
+        raise CorruptionError(f"{path}: damaged, not a job record; {_REMEDY}") from error

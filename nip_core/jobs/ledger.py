@@ -1,0 +1,455 @@
+"""The job ledger: the one place that submits fine-tune jobs, each exactly once.
+
+Ledger.ensure_job  submit a job, or find the one that was submitted before, whatever was killed
+Ledger.poll        follow a job to its end
+Ledger.give_up     cancel a job whose deadline has passed
+Ledger.record      what is recorded of a job
+Ledger.cancel      ask the back-end to stop a job
+
+A job's document goes intent -> submitted -> terminal. Before every create the document says that
+one is open. After a create whose outcome is unknown (no answer, a 5xx, a crash) the jobs that
+carry the key are listed until the back-end's list can no longer lag behind, and what is found is
+adopted. Only a list that was read, late enough, without the job allows another create, which
+carries the same idempotency key. If the list can't be read, that is the end: JobError.
+
+Covered: crashes and lost answers at any point, lists that lag by less than `settle_s`, several
+runners (by the lease and conditional writes). Not covered: a back-end whose list lags by more.
+"""
+
+import asyncio
+import hashlib
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from nip_core.errors import DeadlineError, JobError, ParkedError, RunConflictError
+from nip_core.jobs.document import JobDocument, OnEvent
+from nip_core.jobs.job import (
+    Backend,
+    Busy,
+    Clock,
+    JobRecord,
+    JobSpec,
+    JobView,
+    NoAnswer,
+    Outcome,
+    Payload,
+    Refused,
+)
+from nip_core.jobs.waiting import FIRST_PAUSE_S, LONGEST_PAUSE_S, Pauses, Waiting
+from nip_core.run_store.lease import Lease
+from nip_core.run_store.run import RunStore
+from nip_lm_server.formats import MIN_EXAMPLES
+
+_log = logging.getLogger(__name__)
+
+_GOING_ON = frozenset({"validating_files", "queued", "running", "paused"})
+_TERMINAL: dict[str, Outcome] = {
+    "succeeded": "succeeded",
+    "failed": "failed",
+    "cancelled": "cancelled",
+}
+ENDED = frozenset(_TERMINAL)
+"""Statuses of jobs that have ended."""
+_SENDS = 3  # creates, or uploads, with unknown outcome before giving up
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What one look at a job gave."""
+
+    record: JobRecord  # with what is new
+    asked_s: float | None = None  # how long to wait before the next look, as the back-end says
+    trouble: str = ""  # why nothing was seen
+    ends_as: Outcome | None = None  # how the job ends if every look is like this for `settle_s`
+
+
+class Ledger:
+    """Submits and follows the jobs of one run. Not for concurrent use on one job."""
+
+    def __init__(
+        self,
+        run: RunStore,
+        backend: Backend,
+        *,
+        settle_s: float,
+        patience_s: float = 300.0,
+        lease: Lease | None = None,
+        clock: Clock | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        """`settle_s`: how long the back-end's lists may lag behind, in seconds.
+
+        `patience_s`: how long calls that a busy or silent back-end leaves undone are repeated,
+        where repeating them is safe. `on_event` is told of every step, with the record as it
+        then is.
+        """
+        self._run, self._backend, self._lease = run, backend, lease
+        self._clock = clock or Clock()
+        self._on_event = on_event
+        self._waiting = Waiting(backend.address, self._clock, settle_s, patience_s)
+
+    def record(self, iteration: int, group: str) -> JobRecord | None:
+        """What is recorded of the newest attempt, or None. Raises CorruptionError."""
+        return self._document(iteration, group).load()
+
+    async def ensure_job(
+        self,
+        spec: JobSpec,
+        dataset: Payload,
+        validation: Payload | None = None,
+        *,
+        note: str | None = None,
+    ) -> JobRecord:
+        """The record of the job for `spec`, submitted by this call or an earlier one.
+
+        `dataset` is the JSONL to train on, `validation` that of the validation file. A job that
+        has ended is returned as recorded, except for one that was refused: no job came of it, so
+        it is tried again. `note` is put on record with the intent, before anything is sent.
+
+        Raises JobError if the back-end refuses the job (recorded as its outcome) or the outcome
+        of the submission can't be learned; RunConflictError if another job is recorded for the
+        same attempt; LeaseError if another runner has the run.
+        """
+        document = self._document(spec.iteration, spec.group)
+        record = document.load()
+        if record is None or record.key != spec.key:
+            record = self._begin(document, spec, record, note)
+        elif record.outcome == "refused":
+            record = document.save(
+                record, "trying again", state="intent", outcome=None, reason=None, finished_at=None
+            )
+        if record.state != "intent":
+            return record
+        if spec.examples < MIN_EXAMPLES:
+            reason = f"{spec.examples} examples, {MIN_EXAMPLES} needed"
+            return document.end(record, "skipped", reason, f"skipped: {reason}")
+        if record.creates_open:
+            document.tell(record, "a submission was cut short; looking for its job")
+            found = await self._find_job(spec.key)
+            if found is not None:
+                return self._submitted(document, record, found, adopted=True)
+        try:
+            if record.file_id is None:
+                file_id = await self._ensure_file(dataset)
+                record = document.save(record, "training file is there", file_id=file_id)
+            if validation is not None and record.validation_file_id is None:
+                file_id = await self._ensure_file(validation)
+                record = document.save(
+                    record, "validation file is there", validation_file_id=file_id
+                )
+            return await self._submit(document, record, spec)
+        except Refused as error:
+            message = (
+                f"{self._backend.address}: refused the job of group {spec.group}, iteration "
+                f"{spec.iteration} (HTTP {error.status}): {error}"
+            )
+            # A file may be what was refused, so the next try looks for them again.
+            changes = {"file_id": None, "validation_file_id": None, "creates_open": 0}
+            document.end(
+                document.load() or record, "refused", str(error), f"refused: {error}", **changes
+            )
+            raise JobError(message) from error
+
+    async def poll(
+        self,
+        record: JobRecord,
+        *,
+        interval_s: float,
+        deadline_s: float,
+        counted_from_s: float | None = None,
+        park_after_s: float | None = None,
+    ) -> JobRecord:
+        """Follow a submitted job until it ends; its final record.
+
+        Looks every `interval_s`, less and less often while nothing changes (up to ten times
+        that, or 30 s), and not before the back-end asks to. `deadline_s` counts from submission,
+        or from the time of day `counted_from_s` (for a back-end that stands still when its runner
+        does). Failed looks are repeated; a status that is not known is not an end. A job that the
+        back-end does not know, or that has succeeded and names no model, for `settle_s` is one.
+
+        Raises DeadlineError when the deadline passes, JobError when the back-end denies access,
+        and ParkedError when the job goes on for `park_after_s` from now; the record stays as it
+        is, and polling again goes on.
+        """
+        document = self._document(record.iteration, record.group)
+        record = document.load() or record
+        if record.state == "terminal":
+            return record
+        if record.id is None or record.submitted_at is None:
+            raise JobError(f"{document.path}: not submitted yet; call ensure_job first")
+        # The time of day may jump while this process waits, but not before it starts waiting.
+        since_s = record.submitted_at if counted_from_s is None else counted_from_s
+        elapsed_s = max(0.0, self._clock.now() - since_s)
+        started_s = self._clock.monotonic()
+        end_s = started_s + deadline_s - elapsed_s
+        park_s = math.inf if park_after_s is None else started_s + park_after_s
+        pauses = Pauses(interval_s, max(interval_s, min(10 * interval_s, LONGEST_PAUSE_S)))
+        lost_since_s: float | None = None
+        while True:
+            look = await self._look(document, record, pauses.longest_s)
+            if look.record.state == "terminal":
+                return look.record
+            if look.record.status != record.status:
+                pauses.reset()
+            record, now_s = look.record, self._clock.monotonic()
+            if look.ends_as is not None:
+                lost_since_s = now_s if lost_since_s is None else lost_since_s
+                if now_s - lost_since_s >= self._waiting.settle_s:
+                    event = f"{look.ends_as.replace('_', ' ')}: {look.trouble}"
+                    return document.end(record, look.ends_as, look.trouble, event)
+            elif not look.trouble:
+                lost_since_s = None
+            job = f"job {record.id} (group {record.group}, iteration {record.iteration})"
+            if now_s >= end_s:
+                failed = f", last look failed: {look.trouble}" if look.trouble else ""
+                raise DeadlineError(
+                    f"{job}: not finished {deadline_s:g} s after its submission, last status "
+                    f"{record.status!r}{failed}; raise deadline_s (of a run: "
+                    "fine_tuning.deadline_s) to wait longer, or cancel it"
+                )
+            if look.trouble:
+                _log.warning("job %s: looking again, because %s", record.id, look.trouble)
+            if now_s >= park_s:
+                raise ParkedError(f"{job} goes on, {record.status}; run again to look after it")
+            await self._clock.sleep(min(end_s - now_s, park_s - now_s, pauses.next(look.asked_s)))
+
+    async def _look(
+        self, document: JobDocument, record: JobRecord, longest_pause_s: float
+    ) -> "_Look":
+        """Look at a submitted job once, and record what is new. Raises JobError for no access."""
+        try:
+            view = await self._backend.retrieve_job(str(record.id))
+        except (Busy, NoAnswer) as error:
+            return _Look(record, error.retry_after_s, str(error))
+        except Refused as error:
+            if error.status in {401, 403}:
+                raise JobError(f"job {record.id}: can't be looked at: {error}") from error
+            if error.status == 404:
+                return _Look(record, None, f"the back-end does not know it: {error}", "not_found")
+            return _Look(record, None, str(error))
+        is_nameless = view.status == "succeeded" and not view.fine_tuned_model
+        if view.status in ENDED and not is_nameless:
+            return _Look(await self._finish(document, record, view))
+        if view.status != record.status:
+            record = self._note(document, record, view.status)
+        if is_nameless:
+            return _Look(record, None, "it has succeeded, but names no model", "failed")
+        if view.estimated_finish is None:
+            return _Look(record)
+        # Half of what is left, because it is an estimate.
+        left_s = view.estimated_finish - self._clock.now()
+        return _Look(record, min(left_s / 2, longest_pause_s))
+
+    async def give_up(self, record: JobRecord, reason: str) -> JobRecord:
+        """Cancel a job whose deadline has passed; its final record.
+
+        Its outcome is "deadline", or "succeeded" if it ended before it was cancelled. Raises
+        JobError if it can't be cancelled, as then it may still make a model.
+        """
+        document = self._document(record.iteration, record.group)
+        record = document.load() or record
+        if record.state != "terminal" and not record.given_up:
+            record = document.save(record, f"given up: {reason}", given_up=True, reason=reason)
+        try:
+            await self.cancel(record)
+        except JobError as error:
+            # It may just have ended; that is seen below.
+            _log.warning("%s", error)
+        try:
+            return await self.poll(
+                record,
+                interval_s=FIRST_PAUSE_S,
+                deadline_s=self._waiting.patience_s,
+                counted_from_s=self._clock.now(),
+            )
+        except DeadlineError as error:
+            raise JobError(
+                f"job {record.id}: was to be cancelled, because it is {reason}, but still goes on "
+                f"{self._waiting.patience_s:g} s later; cancel it at the back-end and run again"
+            ) from error
+
+    async def cancel(self, record: JobRecord) -> None:
+        """Ask the back-end to stop the job; `poll` then sees how it ended. Raises JobError."""
+        if record.id is None or record.state == "terminal":
+            return
+        job_id = record.id
+        try:
+            await self._waiting.until_answered(lambda: self._backend.cancel_job(job_id))
+        except Refused as error:
+            raise JobError(f"job {job_id}: can't be cancelled: {error}") from error
+
+    def _document(self, iteration: int, group: str) -> JobDocument:
+        return JobDocument(
+            self._run.store,
+            self._run.job(iteration, group),
+            lease=self._lease,
+            clock=self._clock,
+            on_event=self._on_event,
+        )
+
+    def _begin(
+        self, document: JobDocument, spec: JobSpec, stored: JobRecord | None, note: str | None
+    ) -> JobRecord:
+        """Write the intent, after `stored` if that is an attempt which has ended."""
+        previous: tuple[dict[str, Any], ...] = ()
+        if stored is not None:
+            over = stored.state == "terminal" and spec.attempt > stored.attempt
+            if not over and stored.outcome != "refused":
+                raise RunConflictError(
+                    f"{document.path}: holds attempt {stored.attempt} with key {stored.key} "
+                    f"({stored.outcome or stored.state}), which can't become attempt "
+                    f"{spec.attempt} with key {spec.key} (stored -> given): "
+                    f"{_difference(stored, spec)}"
+                )
+            last = stored.model_dump(mode="json", exclude={"previous"})
+            previous = (*stored.previous, last)
+        record = JobRecord(
+            state="intent",
+            key=spec.key,
+            run=spec.run,
+            iteration=spec.iteration,
+            group=spec.group,
+            attempt=spec.attempt,
+            method=spec.method,
+            parent_model=spec.parent_model,
+            parent_model_digest=spec.parent_model_digest,
+            dataset_digest=spec.dataset_digest,
+            examples=spec.examples,
+            validation_examples=spec.validation_examples,
+            validation_digest=spec.validation_digest,
+            seed=spec.seed,
+            settings=spec.settings,
+            created_at=self._clock.now(),
+            previous=previous,
+        )
+        return document.save(record, "intent" if note is None else f"intent: {note}")
+
+    async def _ensure_file(self, dataset: Payload) -> str:
+        """Upload `dataset` under the name of its content, unless it is there."""
+        sha256, size_bytes = await asyncio.to_thread(_measure, dataset)
+        filename = f"nip-{sha256[:40]}.jsonl"
+
+        async def find() -> str | None:
+            return await self._backend.find_file(filename, size_bytes)
+
+        async def upload() -> str:
+            return await self._backend.upload(filename, dataset)
+
+        found = await self._waiting.until_answered(find)
+        for _ in range(_SENDS):
+            if found is not None:
+                return found
+            try:
+                return await self._waiting.until_answered(upload, repeat_unknown=False)
+            except NoAnswer as error:
+                _log.warning("upload of %s: %s; looking whether it arrived", filename, error)
+                found = await self._waiting.until_settled(find)
+        if found is not None:
+            return found
+        raise JobError(
+            f"{self._backend.address}: {_SENDS} uploads of {filename} got no answer and did not "
+            "arrive; run again when the server is well"
+        )
+
+    async def _submit(self, document: JobDocument, record: JobRecord, spec: JobSpec) -> JobRecord:
+        """Create the job; after an unknown outcome look for it first. Raises Refused."""
+
+        async def create() -> JobView:
+            if self._lease is not None:
+                self._lease.check()
+            return await self._backend.create_job(
+                spec, str(record.file_id), record.validation_file_id
+            )
+
+        for _ in range(_SENDS):
+            record = document.save(
+                record, None, creates_open=record.creates_open + 1, sent_at=self._clock.now()
+            )
+            try:
+                view = await self._waiting.until_answered(create, repeat_unknown=False)
+                return self._submitted(document, record, view, adopted=False)
+            except NoAnswer as error:
+                trouble = str(error)
+            document.tell(record, f"outcome of the submission unknown: {trouble}")
+            found = await self._find_job(spec.key)
+            if found is not None:
+                return self._submitted(document, record, found, adopted=True)
+        raise JobError(
+            f"{self._backend.address}: {_SENDS} submissions got no answer and left no job with "
+            f"metadata nip_key={spec.key} (last: {trouble}); run again when the server is well"
+        )
+
+    async def _find_job(self, key: str) -> JobView | None:
+        """The job with `key`, or None when it certainly was not created."""
+
+        async def find() -> JobView | None:
+            jobs = await self._backend.find_jobs(key)
+            if len(jobs) > 1:
+                _log.warning("%d jobs with key %s; the first is taken", len(jobs), key)
+            return min(jobs, key=lambda job: (job.created_at, job.id), default=None)
+
+        return await self._waiting.until_settled(find)
+
+    def _submitted(
+        self, document: JobDocument, record: JobRecord, view: JobView, *, adopted: bool
+    ) -> JobRecord:
+        return document.save(
+            record,
+            f"found and adopted {view.id}" if adopted else f"submitted as {view.id}",
+            state="submitted",
+            id=view.id,
+            # By this side's clock, which the deadline goes by, and not later than it was.
+            submitted_at=record.sent_at or self._clock.now(),
+            status=view.status,
+        )
+
+    def _note(self, document: JobDocument, record: JobRecord, status: str) -> JobRecord:
+        """Record a status that has changed."""
+        if status not in _GOING_ON and status not in _TERMINAL:
+            _log.warning("job %s: status %r is not known; waiting on", record.id, status)
+        return document.save(record, status, status=status)
+
+    async def _finish(self, document: JobDocument, record: JobRecord, view: JobView) -> JobRecord:
+        outcome = _TERMINAL[view.status]
+        if record.given_up and outcome != "succeeded":
+            outcome = "deadline"
+        try:
+            events = await self._backend.job_events(view.id)
+        except (Refused, Busy, NoAnswer) as error:
+            _log.warning("job %s: its events can't be read: %s", view.id, error)
+            events = []
+        succeeded = outcome == "succeeded"
+        given_up = record.reason if record.given_up else None
+        reason = None if succeeded else given_up or view.error or "no reason given"
+        return document.end(
+            record,
+            outcome,
+            reason,
+            f"{outcome}: {view.fine_tuned_model if succeeded else reason}",
+            status=view.status,
+            model=view.fine_tuned_model if succeeded else None,
+            finished_at=view.finished_at or self._clock.now(),
+            trained_tokens=view.trained_tokens,
+            effective=dict(view.effective),
+            backend_events=tuple(events),
+        )
+
+
+def _measure(payload: Payload) -> tuple[str, int]:
+    """SHA-256 and size in bytes; a file is read piece by piece."""
+    if isinstance(payload, bytes):
+        return hashlib.sha256(payload).hexdigest(), len(payload)
+    with payload.open("rb") as opened:
+        sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+        return sha256, opened.tell()
+
+
+def _difference(stored: JobRecord, spec: JobSpec) -> str:
+    names = (
+        *("attempt", "method", "parent_model_digest", "dataset_digest", "validation_digest"),
+        *("seed", "settings"),
+    )
+    pairs = {name: (getattr(stored, name), getattr(spec, name)) for name in names}
+    return "; ".join(f"{name}: {a} -> {b}" for name, (a, b) in pairs.items() if a != b) or "none"

@@ -1,0 +1,256 @@
+"""The OpenAI fine-tuning API, spoken to OpenAI and to our own lm_server alike.
+
+OpenAIBackend  files, jobs and models through the `openai` client; implements `job.Backend`
+
+Nothing here retries or waits: the ledger decides that, from the three kinds of errors into which
+every failure is sorted. Settings that the OpenAI API has no words for go into the body as
+``nip``, and only to servers that are said to understand it. The key is never logged, and it is
+taken out of whatever words of the server end in errors or records.
+"""
+
+import io
+from collections.abc import Awaitable, Mapping
+from typing import Any, TypeVar
+
+from openai import (
+    APIConnectionError,
+    APIStatusError,
+    AsyncOpenAI,
+    OpenAIError,
+)
+
+from nip_core.jobs.job import (
+    KEY_METADATA,
+    Busy,
+    JobSpec,
+    JobView,
+    NoAnswer,
+    Payload,
+    Refused,
+)
+from nip_core.redaction import redact, redact_all
+
+_T = TypeVar("_T")
+_PAGE = 100
+_MOST_PAGES = 1000
+_MOST_EVENTS = 2000
+
+
+class OpenAIBackend:
+    """A fine-tuning API that speaks OpenAI's protocol, as a `nip_core.jobs.job.Backend`."""
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str,
+        *,
+        extensions: bool = False,
+        timeout_s: float = 120.0,
+        client: AsyncOpenAI | None = None,
+    ) -> None:
+        """`extensions`: the server understands ``nip`` in the body of a job. OpenAI does not.
+
+        `client` replaces the one made from the other arguments; it must not retry.
+        """
+        self._client = client or AsyncOpenAI(
+            base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s
+        )
+        self._address = base_url
+        self._key = self._client.api_key
+        self._extensions = extensions
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+    async def find_file(self, filename: str, size_bytes: int) -> str | None:
+        async def find() -> str | None:
+            seen = 0
+            async for file in self._client.files.list(purpose="fine-tune", order="desc"):
+                seen += 1
+                usable = file.status != "error" and file.bytes == size_bytes
+                if file.filename == filename and usable:
+                    return _text(file.id, "file id")
+            return None
+
+        return await self._call(find())
+
+    async def upload(self, filename: str, data: Payload) -> str:
+        # An open file is sent as it is read; of a path the client would read the whole first.
+        with io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as opened:
+            file = await self._call(
+                self._client.files.create(
+                    file=(filename, opened, "application/jsonl"), purpose="fine-tune"
+                )
+            )
+        return _text(getattr(file, "id", None), "file id")
+
+    async def create_job(
+        self, spec: JobSpec, file_id: str, validation_file_id: str | None = None
+    ) -> JobView:
+        if spec.extensions and not self._extensions:
+            raise Refused(
+                f"{self._address} has no words for {sorted(spec.extensions)}; leave these "
+                "settings out, or use a server of nip"
+            )
+        method = {
+            "type": spec.method,
+            spec.method: {"hyperparameters": dict(spec.hyper_parameters)},
+        }
+        body: dict[str, Any] = {"method": method, "metadata": spec.metadata, "seed": spec.seed}
+        if spec.suffix:
+            body["suffix"] = spec.suffix
+        if validation_file_id is not None:
+            body["validation_file"] = validation_file_id
+        if spec.integrations:
+            body["integrations"] = [dict(integration) for integration in spec.integrations]
+        if spec.extensions:
+            body["nip"] = dict(spec.extensions)
+        # The whole body goes as `extra_body`, so that no version of the client drops a word of it.
+        job = await self._call(
+            self._client.fine_tuning.jobs.create(
+                model=spec.parent_model,
+                training_file=file_id,
+                extra_body=body,
+                extra_headers={"Idempotency-Key": spec.key},
+            )
+        )
+        return self._view(job)
+
+    async def find_jobs(self, key: str) -> list[JobView]:
+        # A server that ignores the filter sends all jobs; the comparison here is what counts.
+        async def find() -> list[JobView]:
+            found: list[JobView] = []
+            after: str | None = None
+            for _ in range(_MOST_PAGES):
+                query = {f"metadata[{KEY_METADATA}]": key, "limit": _PAGE}
+                page = await self._client.fine_tuning.jobs.list(
+                    extra_query=query | ({"after": after} if after else {})
+                )
+                jobs = getattr(page, "data", None)
+                if not isinstance(jobs, list):
+                    raise NoAnswer(f"{self._address}: its list of jobs has no data")
+                found += [
+                    self._view(job) for job in jobs if (job.metadata or {}).get(KEY_METADATA) == key
+                ]
+                if not jobs or not page.has_more:
+                    return found
+                if jobs[-1].id == after:
+                    break
+                after = jobs[-1].id
+            raise NoAnswer(f"{self._address}: its list of jobs does not end")
+
+        return await self._call(find())
+
+    async def retrieve_job(self, job_id: str) -> JobView:
+        return self._view(await self._call(self._client.fine_tuning.jobs.retrieve(job_id)))
+
+    async def cancel_job(self, job_id: str) -> JobView:
+        return self._view(await self._call(self._client.fine_tuning.jobs.cancel(job_id)))
+
+    async def job_events(self, job_id: str) -> list[dict[str, Any]]:
+        async def read() -> list[dict[str, Any]]:
+            events: list[dict[str, Any]] = []
+            pages = self._client.fine_tuning.jobs.list_events(job_id, limit=_PAGE)
+            async for event in pages:
+                dumped = event.model_dump(mode="json", exclude_none=True)
+                events.append(redact_all(dumped, self._key))
+                if len(events) >= _MOST_EVENTS:
+                    break
+            return events[::-1]  # the API gives the newest first
+
+        return await self._call(read())
+
+    async def model(self, name: str) -> dict[str, Any]:
+        """A model as the server describes it, extensions (digest, proof) included."""
+        model = await self._call(self._client.models.retrieve(name))
+        described: dict[str, Any] = redact_all(model.model_dump(mode="json"), self._key)
+        return described
+
+    async def _call(self, call: Awaitable[_T]) -> _T:
+        # Raised outside the handlers: the client's errors hold the server's answer as it came, and
+        # must not be printed as the cause.
+        failure: Refused | Busy | NoAnswer
+        try:
+            return await call
+        except APIStatusError as error:
+            failure = self._sorted(error)
+        except APIConnectionError as error:  # timeouts included
+            cause = f" ({error.__cause__!r})" if error.__cause__ else ""
+            failure = NoAnswer(redact(f"{self._address}: {error}{cause}", self._key))
+        except (OpenAIError, ValueError, TypeError, AttributeError) as error:
+            # Whatever the client makes of an answer that is cut off or not what the API promises.
+            failure = NoAnswer(redact(f"{self._address}: unusable answer ({error!r})", self._key))
+        raise failure
+
+    def _sorted(self, error: APIStatusError) -> Refused | Busy | NoAnswer:
+        status = error.status_code
+        message = f"{self._address}: HTTP {status}: {self._message(error)}"
+        retry_after_s = _retry_after_s(error.response.headers)
+        if status == 429 and error.code != "insufficient_quota":
+            return Busy(message, retry_after_s)
+        if status < 400 or status == 408 or status >= 500:
+            return NoAnswer(message, retry_after_s)
+        return Refused(message, status)
+
+    def _message(self, error: APIStatusError) -> str:
+        body = error.body
+        said = body.get("message") if isinstance(body, Mapping) else None
+        if not isinstance(said, str):
+            said = str(error)
+        elif isinstance(error.param, str) and error.param not in said:
+            said = f"{error.param}: {said}"
+        return redact(said, self._key)[:1000]
+
+    def _view(self, job: Any) -> JobView:
+        """The client builds its objects without checking them; what is needed is checked here."""
+        try:
+            data: dict[str, Any] = job.model_dump(mode="json")
+            error = data.get("error") or {}
+            effective = dict(data.get("hyperparameters") or {})
+            method = data.get("method") or {}
+            effective |= (method.get(method.get("type")) or {}).get("hyperparameters") or {}
+            if isinstance(data.get("nip"), dict):
+                effective["nip"] = data["nip"]
+            return JobView(
+                id=_text(data.get("id"), "job id"),
+                status=_text(data.get("status"), "job status"),
+                created_at=float(data.get("created_at") or 0),
+                fine_tuned_model=data.get("fine_tuned_model") or None,
+                error=redact(_error_text(error), self._key) or None,
+                estimated_finish=data.get("estimated_finish"),
+                finished_at=data.get("finished_at"),
+                trained_tokens=data.get("trained_tokens"),
+                effective=effective,
+                metadata=data.get("metadata") or {},
+            )
+        except (AttributeError, TypeError, ValueError) as failure:
+            reason = redact(f"unusable answer: not a job ({failure!r})", self._key)
+        raise NoAnswer(reason)
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds to wait as the server asks, from either of its headers; a date is not used."""
+    for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers[name]) * unit_s
+        except (KeyError, ValueError):
+            continue
+        if 0 <= seconds < float("inf"):
+            return seconds
+    return None
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise NoAnswer(f"unusable answer: no {what}")
+    return value
+
+
+def _error_text(error: Mapping[str, Any]) -> str:
+    parts = [str(error[part]) for part in ("code", "param", "message") if error.get(part)]
+    return ": ".join(parts)

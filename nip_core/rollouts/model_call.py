@@ -1,0 +1,220 @@
+"""One model call: what is asked, what was answered, and its record.
+
+Player        an agent with the model that it plays with
+ask           a request for one answer or several
+Call          what came of it: the answers, and the record of each
+read_again    the move in an answer that was recorded
+request_body  a request as JSON
+limit_name    what a provider calls the most tokens of an answer
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from nip_core.errors import StageError
+from nip_core.game.render import ChatMessage, Game, InvalidResponse
+from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
+from nip_core.protocols import Move
+from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint
+from nip_core.rollouts.plan import EpisodeSpec
+from nip_core.rollouts.random_agent import random_answer
+from nip_core.scenarios.code_validation.parsing import (
+    NO_DECISION_GIVEN,
+    AnswerForm,
+    lacks_decision,
+    parse_response,
+)
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Player:
+    """An agent with the model that it plays with; a random agent has none."""
+
+    agent: str
+    model: str
+    endpoint: Endpoint | None
+    parameters: PureTextAgentParameters | RandomAgentParameters
+    record_tokens: bool = False  # keep token ids, to be trained on as they are
+    record_logprobs: bool = False  # and their log-probabilities, where the engine has them
+
+    @property
+    def gives_several(self) -> bool:
+        """Whether one request can ask for several answers; OpenRouter's models give one."""
+        parameters = self.parameters
+        if isinstance(parameters, RandomAgentParameters):
+            return False
+        return parameters.use_dummy_api or parameters.model_provider != "OpenRouter"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request that was answered, by one answer or several."""
+
+    player: Player
+    form: AnswerForm
+    started: datetime
+    answers: Sequence[ChatAnswer]
+
+    def record(
+        self, number: int, spec: EpisodeSpec, round_: int, attempt: int, parent: str | None
+    ) -> tuple[Row, Move]:
+        """One of the answers as it stands in the journal: a row for `generations` and one for
+        `timings`; and the move if it is valid."""
+        player, answer = self.player, self.answers[number]
+        move, invalid = _read(answer, self.form)
+        is_last = attempt >= player.parameters.num_invalid_generation_retries
+        if invalid is None and not is_last and lacks_decision(move, self.form):
+            move, invalid = Move(), NO_DECISION_GIVEN
+        generation = {
+            "key": spec.generation_key(round_, player.agent, attempt),
+            "parent_key": parent,
+            "episode": spec.key,
+            "branch_path": spec.branch_path,
+            "round": round_,
+            "agent": player.agent,
+            "attempt": attempt,
+            "model_asked": player.model,
+            "model_served": answer.model,
+            "text": answer.text or "",
+            "decision": move.decision,
+            "decision_value": move.value,
+            "finish_reason": answer.finish_reason,
+            "invalid_reason": invalid,
+            "prompt_tokens": answer.prompt_tokens,
+            "completion_tokens": answer.completion_tokens,
+            **_recorded_tokens(player, answer),
+        }
+        timing = {
+            "key": generation["key"],
+            "started_at": self.started.isoformat(),
+            "latency_s": answer.latency_s,
+            "transport_retries": answer.transport_retries,
+        }
+        return {"generation": generation, "timing": timing}, move
+
+
+@asynccontextmanager
+async def ask(
+    game: Game,
+    client: ChatClient,
+    player: Player,
+    chat: Sequence[ChatMessage],
+    form: AnswerForm,
+    seed: int,
+    n: int = 1,
+) -> AsyncIterator[Call]:
+    """Ask for `n` answers to `chat`; there may be fewer, but there is one.
+
+    The call is in flight until the block is left, and raises as ChatClient.answers does.
+    """
+    started = datetime.now(UTC)
+    if isinstance(player.parameters, RandomAgentParameters):
+        answer = ChatAnswer(random_answer(form, seed), "stop", player.model, 0, 0, 0, 0.0)
+        yield Call(player, form, started, [answer])
+        return
+    assert player.endpoint is not None  # only random agents play without a model
+    limit = game.parameters.max_tokens(player.agent)
+    body = request_body(player.model, player.parameters, chat, seed, limit, n)
+    wanted = game.top_logprobs(player.agent)
+    if wanted:
+        body |= {"logprobs": True, "top_logprobs": wanted}
+    if player.record_tokens:
+        # Training takes the answers for samples of the model's own distribution, so nothing may
+        # change it, and a server's defaults may. Other settings that could (top_k, min_p) aren't
+        # sent: an lm_server has none by default, and not every engine of it takes them.
+        body |= {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0}
+        body |= {"return_token_ids": True, "logprobs": bool(wanted) or player.record_logprobs}
+    async with client.answers(player.endpoint, body) as answers:
+        if wanted and any(answer.tokens is None for answer in answers[:n]):
+            raise StageError(
+                f"{player.endpoint.base_url}: model {player.model} gives no log-probabilities; set "
+                "zk_protocol.similarity: text or use an engine that does"
+            )
+        yield Call(player, form, started, answers[:n])
+
+
+def _recorded_tokens(player: Player, answer: ChatAnswer) -> Row:
+    """The columns of a generation that have its tokens. Raises StageError if there are none."""
+    if not player.record_tokens or player.endpoint is None:
+        return {
+            "prompt_token_ids": None,
+            "completion_token_ids": None,
+            "completion_logprobs": None,
+            "token_logprobs": answer.tokens,
+        }
+    if answer.token_ids is None or answer.prompt_token_ids is None:
+        raise StageError(
+            f"{player.endpoint.base_url}: model {player.model} gives no token ids, which trainer "
+            "pure_text_grpo needs; use an lm_server, or another trainer"
+        )
+    chosen = [token["logprob"] for token in answer.tokens or ()]
+    has_all = bool(chosen) and len(chosen) == len(answer.token_ids)
+    return {
+        "prompt_token_ids": answer.prompt_token_ids,
+        "completion_token_ids": answer.token_ids,
+        "completion_logprobs": chosen if has_all else None,
+        # Otherwise the same figures would be kept twice.
+        "token_logprobs": answer.tokens if any(t["top"] for t in answer.tokens or ()) else None,
+    }
+
+
+def request_body(
+    model: str,
+    parameters: PureTextAgentParameters,
+    chat: Sequence[Mapping[str, str]],
+    seed: int,
+    max_tokens: int,
+    n: int = 1,
+) -> Row:
+    """The JSON body of a chat completion; settings that are None are left to the provider.
+
+    It asks for `n` completions. They have one seed: what a server gives as the i-th of them need
+    not be what it gives to any seed alone.
+    """
+    body: Row = {
+        "model": model,
+        "messages": chat,
+        limit_name(parameters): max_tokens,
+        "seed": seed,
+    }
+    if n > 1:
+        body["n"] = n
+    for setting in ("temperature", "top_p", "repetition_penalty"):
+        value = getattr(parameters, setting)
+        if value is not None:
+            body[setting] = value
+    return body
+
+
+def limit_name(parameters: PureTextAgentParameters) -> str:
+    """OpenAI's newer models refuse the older name, which others know alone."""
+    return "max_completion_tokens" if parameters.model_provider == "OpenAI" else "max_tokens"
+
+
+def _read(answer: ChatAnswer, form: AnswerForm) -> tuple[Move, str | None]:
+    """The move in the answer, or why it is invalid."""
+    if answer.finish_reason not in ("stop", "length"):
+        return Move(), f"finish reason {answer.finish_reason}"
+    if answer.text is None:
+        return Move(), "no content"
+    try:
+        return parse_response(answer.text, form), None
+    except InvalidResponse as response:
+        return Move(), response.reason
+
+
+def read_again(generation: Row, form: AnswerForm) -> Move:
+    """The move in a recorded answer. Raises StageError if it is not valid any more."""
+    try:
+        return parse_response(generation["text"], form)
+    except InvalidResponse as invalid:
+        raise StageError(
+            f"generation {generation['key']}: an answer that counted as valid when it was recorded "
+            f"is not ({invalid.reason}); another version of nip has recorded it: go on with that "
+            "one, or start a new run"
+        ) from None

@@ -1,0 +1,123 @@
+"""Playing shards of a run in other processes, and on other machines, under the lease of its runner.
+
+Ticket       what such a process has to be told: plain JSON without keys
+ticket_of    the ticket of an open session
+open_apart   the session that a process opens with it
+
+A process apart reads and writes the run store by itself, so that must be one that it reaches: a
+bucket, or a disk that all share. Its commits carry the runner's fence; when the runner is
+replaced they are refused as its own would be. It starts no server and submits no job. Keys come
+from its own environment; that of the run's own server from the server's directory.
+"""
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from nip_core.errors import RunConflictError, ServerError
+from nip_core.game.render import Game
+from nip_core.parameters import HyperParameters, load_parameters
+from nip_core.rollouts.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.progress import Progress
+from nip_core.run_store.lease import borrow
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+from nip_core.stages.estimate import estimate_run
+from nip_core.stages.identity import problems_digest
+from nip_core.stages.models import ServedModel
+from nip_core.stages.providers import Endpoints, remote_endpoints
+from nip_core.stages.session import Session, load_all_problems
+from nip_core.stages.too_long import recorded, without
+from nip_lm_server.state.directory import KEY_FILE
+
+Ticket = dict[str, Any]
+"""`parameters`, `contents` and `lease` as they are on record, the `store`'s URL, `origin` with the
+models of another run, and `own_server`: its url and the file with its key, or None."""
+
+
+def ticket_of(session: Session) -> Ticket:
+    """What another process needs to play shards of this run."""
+    server = session.server
+    return {
+        "parameters": session.parameters.to_dict(),
+        "store": session.run.store.url,
+        "contents": session.run.open().contents,
+        "lease": session.lease.lend(),
+        "origin": [
+            {group: asdict(model) for group, model in models.items()} for models in session.origin
+        ],
+        "own_server": None
+        if server is None
+        else {"url": server.endpoint.base_url, "key_file": str(server.directory / KEY_FILE)},
+    }
+
+
+@contextlib.asynccontextmanager
+async def open_apart(
+    ticket: Ticket, environment: Mapping[str, str] = os.environ
+) -> AsyncIterator[Session]:
+    """The run as its runner has it open, without the lease's renewal and without a server to mind.
+
+    Raises StoreError if the run store can't be reached from here, LeaseError if the runner has
+    lost the run, RunConflictError if the problems here are not the run's, SettingsError for a
+    missing key, ServerError if the key file is not here.
+    """
+    parameters = load_parameters(ticket["parameters"])
+    store = open_store(ticket["store"])
+    run = RunStore(store, parameters.run_name)
+    lease = borrow(store, run.root, ticket["lease"])
+    lease.check()
+    game, problems = Game(parameters), load_all_problems(parameters)
+    digests = {split: problems_digest(chosen) for split, chosen in problems.items()}
+    if digests != ticket["contents"]["problems"]:
+        raise RunConflictError(
+            f"run {run.name!r}: the dataset {parameters.dataset} has other problems here than when "
+            "the run was started; give every process the same files and the same version of nip"
+        )
+    left_out = recorded(run) or {}
+    async with ChatClient(
+        concurrency=parameters.rollouts.concurrency,
+        timeout_s=parameters.rollouts.request_timeout_s,
+        retries=parameters.rollouts.transport_retries,
+    ) as client:
+        yield Session(
+            parameters=parameters,
+            game=game,
+            run=run,
+            lease=lease,
+            problems=without(problems, left_out),
+            left_out=left_out,
+            endpoints=_endpoints(parameters, ticket, environment),
+            client=client,
+            progress=Progress(),
+            estimate=estimate_run(game, problems),
+            origin=tuple(
+                {group: ServedModel(**model) for group, model in models.items()}
+                for models in ticket["origin"]
+            ),
+        )
+
+
+def _endpoints(
+    parameters: HyperParameters, ticket: Ticket, environment: Mapping[str, str]
+) -> Mapping[str, Endpoints]:
+    """Those of other servers, and for the other groups the run's own."""
+    found = dict(remote_endpoints(parameters, environment))
+    own = ticket["own_server"]
+    if own is None:
+        return found
+    try:
+        key = Path(own["key_file"]).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ServerError(
+            f"{own['key_file']}: the key of the run's own server can't be read here "
+            f"({error.strerror}); on other machines name a server in lm_server.url, with its key "
+            "in NIP_API_KEY"
+        ) from error
+    at = Endpoint(own["url"], key)
+    for group in parameters.groups:
+        found.setdefault(group, Endpoints(at, at))
+    return found

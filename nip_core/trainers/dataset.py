@@ -1,0 +1,409 @@
+"""Training examples as Parquet, the source of every back-end's format.
+
+SCHEMAS, FILES    by method, the table's schema and its file's name
+write_examples    examples -> a file, a row group at a time, made by several processes
+Dataset           such a file: its rows in batches, its columns
+open_dataset      the committed one of a directory, checked
+validation_side   the questions whose examples are held out
+dataset_digest    what two equal datasets agree on
+to_table          a few examples as a table
+
+Each row names the rollouts it came from. What a back-end wants is derived from the rows by
+`nip_core.trainers.lines`.
+"""
+
+import hashlib
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from nip_core.errors import CorruptionError
+from nip_core.hashing import derive_seed
+from nip_core.parameters import Method
+from nip_core.processes import how_many, map_in_processes
+from nip_core.rollouts.tables import check_version, in_current_version
+from nip_core.run_store.manifest import read_file, read_manifest, verify
+from nip_core.run_store.store import Store
+from nip_core.trainers.base import AnyExample, InParts
+
+SCHEMA_VERSION = 2
+"""Version 2 added `question_id` and `tokens`, and the tables of pairs and trajectories."""
+
+Row = dict[str, Any]
+
+_METADATA = {"nip.schema_version": str(SCHEMA_VERSION)}
+_ROWS_PER_GROUP = 500
+_LINEAGE = [
+    pa.field("key", pa.string(), nullable=False),
+    pa.field("agent", pa.string(), nullable=False),
+    pa.field("episode", pa.string(), nullable=False),  # key in the episodes table
+    pa.field("generations", pa.list_(pa.string()), nullable=False),  # keys of those learned
+    pa.field("iteration", pa.int32(), nullable=False),  # of the rollout
+    pa.field("problem", pa.string(), nullable=False),
+    pa.field("question_id", pa.string()),  # null in version 1 only
+    pa.field("y", pa.int8(), nullable=False),
+    pa.field("reward", pa.float64(), nullable=False),
+    pa.field("reason", pa.string(), nullable=False),
+    pa.field("tokens", pa.int64()),  # null: not reported
+]
+_MESSAGE = pa.struct(
+    [
+        pa.field("role", pa.string(), nullable=False),
+        pa.field("content", pa.string(), nullable=False),
+        pa.field("name", pa.string()),
+    ]
+)
+_MESSAGES = pa.field("messages", pa.list_(_MESSAGE), nullable=False)
+_TURN = pa.struct(
+    [
+        pa.field("prompt_token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("completion_token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("logprobs", pa.list_(pa.float32())),  # null: the engine reported none
+    ]
+)
+
+EXAMPLES = pa.schema([*_LINEAGE, _MESSAGES], metadata=_METADATA)
+PAIRS = pa.schema(
+    [
+        *_LINEAGE,
+        _MESSAGES,
+        pa.field("chosen", pa.string(), nullable=False),
+        pa.field("rejected", pa.string(), nullable=False),
+        pa.field("rejected_reward", pa.float64(), nullable=False),
+    ],
+    metadata=_METADATA,
+)
+TRAJECTORIES = pa.schema(
+    [
+        *_LINEAGE,
+        pa.field("turns", pa.list_(_TURN), nullable=False),
+        pa.field("group_id", pa.string(), nullable=False),
+        pa.field("advantage", pa.float64(), nullable=False),
+    ],
+    metadata=_METADATA,
+)
+SCHEMAS: Mapping[Method, pa.Schema] = {
+    "supervised": EXAMPLES,
+    "dpo": PAIRS,
+    "trajectories": TRAJECTORIES,
+}
+FILES: Mapping[Method, str] = {
+    "supervised": "examples.parquet",
+    "dpo": "pairs.parquet",
+    "trajectories": "trajectories.parquet",
+}
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written to a file."""
+
+    examples: int
+    digest: str
+
+
+def write_examples(
+    file: Path, method: Method, examples: Iterable[AnyExample], processes: int | None = None
+) -> Written:
+    """Write `examples` to a new Parquet file, in their order.
+
+    Equal examples give equal bytes and an equal digest, however many processes make them. A few
+    hundred examples per process are in memory at a time. `processes`: None, as many as are worth
+    it; they are used for examples that are made in parts.
+    """
+    made: Iterator[_Made]
+    if processes is None:
+        processes = 1
+        if isinstance(examples, InParts):
+            processes = min(how_many(examples.size), len(examples.parts))
+    if isinstance(examples, InParts) and processes > 1:
+        make = partial(_make_part, method, examples.make)
+        made = map_in_processes(make, examples.parts, processes)
+    else:
+        made = _make(method, examples)
+    hashes: list[bytes] = []
+    with pq.ParquetWriter(file, SCHEMAS[method], compression="zstd") as writer:
+        for table in _row_groups(made, hashes):
+            writer.write_table(table)
+    return Written(len(hashes), _digest_of(hashes, method))
+
+
+_Made = tuple[pa.Table, list[bytes]]  # examples and the hashes of their rows
+
+
+def _make(method: Method, examples: Iterable[AnyExample]) -> Iterator[_Made]:
+    examples = iter(examples)
+    while batch := list(islice(examples, _ROWS_PER_GROUP)):
+        table = to_table(batch, method)
+        yield table, _row_hashes(table)
+
+
+def _make_part(method: Method, make: Callable[[Any], Iterable[AnyExample]], part: Any) -> _Made:
+    """What a process of its own makes of a part."""
+    made = list(_make(method, make(part)))
+    tables = [SCHEMAS[method].empty_table(), *(table for table, _ in made)]
+    return pa.concat_tables(tables), [one for _, hashes in made for one in hashes]
+
+
+def _row_groups(made: Iterable[_Made], hashes: list[bytes]) -> Iterator[pa.Table]:
+    """The tables cut anew, so that no row group depends on how they came; collects `hashes`."""
+    waiting: pa.Table | None = None
+    for table, of_rows in made:
+        hashes += of_rows
+        waiting = table if waiting is None else pa.concat_tables([waiting, table])
+        while waiting.num_rows >= _ROWS_PER_GROUP:
+            yield waiting.slice(0, _ROWS_PER_GROUP).combine_chunks()
+            waiting = waiting.slice(_ROWS_PER_GROUP)
+    if waiting is not None and waiting.num_rows:
+        yield waiting.combine_chunks()
+
+
+def to_table(examples: Sequence[AnyExample], method: Method = "supervised") -> pa.Table:
+    """The examples as a table with the schema of the method, in the order given."""
+    schema = SCHEMAS[method]
+    columns = []
+    for field in schema:
+        values = [getattr(example, field.name) for example in examples]
+        if field.name == "messages":
+            columns.append(_message_lists(values))
+        elif field.name == "turns":
+            columns.append(_turn_lists(values))
+        else:
+            columns.append(pa.array(values, field.type))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _message_lists(chats: Sequence[Sequence[Mapping[str, str]]]) -> pa.Array:
+    flat = [message for chat in chats for message in chat]
+    columns: list[list[str | None]] = [
+        [message["role"] for message in flat],
+        [message["content"] for message in flat],
+        [message.get("name") for message in flat],
+    ]
+    parts = [pa.array(c, field.type) for c, field in zip(columns, _MESSAGE, strict=True)]
+    messages = pa.StructArray.from_arrays(parts, fields=list(_MESSAGE))
+    return _lists(chats, messages, _MESSAGES.type)
+
+
+def _turn_lists(trajectories: Sequence[Sequence[Any]]) -> pa.Array:
+    flat = [turn for turns in trajectories for turn in turns]
+    parts = []
+    for field in _TURN:
+        lists = [getattr(turn, field.name) for turn in flat]
+        kind = field.type.value_type.to_pandas_dtype()
+        arrays = [np.asarray(values, kind) for values in lists if values is not None]
+        values = np.concatenate(arrays) if arrays else np.empty(0, kind)
+        parts.append(_lists(lists, pa.array(values, field.type.value_type), field.type))
+    turns = pa.StructArray.from_arrays(parts, fields=list(_TURN))
+    return _lists(trajectories, turns, TRAJECTORIES.field("turns").type)
+
+
+def _lists(lengths_of: Sequence[Sequence[Any] | None], values: pa.Array, kind: Any) -> pa.Array:
+    ends = accumulate(len(part) if part is not None else 0 for part in lengths_of)
+    offsets = pa.array([0, *ends], pa.int32())
+    missing = [part is None for part in lengths_of]
+    mask = pa.array(missing, pa.bool_()) if any(missing) else None
+    return pa.ListArray.from_arrays(offsets, values, type=kind, mask=mask)
+
+
+# The digest ---------------------------------------------------------------------------------------
+
+
+def dataset_digest(rows: Iterable[Row], method: Method = "supervised") -> str:
+    """SHA-256 over all columns of all rows, sorted by key.
+
+    Equal rows give an equal digest, in whatever order, shards, row groups and chunks they are.
+    """
+    table = pa.Table.from_pylist(list(rows), schema=SCHEMAS[method])
+    return _digest_of(_row_hashes(table), method)
+
+
+def _digest_of(hashes: list[bytes], method: Method) -> str:
+    total = hashlib.sha256(f"nip {method} {SCHEMA_VERSION} {len(hashes)}\n".encode())
+    for row in sorted(hashes):
+        total.update(row)
+    return total.hexdigest()
+
+
+def _row_hashes(table: pa.Table) -> list[bytes]:
+    """For each row its key and a SHA-256 of all its columns; 48 bytes.
+
+    Hashed are, column by column, numbers in little-endian bytes, a text's or a list's length in
+    four bytes (-1: null) and then what is in it. Of other columns that may be null, a byte each
+    says which value is there. So no two different rows give the same bytes.
+    """
+    if not table.num_rows:
+        return []
+    table, here = table.combine_chunks(), np.arange(table.num_rows + 1)
+    pieces = [
+        piece
+        for field, column in zip(table.schema, table.columns, strict=True)
+        for piece in _pieces(column.chunk(0), here, is_nullable=field.nullable)
+    ]
+    rows = zip(*(_cut(*piece) for piece in pieces), strict=True)
+    keys = table["key"].to_pylist()
+    return [
+        key.encode() + hashlib.sha256(b"".join(row)).digest()
+        for key, row in zip(keys, rows, strict=True)
+    ]
+
+
+_Piece = tuple[memoryview, np.ndarray[Any, Any]]  # bytes, and where each row of the table begins
+
+
+def _pieces(array: pa.Array, ends: np.ndarray[Any, Any], *, is_nullable: bool) -> Iterator[_Piece]:
+    """An array as bytes. `ends`: where in it the rows of the table begin, and its length."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        for field, child in zip(kind, array.flatten(), strict=True):
+            yield from _pieces(child, ends, is_nullable=field.nullable)
+        return
+    if pa.types.is_list(kind) or pa.types.is_string(kind):
+        is_list = pa.types.is_list(kind)
+        lengths = pc.list_value_length(array) if is_list else pc.binary_length(array)
+        yield _numbers(lengths.fill_null(-1), "<i4"), ends * 4
+        offsets = np.concatenate(([0], np.cumsum(lengths.fill_null(0).to_numpy(), dtype=np.int64)))
+        if is_list:
+            items = kind.value_field.nullable
+            yield from _pieces(array.flatten(), offsets[ends], is_nullable=items)
+        else:
+            yield _text(array), offsets[ends]
+        return
+    if is_nullable:
+        yield _numbers(array.is_valid().cast(pa.int8()), "<i1"), ends
+        array = array.fill_null(0)
+    dtype = np.dtype(kind.to_pandas_dtype()).newbyteorder("<")
+    yield _numbers(array, dtype), ends * dtype.itemsize
+
+
+def _numbers(array: pa.Array, dtype: Any) -> memoryview:
+    values = array.to_numpy(zero_copy_only=False).astype(dtype)
+    if values.dtype.kind == "f":
+        values[np.isnan(values)] = np.nan  # of which there are many kinds
+    return memoryview(values.tobytes())
+
+
+def _text(array: pa.Array) -> memoryview:
+    """All texts of a string array, one after the other."""
+    array = array.fill_null("")
+    _, offsets, data = array.buffers()
+    if data is None:
+        return memoryview(b"")
+    begin, end = np.frombuffer(offsets, np.int32)[[array.offset, array.offset + len(array)]]
+    return memoryview(data)[begin:end]
+
+
+def _cut(data: memoryview, ends: np.ndarray[Any, Any]) -> Iterator[memoryview]:
+    return (data[a:b] for a, b in pairwise(ends.tolist()))
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+class Dataset:
+    """A file of examples."""
+
+    def __init__(self, source: Path | bytes, method: Method, name: str) -> None:
+        """`source` is the file or its content, `name` is for errors.
+
+        Raises CorruptionError if it is no such file, StoreError if another version wrote it.
+        """
+        self.method, self._schema, self._name = method, SCHEMAS[method], name
+        self._source = source
+        with self._open() as file:
+            self.examples: int = file.metadata.num_rows
+            self._is_current = check_version(file.schema_arrow, self._schema, name)
+
+    def rows(self) -> Iterator[Row]:
+        """The rows in order; a few hundred are in memory at a time."""
+        with self._open() as file:
+            for batch in file.iter_batches(_ROWS_PER_GROUP):
+                table = self._current(pa.Table.from_batches([batch]))
+                columns = [_values(column) for column in table.columns]
+                for values in zip(*columns, strict=True):
+                    yield dict(zip(table.column_names, values, strict=True))
+
+    def column(self, name: str) -> list[Any]:
+        """A column as a list, null everywhere if the file's version did not have it."""
+        with self._open() as file:
+            if name not in file.schema_arrow.names:
+                return [None] * self.examples
+            values: list[Any] = file.read([name])[name].to_pylist()
+            return values
+
+    def _open(self) -> pq.ParquetFile:
+        source = io.BytesIO(self._source) if isinstance(self._source, bytes) else self._source
+        try:
+            return pq.ParquetFile(source)
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptionError(f"{self._name}: damaged, not a Parquet file ({error})") from error
+
+    def _current(self, table: pa.Table) -> pa.Table:
+        if self._is_current:
+            return table
+        table = in_current_version(table, self._schema)
+        if not table.schema.equals(self._schema):
+            raise CorruptionError(
+                f"{self._name}: its columns are not those of schema {SCHEMA_VERSION}"
+            )
+        return table
+
+
+def open_dataset(store: Store, directory: str) -> Dataset:
+    """The committed dataset of a directory, checked against its manifest.
+
+    Raises MissingFileError if there is none, CorruptionError if it is damaged, and as `Dataset`.
+    """
+    manifest = read_manifest(store, directory)
+    method: Method = manifest.extra.get("method", "supervised")
+    name = FILES[method]
+    place = manifest.path(name)
+    local = store.local_path(place)
+    if local is None or not local.exists():
+        return Dataset(read_file(store, manifest, name), method, place)
+    verify(store, directory)
+    return Dataset(local, method, place)
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """As `to_pylist`, but much faster for conversations."""
+    if column.type != _MESSAGES.type:
+        values: list[Any] = column.to_pylist()
+        return values
+    chats: list[Any] = []
+    for chunk in column.chunks:
+        flat = chunk.flatten()
+        parts = [flat.field(i).to_pylist() for i in range(len(_MESSAGE))]
+        names = [field.name for field in _MESSAGE]
+        messages = [dict(zip(names, part, strict=True)) for part in zip(*parts, strict=True)]
+        ends = accumulate(chunk.value_lengths().to_pylist(), initial=0)
+        chats += [messages[a:b] for a, b in pairwise(ends)]
+    return chats
+
+
+# What is held out ---------------------------------------------------------------------------------
+
+
+def validation_side(questions: Iterable[str], fraction: float, seed: int) -> frozenset[str]:
+    """The questions, about this share of them, whose examples are not trained on.
+
+    A question is on the same side whatever others there are, except for the last one, which is
+    trained on.
+    """
+    drawn = {question: derive_seed("validation", seed, question) / 2**31 for question in questions}
+    held_out = {question for question, number in drawn.items() if number < fraction}
+    if held_out and len(held_out) == len(drawn):
+        held_out.remove(max(held_out, key=lambda question: (drawn[question], question)))
+    return frozenset(held_out)

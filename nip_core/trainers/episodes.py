@@ -1,0 +1,154 @@
+"""Rollouts as trainers look at them: small columns of everything, then whole episodes one by one.
+
+Sides    who earned what in which episode, and whether the agent spoke
+played   chosen episodes of a shard with their turns, in the order of play
+Episode, Own   one of them, and what an agent did in it
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nip_core.errors import StageError
+from nip_core.game.render import Game, InvalidResponse, Situation, Turn
+from nip_core.hashing import derive_key
+from nip_core.rollouts.schema import EPISODES
+from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
+from nip_core.trainers.base import Rollouts
+
+_PLACE = ("split", "iteration", "problem", "sample", "branch_path")
+_FACTS = ("key", "run", *_PLACE, "y", "decision", "outcome", "rewards")
+_OF_EPISODES = (
+    *("key", "iteration", "problem", "question_id", "y", "rounds"),
+    *("question", "solution", "prover_stance", "seed"),
+)
+_OF_TREES = ("key", "branch_path", *TREE_COLUMNS)
+_OF_GENERATIONS = (
+    *("episode", "round", "agent", "text"),
+    *("key", "prompt_tokens", "completion_tokens"),
+)
+_Answer = tuple[Any, ...]  # a valid generation, with these columns
+_ROUND_AND_KEY = itemgetter(1, 4)
+
+
+class Sides:
+    """All episodes from the sides of some agents. Arrays have one entry per episode."""
+
+    def __init__(self, rollouts: Rollouts, agents: Sequence[str]):
+        self.parts = rollouts.parts()
+        read = [part.episodes(_FACTS) for part in self.parts]
+        self.sizes = [table.num_rows for table in read]  # by part, how many episodes it has
+        episodes = pa.concat_tables([EPISODES.empty_table().select(_FACTS), *read])
+        self._places = episodes.select(_PLACE)
+        self.keys: list[str] = episodes["key"].to_pylist()
+        self.y = _numbers(episodes["y"])
+        self.decision = _numbers(episodes["decision"])
+        self.failed = _numbers(pc.equal(episodes["outcome"], "failed"))
+        self.rewards = {a: _rewards(episodes["rewards"], a) for a in agents}
+        valid = rollouts.generations(("episode", "branch_path", "agent", "invalid_reason"))
+        valid = for_each_episode(episodes, valid)
+        valid = valid.filter(pc.is_null(valid["invalid_reason"]))
+        self.spoke = {}
+        for agent in agents:
+            spoken = valid.filter(pc.equal(valid["agent"], agent))["episode"]
+            self.spoke[agent] = _numbers(pc.is_in(episodes["key"], value_set=spoken))
+
+    @cached_property
+    def places(self) -> list[str]:
+        """By episode, a hash of which one it is, without the run's name."""
+        columns = [column.to_pylist() for column in self._places.columns]
+        return [derive_key(*place) for place in zip(*columns, strict=True)]
+
+
+class Own(NamedTuple):
+    """What an agent did in an episode."""
+
+    generations: tuple[str, ...]  # keys of its valid ones, in order
+    tokens: int | None  # prompt and answer of the last one; None: not reported
+
+
+@dataclass(slots=True)
+class Episode:
+    """A played episode."""
+
+    key: str
+    iteration: int
+    problem: str
+    question_id: str
+    y: int
+    rounds: int
+    situation: Situation
+    turns: Sequence[Turn]
+    answers: Sequence[_Answer]
+
+    def own(self, agent: str) -> Own:
+        """What the agent did."""
+        own = [answer for answer in self.answers if answer[2] == agent]
+        own.sort(key=_ROUND_AND_KEY)
+        *_, prompt, completion = own[-1]
+        tokens = prompt + completion if prompt > 0 and completion > 0 else None
+        return Own(tuple([answer[4] for answer in own]), tokens)
+
+
+def played(game: Game, part: Rollouts, keys: Collection[str]) -> Iterator[Episode]:
+    """The episodes with these keys in one of the `Sides.parts`, in the order of play.
+
+    Raises StageError for an answer that this version of nip reads otherwise.
+    """
+    if not keys:
+        return
+    episodes = part.episodes(_OF_EPISODES)
+    here = episodes["key"].to_pylist()
+    wanted = [i for i, key in enumerate(here) if key in keys]
+    generations = part.generations((*_OF_GENERATIONS, "branch_path", "invalid_reason"))
+    generations = for_each_episode(part.episodes(_OF_TREES), generations)
+    valid = pc.is_null(generations["invalid_reason"])
+    if len(wanted) < len(here):
+        episodes = episodes.take(wanted)
+        valid = pc.and_(valid, pc.is_in(generations["episode"], value_set=episodes["key"]))
+    by_episode: dict[str, list[_Answer]] = defaultdict(list)
+    for answer in _rows(generations.filter(valid).select(_OF_GENERATIONS)):
+        by_episode[answer[0]].append(answer)
+    for row in _rows(episodes):
+        key, iteration, problem, question_id, y, rounds, question, solution, stance, seed = row
+        answers = by_episode[key]
+        try:
+            turns = game.turns_of([(a[1], a[2], a[3], None) for a in answers], seed)
+        except InvalidResponse as invalid:
+            raise StageError(
+                f"episode {key}: an answer that counted as valid when it was played is not "
+                f"({invalid.reason}); another version of nip has played it: train with that one"
+            ) from None
+        situation = Situation(question, solution, stance, seed)
+        yield Episode(key, iteration, problem, question_id, y, rounds, situation, turns, answers)
+
+
+def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """The rows, made column by column, which is much faster than `to_pylist`."""
+    return zip(*(column.to_pylist() for column in table.columns), strict=True)
+
+
+def _numbers(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    numbers: np.ndarray[Any, Any] = column.to_numpy()
+    return numbers
+
+
+def _rewards(rewards: pa.ChunkedArray, agent: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The agent's reward in each episode; NaN where it is not there."""
+    found = np.full(len(rewards), np.nan)
+    at = 0
+    for chunk in rewards.chunks:
+        entries = chunk.flatten()
+        is_agent = pc.equal(entries.field("agent"), agent)
+        parents = pc.list_parent_indices(chunk).filter(is_agent).to_numpy(zero_copy_only=False)
+        values = entries.field("reward").filter(is_agent).to_numpy(zero_copy_only=False)
+        found[at + parents] = values
+        at += len(chunk)
+    return found
