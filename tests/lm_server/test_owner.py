@@ -21,7 +21,7 @@ SPEC = ServerSpec("deterministic", "sim")
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from nip_lm_server import owner
+from nip_lm_server import launch as owner
 from nip_lm_server.spec import ServerSpec
 handle = owner.start_or_attach(ServerSpec("deterministic", "sim"), Path(sys.argv[1]), timeout_s=20)
 print(handle.pid, handle.owned, flush=True)

@@ -26,7 +26,7 @@ from nip_core.hashing import derive_key, derive_seed
 from nip_core.scenarios.code_validation.dataset_files import SPLITS, Table, read_tables
 
 BUNDLED = ("problems", "families")
-_DATA = Path(__file__).with_name("data")
+BUNDLED_DATA = Path(__file__).with_name("data")
 _REQUIRED = ("question", "solution", "y")
 _NESTED = ("question", "solutions", "buggy_solutions")
 
@@ -77,7 +77,7 @@ def load_problems(
         raise DatasetError(f"unknown split {split!r}; expected one of {', '.join(SPLITS)}")
     if max_size is not None and max_size < 1:
         raise DatasetError(f"max_size must be at least 1 (got {max_size})")
-    source = str(_DATA / dataset) if dataset in BUNDLED else dataset
+    source = str(BUNDLED_DATA / dataset) if dataset in BUNDLED else dataset
     problems: list[tuple[Problem, str]] = []
     for row, row_name in _rows_of_split(read_tables(source), split, dataset):
         if difficulty is not None and row.get("difficulty") != difficulty:

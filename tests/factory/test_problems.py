@@ -4,12 +4,10 @@ import ast
 import collections
 import hashlib
 import re
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from factory.problems import build as build_problems
 from factory.problems.build import (
     SCHEMA,
     SPLITS,
@@ -26,8 +24,9 @@ from factory.problems.sources.source import MIN_TESTS, problem
 from nip_core.errors import DatasetError
 from nip_core.problems.mutate import KINDS, normalise
 from nip_core.problems.sandbox import Suite, run_tests_batch
+from nip_core.scenarios.code_validation import datasets
 
-DATA = Path(build_problems.__file__).with_name("data")
+DATA = datasets.BUNDLED_DATA
 
 
 def committed(name, split):

@@ -11,9 +11,10 @@ import pytest
 from factory.problems import build_families
 from factory.problems.families import FAMILIES, behaviour, select
 from factory.problems.families.structure import Family, Member, numbers
+from nip_core.scenarios.code_validation import datasets
 
 SPLITS = ("train", "validation", "test")
-DATA = Path(build_families.__file__).parent / "data" / "families"
+DATA = datasets.BUNDLED_DATA / "families"
 TAKES = {family.name: family.takes for family in FAMILIES}
 
 Rows = dict[str, list[dict[str, Any]]]
