@@ -1,6 +1,5 @@
 """What is installed, which engines can run, what is missing and how to get it."""
 
-import asyncio
 import importlib.metadata
 import importlib.util
 import os
@@ -12,8 +11,7 @@ from pathlib import Path
 from nip_core import how_to_install
 from nip_core.models import BUNDLED
 from nip_core.problems import sandbox
-from nip_lm_server.engines.base import EngineError
-from nip_lm_server.engines.vllm_process import find_executable, inspect
+from nip_lm_server.client import VllmMissingError, describe_vllm
 
 _CORE = ("prefect", "fastapi", "pydantic", "openai", "aiohttp", "pyarrow", "numpy")
 _LOCAL = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "safetensors")
@@ -82,12 +80,9 @@ def _package(name: str, remedy: str, needed: bool = False) -> Finding:
 
 def _vllm() -> Finding:
     try:
-        python = find_executable(None, os.environ)
-        found = asyncio.run(inspect(python, os.environ))
-    except EngineError as error:
+        return Finding("engine vllm", True, describe_vllm(os.environ))
+    except VllmMissingError as error:
         return Finding("engine vllm", False, str(error))
-    build = "CPU build" if found.cpu_build else "CUDA build"
-    return Finding("engine vllm", True, f"{found.versions['vllm']}, {build}, {python.parent}")
 
 
 def _sandbox() -> Finding:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.errors import ServerError
-from nip_lm_server.processes import die_with_parent_process, read_tail
+from nip_lm_server.client import die_with_parent_process, read_tail
 
 _GRACE_S = 40.0
 _LOOK_S = 0.5

@@ -59,7 +59,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 
 
 def _warn_of_few_examples(parameters: HyperParameters, train_episodes: int) -> None:
-    from nip_lm_server.formats import MIN_EXAMPLES
+    from nip_lm_server.client import MIN_EXAMPLES
 
     iterations = parameters.rl.num_iterations
     is_rerun = parameters.base_run.base_run_type == "rerun_tests"

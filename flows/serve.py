@@ -73,7 +73,7 @@ def serve(
         missing = "--engine" if engine is None else "--model"
         raise typer.BadParameter("it is needed to start a server", context, param_hint=missing)
     from nip_core.models import resolve_model
-    from nip_lm_server.__main__ import main as serve_main
+    from nip_lm_server.client import serve as serve_main
 
     place = resolve_model(model)
     if place != model and served_model_name is None:
@@ -104,7 +104,7 @@ def serve(
 def _with_path(text: str) -> str:
     """An engine's JSON with the path of a bundled model that it calls by name."""
     from nip_core.models import resolve_model
-    from nip_lm_server.spec import EngineSpec
+    from nip_lm_server.client import EngineSpec
 
     try:
         spec = EngineSpec.from_json(text)
@@ -116,7 +116,7 @@ def _with_path(text: str) -> str:
 
 
 def _stop_server(state: Path) -> None:
-    from nip_lm_server.launch import OwnerError, stop_state_dir
+    from nip_lm_server.client import OwnerError, stop_state_dir
 
     try:
         stopped = stop_state_dir(state)

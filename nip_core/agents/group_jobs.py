@@ -26,7 +26,7 @@ from nip_core.run_store.store import open_store
 from nip_core.stages.fine_tuning import integrations, prove, training_settings
 from nip_core.stages.models import ServedModel
 from nip_core.stages.providers import remote_endpoints, speaks_nip
-from nip_lm_server.formats import describe_problems, to_jsonl, validate
+from nip_lm_server.client import describe_problems, to_jsonl, validate
 
 _SUFFIX = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ENDED = ("succeeded", "failed", "cancelled")

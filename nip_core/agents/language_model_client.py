@@ -16,7 +16,7 @@ from nip_core.jobs.job import Busy, NoAnswer, Refused
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.redaction import redact
 from nip_core.rollouts.chat_client import Endpoint
-from nip_lm_server.version import SERVER_VERSION, compatible
+from nip_lm_server.client import SERVER_VERSION, compatible
 
 EngineAction = Literal["start", "stop", "sleep", "wake"]
 _LOOK_EVERY_S = 0.5

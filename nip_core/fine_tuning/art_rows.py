@@ -23,7 +23,7 @@ from openai.types.chat.chat_completion import Choice
 from nip_core.errors import SettingsError
 from nip_core.fine_tuning.art_options import TrainOptions
 from nip_core.rewards import all_equal
-from nip_lm_server import formats
+from nip_lm_server.client import formats
 
 if TYPE_CHECKING:
     import art

@@ -27,7 +27,7 @@ from nip_core.fine_tuning.interface import (
     TrajectoryCollection,
 )
 from nip_core.rewards import at_least
-from nip_lm_server.formats import Problem, describe_problems, to_jsonl, validate
+from nip_lm_server.client import Problem, describe_problems, to_jsonl, validate
 
 _log = logging.getLogger(__name__)
 

@@ -37,8 +37,7 @@ from nip_core.jobs.job import Busy, JobRecord, JobSpec, JobView, NoAnswer, Refus
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.jobs.submissions import Submissions
 from nip_core.redaction import redact
-from nip_lm_server.version import SERVER_VERSION, compatible
-from nip_lm_server.wire import NipSettings
+from nip_lm_server.client import SERVER_VERSION, NipSettings, compatible
 
 __all__ = ["BACKEND", "OpenAITrainerAdapter", "OpenAITrainerAdapterConfig"]
 

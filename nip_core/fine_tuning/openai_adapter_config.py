@@ -23,7 +23,7 @@ from nip_core.fine_tuning.conversion import Method
 from nip_core.fine_tuning.interface import TrainerAdapterConfig
 from nip_core.parameters.addresses import plain_address
 from nip_core.redaction import read_key
-from nip_lm_server.wire import METHOD_HYPERPARAMETERS, NipSettings
+from nip_lm_server.client import METHOD_HYPERPARAMETERS, NipSettings
 
 _OPENAI_HOST = "api.openai.com"
 _OPENAI_SETTLE_S = 60.0

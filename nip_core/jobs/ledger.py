@@ -40,7 +40,7 @@ from nip_core.jobs.job import (
 from nip_core.jobs.waiting import FIRST_PAUSE_S, LONGEST_PAUSE_S, Pauses, Waiting
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
-from nip_lm_server.formats import MIN_EXAMPLES
+from nip_lm_server.client import MIN_EXAMPLES
 
 _log = logging.getLogger(__name__)
 

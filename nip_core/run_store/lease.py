@@ -32,7 +32,7 @@ from typing import Any, Protocol, Self
 from nip_core.errors import CorruptionError, LeaseError
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.store import MissingFileError, Store
-from nip_lm_server.processes import process_identity
+from nip_lm_server.client import process_identity
 
 FORMAT_VERSION = 1
 DEFAULT_TTL_S = 30.0

@@ -24,7 +24,7 @@ from nip_core.rollouts.progress import Progress
 from nip_core.scenarios.code_validation.datasets import Problem
 from nip_core.stages.providers import Endpoints, speaks_nip
 from nip_core.stages.too_long import Facts
-from nip_lm_server.version import SERVER_VERSION, compatible
+from nip_lm_server.client import SERVER_VERSION, compatible
 
 if TYPE_CHECKING:
     from nip_core.stages.session import Session

@@ -27,9 +27,8 @@ from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import walk
 from nip_core.stages.kept_models import ADAPTERS
-from nip_lm_server.state.directory import DATABASE, StateError
-from nip_lm_server.state.garbage import State, StateInUseError, read_state, remove
-from nip_lm_server.state.models import MANIFEST as MODEL_MANIFEST
+from nip_lm_server.client import DATABASE, State, StateError, StateInUseError, read_state, remove
+from nip_lm_server.client import MANIFEST as MODEL_MANIFEST
 
 Kind = Literal["leftover", "data", "journal", "kept model", "model", "upload"]
 

@@ -25,9 +25,7 @@ from nip_core.jobs.job import Clock
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, walk
-from nip_lm_server.state.directory import DATABASE, MODELS
-from nip_lm_server.state.import_models import adopt_models, find_model
-from nip_lm_server.state.models import MANIFEST, AdapterError
+from nip_lm_server.client import DATABASE, MANIFEST, MODELS, AdapterError, adopt_models, find_model
 
 ADAPTERS = "adapters"
 

@@ -28,8 +28,7 @@ from nip_core.run_store.store import MissingFileError, Store
 from nip_core.stages.kept_models import bring_kept, is_kept
 from nip_core.stages.models import ServedModel
 from nip_core.stages.providers import base_name, uses_own_server
-from nip_lm_server.state.import_models import adopt_models, find_model
-from nip_lm_server.state.models import AdapterError
+from nip_lm_server.client import AdapterError, adopt_models, find_model
 
 Models = Mapping[str, ServedModel]
 """By group."""

@@ -22,14 +22,15 @@ from nip_core.parameters.checks import needs_several_bases
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.run import RunStore
 from nip_core.stages.providers import base_name, is_deterministic, uses_own_server
-from nip_lm_server.launch import (
+from nip_lm_server.client import (
+    EngineSpec,
     OwnerError,
     ServerHandle,
+    ServerSpec,
     is_running,
     start_or_attach,
     stop,
 )
-from nip_lm_server.spec import EngineSpec, ServerSpec
 
 T = TypeVar("T")
 _LOOK_EVERY_S = 0.25

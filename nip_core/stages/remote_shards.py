@@ -31,7 +31,7 @@ from nip_core.stages.models import ServedModel
 from nip_core.stages.providers import Endpoints, remote_endpoints
 from nip_core.stages.session import Session, load_all_problems
 from nip_core.stages.too_long import recorded, without
-from nip_lm_server.state.directory import KEY_FILE
+from nip_lm_server.client import KEY_FILE
 
 Ticket = dict[str, Any]
 """`parameters`, `contents` and `lease` as they are on record, the `store`'s URL, `origin` with the

@@ -18,9 +18,17 @@ from nip_core.stages.kept_models import ADAPTERS
 from nip_core.stages.own_server import server_directory
 from nip_core.stages.providers import group_endpoints, speaks_nip
 from nip_core.stages.verification import Check
-from nip_lm_server.state.directory import DATABASE, FILES, MODELS
-from nip_lm_server.state.examine import Examined, examine
-from nip_lm_server.state.models import CHECKSUM, MANIFEST, checksum_of, content_digest
+from nip_lm_server.client import (
+    CHECKSUM,
+    DATABASE,
+    FILES,
+    MANIFEST,
+    MODELS,
+    Examined,
+    checksum_of,
+    content_digest,
+    examine,
+)
 
 _NOT_AGAIN = "restore the file from a copy; without one, --rerun-from its iteration:train"
 

@@ -17,7 +17,7 @@ from typing import Any
 from nip_core.errors import StageError
 from nip_core.parameters import Method
 from nip_core.trainers.dataset import Row
-from nip_lm_server.formats import AdvantageMode, JsonlError, describe_problems, validate
+from nip_lm_server.client import AdvantageMode, JsonlError, describe_problems, validate
 
 ADVANTAGE: AdvantageMode = "given"
 """The setting `advantage` of a job of trajectories: every line has its own."""

@@ -1,0 +1,132 @@
+"""The server's face: all that anybody who is not the server may import of it.
+
+launching    ServerSpec, EngineSpec; start_or_attach, is_running, stop, stop_state_dir; serve
+version      SERVER_VERSION, compatible
+the wire     NipSettings, METHOD_HYPERPARAMETERS
+training data   formats: what a line of each method holds, and its checks
+a server's files, while it does not run   examine, collectable files (State, read_state, remove),
+             adopt_models, find_model, and the names of what lies in a state directory
+processes    identities of processes, ending with a parent, the end of a log
+vLLM         describe_vllm
+
+Nothing here imports torch, transformers, vllm or an HTTP framework: what a server runs on is
+imported when it is started. Contracts of `make check` hold both.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from nip_lm_server import formats
+from nip_lm_server.formats import (
+    MIN_EXAMPLES,
+    AdvantageMode,
+    JsonlError,
+    Problem,
+    describe_problems,
+    to_jsonl,
+    validate,
+)
+from nip_lm_server.launch import (
+    OwnerError,
+    ServerHandle,
+    is_running,
+    start_or_attach,
+    stop,
+    stop_state_dir,
+)
+from nip_lm_server.processes import (
+    die_with_parent_process,
+    process_identity,
+    read_tail,
+    watch_parent,
+)
+from nip_lm_server.spec import EngineSpec, ServerSpec
+from nip_lm_server.state.directory import DATABASE, FILES, KEY_FILE, MODELS, StateError
+from nip_lm_server.state.examine import Examined, examine
+from nip_lm_server.state.garbage import State, StateInUseError, read_state, remove
+from nip_lm_server.state.import_models import adopt_models, find_model
+from nip_lm_server.state.models import (
+    CHECKSUM,
+    MANIFEST,
+    AdapterError,
+    checksum_of,
+    content_digest,
+)
+from nip_lm_server.version import SERVER_VERSION, compatible
+from nip_lm_server.wire import METHOD_HYPERPARAMETERS, NipSettings
+
+__all__ = [
+    "CHECKSUM",
+    "DATABASE",
+    "FILES",
+    "KEY_FILE",
+    "MANIFEST",
+    "METHOD_HYPERPARAMETERS",
+    "MIN_EXAMPLES",
+    "MODELS",
+    "SERVER_VERSION",
+    "AdapterError",
+    "AdvantageMode",
+    "EngineSpec",
+    "Examined",
+    "JsonlError",
+    "NipSettings",
+    "OwnerError",
+    "Problem",
+    "ServerHandle",
+    "ServerSpec",
+    "State",
+    "StateError",
+    "StateInUseError",
+    "VllmMissingError",
+    "adopt_models",
+    "checksum_of",
+    "compatible",
+    "content_digest",
+    "describe_problems",
+    "describe_vllm",
+    "die_with_parent_process",
+    "examine",
+    "find_model",
+    "formats",
+    "is_running",
+    "process_identity",
+    "read_state",
+    "read_tail",
+    "remove",
+    "serve",
+    "start_or_attach",
+    "stop",
+    "stop_state_dir",
+    "to_jsonl",
+    "validate",
+    "watch_parent",
+]
+
+
+def serve(arguments: Sequence[str]) -> int:
+    """Run a server in this process, with the arguments of ``python -m nip_lm_server``."""
+    from nip_lm_server.__main__ import main
+
+    return main(arguments)
+
+
+def describe_vllm(environment: Mapping[str, str]) -> str:
+    """Return the version, build and place of the vLLM that `environment` leads to.
+
+    Raises VllmMissingError, which says how to get one.
+    """
+    from nip_lm_server.engines.base import EngineError
+    from nip_lm_server.engines.vllm_process import find_executable, inspect
+
+    try:
+        python = find_executable(None, environment)
+        installation = asyncio.run(inspect(python, environment))
+    except EngineError as error:
+        raise VllmMissingError(str(error)) from error
+    build = "CPU build" if installation.cpu_build else "CUDA build"
+    return f"{installation.versions['vllm']}, {build}, {python.parent}"
+
+
+class VllmMissingError(Exception):
+    """There is no vLLM that can run here; the message says what to do."""

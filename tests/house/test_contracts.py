@@ -1,0 +1,86 @@
+"""The import contracts of `make check` can fail: each is broken here once, and says where."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BROKEN = {
+    # contract: files, and what they must not import
+    "The storeys": (
+        ("tasks/secrets.py", "nip_prefect.flows.form"),
+        ("lm_server/version.py", "nip_core.errors"),
+    ),
+    "Without Prefect": (
+        ("nip_core/rewards.py", "prefect"),
+        ("lm_server/version.py", "prefect"),
+    ),
+    "factory makes what is shipped": (
+        ("nip_core/rewards.py", "factory.tiny.cases"),
+        ("flows/form.py", "factory.tiny.cases"),
+    ),
+    "lm_server has one face": (
+        ("nip_core/rewards.py", "nip_lm_server.launch"),
+        ("tasks/secrets.py", "nip_lm_server.state.models"),
+    ),
+    "The floors of nip_core": (
+        ("nip_core/rewards.py", "nip_core.stages.session"),
+        ("nip_core/run_store/documents.py", "nip_core.evaluation.metrics"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory):
+    """What the contracts say of a copy of the sources with all of these imports, in one run."""
+    copy = tmp_path_factory.mktemp("house")
+    for name in ("nip_core", "nip_prefect", "lm_server", "factory", "flows", "tasks"):
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=_all_but_code)
+    (copy / "nip_lm_server").symlink_to("lm_server")
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    for imports in BROKEN.values():
+        for file, module in imports:
+            with (copy / file).open("a") as source:
+                source.write(f"\nimport {module}\n")
+    done = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1, done.stderr
+    return " ".join(done.stdout.split())
+
+
+def _all_but_code(folder, names):
+    return [
+        name
+        for name in names
+        if Path(name).suffix not in (".py", "") or name == "__pycache__" or name == "data"
+    ]
+
+
+@pytest.mark.parametrize("contract", BROKEN)
+def test_a_forbidden_import_breaks_its_contract_which_names_it(verdicts, contract):
+    kept_or_broken = verdicts.partition("Broken contracts")[0]
+    sentence = kept_or_broken[kept_or_broken.index(contract) :]
+    assert sentence.find("BROKEN") != -1
+    assert "KEPT" not in sentence[: sentence.index("BROKEN")]
+    for file, module in BROKEN[contract]:
+        importer = file.removesuffix(".py").replace("/", ".")
+        for folder in ("flows", "tasks"):
+            importer = importer.replace(f"{folder}.", f"nip_prefect.{folder}.")
+        importer = importer.replace("lm_server.", "nip_lm_server.")
+        assert f"{importer} -> {module}" in verdicts, importer
+
+
+def test_every_contract_has_an_example():
+    text = (ROOT / "pyproject.toml").read_text()
+    names = [line for line in text.splitlines() if line.startswith('name = "')]
+    contracts = names[1:]  # the first is the project's
+    assert len(contracts) == len(BROKEN)
+    assert all(any(start in line for line in contracts) for start in BROKEN)
