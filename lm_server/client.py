@@ -3,7 +3,7 @@
 launching    ServerSpec, EngineSpec; start_or_attach, is_running, stop, stop_state_dir; serve
 version      SERVER_VERSION, compatible
 the wire     NipSettings, METHOD_HYPERPARAMETERS
-training data   formats: what a line of each method holds, and its checks
+training data   formats: what a line of each method holds, and its checks; group_advantages
 a server's files, while it does not run   examine, collectable files (State, read_state, remove),
              adopt_models, find_model, and the names of what lies in a state directory
 processes    identities of processes, ending with a parent, the end of a log
@@ -26,6 +26,7 @@ from nip_lm_server.formats import (
     to_jsonl,
     validate,
 )
+from nip_lm_server.formats.advantages import Deviation, group_advantages
 from nip_lm_server.launch import (
     OwnerError,
     ServerHandle,
@@ -67,6 +68,7 @@ __all__ = [
     "SERVER_VERSION",
     "AdapterError",
     "AdvantageMode",
+    "Deviation",
     "EngineSpec",
     "Examined",
     "JsonlError",
@@ -89,6 +91,7 @@ __all__ = [
     "examine",
     "find_model",
     "formats",
+    "group_advantages",
     "is_running",
     "process_identity",
     "read_state",

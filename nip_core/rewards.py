@@ -1,15 +1,13 @@
 """Comparing rewards: what differs by a rounding error is equal.
 
 at_least, more_than   of two rewards, or of a reward and a setting
-all_equal             of several
 
 Rewards are sums and means of decimal numbers, and 0.1 + 0.1 + 0.7 is a little less than 0.9. All
 that compares rewards, or figures made of them, does so here, so that a threshold means the same
-everywhere. The server, which imports nothing of this, has the same tolerance.
+everywhere. `nip_lm_server.formats.advantages` has the same tolerance.
 """
 
 import math
-from collections.abc import Sequence
 
 TOLERANCE = 1e-9
 """Two rewards are equal that differ by at most this, or by this share of the larger one."""
@@ -23,8 +21,3 @@ def at_least(reward: float, bound: float) -> bool:
 def more_than(reward: float, bound: float) -> bool:
     """Whether `reward` exceeds `bound` by more than rounding."""
     return reward > bound and not at_least(bound, reward)
-
-
-def all_equal(rewards: Sequence[float]) -> bool:
-    """Whether the rewards differ by rounding alone."""
-    return not rewards or at_least(min(rewards), max(rewards))

@@ -5,6 +5,7 @@ messages        one message of a conversation: Message, text_of, and its rules
 supervised      method `supervised`: SupervisedExample
 preferences     method `dpo`: PreferenceExample
 trajectories    method `trajectories`: Trajectory, Turn
+advantages      what its rewards say of an episode: group_advantages
 
 validate        the content rules of a method -> problems, each with its line
 read_examples   a whole file, checked -> [(line, example), ...]

@@ -18,6 +18,7 @@ from typing import Any
 
 from nip_lm_server import formats
 from nip_lm_server.formats import chat_template
+from nip_lm_server.formats.advantages import Deviation, group_advantages
 from nip_lm_server.training import loading
 from nip_lm_server.training.encoding import ExampleError, encode_turn
 from nip_lm_server.training.job import TrainingError
@@ -75,8 +76,6 @@ def with_advantages(
     A group whose rewards are all equal says nothing about what is better and is left out. `mode`
     None: the rows' own advantages if they have them, else "group_std".
     """
-    from nip_lm_server.training.policy_gradient import group_advantages
-
     if mode is None:
         given = all(episode.advantage is not None for episode in episodes)
         mode = "given" if given else "group_std"
@@ -87,10 +86,9 @@ def with_advantages(
         groups.setdefault(episode.group_id, []).append(episode)
     found: dict[int, float] = {}
     skipped = 0
+    deviation: Deviation | None = "sample" if mode == "group_std" else None
     for members in groups.values():
-        advantages = group_advantages(
-            [episode.reward for episode in members], divide_by_std=mode == "group_std"
-        )
+        advantages = group_advantages([e.reward for e in members], divide_by=deviation)
         if advantages is None:
             skipped += 1
         else:

@@ -2,7 +2,6 @@
 
 clipped_loss        loss and figures of a batch of action tokens
 token_logprobs      logits -> log-probability of each action token
-group_advantages    rewards of the episodes of one group -> advantages
 
 For an action token t of an episode with advantage A, with the policy p that is trained, the policy
 q that sampled, and the reference r:
@@ -27,17 +26,12 @@ group's standard deviation gives more weight to tasks that are nearly always or 
 solved, is left to the setting `advantage`: "group" doesn't divide, "group_std" does.
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 MAX_LOG_RATIO = 20.0
 """Beyond this, ratios are taken for a mismatch of tokens; they stay finite and get no gradient."""
-
-_SAME = 1e-9
-"""Rewards are equal that differ by at most this, or by this share of their size: by rounding."""
 
 
 @dataclass(frozen=True)
@@ -122,20 +116,3 @@ def token_logprobs(
     shifted = torch.zeros(chosen.shape, dtype=losses.dtype, device=losses.device)
     shifted = shifted.masked_scatter(chosen, -losses)
     return torch.nn.functional.pad(shifted, (1, 0))
-
-
-def group_advantages(rewards: Sequence[float], *, divide_by_std: bool) -> list[float] | None:
-    """Each reward less the mean of its group; None if all are equal, so that nothing is learned.
-
-    `divide_by_std` divides by the sample standard deviation (n - 1).
-    """
-    size = max(1.0, *map(abs, rewards))
-    if max(rewards) - min(rewards) <= _SAME * size:
-        return None
-    mean = math.fsum(rewards) / len(rewards)
-    advantages = [reward - mean for reward in rewards]
-    if not divide_by_std:
-        return advantages
-    # hypot, because squares of very small rewards would be 0
-    std = math.hypot(*advantages) / math.sqrt(len(rewards) - 1)
-    return [value / std for value in advantages]

@@ -22,8 +22,7 @@ from openai.types.chat.chat_completion import Choice
 
 from nip_core.errors import SettingsError
 from nip_core.fine_tuning.art_options import TrainOptions
-from nip_core.rewards import all_equal
-from nip_lm_server.client import formats
+from nip_lm_server.client import Deviation, formats, group_advantages
 
 if TYPE_CHECKING:
     import art
@@ -110,13 +109,8 @@ def _advantages(rewards: Sequence[float], scale: bool, group: int) -> list[float
     """ART's, of one group."""
     if not all(math.isfinite(reward) for reward in rewards):
         raise SettingsError(f"group {group}: its rewards must be finite numbers (got {rewards})")
-    if all_equal(rewards):
-        return [0.0] * len(rewards)  # where rounding would leave a difference to the mean
-    mean = sum(rewards) / len(rewards)
-    if not scale:
-        return [reward - mean for reward in rewards]
-    std = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
-    return [(reward - mean) / (std + _SMALL) for reward in rewards]
+    divide_by: Deviation | None = "population" if scale else None
+    return group_advantages(rewards, divide_by=divide_by, add=_SMALL) or [0.0] * len(rewards)
 
 
 def _balanced(advantage: float, balance: float) -> float:

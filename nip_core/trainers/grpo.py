@@ -15,7 +15,6 @@ instead is), and episodes that taught nothing because all of a group paid the sa
 server's, see `nip_lm_server.training.policy_gradient`.
 """
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,10 +27,10 @@ from nip_core.errors import StageError
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key
 from nip_core.parameters import HyperParameters, PureTextGrpoParameters
-from nip_core.rewards import all_equal
 from nip_core.rollouts.plan import group_size
 from nip_core.rollouts.tables import Rollouts as Shard
 from nip_core.trainers.base import Choice, Rollouts, Trajectory, Turn
+from nip_lm_server.client import group_advantages
 
 _EPISODE = (
     *("key", "split", "iteration", "problem", "question_id", "sample", "y", "prover_stance"),
@@ -98,16 +97,10 @@ def advantages(rewards: Sequence[float], settings: PureTextGrpoParameters) -> li
 
     They sum to zero. The standard deviation is that of a sample (n - 1).
     """
-    if all_equal(rewards):
-        return None
-    count = len(rewards)
-    mean = math.fsum(rewards) / count
-    above = [reward - mean for reward in rewards]
-    if settings.scale_by_std:
-        std = math.hypot(*above) / math.sqrt(count - 1)  # squares of tiny rewards would be zero
-        above = [value / std for value in above]
-    if settings.baseline == "leave_one_out":
+    above = group_advantages(rewards, divide_by="sample" if settings.scale_by_std else None)
+    if above is not None and settings.baseline == "leave_one_out":
         # r - (total - r) / (n - 1) = (r - mean) n / (n - 1)
+        count = len(rewards)
         above = [value * (count / (count - 1)) for value in above]
     return above
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 import torch
 
+from nip_lm_server.formats.advantages import group_advantages
 from nip_lm_server.training.policy_gradient import (
     MAX_LOG_RATIO,
     clipped_loss,
-    group_advantages,
     token_logprobs,
 )
 
@@ -206,5 +206,5 @@ def test_token_logprobs_are_those_of_the_actions_and_pass_gradients():
     ],
 )  # fmt: skip
 def test_advantages_are_relative_to_the_group(rewards, plain, divided):
-    assert group_advantages(rewards, divide_by_std=False) == (plain and pytest.approx(plain))
-    assert group_advantages(rewards, divide_by_std=True) == (divided and pytest.approx(divided))
+    assert group_advantages(rewards, divide_by=None) == (plain and pytest.approx(plain))
+    assert group_advantages(rewards, divide_by="sample") == (divided and pytest.approx(divided))

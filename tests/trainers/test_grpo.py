@@ -328,26 +328,14 @@ def test_advantages_sum_to_zero_and_keep_the_order_of_the_rewards(rewards, basel
 @pytest.mark.parametrize("scale", [False, True])
 def test_rewards_that_differ_by_rounding_teach_nothing(scale):
     """0.1 + 0.2 - 0.3 is not quite 0, which dividing by the deviation would make a whole one."""
-    policy_gradient = pytest.importorskip("nip_lm_server.training.policy_gradient")
     for rewards in ([0.0, 0.1 + 0.2 - 0.3], [0.9, 0.1 + 0.1 + 0.7, 0.9]):
         assert advantages(rewards, settings_of("group", scale)) is None
-        assert policy_gradient.group_advantages(rewards, divide_by_std=scale) is None
 
 
 def test_rewards_whose_squares_are_too_big_for_numbers_are_scaled_like_others():
     for size in (1e-8, 1.0, 1e300):
         found = advantages([0.0, size], settings_of("group", True))
         assert found == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)])
-
-
-@LAWS
-@given(reward_lists, st.booleans())
-def test_the_advantages_of_a_group_are_the_server_s_own(rewards, scale):
-    policy_gradient = pytest.importorskip("nip_lm_server.training.policy_gradient")
-    theirs = policy_gradient.group_advantages(rewards, divide_by_std=scale)
-    mine = advantages(rewards, settings_of("group", scale))
-    assert (mine is None) == (theirs is None)
-    assert mine is None or mine == pytest.approx(theirs, rel=1e-12)
 
 
 @LAWS
