@@ -56,10 +56,6 @@ def serve(
         int | None,
         typer.Option(min=1, help="Base models beside each other, if training makes more."),
     ] = None,
-    idempotency_ttl_s: Annotated[
-        float | None,
-        typer.Option(min=0, help="How long answers with an Idempotency-Key are kept; 0: not."),
-    ] = None,
     stop: Annotated[bool, typer.Option("--stop", help="Stop the server of that state.")] = False,
 ) -> None:
     """Run an lm_server, the OpenAI fine-tuning and chat API over a local engine.
@@ -92,7 +88,6 @@ def serve(
         "share-device": share_device,
         "loaded-adapters": loaded_adapters,
         "bases-at-once": bases_at_once,
-        "idempotency-ttl-s": idempotency_ttl_s,
     }
     # Joined by "=", so that no value can be taken for an option.
     arguments = [f"--{name}={value}" for name, value in given.items() if value is not None]

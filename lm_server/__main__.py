@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from nip_lm_server.processes import process_identity, watch_parent
 from nip_lm_server.spec import (
-    DEFAULT_IDEMPOTENCY_TTL_S,
     DEFAULT_LOADED_ADAPTERS,
     DEFAULT_MAX_UPLOAD_BYTES,
     ENGINES,
@@ -47,6 +46,8 @@ if TYPE_CHECKING:
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 DRAIN_S = 1.0
 """How long requests in flight may go on after a stop was asked for."""
+GONE = {"idempotency-ttl-s": "answers to chats are not kept any more: leave it out"}
+"""Options of earlier servers."""
 LAST_RESORT_S = 10.0
 """After a parent's death the process ends after this long, whatever hangs."""
 
@@ -120,12 +121,8 @@ def _parser() -> argparse.ArgumentParser:
         help="base models that run beside each other, once full training has made more",
     )
     parser.add_argument("--max-upload-bytes", type=int, default=DEFAULT_MAX_UPLOAD_BYTES)
-    parser.add_argument(
-        "--idempotency-ttl-s",
-        type=float,
-        default=DEFAULT_IDEMPOTENCY_TTL_S,
-        help="how long answers to requests with an Idempotency-Key are kept; 0: not at all",
-    )
+    for name, why in GONE.items():
+        parser.add_argument(f"--{name}", type=_refuse(why), help=argparse.SUPPRESS)
     parser.add_argument(
         "--die-with-parent",
         nargs="?",
@@ -136,6 +133,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--parent-pipe", type=int, help=argparse.SUPPRESS)
     return parser
+
+
+def _refuse(why: str) -> Callable[[str], None]:
+    def refuse(value: str) -> None:
+        raise argparse.ArgumentTypeError(why)
+
+    return refuse
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -199,7 +203,6 @@ def _spec(arguments: argparse.Namespace) -> ServerSpec:
         bases_at_once=arguments.bases_at_once,
         more_engines=tuple(map(EngineSpec.from_json, arguments.add_engine)),
         max_upload_bytes=arguments.max_upload_bytes,
-        idempotency_ttl_s=arguments.idempotency_ttl_s,
     )
 
 

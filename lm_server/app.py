@@ -25,7 +25,6 @@ from nip_lm_server.api import (
 )
 from nip_lm_server.api.auth import KeyRing
 from nip_lm_server.api.background import BackgroundTasks
-from nip_lm_server.api.kept_answers import ResponseTable
 from nip_lm_server.api.metrics import Metrics
 from nip_lm_server.api.plumbing import (
     SERVICES,
@@ -44,7 +43,7 @@ from nip_lm_server.serving.placement import make_slots
 from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.spec import ServerSpec
 from nip_lm_server.state.database import UNUSABLE, Database, unusable
-from nip_lm_server.state.directory import DATABASE, FILES, JOBS, MODELS, RESPONSES
+from nip_lm_server.state.directory import DATABASE, FILES, JOBS, MODELS
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore
 
@@ -62,7 +61,6 @@ async def open_server(
     """
     slots = make_slots(spec, environment, state_dir)
     database = Database(state_dir / DATABASE)
-    responses = None
     try:
         # What can be damaged first: an engine takes long to start.
         models = ModelStore(state_dir / MODELS, database)
@@ -71,8 +69,8 @@ async def open_server(
         jobs = JobTable(database, files, models, pool)
         jobs.refuse_broken_rows()
         supervisor = JobSupervisor(state_dir / JOBS, database, jobs, files, models, pool)
-        if spec.idempotency_ttl_s:
-            responses = ResponseTable(state_dir / RESPONSES, spec.idempotency_ttl_s)
+        for path in state_dir.glob("responses.sqlite3*"):
+            path.unlink()  # answers that earlier servers kept, for a header that is refused now
         created_at = _created_at(database)
         try:
             await pool.start()
@@ -81,8 +79,6 @@ async def open_server(
             await pool.stop()
             raise
     except BaseException as error:
-        if responses is not None:
-            await responses.close()
         database.close()
         if isinstance(error, UNUSABLE):
             raise unusable(database.path, error) from error
@@ -99,7 +95,6 @@ async def open_server(
         background=BackgroundTasks(),
         metrics=Metrics(),
         proxy=Proxy(),
-        responses=responses,
         configuration_digest=spec.digest(),
         created_at=created_at,
     )
@@ -120,8 +115,6 @@ async def close_server(services: Services) -> None:
     await services.supervisor.stop()
     await services.pool.stop()
     await services.proxy.close()
-    if services.responses is not None:
-        await services.responses.close()
     services.database.close()
 
 

@@ -16,7 +16,6 @@ from nip_lm_server.version import SERVER_VERSION
 
 ENGINES = ("deterministic", "embedded", "vllm")
 DEFAULT_MAX_UPLOAD_BYTES = 512 * 1024 * 1024
-DEFAULT_IDEMPOTENCY_TTL_S = 24 * 3600.0
 DEFAULT_LOADED_ADAPTERS = 32
 SHARING = ("auto", "yes", "no")
 
@@ -100,8 +99,6 @@ class ServerSpec(EngineSpec):
 
     more_engines: tuple[EngineSpec, ...] = ()
     max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES
-    idempotency_ttl_s: float = DEFAULT_IDEMPOTENCY_TTL_S
-    """How long answers to chat completions with an Idempotency-Key are kept; 0: not at all."""
 
     def engines(self) -> tuple[EngineSpec, ...]:
         """All engines, the first one first."""
@@ -114,7 +111,6 @@ class ServerSpec(EngineSpec):
             "version": SERVER_VERSION,
             "engines": [engine.facts() for engine in self.engines()],
             "max_upload_bytes": self.max_upload_bytes,
-            "idempotency_ttl_s": self.idempotency_ttl_s,
         }
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
@@ -135,7 +131,6 @@ class ServerSpec(EngineSpec):
             "loaded_adapters",
             "bases_at_once",
             "max_upload_bytes",
-            "idempotency_ttl_s",
         ):
             arguments += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
         return arguments

@@ -1,4 +1,4 @@
-"""What the generation endpoints share: which engine, kept answers, passing through, streams."""
+"""What the generation endpoints share: which engine, passing through, streams."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import lru_cache
@@ -10,45 +10,28 @@ from aiohttp import web
 from nip_lm_server import aside
 from nip_lm_server.api.bodies import read_object
 from nip_lm_server.api.generation_parameters import check_passed_through, model_of
-from nip_lm_server.api.kept_answers import REPLAYED_HEADER, Recording, answer_once
 from nip_lm_server.api.plumbing import SERVICES, dumps, error_answer, notes_of
 from nip_lm_server.api.streaming import send_events
 from nip_lm_server.engines.base import Engine, Upstream
 from nip_lm_server.version import SERVER_VERSION
 
-Answer = Callable[
-    [web.Request, Engine, dict[str, Any], Recording | None], Awaitable[web.StreamResponse]
-]
+Answer = Callable[[web.Request, Engine, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
 async def answer_generation(request: web.Request, path: str, answer: Answer) -> web.StreamResponse:
-    """Answer a generation request: from the table, by the engine's server, or by `answer`."""
+    """Answer a generation request: by the engine's server, or by `answer`."""
     services = request.app[SERVICES]
     raw, body = await read_object(request)
-
-    async def produce(recording: Recording | None) -> web.StreamResponse:
-        async with services.pool.using(model_of(body)) as engine:
-            kind = "base" if body["model"] == engine.base_model else "adapter"
-            notes_of(request).model_kind = kind
-            upstream = engine.upstream
-            if upstream is None:
-                return await answer(request, engine, body, recording)
-            response, tokens = await services.proxy.forward(
-                request,
-                upstream,
-                path,
-                await aside.run(len(raw), _to_pass_on, raw, body, upstream, path),
-                recording,
-            )
-            services.metrics.add_tokens(kind, *tokens)
-            return response
-
-    response = await answer_once(
-        request, services.responses, services.background, len(raw), body, produce
-    )
-    if REPLAYED_HEADER in response.headers:
-        services.metrics.replays.inc()
-    return response
+    async with services.pool.using(model_of(body)) as engine:
+        kind = "base" if body["model"] == engine.base_model else "adapter"
+        notes_of(request).model_kind = kind
+        upstream = engine.upstream
+        if upstream is None:
+            return await answer(request, engine, body)
+        passed_on = await aside.run(len(raw), _to_pass_on, raw, body, upstream, path)
+        response, tokens = await services.proxy.forward(request, upstream, path, passed_on)
+        services.metrics.add_tokens(kind, *tokens)
+        return response
 
 
 def _to_pass_on(raw: bytes, body: dict[str, Any], upstream: Upstream, path: str) -> bytes:
@@ -57,12 +40,10 @@ def _to_pass_on(raw: bytes, body: dict[str, Any], upstream: Upstream, path: str)
 
 
 async def streamed_by_engine(
-    request: web.Request, recording: Recording | None, events: AsyncGenerator[bytes, None]
+    request: web.Request, events: AsyncGenerator[bytes, None]
 ) -> web.StreamResponse:
     """Send the events that were made of an engine's deltas."""
-    return await send_events(
-        request, recording, events, lambda error: dumps(error_answer(request, error)[1])
-    )
+    return await send_events(request, events, lambda error: dumps(error_answer(request, error)[1]))
 
 
 def note_tokens(request: web.Request, prompt: int, generated: int) -> None:

@@ -63,9 +63,6 @@ class Metrics:
         self._known_tokens: dict[str, tuple[Counter, Counter]] = {}
         self.in_flight = 0
         self._in_flight = _gauge(registry, "nip_requests_in_flight", "Requests being answered")
-        self.replays = Counter(
-            "nip_replays", "Requests answered from the table of kept answers", registry=registry
-        )
         self._disk = _gauge(registry, "nip_disk_free_bytes", "Free space of the state directory")
         self._jobs = _gauge(registry, "nip_jobs", "Fine-tuning jobs", "status")
         self._steps = _gauge(

@@ -26,7 +26,6 @@ from aiohttp import StreamReader, web
 from nip_lm_server.api.auth import KeyRing, is_loopback
 from nip_lm_server.api.background import BackgroundTasks
 from nip_lm_server.api.connections import OUT_OF_DESCRIPTORS, short_of_descriptors
-from nip_lm_server.api.kept_answers import HEADER, ResponseTable
 from nip_lm_server.api.metrics import Metrics, RequestNotes
 from nip_lm_server.api.proxy import Proxy
 from nip_lm_server.api.streaming import ClientGone
@@ -46,7 +45,8 @@ BODY_WINDOW_BYTES = 16 * 1024
 REQUEST_ID_HEADER = "x-request-id"
 _NOTES = web.RequestKey("notes", RequestNotes)
 _CLIENT_GONE = 499
-_KEYED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/fine_tuning/jobs")
+IDEMPOTENCY_KEY = "Idempotency-Key"
+_KEYED_PATH = "/v1/fine_tuning/jobs"
 _DECODED = ("identity", "gzip", "deflate")
 """Content-Encodings that `bodies` undoes."""
 
@@ -98,7 +98,6 @@ class Services:
     background: BackgroundTasks
     metrics: Metrics
     proxy: Proxy
-    responses: ResponseTable | None  # None: nothing is kept
     configuration_digest: str
     created_at: int
 
@@ -189,10 +188,12 @@ def notes_of(request: web.Request) -> RequestNotes:
 def _check_headers(request: web.Request) -> None:
     """Refuse what a header asks for and would not get."""
     headers = request.headers
-    if HEADER in headers and request.method in ("POST", "DELETE"):
+    if IDEMPOTENCY_KEY in headers and request.method in ("POST", "DELETE"):
         resource = request.match_info.route.resource
-        if resource is not None and resource.canonical not in (*_KEYED_PATHS, UNKNOWN_PATH):
-            raise unsupported_value(HEADER, f"{request.path} does its work at every request")
+        if resource is not None and resource.canonical not in (_KEYED_PATH, UNKNOWN_PATH):
+            raise unsupported_value(
+                IDEMPOTENCY_KEY, f"{request.path} does its work at every request"
+            )
     if "Content-Encoding" in headers and request.body_exists:
         encoding = ", ".join(headers.getall("Content-Encoding"))
         if encoding.strip().lower() not in _DECODED:

@@ -13,8 +13,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from nip_lm_server.api.kept_answers import Recording
-from nip_lm_server.api.streaming import DONE, EventStream
+from nip_lm_server.api.streaming import EventStream
 from nip_lm_server.engines.base import Upstream
 from nip_lm_server.errors import ApiError
 
@@ -42,12 +41,7 @@ class Proxy:
             await self._session.close()
 
     async def forward(
-        self,
-        request: web.Request,
-        upstream: Upstream,
-        path: str,
-        raw: bytes,
-        recording: Recording | None,
+        self, request: web.Request, upstream: Upstream, path: str, raw: bytes
     ) -> tuple[web.StreamResponse, tuple[int, int]]:
         """Answer with what the upstream answers to `raw`, and say how many tokens that took.
 
@@ -71,7 +65,7 @@ class Proxy:
                         answer.status, await answer.content.read(_ERROR_BYTES), upstream
                     )
                 if answer.content_type == "text/event-stream":
-                    return await _relay(request, answer, upstream, recording)
+                    return await _relay(request, answer, upstream)
                 body = await answer.read()
                 kind = answer.headers.get("Content-Type", "application/json")
                 return web.Response(body=body, headers={"Content-Type": kind}), _usage(body)
@@ -87,21 +81,15 @@ class Proxy:
 
 
 async def _relay(
-    request: web.Request,
-    answer: aiohttp.ClientResponse,
-    upstream: Upstream,
-    recording: Recording | None,
+    request: web.Request, answer: aiohttp.ClientResponse, upstream: Upstream
 ) -> tuple[web.StreamResponse, tuple[int, int]]:
-    """Send on the events as they come; the last ones once they are on disk, if they are kept."""
-    stream = EventStream(request, recording)
-    usage, tail = (0, 0), b""
+    """Send on the events as they come."""
+    stream = EventStream(request)
+    usage = (0, 0)
     try:
         async for data in answer.content.iter_any():
             if _COUNTS[1] in data:
                 usage = _usage(data)
-            tail = (tail + data)[-len(DONE) :]
-            if tail == DONE:
-                return await stream.finish(data), usage
             await stream.send(data)
     except (TimeoutError, aiohttp.ClientPayloadError) as error:
         if not stream.started:

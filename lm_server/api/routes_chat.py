@@ -24,7 +24,6 @@ from nip_lm_server.api.generation_parameters import (
     parse_chat,
     parse_messages,
 )
-from nip_lm_server.api.kept_answers import Recording
 from nip_lm_server.api.plumbing import SERVICES, dumps, json_response, notes_of
 from nip_lm_server.api.streaming import closing
 from nip_lm_server.engines.base import (
@@ -67,9 +66,7 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
     messages = await aside.run(len(raw), parse_messages, body.get("messages"))
     async with services.pool.using(model) as engine:
         if engine.upstream is not None:
-            response, _ = await services.proxy.forward(
-                request, engine.upstream, "/tokenize", raw, None
-            )
+            response, _ = await services.proxy.forward(request, engine.upstream, "/tokenize", raw)
             return response
         tokens = await engine.tokenize(model, messages)
         return json_response(
@@ -77,9 +74,7 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
         )
 
 
-async def _answer(
-    request: web.Request, engine: Engine, body: dict[str, Any], recording: Recording | None
-) -> web.StreamResponse:
+async def _answer(request: web.Request, engine: Engine, body: dict[str, Any]) -> web.StreamResponse:
     chat, delivery = await aside.run(notes_of(request).body_bytes, parse_chat, body)
     check_capabilities(chat, engine, chat=True)
     head: dict[str, Any] = {
@@ -91,7 +86,7 @@ async def _answer(
     }
     if delivery.stream:
         chunks = _chunks(request, engine, chat, delivery, head)
-        return await streamed_by_engine(request, recording, chunks)
+        return await streamed_by_engine(request, chunks)
     result = await engine.generate(chat)
     generated = sum([choice.completion_tokens for choice in result.choices])
     note_tokens(request, result.prompt_tokens, generated)

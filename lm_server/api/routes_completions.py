@@ -27,7 +27,6 @@ from nip_lm_server.api.generation_parameters import (
     check_capabilities,
     parse_completion,
 )
-from nip_lm_server.api.kept_answers import Recording
 from nip_lm_server.api.plumbing import dumps, json_response, notes_of
 from nip_lm_server.api.routes_chat import VERY_UNLIKELY
 from nip_lm_server.api.streaming import merged
@@ -48,9 +47,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     return await answer_generation(request, "/v1/completions", _answer)
 
 
-async def _answer(
-    request: web.Request, engine: Engine, body: dict[str, Any], recording: Recording | None
-) -> web.StreamResponse:
+async def _answer(request: web.Request, engine: Engine, body: dict[str, Any]) -> web.StreamResponse:
     prompts, delivery = await aside.run(notes_of(request).body_bytes, parse_completion, body)
     check_capabilities(prompts[0], engine, chat=False)
     head: dict[str, Any] = {
@@ -62,7 +59,7 @@ async def _answer(
     }
     if delivery.stream:
         chunks = _chunks(request, engine, prompts, delivery, head)
-        return await streamed_by_engine(request, recording, chunks)
+        return await streamed_by_engine(request, chunks)
     results = await _generate_all(engine, prompts)
     choices = [choice for result in results for choice in result.choices]
     prompt_tokens = sum([result.prompt_tokens for result in results])

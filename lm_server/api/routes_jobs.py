@@ -7,25 +7,26 @@ from aiohttp import web
 
 from nip_lm_server import aside
 from nip_lm_server.api.bodies import MAX_SMALL_BODY_BYTES, read_object
-from nip_lm_server.api.kept_answers import key_of
 from nip_lm_server.api.plumbing import (
+    IDEMPOTENCY_KEY,
     SERVICES,
     json_response,
     query_int,
     refuse_unknown_query,
 )
-from nip_lm_server.errors import ApiError
+from nip_lm_server.errors import ApiError, given_twice
 from nip_lm_server.wire import CreateJobRequest, parse_object
 
 MIN_FREE_BYTES = 64 * 1024 * 1024
 """A job is refused below this: it could not end well."""
+_MAX_KEY_CHARACTERS = 255
 _METADATA_KEY = re.compile(r"metadata\[(.+)\]", re.DOTALL)
 
 
 async def create_job(request: web.Request) -> web.StreamResponse:
     """Create a job; with an Idempotency-Key, at most once."""
     services = request.app[SERVICES]
-    key = key_of(request)
+    key = _idempotency_key(request)
     raw, plain = await read_object(request, MAX_SMALL_BODY_BYTES)
     body, payload = await aside.run(len(raw), parse_object, CreateJobRequest, plain)
 
@@ -38,6 +39,24 @@ async def create_job(request: web.Request) -> web.StreamResponse:
     if created:
         services.supervisor.submit()
     return json_response(job)
+
+
+def _idempotency_key(request: web.Request) -> str | None:
+    """The key under which a job is created once. Raises ApiError 400 for a bad one, or for two."""
+    keys = request.headers.getall(IDEMPOTENCY_KEY, ())
+    if not keys:
+        return None
+    if len(keys) > 1:
+        raise given_twice(IDEMPOTENCY_KEY)
+    if not 1 <= len(keys[0]) <= _MAX_KEY_CHARACTERS or not keys[0].isprintable():
+        raise ApiError(
+            400,
+            f"Invalid '{IDEMPOTENCY_KEY}': it has {len(keys[0])} characters, expected 1 to "
+            f"{_MAX_KEY_CHARACTERS} printable ones",
+            code="invalid_value",
+            param=IDEMPOTENCY_KEY,
+        )
+    return keys[0]
 
 
 async def list_jobs(request: web.Request) -> web.StreamResponse:

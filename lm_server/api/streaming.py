@@ -1,4 +1,4 @@
-"""Server-sent events: how a streamed answer is sent, kept and broken off.
+"""Server-sent events: how a streamed answer is sent and broken off.
 
 send_events    an iterator of encoded events -> the response, ``data: [DONE]`` at its end
 merged         several iterators as one, in the order in which their items come
@@ -14,8 +14,6 @@ from typing import Any, TypeVar, cast
 
 from aiohttp import web
 
-from nip_lm_server.api.kept_answers import Recording
-
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 
@@ -27,11 +25,10 @@ class ClientGone(ConnectionError):
 
 
 class EventStream:
-    """A response that is sent event by event. If it is kept, it goes on without its client."""
+    """A response that is sent event by event."""
 
-    def __init__(self, request: web.Request, recording: Recording | None):
-        self._request, self._recording = request, recording
-        self._client_gone = False
+    def __init__(self, request: web.Request):
+        self._request = request
         self.response = web.StreamResponse(
             headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-cache"}
         )
@@ -42,45 +39,27 @@ class EventStream:
         return self.response.prepared
 
     async def send(self, data: bytes) -> None:
-        """Send events. Raises ClientGone if nothing is kept for it to come back to."""
-        if self._recording is not None:
-            self._recording.add(data)
-        await self._write(data)
-
-    async def finish(self, last: bytes) -> web.StreamResponse:
-        """Send the last events, once the answer is on disk if it is to be kept."""
-        if self._recording is not None:
-            await self._recording.commit(200, CONTENT_TYPE, last)
-        await self._write(last)
-        return await self.end()
-
-    async def fail(self, body: bytes) -> web.StreamResponse:
-        """Send an error object as the last event. Nothing is kept."""
-        await self._write(b"data: " + body + b"\n\n")
-        return await self.end()
-
-    async def end(self) -> web.StreamResponse:
-        """End the response; what was sent stands, nothing is kept."""
-        if not self._client_gone:
-            await self.response.write_eof()
-        return self.response
-
-    async def _write(self, data: bytes) -> None:
-        if self._client_gone:
-            return
+        """Send events. Raises ClientGone if nobody is there to read them."""
         try:
             if not self.response.prepared:
                 await self.response.prepare(self._request)
             await self.response.write(data)
         except ConnectionError as error:
-            if self._recording is None:
-                raise ClientGone from error
-            self._client_gone = True
+            raise ClientGone from error
+
+    async def fail(self, body: bytes) -> web.StreamResponse:
+        """Send an error object as the last event."""
+        await self.send(b"data: " + body + b"\n\n")
+        return await self.end()
+
+    async def end(self) -> web.StreamResponse:
+        """End the response; what was sent stands."""
+        await self.response.write_eof()
+        return self.response
 
 
 async def send_events(
     request: web.Request,
-    recording: Recording | None,
     events: AsyncGenerator[bytes, None],
     error_body: Callable[[Exception], bytes],
 ) -> web.StreamResponse:
@@ -89,12 +68,13 @@ async def send_events(
     Raises what `events` raises before its first item, and ClientGone if the client has left.
     The iterator is closed in any case.
     """
-    stream = EventStream(request, recording)
+    stream = EventStream(request)
     async with aclosing(events):
         try:
             async for data in events:
                 await stream.send(data)
-            return await stream.finish(DONE)
+            await stream.send(DONE)
+            return await stream.end()
         except ClientGone:
             raise
         except Exception as error:

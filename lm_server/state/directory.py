@@ -28,7 +28,6 @@ DATABASE = "jobs.sqlite3"
 FILES = "files"
 MODELS = "models"
 JOBS = "jobs"
-RESPONSES = "responses.sqlite3"
 _BEFORE_THE_DATABASE = re.compile(
     r"lost\+found|lock|owner\.lock|api_key(\..*)?|logs|fetched-.*|jobs\.sqlite3.*"
 )

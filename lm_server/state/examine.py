@@ -2,7 +2,7 @@
 
 examine   what is damaged or missing there, and the jobs and models that its database has
 
-What is covered: the database's structure, uploads, models. Logs, locks, the key and kept answers
+What is covered: the database's structure, uploads, models. Logs, locks and the key
 have no digest. Nothing is written.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nip_lm_server.state.directory import DATABASE, FILES, MODELS, RESPONSES
+from nip_lm_server.state.directory import DATABASE, FILES, MODELS
 from nip_lm_server.state.disk import sha256_of
 from nip_lm_server.state.models import CHECKSUM, MANIFEST, checksum_of, content_digest
 
@@ -72,19 +72,8 @@ def examine(state_dir: Path) -> Examined:
     except (sqlite3.Error, ValueError) as error:
         result.add(database, "damaged", "the server's database", error)
         return result
-    _check_responses(result, state_dir / RESPONSES)
     result.unknown = sorted(set(held) - known)
     return result
-
-
-def _check_responses(result: Examined, database: Path) -> None:
-    if not database.exists():
-        return
-    try:
-        with closing(_open(database)) as connection:
-            _check_structure(connection)
-    except (sqlite3.Error, ValueError) as error:
-        result.add(database, "damaged", "the server's kept answers", error)
 
 
 def _open(database: Path) -> sqlite3.Connection:

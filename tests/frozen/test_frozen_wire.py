@@ -23,7 +23,7 @@ from recorded import Steady, check
 from served_here import KEY, Here, KeyRing, ServerSpec, serve
 
 RECORD = Path(__file__).parent / "wire.json"
-HEADERS = ("Content-Type", "WWW-Authenticate", "Allow", "Retry-After", "Idempotent-Replayed")
+HEADERS = ("Content-Type", "WWW-Authenticate", "Allow", "Retry-After")
 REPLIES = {
     "plain": "seed: 0\n",
     "slow": "training: {seconds: 600}\n",  # so that a job is there to be paused and cancelled
@@ -122,9 +122,6 @@ GENERATION = [
     chat("streamed", stream=True, max_tokens=5),
     chat("streamed with usage", stream=True, max_tokens=3, stream_options={"include_usage": True}),
     chat("two streamed", stream=True, n=2, max_tokens=2, return_token_ids=True),
-    chat("kept", headers={"Idempotency-Key": "k"}),
-    chat("kept, again", headers={"Idempotency-Key": "k"}),
-    chat("kept, with another body", headers={"Idempotency-Key": "k"}, seed=2),
     chat("tools", tools=TOOLS, tool_choice="auto"),
     chat("schema", response_format=SCHEMA),
     chat("log-probabilities", logprobs=True),
@@ -151,7 +148,7 @@ GENERATION = [
     chat("store", store=True),
     chat("presence penalty", presence_penalty=1),
     chat("log-probabilities as text", logprobs="yes"),
-    chat("an Idempotency-Key that is too long", headers={"Idempotency-Key": "k" * 300}),
+    chat("an Idempotency-Key", headers={"Idempotency-Key": "k"}),
     chat("too many requests", at="limited"),
     chat("the server's error", at="broken"),
     Step("chat: no JSON", "POST", "/v1/chat/completions", b"{"),
@@ -221,6 +218,7 @@ JOBS = [
     create("created once more", method=SUPERVISED, metadata={"a": "b"}, nip={"lora_rank": 4},
            headers={"Idempotency-Key": "j"}),
     create("created otherwise", headers={"Idempotency-Key": "j"}),
+    create("an Idempotency-Key that is too long", headers={"Idempotency-Key": "k" * 300}),
     job("events", "/events?limit=100"),
     job("events, a page", "/events?limit=2"),
     job("checkpoints", "/checkpoints"),

@@ -113,13 +113,12 @@ class Here:
 async def serve(
     state: Path,
     engine: DeterministicEngine | None = None,
-    idempotency_ttl_s: float = 3600.0,
     spec: ServerSpec | None = None,
     keys: KeyRing | None = None,
 ) -> AsyncIterator[Here]:
     """A server on a free port, with `engine`, or else with the one of `spec`."""
     if spec is None:
-        spec = ServerSpec("deterministic", "sim", idempotency_ttl_s=idempotency_ttl_s)
+        spec = ServerSpec("deterministic", "sim")
     state.mkdir(exist_ok=True)
     services = await open_server(state, spec, keys or KeyRing([KEY]), {})
     if engine is not None:

@@ -384,14 +384,13 @@ async def test_a_body_that_is_not_encoded_as_it_says_is_refused(
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
-@pytest.mark.parametrize("path", ["/v1/fine_tuning/jobs", "/v1/chat/completions"])
 @pytest.mark.parametrize(
     "keys", [[b""], [b"x" * 256], [b"\xff"], [b"a\xc2\xadb"], [b"a", b"b"], [b"a", b"a"]]
 )
-def test_an_idempotency_key_is_one_printable_text(server, path: str, keys: list[bytes]) -> None:
+def test_an_idempotency_key_is_one_printable_text(server, keys: list[bytes]) -> None:
     headers = [b"Idempotency-Key: " + key for key in keys]
     body = json.dumps({"model": "sim", "messages": HELLO}).encode()
-    status, error = exchange(server, b"POST " + path.encode(), *headers, body=body)
+    status, error = exchange(server, b"POST /v1/fine_tuning/jobs", *headers, body=body)
     assert (status, error["code"], error["param"]) == (400, "invalid_value", "Idempotency-Key")
 
 
@@ -405,6 +404,8 @@ def test_an_idempotency_key_is_one_printable_text(server, path: str, keys: list[
         ("POST", "/v1/fine_tuning/jobs/ftjob-0/resume"),
         ("DELETE", "/v1/models/sim"),
         ("POST", "/tokenize"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
     ],
 )
 def test_an_idempotency_key_is_refused_where_it_would_be_ignored(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from served_here import CHAT, serve
 
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.directory import StateError
@@ -84,6 +85,17 @@ def test_a_server_goes_on_with_the_state_of_an_older_one(make_server, tmp_path: 
     assert again.id == first.id
     with pytest.raises(openai.ConflictError):
         server.create(first.training_file, seed=9, extra_headers={"Idempotency-Key": "first"})
+
+
+async def test_answers_that_an_older_server_kept_are_removed(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    async with serve(state):
+        pass
+    for name in ("responses.sqlite3", "responses.sqlite3-wal"):
+        (state / name).write_text("kept")
+    async with serve(state) as here:
+        assert not list(state.glob("responses*"))
+        assert (await here.post("/v1/chat/completions", CHAT))[0] == 200
 
 
 def test_a_database_of_a_newer_server_is_refused_untouched(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ def test_a_command_line_gives_the_specification_it_was_made_of(tmp_path: Path) -
         bases_at_once=2,
         more_engines=(SECOND,),
         max_upload_bytes=77,
-        idempotency_ttl_s=1.5,
     )
     arguments = _parser().parse_args([*spec.arguments(), "--state", str(tmp_path)])
     assert _spec(arguments) == spec

@@ -119,9 +119,6 @@ def _bodies(size: int) -> dict[str, Callable[[], Hostile]]:
         "one key again and again": lambda: packed(b"{%s}" % listed(b'"a":0', size)),
         "whitespace": lambda: packed(b" " * size + b"{}"),
         "a long number": lambda: packed(b'{"model":"tiny","seed":%s}' % (b"1" * size)),
-        "an idempotency key": lambda: packed(
-            chat(listed(message, size)), **{"Idempotency-Key": "hostile"}
-        ),
         "token ids": lambda: packed(
             b'{"model":"tiny","prompt":[%s]}' % listed(b"7", size), "/v1/completions"
         ),
