@@ -4,9 +4,8 @@ ReportData, IterationReport, GroupReport   the plain data it is built from
 build_report                               the page
 metrics_table                              the numbers by iteration as rows, for a table elsewhere
 
-Its parts: `report_sections` and `report_training` turn the data into tables (`report_tables`),
-`report_text` values into text; `report_template.html`, `report.css` and `report.js` are put
-together here.
+`report.html.jinja` has every section of the page; `report_text` shows values as text; `report.css`
+and `report.js` are put into the page.
 
 What is covered: text that models or data sets wrote can't run as script. It is embedded as JSON
 in which no character can end the element, the page shows it as text only, and its content
@@ -16,20 +15,44 @@ What is not covered: a reader who copies code out of the page and runs it.
 
 import base64
 import hashlib
-import html
 import json
-import re
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib import resources
 from typing import Any
 
-from nip_core.evaluation import report_sections as sections
-from nip_core.evaluation import report_training as training
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
+
 from nip_core.evaluation.plots import MetricsByIteration, learning_curve_svg
-from nip_core.evaluation.report_tables import nothing
-from nip_core.evaluation.report_text import percent, percent_range, promotion_words, signed
+from nip_core.evaluation.report_text import (
+    DASH,
+    THIN,
+    number,
+    percent,
+    percent_range,
+    plain_range,
+    points,
+    promotion_words,
+    seconds,
+    signed,
+    signed_range,
+)
 from nip_core.evaluation.transcripts import Transcript
+
+Metrics = Mapping[str, Any]
+
+_SPENT = ("prompt_tokens", "generated_tokens", "trained_tokens", "cost_usd")
+_LEFT_OUT = {
+    "failed": "failed",
+    "wrong": "wrong",
+    "invalid": "right with invalid answers",
+    "changed": "right with a changed verdict",
+    "sample": "right",
+}
 
 
 @dataclass(frozen=True)
@@ -88,29 +111,68 @@ def build_report(report: ReportData) -> str:
     """The page as HTML text, to be written as UTF-8. The same data gives the same text."""
     script = _asset("report.js")
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    curve = [(entry.iteration, entry.test) for entry in report.iterations if entry.test]
-    parts = {
-        "title": html.escape(report.run),
-        "script_hash": script_hash,
-        "style": _asset("report.css"),
-        "script": script,
-        "header": sections.header(report),
-        "headline": sections.headline(report),
-        "curve": learning_curve_svg(curve) if curve else nothing("Nothing was tested."),
-        "verdicts": sections.verdict_table(report),
-        "training": training.training_table(report),
-        "promotion": training.promotion_part(report),
-        "episodes": sections.episode_table(report),
-        "agents": sections.agent_table(report),
-        "difficulty": sections.breakdown_table(report, "by_difficulty", "Difficulty"),
-        "mutation": sections.breakdown_table(report, "by_mutation", "Mutation"),
-        "resources": sections.resource_table(report),
-        "parameters": sections.parameter_tree(report.parameters),
-        "transcripts_note": sections.transcripts_note(report),
-        "transcripts": _embed(_transcripts(report.transcripts)),
+    tested = [entry for entry in report.iterations if entry.test]
+    verdicts: list[tuple[object, str, Metrics]] = [
+        (entry.iteration, split, metrics)
+        for entry in report.iterations
+        for split, metrics in (("test", entry.test), ("train", entry.train))
+        if metrics
+    ]
+    verdicts += [(name, "baseline", metrics) for name, metrics in report.baselines.items()]
+    hidden = [(f"iteration {i}, {split}", n) for i, split, n in report.transcripts_left_out if n]
+    curve = [(entry.iteration, entry.test) for entry in tested if entry.test]
+    stages = list(dict.fromkeys(stage for entry in report.iterations for stage in entry.stage_s))
+    return _page().render(
+        report=report,
+        script=Markup(script),  # noqa: S704
+        script_hash=script_hash,
+        style=Markup(_asset("report.css")),  # noqa: S704
+        tested=tested,
+        change=_change(curve[0][1], curve[-1][1], report.paired) if len(curve) > 1 else "",
+        curve=Markup(learning_curve_svg(curve)) if curve else None,  # noqa: S704
+        verdicts=verdicts,
+        has_neither=_has_neither(metrics for *_, metrics in verdicts),
+        groups=[
+            (e.iteration, name, group)
+            for e in report.iterations
+            for name, group in e.groups.items()
+        ],
+        promotions=[
+            (e.iteration, e.promotion) for e in report.iterations if e.promotion is not None
+        ],
+        agents=[
+            (entry.iteration, *agent)
+            for entry in tested
+            for agent in sorted(((entry.test or {}).get("agents") or {}).items())
+        ],
+        spending=_spending(report.iterations, stages),
+        is_priced=any(entry.cost_usd is not None for entry in report.iterations),
+        stage_columns=[f"#{stage.replace('_', ' ')}" for stage in stages],
+        left_out=[f"{place}: {_reasons(counts)}" for place, counts in hidden],
+        total_left_out=sum(sum(counts.values()) for _, counts in hidden),
+        transcripts=_embed(_transcripts(report.transcripts)),
+        scalars={k: v for k, v in report.parameters.items() if not isinstance(v, Mapping)},
+    )
+
+
+@cache
+def _page() -> Template:
+    """The template, with the ways in which it shows values as filters."""
+    environment = Environment(
+        loader=PackageLoader("nip_core.evaluation", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+    )
+    shown = (percent, percent_range, number, signed, signed_range, plain_range, points, seconds)
+    environment.filters |= {function.__name__: function for function in shown}
+    environment.filters |= {
+        "across": lambda share, width: f"{5 + (width - 10) * share:.1f}",
+        "dash": lambda value: DASH if value is None else value,
+        "dollars": lambda amount: f"${amount:,.2f}",
+        "sparkline": _sparkline,
+        "yaml": _yaml,
     }
-    # One pass, so that what is put in is never searched for places again.
-    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _asset("report_template.html"))
+    return environment.get_template("report.html.jinja")
 
 
 def metrics_table(
@@ -124,7 +186,7 @@ def metrics_table(
     promotions = promotions or {}
     tested = dict(rows)
     rows = [(i, tested.get(i, {})) for i in sorted({*tested, *promotions})]
-    scaled = sections.has_neither(metrics for _, metrics in rows)
+    scaled = _has_neither(metrics for _, metrics in rows)
     return [
         {
             "iteration": iteration,
@@ -151,6 +213,72 @@ def _asset(name: str) -> str:
     return (resources.files("nip_core.evaluation") / name).read_text(encoding="utf-8")
 
 
+def _has_neither(metrics: Iterable[Metrics]) -> bool:
+    """Whether a verifier decided in the middle of a scale; where none can, it needs no column."""
+    return any(measured.get("neither_rate") for measured in metrics)
+
+
+def _change(first: Metrics | None, last: Metrics | None, paired: Metrics | None) -> str:
+    """The sentence on how the accuracy changed; "" where it can't be said."""
+    if paired is not None and paired.get("difference") is not None:
+        low, high = paired["ci95"]
+        return (
+            f"Accuracy changed by {100 * paired['difference']:+.1f} points (95{THIN}% interval "
+            f"{100 * low:+.1f} to {100 * high:+.1f}, paired over "
+            f"{number(paired.get('problems'))} problems)."
+        )
+    before, after = ((metrics or {}).get("accuracy") for metrics in (first, last))
+    if before is None or after is None:
+        return ""
+    return f"Accuracy changed by {100 * (after - before):+.1f} points."
+
+
+def _spending(
+    iterations: Sequence[IterationReport], stages: Sequence[str]
+) -> list[tuple[object, dict[str, Any]]]:
+    """Tokens, dollars and seconds by stage of each iteration, and of all together."""
+    rows: list[tuple[object, dict[str, Any]]] = []
+    for entry in iterations:
+        played = [metrics for metrics in (entry.test, entry.train, *entry.gate) if metrics]
+        spent = {
+            "prompt_tokens": sum(metrics.get("prompt_tokens") or 0 for metrics in played),
+            "generated_tokens": sum(metrics.get("completion_tokens") or 0 for metrics in played),
+            "trained_tokens": sum(group.trained_tokens or 0 for group in entry.groups.values()),
+            "cost_usd": entry.cost_usd or 0.0,
+            "stage_s": [entry.stage_s.get(stage, 0.0) for stage in stages],
+        }
+        rows.append((entry.iteration, spent))
+    if not rows:
+        return []
+    totals: dict[str, Any] = {name: sum(s[name] for _, s in rows) for name in _SPENT}
+    totals["stage_s"] = [sum(s["stage_s"][k] for _, s in rows) for k in range(len(stages))]
+    return [*rows, ("all", totals)]
+
+
+def _sparkline(losses: Sequence[tuple[int, float]], width: int, height: int) -> str:
+    """The points of a small curve without axes; "" where there are less than two."""
+    finite = [(x, y) for x, y in losses if math.isfinite(y)]
+    if len(finite) < 2:
+        return ""
+    xs, ys = zip(*finite, strict=True)
+    x_span, y_span = max(xs) - min(xs) or 1, max(ys) - min(ys) or 1
+    return " ".join(
+        f"{2 + (width - 4) * (x - min(xs)) / x_span:.1f},"
+        f"{2 + (height - 4) * (max(ys) - y) / y_span:.1f}"
+        for x, y in finite
+    )
+
+
+def _yaml(section: Mapping[str, Any]) -> str:
+    plain = json.loads(json.dumps(section, default=str))  # the safe dumper knows plain types only
+    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=88)).rstrip()
+
+
+def _reasons(counts: Mapping[str, int]) -> str:
+    """Why so many episodes are not among the transcripts, as "1 wrong, 2 right"."""
+    return ", ".join(f"{counts[r]:,} {words}" for r, words in _LEFT_OUT.items() if r in counts)
+
+
 def _transcripts(transcripts: Sequence[Transcript]) -> dict[str, Any]:
     """The transcripts, and apart from them their system prompts, which many of them share."""
     prompts: dict[str, int] = {}
@@ -168,11 +296,11 @@ def _transcripts(transcripts: Sequence[Transcript]) -> dict[str, Any]:
     return {"prompts": list(prompts), "transcripts": plain}
 
 
-def _embed(value: Any) -> str:
+def _embed(value: Any) -> Markup:
     """`value` as JSON that can stand in a script element: pure ASCII, without <, > and &.
 
     No text in it can then close the element, open a comment, or hold the two line separators
     (U+2028, U+2029) that JSON allows and JavaScript once did not.
     """
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704

@@ -1,23 +1,11 @@
-"""Values as the report writes them: rates, counts, rewards, times.
+"""Values as the report writes them: rates, counts, rewards, times. They are text, not yet HTML."""
 
-Text becomes `Html` through `escape` alone, and only `Html` is put into the page: the type checker
-sees where something was forgotten.
-"""
-
-import html
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NewType
-
-Html = NewType("Html", str)
+from typing import Any
 
 DASH = "–"
 THIN = "\u202f"  # narrow no-break space, between a number and its unit
-
-
-def escape(value: object) -> Html:
-    """`value` as text in HTML, a dash for None."""
-    return Html(DASH if value is None else html.escape(str(value)))
 
 
 def percent(value: float | None) -> str:
@@ -54,6 +42,11 @@ def signed_range(interval: Sequence[float]) -> str:
 def plain_range(interval: Sequence[float]) -> str:
     """An interval of small numbers as "3.2 – 3.8"."""
     return f"{interval[0]:.1f}{THIN}–{THIN}{interval[1]:.1f}"
+
+
+def points(difference: float, is_rate: bool) -> str:
+    """A difference of rates as "+3.1 pts", of rewards as "+0.31"."""
+    return f"{100 * difference:+.1f}{THIN}pts" if is_rate else f"{difference:+.2f}"
 
 
 def promotion_words(decision: Mapping[str, Any] | None) -> str:
