@@ -1,6 +1,5 @@
 """The fine-tune jobs of a shared model group, outside of a run of the loop.
 
-Parent     what a job starts from
 GroupJobs  submit a job through the ledger, close its record, prove the model that it made
 
 How a model is trained is what `nip_core.stages.fine_tuning` says; what is recorded stands where the
@@ -8,47 +7,34 @@ loop would record it, in ``jobs/<group>.json`` of an iteration.
 """
 
 import re
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Literal
 
-from nip_core.agents.states import OpenAiSharedModelGroupState
 from nip_core.errors import DatasetError, JobError, RunConflictError, SettingsError
-from nip_core.hashing import derive_key, derive_seed, digest
+from nip_core.hashing import derive_key, digest
 from nip_core.jobs.job import JobRecord, JobSpec, Refused
-from nip_core.jobs.ledger import Ledger
+from nip_core.jobs.ledger import ENDED, Ledger, open_ledger
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.parameters import HyperParameters
-from nip_core.rollouts.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.chat_client import ChatClient
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.fine_tuning import integrations, prove, training_settings
+from nip_core.stages.fine_tuning import Parent, group_job, prove
 from nip_core.stages.models import ServedModel
-from nip_core.stages.providers import remote_endpoints, speaks_nip
+from nip_core.stages.providers import Endpoints, speaks_nip
 from nip_lm_server.client import describe_problems, to_jsonl, validate
 
 _SUFFIX = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_ENDED = ("succeeded", "failed", "cancelled")
-
-
-@dataclass(frozen=True)
-class Parent:
-    """The model that a job starts from, and the state of its group."""
-
-    model: str
-    is_base: bool
-    state: OpenAiSharedModelGroupState
 
 
 class GroupJobs:
     """The jobs of one group, recorded under one run."""
 
-    def __init__(self, hyper_params: HyperParameters, group: str, run_name: str, control: Endpoint):
-        """`control` is where jobs are created. Raises SettingsError for a run's name that can't
-        be used.
+    def __init__(self, hyper_params: HyperParameters, group: str, run_name: str, at: Endpoints):
+        """`at` is where jobs are created and models answer. Raises SettingsError for a run's name
+        that can't be used.
         """
-        self._parameters, self._group, self._control = hyper_params, group, control
+        self._parameters, self._group, self._at = hyper_params, group, at
         self._run = RunStore(open_store(hyper_params.run_store), run_name)
 
     async def submit(
@@ -56,6 +42,7 @@ class GroupJobs:
         dataset: list[dict[str, Any]],
         method: Literal["supervised", "dpo"],
         parent: Parent,
+        iteration: int,
         job_name: str | None,
     ) -> JobRecord:
         """The job of these examples, submitted now or before; what is recorded decides.
@@ -64,7 +51,7 @@ class GroupJobs:
         that can't be used, DatasetError for examples that no server would take, RunConflictError
         where another job is recorded in its place, and as `Ledger.ensure_job` does.
         """
-        # A stable order without a pattern, whichever agent came first.
+        # 1. Bring the examples into a stable order without a pattern, whichever agent came first.
         rows = sorted(
             dataset, key=lambda row: derive_key("example order", self._parameters.seed, row)
         )
@@ -72,8 +59,10 @@ class GroupJobs:
         if problems:
             raise DatasetError(f"group {self._group!r}: {describe_problems(problems)}")
         async with self._ledger() as (ledger, backend):
-            attempt = await self._attempt(ledger, backend, parent.state.iteration)
-            spec = self._spec(rows, method, parent, job_name, attempt)
+            # 2. Learn whether this is a new attempt.
+            attempt = await self._attempt(ledger, backend, iteration)
+            # 3. Submit it, or find it.
+            spec = self._spec(rows, method, parent, iteration, job_name, attempt)
             try:
                 return await ledger.ensure_job(spec, to_jsonl(rows))
             except RunConflictError as error:
@@ -111,50 +100,36 @@ class GroupJobs:
             timeout_s=rollouts.request_timeout_s,
             retries=rollouts.transport_retries,
         ) as client:
-            here = _Here(self._parameters, client)
-            return await prove(
-                cast(Any, here), self._group, ServedModel(name, base_model, job_id=job_id)
-            )
+            model = ServedModel(name, base_model, job_id=job_id)
+            return await prove(self._parameters, self._group, self._at, client, model)
 
     def _spec(
         self,
         rows: list[dict[str, Any]],
         method: str,
         parent: Parent,
+        iteration: int,
         job_name: str | None,
         attempt: int,
     ) -> JobSpec:
-        state, run = parent.state, self._run.name
-        suffix = job_name or f"{run}-{state.iteration:04d}-{self._group}"
-        if not _SUFFIX.fullmatch(suffix):
-            raise SettingsError(
-                f"job_name: {suffix!r} can't be used; 1 to 64 letters, digits, dots, dashes and "
-                "underscores, as it becomes part of the new model's name"
-            )
-        hyper_parameters, extensions = training_settings(
+        spec = group_job(
             self._parameters,
+            self._run.name,
+            iteration,
             self._group,
-            from_base=parent.is_base,
-            can_stack=state.fine_tuned_model_kind != "base",
+            parent,
             method=method,
-        )
-        known = None if parent.is_base else state.fine_tuned_model_digest
-        return JobSpec(
-            run=run,
-            iteration=state.iteration,
-            group=self._group,
             dataset_digest=digest(rows),
-            parent_model=parent.model,
-            parent_model_digest=known or digest(parent.model),
-            seed=derive_seed("job", self._parameters.seed, state.iteration, self._group),
             examples=len(rows),
-            method=method,
-            hyper_parameters=hyper_parameters,
-            extensions=extensions,
             attempt=attempt,
-            suffix=suffix,
-            integrations=integrations(self._parameters, self._group),
+            suffix=job_name,
         )
+        if not _SUFFIX.fullmatch(spec.suffix or ""):
+            raise SettingsError(
+                f"job_name: {spec.suffix!r} can't be used; 1 to 64 letters, digits, dots, dashes "
+                "and underscores, as it becomes part of the new model's name"
+            )
+        return spec
 
     async def _attempt(self, ledger: Ledger, backend: OpenAIBackend, iteration: int) -> int:
         """The attempt on record, or the next one where that has ended without a model."""
@@ -171,7 +146,7 @@ class GroupJobs:
         if record.state != "submitted" or record.id is None:
             return record
         try:
-            ended = (await backend.retrieve_job(record.id)).status in _ENDED
+            ended = (await backend.retrieve_job(record.id)).status in ENDED
         except Refused as error:
             ended = error.status == 404
         if not ended:
@@ -181,25 +156,10 @@ class GroupJobs:
             record, interval_s=settings.poll_interval_s, deadline_s=settings.deadline_s
         )
 
-    @asynccontextmanager
-    async def _ledger(self) -> AsyncIterator[tuple[Ledger, OpenAIBackend]]:
-        hosted = speaks_nip(self._parameters.group_parameters(self._group))
-        settle_s = self._parameters.fine_tuning.settle_s
-        async with aclosing(
-            OpenAIBackend(self._control.base_url, self._control.api_key, extensions=hosted)
-        ) as backend:
-            yield Ledger(self._run, backend, settle_s=settle_s), backend
-
-
-@dataclass(frozen=True)
-class _Here:
-    """What `prove` asks of a session, where no run is going on."""
-
-    parameters: HyperParameters
-    client: ChatClient
-
-    def endpoint(self, group: str) -> Endpoint:
-        return remote_endpoints(self.parameters)[group].play
-
-    def control_endpoint(self, group: str) -> Endpoint:
-        return remote_endpoints(self.parameters)[group].control
+    def _ledger(self) -> AbstractAsyncContextManager[tuple[Ledger, OpenAIBackend]]:
+        return open_ledger(
+            self._run,
+            self._at.control,
+            extensions=speaks_nip(self._parameters.group_parameters(self._group)),
+            settle_s=self._parameters.fine_tuning.settle_s,
+        )

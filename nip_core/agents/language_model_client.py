@@ -13,7 +13,7 @@ from nip_core.agents.errors import TrainingJobNotFoundClientError
 from nip_core.agents.job_info import LmTrainingJobInfo, job_status
 from nip_core.errors import ServerError, SettingsError
 from nip_core.jobs.job import Busy, NoAnswer, Refused
-from nip_core.jobs.openai_backend import OpenAIBackend
+from nip_core.jobs.openai_backend import open_backend
 from nip_core.redaction import redact
 from nip_core.rollouts.chat_client import Endpoint
 from nip_lm_server.client import SERVER_VERSION, compatible
@@ -102,17 +102,15 @@ class LanguageModelClient:
 
     async def get_training_job(self, job_id: str) -> LmTrainingJobInfo:
         """A fine-tune job. Raises TrainingJobNotFoundClientError, ServerError."""
-        backend = OpenAIBackend(self.endpoint.base_url, self.endpoint.api_key, extensions=True)
         try:
-            view = await backend.retrieve_job(job_id)
+            async with open_backend(self.endpoint, extensions=True) as backend:
+                view = await backend.retrieve_job(job_id)
         except Refused as error:
             if error.status == 404:
                 raise TrainingJobNotFoundClientError(f"job {job_id}: {error}") from error
             raise ServerError(f"job {job_id}: {error}") from error
         except (Busy, NoAnswer) as error:
             raise ServerError(f"job {job_id}: {error}") from error
-        finally:
-            await backend.aclose()
         return LmTrainingJobInfo(
             job_id=view.id,
             status=job_status(view.status),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from nip_core.agents.chat_types import DpoDatasetItem, SupervisedDatasetItem
 from nip_core.agents.errors import TrainingJobNotFoundClientError
 from nip_core.agents.experiment_settings import ExperimentSettings
-from nip_core.agents.group_jobs import GroupJobs, Parent
+from nip_core.agents.group_jobs import GroupJobs
 from nip_core.agents.history import final_timesteps
 from nip_core.agents.job_info import JobStatus, TrainingJobInfo, job_status
 from nip_core.agents.language_model_client import LanguageModelClient
@@ -26,6 +26,7 @@ from nip_core.errors import JobError, ServerError, SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.redaction import redact
 from nip_core.rollouts.chat_client import Endpoint
+from nip_core.stages.fine_tuning import Parent
 from nip_core.stages.providers import speaks_nip
 
 if TYPE_CHECKING:
@@ -296,12 +297,15 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         self, dataset: Dataset, method: Method, model_name: str, job_name: str | None
     ) -> None:
         _check_method(method)
-        record = await self._jobs.submit(
-            cast(list[dict[str, Any]], dataset),
-            method,
-            Parent(model_name, model_name == self.base_model_name, self._state),
-            job_name,
+        state, is_base = self._state, model_name == self.base_model_name
+        parent = Parent(
+            model=model_name,
+            digest=None if is_base else state.fine_tuned_model_digest,
+            is_base=is_base,
+            can_stack=state.fine_tuned_model_kind != "base",
         )
+        rows = cast(list[dict[str, Any]], dataset)
+        record = await self._jobs.submit(rows, method, parent, state.iteration, job_name)
         if record.outcome == "skipped":
             self.settings.log.warning(
                 "group %s: no job, the model stays: %s", self.group_name, record.reason
@@ -311,7 +315,8 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
     @property
     def _jobs(self) -> GroupJobs:
         run_name = self.settings.run_id or self.hyper_params.run_name
-        return GroupJobs(self.hyper_params, self.group_name, run_name, self._control)
+        endpoints = endpoints_of(self.hyper_params, self.group_name)
+        return GroupJobs(self.hyper_params, self.group_name, run_name, endpoints)
 
     # Following jobs.
 

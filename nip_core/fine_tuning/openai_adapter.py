@@ -13,11 +13,10 @@ or representation.
 import hashlib
 import re
 from collections.abc import Mapping
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
-from openai import AsyncOpenAI, OpenAIError
 
 from nip_core.errors import JobError, SettingsError
 from nip_core.fine_tuning.conversion import to_jsonl_rows
@@ -34,9 +33,9 @@ from nip_core.fine_tuning.interface import (
 from nip_core.fine_tuning.openai_adapter_config import OpenAITrainerAdapterConfig
 from nip_core.fine_tuning.progress_log import append_progress
 from nip_core.jobs.job import Busy, JobRecord, JobSpec, JobView, NoAnswer, Refused
-from nip_core.jobs.openai_backend import OpenAIBackend
+from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
 from nip_core.jobs.submissions import Submissions
-from nip_core.redaction import redact
+from nip_core.rollouts.chat_client import Endpoint
 from nip_lm_server.client import SERVER_VERSION, NipSettings, compatible
 
 __all__ = ["BACKEND", "OpenAITrainerAdapter", "OpenAITrainerAdapterConfig"]
@@ -115,7 +114,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
                 integrations=config.integrations,
             )
 
-        async with aclosing(self._backend()) as backend:
+        async with self._backend() as backend:
             number, record = await submissions.submit(run_id, make, data, backend)
         return TrainingJobRef(
             run_id=run_id, backend=BACKEND, metadata={"submission": number, "job_id": record.id}
@@ -129,7 +128,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
         number = self._number(ref)
         await self._learn_kind()
         submissions = self._submissions()
-        async with aclosing(self._backend()) as backend:
+        async with self._backend() as backend:
             try:
                 record, view = await submissions.look(ref.run_id, number, backend)
             except (Busy, NoAnswer, Refused) as error:
@@ -153,7 +152,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
             raise ValueError(f"poll_interval must be above 0 seconds (got {poll_interval})")
         number = self._number(ref)
         await self._learn_kind()
-        async with aclosing(self._backend()) as backend:
+        async with self._backend() as backend:
             record = await self._submissions().follow(
                 ref.run_id,
                 number,
@@ -170,7 +169,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
         """
         number = self._number(ref)
         await self._learn_kind()
-        async with aclosing(self._backend()) as backend:
+        async with self._backend() as backend:
             try:
                 await self._submissions().cancel(ref.run_id, number, backend)
             except JobError:
@@ -198,16 +197,9 @@ class OpenAITrainerAdapter(TrainerAdapter):
 
     # Inside -----------------------------------------------------------------------------------
 
-    def _client(self, timeout_s: float) -> AsyncOpenAI:
-        return AsyncOpenAI(
-            base_url=self.config.url,
-            api_key=self.config.key(),
-            max_retries=0,
-            timeout=timeout_s,
-        )
-
-    def _backend(self) -> OpenAIBackend:
-        return OpenAIBackend(self.config.url, self.config.key(), extensions=bool(self._nip))
+    def _backend(self) -> AbstractAsyncContextManager[OpenAIBackend]:
+        at = Endpoint(self.config.url, self.config.key())
+        return open_backend(at, extensions=bool(self._nip))
 
     def _submissions(self) -> Submissions:
         config = self.config
@@ -222,19 +214,18 @@ class OpenAITrainerAdapter(TrainerAdapter):
         """Why the server would not take a job, or None."""
         config = self.config
         try:
-            key = config.key()
+            at = Endpoint(config.url, config.key())
         except SettingsError as error:
             return str(error)
-        client = self._client(_HEALTH_TIMEOUT_S)
-        backend = OpenAIBackend(config.url, key, client=client)
-        async with aclosing(backend):
+        async with open_backend(at, extensions=False, timeout_s=_HEALTH_TIMEOUT_S) as backend:
             try:
                 described = await backend.model(config.model)
-                await client.fine_tuning.jobs.list(limit=1)
             except (Busy, NoAnswer, Refused) as error:
                 return f"{config.url}: model {config.model!r} can't be had: {error}"
-            except OpenAIError as error:
-                return redact(f"{config.url}: its jobs can't be listed: {error}", key)
+            try:
+                await backend.check_jobs()
+            except (Busy, NoAnswer, Refused) as error:
+                return f"{config.url}: its jobs can't be listed: {error}"
         if config.server == "auto":
             self._nip = isinstance(described.get("nip"), dict)
         return await self._version_problem() if self._nip else None

@@ -1,5 +1,6 @@
 """The job ledger: the one place that submits fine-tune jobs, each exactly once.
 
+open_ledger        the ledger of a run over the back-end at an address
 Ledger.ensure_job  submit a job, or find the one that was submitted before, whatever was killed
 Ledger.poll        follow a job to its end
 Ledger.give_up     cancel a job whose deadline has passed
@@ -20,6 +21,8 @@ import asyncio
 import hashlib
 import logging
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +40,9 @@ from nip_core.jobs.job import (
     Payload,
     Refused,
 )
+from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
 from nip_core.jobs.waiting import FIRST_PAUSE_S, LONGEST_PAUSE_S, Pauses, Waiting
+from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_lm_server.client import MIN_EXAMPLES
@@ -63,6 +68,23 @@ class _Look:
     asked_s: float | None = None  # how long to wait before the next look, as the back-end says
     trouble: str = ""  # why nothing was seen
     ends_as: Outcome | None = None  # how the job ends if every look is like this for `settle_s`
+
+
+@asynccontextmanager
+async def open_ledger(
+    run: RunStore,
+    at: Endpoint,
+    *,
+    extensions: bool,
+    settle_s: float,
+    lease: Lease | None = None,
+) -> "AsyncIterator[tuple[Ledger, OpenAIBackend]]":
+    """The run's ledger over the back-end at an address, with that; closed at the end.
+
+    `extensions`: see `OpenAIBackend`; `settle_s` and `lease`: see `Ledger`.
+    """
+    async with open_backend(at, extensions=extensions) as backend:
+        yield Ledger(run, backend, settle_s=settle_s, lease=lease), backend
 
 
 class Ledger:
@@ -112,6 +134,7 @@ class Ledger:
         of the submission can't be learned; RunConflictError if another job is recorded for the
         same attempt; LeaseError if another runner has the run.
         """
+        # 1. Begin with what is on record; write the intent where nothing of this job is.
         document = self._document(spec.iteration, spec.group)
         record = document.load()
         if record is None or record.key != spec.key:
@@ -122,14 +145,17 @@ class Ledger:
             )
         if record.state != "intent":
             return record
+        # 2. Too few examples make no job, and no back-end is asked.
         if spec.examples < MIN_EXAMPLES:
             reason = f"{spec.examples} examples, {MIN_EXAMPLES} needed"
             return document.end(record, "skipped", reason, f"skipped: {reason}")
+        # 3. A create was sent and its answer is not on record: adopt the job that it made.
         if record.creates_open:
             document.tell(record, "a submission was cut short; looking for its job")
             found = await self._find_job(spec.key)
             if found is not None:
                 return self._submitted(document, record, found, adopted=True)
+        # 4. Upload the files, unless they are there; then create, once.
         try:
             if record.file_id is None:
                 file_id = await self._ensure_file(dataset)
@@ -140,6 +166,7 @@ class Ledger:
                     record, "validation file is there", validation_file_id=file_id
                 )
             return await self._submit(document, record, spec)
+        # 5. A refusal is an outcome: no job came of it, so it may be tried again as it is.
         except Refused as error:
             message = (
                 f"{self._backend.address}: refused the job of group {spec.group}, iteration "
@@ -173,12 +200,14 @@ class Ledger:
         and ParkedError when the job goes on for `park_after_s` from now; the record stays as it
         is, and polling again goes on.
         """
+        # 1. Begin with what is on record, which another process may have written meanwhile.
         document = self._document(record.iteration, record.group)
         record = document.load() or record
         if record.state == "terminal":
             return record
         if record.id is None or record.submitted_at is None:
             raise JobError(f"{document.path}: not submitted yet; call ensure_job first")
+        # 2. Set the ends of waiting on the monotonic clock.
         # The time of day may jump while this process waits, but not before it starts waiting.
         since_s = record.submitted_at if counted_from_s is None else counted_from_s
         elapsed_s = max(0.0, self._clock.now() - since_s)
@@ -188,12 +217,14 @@ class Ledger:
         pauses = Pauses(interval_s, max(interval_s, min(10 * interval_s, LONGEST_PAUSE_S)))
         lost_since_s: float | None = None
         while True:
+            # 3. Look; an end that is seen is on record.
             look = await self._look(document, record, pauses.longest_s)
             if look.record.state == "terminal":
                 return look.record
             if look.record.status != record.status:
                 pauses.reset()
             record, now_s = look.record, self._clock.monotonic()
+            # 4. A job that stays lost for as long as lists may lag has ended.
             if look.ends_as is not None:
                 lost_since_s = now_s if lost_since_s is None else lost_since_s
                 if now_s - lost_since_s >= self._waiting.settle_s:
@@ -201,6 +232,7 @@ class Ledger:
                     return document.end(record, look.ends_as, look.trouble, event)
             elif not look.trouble:
                 lost_since_s = None
+            # 5. Stop at the deadline, or park; else wait and look again.
             job = f"job {record.id} (group {record.group}, iteration {record.iteration})"
             if now_s >= end_s:
                 failed = f", last look failed: {look.trouble}" if look.trouble else ""
@@ -364,14 +396,17 @@ class Ledger:
             )
 
         for _ in range(_SENDS):
+            # 1. Say that a create is open before it is sent: a crash then leaves a trace.
             record = document.save(
                 record, None, creates_open=record.creates_open + 1, sent_at=self._clock.now()
             )
+            # 2. Send it. Only "busy" is sent again at once: nothing happened then.
             try:
                 view = await self._waiting.until_answered(create, repeat_unknown=False)
                 return self._submitted(document, record, view, adopted=False)
             except NoAnswer as error:
                 trouble = str(error)
+            # 3. No answer: adopt the job if it is listed; only its sure absence allows another.
             document.tell(record, f"outcome of the submission unknown: {trouble}")
             found = await self._find_job(spec.key)
             if found is not None:

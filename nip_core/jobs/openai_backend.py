@@ -1,23 +1,19 @@
 """The OpenAI fine-tuning API, spoken to OpenAI and to our own lm_server alike.
 
 OpenAIBackend  files, jobs and models through the `openai` client; implements `job.Backend`
+open_backend   one at an address, closed after use
 
 Nothing here retries or waits: the ledger decides that, from the three kinds of errors into which
 every failure is sorted. Settings that the OpenAI API has no words for go into the body as
 ``nip``, and only to servers that are said to understand it. The key is never logged, and it is
-taken out of whatever words of the server end in errors or records.
+taken out of whatever words of the server end in errors or records. The client costs most of a
+second to import, and playing does not need it: it is imported when a back-end is made.
 """
 
 import io
-from collections.abc import Awaitable, Mapping
-from typing import Any, TypeVar
-
-from openai import (
-    APIConnectionError,
-    APIStatusError,
-    AsyncOpenAI,
-    OpenAIError,
-)
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nip_core.jobs.job import (
     KEY_METADATA,
@@ -29,6 +25,10 @@ from nip_core.jobs.job import (
     Refused,
 )
 from nip_core.redaction import redact, redact_all
+from nip_core.rollouts.chat_client import Endpoint
+
+if TYPE_CHECKING:
+    from openai import APIStatusError, AsyncOpenAI
 
 _T = TypeVar("_T")
 _PAGE = 100
@@ -46,12 +46,14 @@ class OpenAIBackend:
         *,
         extensions: bool = False,
         timeout_s: float = 120.0,
-        client: AsyncOpenAI | None = None,
+        client: "AsyncOpenAI | None" = None,
     ) -> None:
         """`extensions`: the server understands ``nip`` in the body of a job. OpenAI does not.
 
         `client` replaces the one made from the other arguments; it must not retry.
         """
+        from openai import AsyncOpenAI
+
         self._client = client or AsyncOpenAI(
             base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s
         )
@@ -146,6 +148,10 @@ class OpenAIBackend:
 
         return await self._call(find())
 
+    async def check_jobs(self) -> None:
+        """Ask for one job of any key: whether this one may list them at all."""
+        await self._call(self._client.fine_tuning.jobs.list(limit=1))
+
     async def retrieve_job(self, job_id: str) -> JobView:
         return self._view(await self._call(self._client.fine_tuning.jobs.retrieve(job_id)))
 
@@ -174,6 +180,8 @@ class OpenAIBackend:
     async def _call(self, call: Awaitable[_T]) -> _T:
         # Raised outside the handlers: the client's errors hold the server's answer as it came, and
         # must not be printed as the cause.
+        from openai import APIConnectionError, APIStatusError, OpenAIError
+
         failure: Refused | Busy | NoAnswer
         try:
             return await call
@@ -187,7 +195,7 @@ class OpenAIBackend:
             failure = NoAnswer(redact(f"{self._address}: unusable answer ({error!r})", self._key))
         raise failure
 
-    def _sorted(self, error: APIStatusError) -> Refused | Busy | NoAnswer:
+    def _sorted(self, error: "APIStatusError") -> Refused | Busy | NoAnswer:
         status = error.status_code
         message = f"{self._address}: HTTP {status}: {self._message(error)}"
         retry_after_s = _retry_after_s(error.response.headers)
@@ -197,7 +205,7 @@ class OpenAIBackend:
             return NoAnswer(message, retry_after_s)
         return Refused(message, status)
 
-    def _message(self, error: APIStatusError) -> str:
+    def _message(self, error: "APIStatusError") -> str:
         body = error.body
         said = body.get("message") if isinstance(body, Mapping) else None
         if not isinstance(said, str):
@@ -231,6 +239,18 @@ class OpenAIBackend:
         except (AttributeError, TypeError, ValueError) as failure:
             reason = redact(f"unusable answer: not a job ({failure!r})", self._key)
         raise NoAnswer(reason)
+
+
+@asynccontextmanager
+async def open_backend(
+    at: Endpoint, *, extensions: bool, timeout_s: float = 120.0
+) -> AsyncIterator[OpenAIBackend]:
+    """The back-end at an address, whose connections are closed at the end."""
+    backend = OpenAIBackend(at.base_url, at.api_key, extensions=extensions, timeout_s=timeout_s)
+    try:
+        yield backend
+    finally:
+        await backend.aclose()
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:

@@ -1,12 +1,11 @@
 """Asking back-ends to stop the jobs of a run that is not to go on."""
 
 from collections.abc import Callable, Collection
-from contextlib import aclosing
 
 from nip_core.errors import JobError, RunConflictError
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import Backend, Busy, JobRecord, NoAnswer, Refused
-from nip_core.jobs.ledger import ENDED, Ledger
+from nip_core.jobs.ledger import ENDED, open_ledger
 from nip_core.parameters import HyperParameters
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.run import RunStore
@@ -43,9 +42,6 @@ async def cancel_jobs(
     next one who polls it. Raises JobError, when all were asked, if a back-end refused (unless the
     job has ended), or did not answer for long; or if it is not known whether there is a job.
     """
-    # Imported here: the client costs most of a second.
-    from nip_core.jobs.openai_backend import OpenAIBackend
-
     cancelled, troubles = [], []
     for record in open_jobs(run, among):
         at = control(record.group)
@@ -54,9 +50,11 @@ async def cancel_jobs(
         if record.id is None or at is None:
             continue
         hosted = speaks_nip(parameters.group_parameters(record.group))
-        async with aclosing(OpenAIBackend(at.base_url, at.api_key, extensions=hosted)) as backend:
+        settle_s = parameters.fine_tuning.settle_s
+        opened = open_ledger(run, at, extensions=hosted, settle_s=settle_s)
+        async with opened as (ledger, backend):
             try:
-                await Ledger(run, backend, settle_s=parameters.fine_tuning.settle_s).cancel(record)
+                await ledger.cancel(record)
             except JobError as error:
                 if not await _has_ended(backend, record.id):
                     troubles.append(str(error))

@@ -12,8 +12,8 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Awaitable, Mapping
-from contextlib import aclosing
-from dataclasses import replace
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,15 +22,16 @@ from nip_core.errors import CorruptionError, DeadlineError, ParkedError, ServerE
 from nip_core.hashing import derive_seed, digest
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import Busy, JobRecord, JobSpec, NoAnswer, Refused
-from nip_core.jobs.ledger import Ledger
+from nip_core.jobs.ledger import Ledger, open_ledger
+from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
 from nip_core.parameters import HyperParameters
-from nip_core.rollouts.chat_client import Endpoint
+from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.model_call import limit_name
 from nip_core.run_store.manifest import read_manifest
 from nip_core.stages import gate
 from nip_core.stages.job_endings import next_step, stopped
 from nip_core.stages.models import ServedModel, candidates, models_for, write_models
-from nip_core.stages.providers import is_deterministic, speaks_nip
+from nip_core.stages.providers import Endpoints, is_deterministic, speaks_nip
 from nip_core.stages.rerun import next_attempt
 from nip_core.stages.session import Session
 from nip_core.stages.training_data import describe, held_out, write_payloads
@@ -71,8 +72,7 @@ async def submit(session: Session, iteration: int, group: str) -> dict[str, Any]
                 Path(folder),
                 f"dataset of group {group}, iteration {iteration}",
             )
-            async with aclosing(_backend(session, group)) as backend:
-                ledger = _ledger(session, group, backend)
+            async with _ledger(session, group) as (ledger, _):
                 return await ledger.ensure_job(spec, training, validation, note=note)
 
     return _reference(await session.with_server(create))
@@ -89,8 +89,7 @@ async def wait(session: Session, iteration: int, group: str) -> dict[str, Any]:
     settings = session.parameters.fine_tuning
 
     async def poll() -> JobRecord:
-        async with aclosing(_backend(session, group)) as backend:
-            ledger = _ledger(session, group, backend)
+        async with _ledger(session, group) as (ledger, _):
             try:
                 return await ledger.poll(
                     record,
@@ -127,7 +126,7 @@ async def prove_new(session: Session, iteration: int) -> dict[str, ServedModel]:
     trained = candidates(session, iteration)
 
     async def prove_all() -> list[ServedModel]:
-        return await together(prove(session, group, model) for group, model in trained.items())
+        return await together(_prove(session, group, model) for group, model in trained.items())
 
     return dict(zip(trained, await session.with_server(prove_all), strict=True))
 
@@ -175,33 +174,43 @@ async def prove_serving(session: Session, iteration: int) -> None:
     }
 
     async def prove_all() -> list[ServedModel]:
-        return await together(prove(session, group, model) for group, model in trained.items())
+        return await together(_prove(session, group, model) for group, model in trained.items())
 
     if trained:
         session.progress.start_stage(f"iteration {iteration}: proving the models that play", 0)
         await session.with_server(prove_all)
 
 
-async def prove(session: Session, group: str, model: ServedModel) -> ServedModel:
+async def _prove(session: Session, group: str, model: ServedModel) -> ServedModel:
+    at = Endpoints(session.endpoint(group), session.control_endpoint(group))
+    return await prove(session.parameters, group, at, session.client, model)
+
+
+async def prove(
+    parameters: HyperParameters,
+    group: str,
+    at: Endpoints,
+    client: ChatClient,
+    model: ServedModel,
+) -> ServedModel:
     """The model with the proof that it answers with the weights that it should.
 
     Raises StageError if it does not, or is not there; ServerError if nobody answers.
     """
-    control = session.control_endpoint(group)
-    parameters = session.parameters.group_parameters(group)
-    where, hosted = control.base_url, speaks_nip(parameters)
+    agent, control = parameters.group_parameters(group), at.control
+    where, hosted = control.base_url, speaks_nip(agent)
 
     async def ask() -> None:
         message = {"role": "user", "content": "-"}
-        body = {"model": model.model, "messages": [message], limit_name(parameters): 1}
-        await session.client.complete(session.endpoint(group), body)
+        body = {"model": model.model, "messages": [message], limit_name(agent): 1}
+        await client.complete(at.play, body)
 
-    async with aclosing(_backend(session, group)) as backend:
+    async with open_backend(control, extensions=hosted) as backend:
         described = await _answer_of(backend.model(model.model), control, model.model)
         extension = described.get("nip") or {}
         if extension.get("kind") == "base" and not extension.get("served"):
             # Another base model has taken its place meanwhile.
-            from nip_core.agents.language_model_client import LanguageModelClient  # as `_backend`
+            from nip_core.agents.language_model_client import LanguageModelClient
 
             await LanguageModelClient(control).move_engine(model.model, "start")
             described = await _answer_of(backend.model(model.model), control, model.model)
@@ -251,36 +260,76 @@ def job_spec(
     `dataset` is what its manifest says of it, `out` the questions that are not trained on.
     """
     parameters = session.parameters
-    agent = parameters.group_parameters(group)
     current = models_for(session, iteration)[group]
-    method = dataset.get("method", "supervised")
-    validation_examples = dataset.get("validation_examples", 0)
-    from_base = agent.fine_tune_from_scratch or current.trained_in is None
-    parent = current.base_model if from_base else current.model
-    hyper_parameters, extensions = training_settings(
-        parameters,
-        group,
-        from_base=from_base,
+    from_base = parameters.group_parameters(group).fine_tune_from_scratch or not current.trained_in
+    parent = Parent(
+        model=current.base_model if from_base else current.model,
+        digest=None if from_base else current.digest,
+        is_base=from_base,
         # What was stacked too high was merged into a base model, and goes on as one.
         can_stack=current.kind != "base",
-        method=method,
+    )
+    validation_examples = dataset.get("validation_examples", 0)
+    return group_job(
+        parameters,
+        session.run.name,
+        iteration,
+        group,
+        parent,
+        method=dataset.get("method", "supervised"),
+        dataset_digest=dataset["digest"],
+        examples=dataset["examples"] - validation_examples,
+        attempt=_attempt(session, iteration, group),
+        validation_examples=validation_examples,
+        validation_digest=digest(sorted(out)) if out else None,
+    )
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The model that a job starts from."""
+
+    model: str  # as its server names it
+    digest: str | None  # of its weights, where the server has said it
+    is_base: bool
+    can_stack: bool  # another adapter can be trained over it
+
+
+def group_job(
+    parameters: HyperParameters,
+    run: str,
+    iteration: int,
+    group: str,
+    parent: Parent,
+    *,
+    method: str,
+    dataset_digest: str,
+    examples: int,
+    attempt: int,
+    suffix: str | None = None,
+    validation_examples: int = 0,
+    validation_digest: str | None = None,
+) -> JobSpec:
+    """The job of a group on this data, trained as the settings say, in the loop or by hand."""
+    hyper_parameters, extensions = training_settings(
+        parameters, group, from_base=parent.is_base, can_stack=parent.can_stack, method=method
     )
     return JobSpec(
-        run=session.run.name,
+        run=run,
         iteration=iteration,
         group=group,
-        dataset_digest=dataset["digest"],
-        parent_model=parent,
-        parent_model_digest=(None if from_base else current.digest) or digest(parent),
+        dataset_digest=dataset_digest,
+        parent_model=parent.model,
+        parent_model_digest=parent.digest or digest(parent.model),
         seed=derive_seed("job", parameters.seed, iteration, group),
-        examples=dataset["examples"] - validation_examples,
+        examples=examples,
         method=method,
         hyper_parameters=hyper_parameters,
         extensions=extensions,
-        attempt=_attempt(session, iteration, group),
-        suffix=f"{session.run.name}-{iteration:04d}-{group}",
+        attempt=attempt,
+        suffix=suffix or f"{run}-{iteration:04d}-{group}",
         validation_examples=validation_examples,
-        validation_digest=digest(sorted(out)) if out else None,
+        validation_digest=validation_digest,
         integrations=integrations(parameters, group),
     )
 
@@ -381,16 +430,16 @@ def _reference(record: JobRecord) -> dict[str, Any]:
     }
 
 
-def _backend(session: Session, group: str) -> Any:
-    # Imported here: the client costs most of a second, and playing does not need it.
-    from nip_core.jobs.openai_backend import OpenAIBackend
-
-    control = session.control_endpoint(group)
-    hosted = speaks_nip(session.parameters.group_parameters(group))
-    return OpenAIBackend(control.base_url, control.api_key, extensions=hosted)
-
-
-def _ledger(session: Session, group: str, backend: Any) -> Ledger:
+def _ledger(
+    session: Session, group: str
+) -> AbstractAsyncContextManager[tuple[Ledger, OpenAIBackend]]:
+    agent = session.parameters.group_parameters(group)
     # The run's own server enforces the key itself and its list never lags.
     settle_s = session.parameters.fine_tuning.settle_s if group in session.endpoints else 0.0
-    return Ledger(session.run, backend, settle_s=settle_s, lease=session.lease)
+    return open_ledger(
+        session.run,
+        session.control_endpoint(group),
+        extensions=speaks_nip(agent),
+        settle_s=settle_s,
+        lease=session.lease,
+    )

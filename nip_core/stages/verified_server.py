@@ -6,12 +6,12 @@ check_remote       over the API: jobs and models at the servers that the setting
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import aclosing
 from typing import Any
 
 from nip_core.errors import NipError, SettingsError
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import Busy, JobRecord, NoAnswer, Refused
+from nip_core.jobs.openai_backend import open_backend
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.stored import from_stored
 from nip_core.stages.kept_models import ADAPTERS
@@ -175,14 +175,8 @@ async def check_remote(check: Check, parameters: HyperParameters) -> None:
         jobs = [(path, job) for path, job in _jobs_on_record(check) if job.group == group]
         if endpoints is None or not any(job.id for _, job in jobs):
             continue
-        # Imported here: the client costs most of a second.
-        from nip_core.jobs.openai_backend import OpenAIBackend
-
         hosted = speaks_nip(parameters.group_parameters(group))
-        control = endpoints.control
-        async with aclosing(
-            OpenAIBackend(control.base_url, control.api_key, extensions=hosted, timeout_s=20)
-        ) as backend:
+        async with open_backend(endpoints.control, extensions=hosted, timeout_s=20) as backend:
             try:
                 for path, job in jobs:
                     await _ask(check, backend, path, job)
