@@ -15,8 +15,7 @@ from pathlib import Path
 from aiohttp import web
 
 from nip_lm_server.api import (
-    routes_chat,
-    routes_completions,
+    generation,
     routes_engines,
     routes_files,
     routes_jobs,
@@ -125,7 +124,7 @@ def make_app(services: Services) -> web.Application:
     app.on_response_prepare.append(add_request_id)
     add = app.router.add_route
     routes: list[tuple[str, str, Handler]] = [
-        ("POST", "/tokenize", routes_chat.tokenize),
+        ("POST", "/tokenize", generation.tokenize),
         ("POST", "/v1/files", routes_files.create_file),
         ("GET", "/v1/files", routes_files.list_files),
         ("GET", "/v1/files/{id}", routes_files.retrieve_file),
@@ -149,12 +148,11 @@ def make_app(services: Services) -> web.Application:
         ("GET", "/nip/engines/{base:.+}", routes_engines.retrieve_engine),
         ("POST", "/nip/engines/{base:.+}/{action}", routes_engines.act),
     ]
-    generation: list[tuple[str, Handler]] = [
-        ("/v1/chat/completions", routes_chat.create_chat_completion),
-        ("/v1/completions", routes_completions.create_completion),
-    ]
-    for path, handler in generation:
-        add("POST", path, guarded(_with_faults(handler), abandonable=True))
+    for path, answer in (
+        ("/v1/chat/completions", generation.create_chat_completion),
+        ("/v1/completions", generation.create_completion),
+    ):
+        add("POST", path, guarded(_with_faults(answer), abandonable=True))
     for method, path, handler in routes:
         add(method, path, guarded(handler))
         if method == "GET":
