@@ -14,11 +14,15 @@ TEST_JOBS ?= 3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install quickstart test coverage check format bench test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu clean
+.PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu clean
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
 	@echo "make test           install, run the tests"
+	@echo "make test-long      what takes longer: make test-server, test-factory and test-kills"
+	@echo "make test-server    train and generate with real models on lm_server"
+	@echo "make test-factory   build the bundled problems again, measure the tiny model"
+	@echo "make test-kills     kill a run 20 times, evenly over all that it does"
 	@echo "make coverage       the tests again, measuring what of nip_core they run (at least 85 %)"
 	@echo "make check          formatting, lint, types, import contracts"
 	@echo "make test-engines   build an environment with vLLM (CPU) and run the tests on it"
@@ -45,11 +49,28 @@ $(INSTALLED): pyproject.toml constraints.txt
 quickstart: install
 	$(BIN)/nip train deployments/configs/quickstart.yaml
 
+PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
+
 test: install
-	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+# What is too long for `make test`; .ci/run runs all of it.
+test-long: test-server test-factory test-kills
+
+# Trainings, the embedded engine, servers and engines as processes.
+test-server: install
+	$(PYTEST) tests/lm_server/long
+
+# The bundled problems and the tiny model, built again.
+test-factory: install
+	$(PYTEST) tests/factory
+
+# 20 kills, evenly over all that a run does; `make test` has one of each kind.
+test-kills: install
+	NIP_KILL_POINTS=20 $(BIN)/python -m pytest tests/durability/test_kill_matrix.py
 
 coverage: install
-	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered
+	$(PYTEST) --cov --cov-report=term:skip-covered
 
 check: install
 	$(BIN)/ruff format --check .

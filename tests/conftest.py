@@ -36,9 +36,13 @@ os.environ["SSL_CERT_FILE"] = _certificate.name
 settings.register_profile("nip", deadline=None)
 settings.load_profile("nip")
 
-TIERS = ("engines", "art", "nat", "clients", "gpu", "cluster")
-"""Folders that run on their own (`make test-engines`, ...), as they need more than `make install`."""
-
+TIERS = (
+    # They need more than `make install`.
+    *("engines", "art", "nat", "clients", "gpu", "cluster"),
+    # They take long: what ships is built again, the server trains and generates with real models.
+    *("factory", "lm_server/long"),
+)
+"""Folders that run on their own: `make test-engines`, ..."""
 
 SLOW_FILES = (
     *("test_kill_matrix.py", "test_tiny.py", "test_problems.py", "test_base_run.py"),
@@ -57,7 +61,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave a tier out, unless it was asked for by its path."""
-    folder = collection_path.name
-    if collection_path.parent != Path(__file__).parent or folder not in TIERS:
+    here = Path(__file__).parent
+    if collection_path not in [here / tier for tier in TIERS]:
         return None
-    return None if any(folder in Path(argument).parts for argument in config.args) else True
+    asked = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
+    return None if any(path.is_relative_to(collection_path) for path in asked) else True

@@ -12,7 +12,7 @@ from nip_core.models import BUNDLED
 from nip_lm_server import launch as owner
 from nip_lm_server.spec import EngineSpec, ServerSpec
 
-sys.path.append(str(Path(__file__).parents[1] / "lm_server"))
+sys.path.append(str(Path(__file__).parents[1] / "helpers"))
 from tiny_model import TOOL_TEMPLATE
 
 REPLIES = """\

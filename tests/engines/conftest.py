@@ -6,14 +6,12 @@ Nothing here skips: without vLLM these tests fail. `scripts/build_vllm_cpu.sh` b
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests" / "lm_server"))
 
 VLLM = os.environ.get("NIP_VLLM") or str(ROOT / ".vllm" / "bin" / "vllm")
 FAST_START = {"enforce_eager": True, "max_num_seqs": 64, "executable": VLLM}

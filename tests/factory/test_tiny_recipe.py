@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from factory.tiny.build import (
     Conversations,
     Recipe,
     encoder,
-    fingerprint,
     load,
     make_model,
     make_tokenizer,
@@ -26,7 +23,7 @@ from factory.tiny.card import card
 from factory.tiny.cases import TrainingCases, split_cases
 from factory.tiny.conversations import LAST_TURN, Case, own, says, system
 from factory.tiny.evaluation import measure_game, measure_prover, measure_single_decision
-from nip_core.models import BUNDLED, resolve_model
+from nip_core.models import BUNDLED
 
 TINY = BUNDLED["tiny"]
 
@@ -65,32 +62,6 @@ def cases() -> list[Case]:
     chosen = split_cases("test")
     random.Random(3).shuffle(chosen)
     return chosen[:60]
-
-
-def test_a_bundled_name_is_a_directory_and_any_other_name_is_left_alone() -> None:
-    assert resolve_model("tiny") == str(TINY)
-    assert (Path(resolve_model("tiny")) / "config.json").is_file()
-    assert resolve_model("some/model") == "some/model"
-    assert resolve_model("./tiny") == "./tiny"
-
-
-def test_resolving_a_name_loads_no_torch() -> None:
-    code = "import sys, nip_core.models; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
-
-
-def test_the_files_are_small_and_safetensors_only() -> None:
-    names = [path for path in TINY.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in names) <= 10 * 1024 * 1024
-    assert {path.suffix for path in names} == {".json", ".jinja", ".md", ".safetensors"}
-
-
-def test_the_model_was_made_for_these_problems_and_templates() -> None:
-    for name in ("training.json", "evaluation.json"):
-        assert json.loads((TINY / name).read_text())["made_for"] == fingerprint(), (
-            "the problem set or a short template changed after the model was trained: "
-            "build the model again"
-        )
 
 
 def test_the_card_says_what_was_recorded() -> None:

@@ -18,7 +18,6 @@ os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
 
 import torch
 
-sys.path.append(str(Path(__file__).parents[1] / "lm_server"))
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from tiny_model import make_adapter, make_model
 from training_jobs import (

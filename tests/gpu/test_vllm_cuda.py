@@ -9,18 +9,15 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from tiny_model import make_adapter, make_tokenizer
 
 from nip_lm_server.engines.base import GenerationRequest
 from nip_lm_server.engines.probe import probe_tokens
 from nip_lm_server.engines.vllm import VllmEngine
-
-sys.path.append(str(Path(__file__).parents[1] / "lm_server"))
-from tiny_model import make_adapter, make_tokenizer
 
 pytestmark = [
     pytest.mark.gpu,

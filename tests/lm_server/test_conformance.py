@@ -6,7 +6,6 @@ The description is reference data beside the repository. What ours has beyond it
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,10 @@ import yaml
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 from served_here import serve
+from tiny_model import make_model
 
 from nip_lm_server import formats
 from nip_lm_server.spec import ServerSpec
-
-sys.path.append(str(Path(__file__).parent))
-from tiny_model import make_model
 
 DESCRIPTION = Path(__file__).parents[3] / "shared" / "data" / "openai-fine-tuning.openapi.yaml"
 NOT_OFFERED = {"listChatCompletions"}  # of stored answers: `store: true` is refused

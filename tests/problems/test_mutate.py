@@ -1,16 +1,9 @@
 """What mutants and rewrites promise: one change each, in a fixed order, in one style."""
 
-import ast
-import os
-import subprocess
-import sys
-
 import pytest
 
-from factory.problems.sources import SOURCES
-from nip_core.problems.mutate import KINDS, mutants, normalise
-from nip_core.problems.rewrite import REWRITES, apply, rewrites
-from nip_core.problems.sandbox import Suite, run_tests_batch
+from nip_core.problems.mutate import mutants, normalise
+from nip_core.problems.rewrite import apply
 
 
 def changes(source, kind):
@@ -79,55 +72,10 @@ def test_break_and_continue_are_exchanged_or_dropped():
     assert {text.split()[-1] for text in found} == {"pass", "continue"}
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.slug)
-def test_every_mutant_is_other_code_in_the_same_style(source):
-    original = normalise(source.solutions[0])
-    found = mutants(original)
-    texts = [mutant.source for mutant in found]
-    assert len(set(texts)) == len(texts) >= 8
-    assert original not in texts
-    for mutant in found:
-        assert mutant.kind in KINDS
-        assert normalise(mutant.source) == mutant.source
-        assert 1 <= mutant.line <= original.count("\n")
-        assert " -> " in mutant.description
-
-
 def test_comments_and_formatting_do_not_count():
     plain = "def f(a):\n    return a + 1\n"
     assert normalise("def f( a ) :\n    # why\n    return (a+1)") == plain
     assert mutants("def f( a ):\n\n    return (a+1)  # why") == mutants(plain)
-
-
-def test_a_number_of_mutants_are_some_of_all():
-    source = SOURCES[0].solutions[0]
-    everything = {m.source for m in mutants(source)}
-    some = mutants(source, at_most=7)
-    assert len(some) == 7
-    assert {m.source for m in some} < everything
-    assert some[:3] == mutants(source, at_most=3)
-    assert len(mutants(source, at_most=10**6)) == len(everything)
-
-
-def test_every_process_makes_the_same_mutants_and_rewrites():
-    script = """
-from nip_core.problems.mutate import mutants
-from factory.problems.sources import SOURCES
-from nip_core.problems.rewrite import rewrites
-text = SOURCES[5].solutions[0]
-print([m.source for m in mutants(text, at_most=20)], [r.source for r in rewrites(text)])
-"""
-    said = {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(said) == 1
 
 
 def test_what_is_not_python_is_refused():
@@ -172,21 +120,3 @@ def test_each_rewrite_writes_it_differently(kind, before, after):
 def test_a_loop_with_continue_stays_a_for_loop():
     source = body("for i in range(b):\n    if i:\n        continue\n    a += i\nreturn a") + "\n"
     assert apply(source, "while_loop") == source
-
-
-def test_almost_every_rewrite_of_every_problem_keeps_what_the_code_does():
-    found = [(s, r) for s in SOURCES for r in rewrites(s.solutions[0]) if len(r.kinds) == 1]
-    suites = [Suite(r.source, s.tests) for s, r in found]
-    reports = run_tests_batch(suites, max_steps=20_000, workers=2, allow_without_namespaces=True)
-    wrong = [(s.slug, r.kinds) for (s, r), report in zip(found, reports) if not report.all_passed]
-    # A loop over a list that grows meanwhile can't become a loop over its first length.
-    assert len(wrong) <= len(found) / 100, wrong
-    assert len({r.kinds[0] for _, r in found}) >= len(REWRITES) - 2
-
-
-def test_rewrites_keep_the_names_that_the_question_gives():
-    for source in SOURCES:
-        before = ast.parse(source.solutions[0]).body[-1]
-        for rewrite in rewrites(source.solutions[0]):
-            after = ast.parse(rewrite.source).body[-1]
-            assert (after.name, ast.dump(after.args)) == (before.name, ast.dump(before.args))

@@ -5,7 +5,6 @@ trained as an lm_server trains.
 """
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,8 @@ pytest.importorskip("trl")
 from playing import MemoryLog, make_table, problems
 from scripted_server import scripted_server
 from served_here import KEY, serve
+from tiny_model import peft_logprobs
+from training_jobs import make_job, progress, run_here
 
 from nip_core.errors import StageError
 from nip_core.game.render import Game
@@ -36,10 +37,6 @@ from nip_lm_server.spec import ServerSpec
 from nip_lm_server.training import loading
 from nip_lm_server.training.episodes import read_episodes
 from nip_lm_server.training.job import read_job
-
-sys.path.append(str(Path(__file__).parents[1] / "lm_server"))
-from tiny_model import peft_logprobs
-from training_jobs import make_job, progress, run_here
 
 TINY = resolve_model("tiny")
 pytestmark = pytest.mark.asyncio(loop_scope="module")

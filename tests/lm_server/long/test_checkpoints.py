@@ -4,7 +4,6 @@ import json
 import resource
 import shutil
 import signal
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,11 +12,6 @@ import pytest
 pytest.importorskip("trl")
 
 import torch
-
-from nip_lm_server.training import checkpoints
-from nip_lm_server.training.main import STOPPED, main
-
-sys.path.append(str(Path(__file__).parent))
 from tiny_model import make_model
 from training_jobs import (
     DEADLINE_S,
@@ -31,6 +25,9 @@ from training_jobs import (
     wait_for,
     weights,
 )
+
+from nip_lm_server.training import checkpoints
+from nip_lm_server.training.main import STOPPED, main
 
 # Dropout makes the random generators matter; 5 epochs of 4 steps.
 SETTINGS = {"n_epochs": 5, "lora_dropout": 0.25, "checkpoint_steps": 1}

@@ -1,22 +1,18 @@
 """Adapters over adapters, whole models, and that what is saved is what was trained."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("trl")
 
 import torch
+from tiny_model import make_adapter, make_model, peft_logprobs
+from training_jobs import make_job, progress, result, run_here
 
 from nip_lm_server.engines.lora import read_lora
 from nip_lm_server.training import loading, output
 from nip_lm_server.training.job import read_job
-
-sys.path.append(str(Path(__file__).parent))
-from tiny_model import make_adapter, make_model, peft_logprobs
-from training_jobs import make_job, progress, result, run_here
 
 PARENT = {"rank": 3, "lora_alpha": 12, "target_modules": ["q_proj", "v_proj"]}
 FULL = {"use_lora": False, "result": "base", "lora_rank": None, "lora_alpha": None}

@@ -13,6 +13,8 @@ import pytest_asyncio
 pytest.importorskip("torch")
 pytest.importorskip("peft")
 
+from tiny_model import make_adapter, make_model
+
 from nip_lm_server.engines import embedded
 from nip_lm_server.engines.base import (
     EngineError,
@@ -20,9 +22,6 @@ from nip_lm_server.engines.base import (
     GenerationRequest,
 )
 from nip_lm_server.engines.embedded import EmbeddedEngine
-
-sys.path.append(str(Path(__file__).parent))
-from tiny_model import make_adapter, make_model
 
 DEADLINE_S = 20.0
 

@@ -1,21 +1,18 @@
 """Prompts are refused by their length before they are encoded; long ones are encoded aside."""
 
 import asyncio
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("transformers")
 
+from tiny_model import make_tokenizer
+
 from nip_lm_server.engines.base import COUNTED_CONTEXTS, EngineRequestError
 from nip_lm_server.engines.prompt_tokens import HUGE_TEXT, LONG_TEXT, PromptEncoder
 from nip_lm_server.formats import chat_template
-
-sys.path.append(str(Path(__file__).parent))
-from tiny_model import make_tokenizer
 
 CONTEXT = 200_000
 LONGEST = len("<|assistant|>")

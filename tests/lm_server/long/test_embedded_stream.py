@@ -1,8 +1,6 @@
 """Streams of the embedded engine: the same answer in pieces, in the same batch, free to leave."""
 
 import asyncio
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +11,10 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 pytest.importorskip("peft")
 
+from tiny_model import make_adapter, make_model
+
 from nip_lm_server.engines.base import Choice, EngineRequestError, GenerationRequest
 from nip_lm_server.engines.embedded import EmbeddedEngine
-
-sys.path.append(str(Path(__file__).parent))
-from tiny_model import make_adapter, make_model
 
 MODELS = ("tiny", "a")
 DEADLINE_S = 20.0

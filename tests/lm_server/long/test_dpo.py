@@ -3,20 +3,12 @@
 import json
 import math
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("trl")
 
 import torch
-
-from nip_lm_server.training import checkpoints, dpo, loading
-from nip_lm_server.training.job import TrainingError, read_job
-from nip_lm_server.training.main import main
-
-sys.path.append(str(Path(__file__).parent))
 from tiny_model import make_adapter, make_model
 from training_jobs import (
     make_job,
@@ -29,6 +21,10 @@ from training_jobs import (
     write_lines,
     write_pairs,
 )
+
+from nip_lm_server.training import checkpoints, dpo, loading
+from nip_lm_server.training.job import TrainingError, read_job
+from nip_lm_server.training.main import main
 
 LN2 = math.log(2)
 # One step over all pairs, which changes nothing: its loss is that of the start.

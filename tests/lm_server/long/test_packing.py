@@ -1,19 +1,15 @@
 """Several sequences in a row without padding: the same loss, and none sees another."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("trl")
 
+from tiny_model import make_model
+from training_jobs import make_job, messages, progress, read_events, run_here, weights, write_lines
+
 from nip_lm_server.training import job, loading, sft
 from nip_lm_server.training.job import read_job
 from nip_lm_server.training.main import main
-
-sys.path.append(str(Path(__file__).parent))
-from tiny_model import make_model
-from training_jobs import make_job, messages, progress, read_events, run_here, weights, write_lines
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ class Guarded:
             [sys.executable, "-m", "nip_lm_server.engines.vllm_guard", str(os.getpid()),
              str(self.record), *command],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
         )  # fmt: skip
         pids = [int(self.guard.stdout.readline()) for _ in range(2)]
         self.family = [psutil.Process(pid) for pid in pids]

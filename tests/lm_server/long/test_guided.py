@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -13,11 +11,10 @@ import pytest_asyncio
 
 pytest.importorskip("torch")
 
+from tiny_model import SPECIAL, TOOL_TEMPLATE, make_model
+
 from nip_lm_server.engines.base import EngineRequestError, GenerationRequest
 from nip_lm_server.engines.embedded import EmbeddedEngine
-
-sys.path.append(str(Path(__file__).parent))
-from tiny_model import SPECIAL, TOOL_TEMPLATE, make_model
 
 WORD = {"type": "string", "pattern": "^[a-z]{1,8}$"}
 VERDICT = {

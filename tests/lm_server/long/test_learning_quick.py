@@ -19,7 +19,7 @@ from nip_lm_server.engines.base import GenerationRequest, GenerationResult
 from nip_lm_server.engines.embedded import EmbeddedEngine
 from nip_lm_server.formats import chat_template, to_jsonl
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "benchmarks")]
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from server_learning import SHAPE, Case, draw_cases, episode_row, pair_row, supervised_row
 from training_jobs import make_job, run_here
 

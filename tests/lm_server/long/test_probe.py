@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +11,12 @@ import pytest_asyncio
 pytest.importorskip("torch")
 pytest.importorskip("peft")
 
+from tiny_model import make_adapter, make_model, peft_logprobs
+
 from nip_lm_server.engines import probe, proof
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.engines.embedded import EmbeddedEngine
 from nip_lm_server.engines.lora import read_lora
-
-sys.path.append(str(Path(__file__).parent))
-from tiny_model import make_adapter, make_model, peft_logprobs
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

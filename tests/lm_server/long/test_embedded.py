@@ -3,8 +3,6 @@
 import asyncio
 import json
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -12,11 +10,10 @@ import pytest_asyncio
 pytest.importorskip("torch")
 pytest.importorskip("peft")
 
+from tiny_model import TEMPLATE, make_adapter, make_model, make_tokenizer, peft_logprobs
+
 from nip_lm_server.engines.base import EngineError, EngineRequestError, GenerationRequest
 from nip_lm_server.engines.embedded import EmbeddedEngine
-
-sys.path.append(str(Path(__file__).parent))
-from tiny_model import TEMPLATE, make_adapter, make_model, make_tokenizer, peft_logprobs
 
 MODELS = ("tiny", "ft:tiny:a:1", "ft:tiny:b.x:2", "ft:tiny:c:3")
 

@@ -1,17 +1,13 @@
 """What is trained on is what is served, token for token."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("transformers")
 
+from tiny_model import TEMPLATE, make_tokenizer
+
 from nip_lm_server.formats import chat_template
 from nip_lm_server.training.encoding import IGNORED, ExampleError, encode_example
-
-sys.path.append(str(Path(__file__).parent))
-from tiny_model import TEMPLATE, make_tokenizer
 
 
 def encode(tokenizer, *turns, max_length=500):

@@ -6,20 +6,18 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("trl")
 
+from tiny_model import make_model
+from training_jobs import DEADLINE_S, make_job, messages, progress, run_here, wait_for
+
 from nip_lm_server.training import job as job_module
 from nip_lm_server.training.arguments import process_count
 from nip_lm_server.training.job import TrainingSettings, read_job
 from nip_lm_server.training.main import STOPPED, launch_command
-
-sys.path.append(str(Path(__file__).parent))
-from tiny_model import make_model
-from training_jobs import DEADLINE_S, make_job, messages, progress, run_here, wait_for
 
 SETTINGS = {"lr_scheduler": "constant", "learning_rate": 0.001, "checkpoint_steps": 5}
 

@@ -11,12 +11,6 @@ import pytest
 
 pytest.importorskip("trl")
 
-from nip_lm_server.training import loading
-from nip_lm_server.training.job import read_job
-from nip_lm_server.training.main import main
-from nip_lm_server.training.sft import encode_file
-
-sys.path.append(str(Path(__file__).parent))
 from tiny_model import make_model, peft_logprobs
 from training_jobs import (
     command,
@@ -30,6 +24,11 @@ from training_jobs import (
     weights,
     write_examples,
 )
+
+from nip_lm_server.training import loading
+from nip_lm_server.training.job import read_job
+from nip_lm_server.training.main import main
+from nip_lm_server.training.sft import encode_file
 
 
 @pytest.fixture(scope="module")

@@ -4,20 +4,11 @@ import json
 import math
 import re
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("trl")
 
-from nip_lm_server.formats import to_jsonl
-from nip_lm_server.training import loading
-from nip_lm_server.training.episodes import read_episodes, with_advantages
-from nip_lm_server.training.job import read_job
-from nip_lm_server.training.main import main
-
-sys.path.append(str(Path(__file__).parent))
 from tiny_model import TEMPLATE, make_model, make_tokenizer, peft_logprobs
 from training_jobs import (
     make_job,
@@ -30,6 +21,12 @@ from training_jobs import (
     wait_for,
     weights,
 )
+
+from nip_lm_server.formats import to_jsonl
+from nip_lm_server.training import loading
+from nip_lm_server.training.episodes import read_episodes, with_advantages
+from nip_lm_server.training.job import read_job
+from nip_lm_server.training.main import main
 
 SETTINGS = {"method": "trajectories", "learning_rate": 0.003, "n_epochs": 1}
 

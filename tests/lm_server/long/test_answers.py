@@ -1,8 +1,6 @@
 """Text told piece by piece is the text told at once, for every tokenizer and every stop string."""
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +9,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
-from nip_lm_server.engines.answers import AnswerText
-
-sys.path.append(str(Path(__file__).parent))
 from tiny_model import make_tokenizer
+
+from nip_lm_server.engines.answers import AnswerText
 
 
 def byte_level() -> Any:

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import sqlite3
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +14,11 @@ import pytest
 
 pytest.importorskip("trl")
 
+from tiny_model import make_model
+
 from nip_lm_server import formats
 from nip_lm_server import launch as owner
 from nip_lm_server.spec import ServerSpec
-
-sys.path.append(str(Path(__file__).parent))
-from tiny_model import make_model
 
 ROWS = [
     {"messages": [{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": "x"}]}
