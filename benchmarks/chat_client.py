@@ -206,17 +206,17 @@ def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for in_flight in LEVELS:
         level = []
         for name in CLIENTS:
-            mine = [r for r in rows if r["client"] == name and r["in_flight"] == in_flight]
-            if not mine:
+            measured = [r for r in rows if r["client"] == name and r["in_flight"] == in_flight]
+            if not measured:
                 continue
             level.append(
                 {
                     "client": name,
                     "in_flight": in_flight,
-                    "answers_per_s": statistics.median(r["answers_per_s"] for r in mine),
-                    "errors": statistics.median(r["errors"] for r in mine),
+                    "answers_per_s": statistics.median(r["answers_per_s"] for r in measured),
+                    "errors": statistics.median(r["errors"] for r in measured),
                     "client_cpu_ms_per_request": statistics.median(
-                        r["client_cpu_ms_per_request"] for r in mine
+                        r["client_cpu_ms_per_request"] for r in measured
                     ),
                 }
             )

@@ -257,21 +257,21 @@ def in_own_process(what: str, place: Path, case: str) -> dict[str, Any]:
 def measure(place: Path, rollouts: int) -> Iterator[dict[str, Any]]:
     """A row for each case."""
     for case in CASES:
-        found: dict[str, list[dict[str, Any]]] = {"nip": [], "pyarrow": []}
+        samples: dict[str, list[dict[str, Any]]] = {"nip": [], "pyarrow": []}
         for _ in range(REPEATS):
-            for what, measured in found.items():
+            for what, measured in samples.items():
                 measured.append(in_own_process(what, place, case))
         jsonl = in_own_process("jsonl", place, case)
         nip, pyarrow, nip_cpu, pyarrow_cpu = (
-            statistics.median(m[kind] for m in found[what])
+            statistics.median(m[kind] for m in samples[what])
             for kind in ("seconds", "cpu_seconds")
             for what in ("nip", "pyarrow")
         )
-        assert len({m["digest"] for m in found["nip"]}) == 1
+        assert len({m["digest"] for m in samples["nip"]}) == 1
         yield {
             "case": case,
             "rollouts": rollouts,
-            "examples": found["nip"][0]["examples"],
+            "examples": samples["nip"][0]["examples"],
             "dataset_mb": round((place / f"{case}.parquet").stat().st_size / 1e6, 1),
             "nip_seconds": round(nip, 2),
             "pyarrow_seconds": round(pyarrow, 2),
@@ -279,9 +279,9 @@ def measure(place: Path, rollouts: int) -> Iterator[dict[str, Any]]:
             "nip_cpu_seconds": round(nip_cpu, 2),
             "pyarrow_cpu_seconds": round(pyarrow_cpu, 2),
             "cpu_factor": round(nip_cpu / pyarrow_cpu, 2),
-            "all_seconds": {w: [round(m["seconds"], 2) for m in found[w]] for w in found},
+            "all_seconds": {w: [round(m["seconds"], 2) for m in samples[w]] for w in samples},
             "rollouts_per_second": round(rollouts / nip),
-            "peak_rss_mb": round(max(m["peak_rss_mb"] for m in found["nip"])),
+            "peak_rss_mb": round(max(m["peak_rss_mb"] for m in samples["nip"])),
             "jsonl_seconds": round(jsonl["seconds"], 2),
             "jsonl_peak_rss_mb": round(jsonl["peak_rss_mb"]),
         }

@@ -105,7 +105,7 @@ def count(shard: PlayedShard, message_bytes: int) -> dict[str, Any]:
     assert len(shard.generations) == ROUNDS * len(shard.episodes)
     texts = message_bytes * len(shard.generations)
     texts += sum(len((e["question"] + e["solution"]).encode()) for e in shard.episodes)
-    found = {
+    sizes = {
         "episodes": len(shard.episodes),
         "generations": len(shard.generations),
         "message_bytes": message_bytes,
@@ -115,10 +115,10 @@ def count(shard: PlayedShard, message_bytes: int) -> dict[str, Any]:
         "arrow_bytes": sum(t.nbytes for t in both),
     }
     for kind in ("parquet_uncompressed", "parquet", "arrow"):
-        found[f"{kind}_per_text_byte"] = round(found[f"{kind}_bytes"] / texts, 3)
-    over = found["parquet_uncompressed_bytes"] - texts
-    found["uncompressed_overhead_bytes_per_generation"] = round(over / len(shard.generations), 1)
-    return found
+        sizes[f"{kind}_per_text_byte"] = round(sizes[f"{kind}_bytes"] / texts, 3)
+    over = sizes["parquet_uncompressed_bytes"] - texts
+    sizes["uncompressed_overhead_bytes_per_generation"] = round(over / len(shard.generations), 1)
+    return sizes
 
 
 def main() -> None:

@@ -218,14 +218,14 @@ def train(
     verbose: Verbose = False,
 ) -> None:
     """Train as CONFIG says; a run that was stopped goes on where it stopped."""
-    given = list(overrides or [])
-    parameters = load_parameters(config, given)
+    settings = list(overrides or [])
+    parameters = load_parameters(config, settings)
     again = _rerun_from(rerun_from)
     if dry_run:
         show_plan(parameters, as_json)
         return
     if fork is not None:
-        parameters, given = _fork(parameters, config, given, fork)
+        parameters, settings = _fork(parameters, config, settings, fork)
 
     def look(prepared: Any) -> dict[str, Any] | None:
         from nip_core.stages.finished import finished_run
@@ -235,7 +235,7 @@ def train(
     def import_flow() -> Any:
         from nip_prefect.flows.train import train as flow
 
-        return lambda: flow(str(config), given, retry_failed_jobs=retry_failed_jobs, **again)
+        return lambda: flow(str(config), settings, retry_failed_jobs=retry_failed_jobs, **again)
 
     result = run_flow(
         parameters,
@@ -401,16 +401,16 @@ def _rerun_from(text: str | None) -> dict[str, Any]:
 
 
 def _fork(
-    parameters: HyperParameters, config: Path, given: list[str], new_name: str
+    parameters: HyperParameters, config: Path, settings: list[str], new_name: str
 ) -> tuple[HyperParameters, list[str]]:
     """Start NEW_NAME from what the run has finished, with the settings given now."""
     from nip_core.stages.fork import fork_run
 
     # The flow reads its overrides as YAML once more: quoted, the name is what was typed.
-    given = [*given, f"run_name={json.dumps(new_name)}"]
-    forked = load_parameters(config, given)
+    settings = [*settings, f"run_name={json.dumps(new_name)}"]
+    forked = load_parameters(config, settings)
     fork_run(parameters, forked)
-    return forked, given
+    return forked, settings
 
 
 if __name__ == "__main__":

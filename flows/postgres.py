@@ -63,26 +63,28 @@ def start_postgres(directory: Path, start: Callable[..., Any], deadline_s: float
 
 def _create(directory: Path, binaries: Path, as_user: dict[str, Any]) -> str:
     """Create the database's files if there are none; returns its password."""
-    kept, data = directory / "password", directory / "data"
+    password_file, data = directory / "password", directory / "data"
     directory.mkdir(mode=0o700, exist_ok=True)
     if as_user:
         shutil.chown(directory, as_user["user"], as_user["group"])
     if (data / "PG_VERSION").exists():
-        return kept.read_text()
-    if not kept.exists() or not kept.read_text():  # that of files which are away is kept
-        descriptor = os.open(kept, os.O_WRONLY | os.O_CREAT, 0o600)
+        return password_file.read_text()
+    if (
+        not password_file.exists() or not password_file.read_text()
+    ):  # that of files which are away is kept
+        descriptor = os.open(password_file, os.O_WRONLY | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_urlsafe(24))
         if as_user:
-            shutil.chown(kept, as_user["user"], as_user["group"])
-    password = kept.read_text()
+            shutil.chown(password_file, as_user["user"], as_user["group"])
+    password = password_file.read_text()
     if data.exists() and any(data.iterdir()):
         raise ServerError(f"{data}: not empty, and not PostgreSQL's; move it away")
     part = directory / "data.part"  # a killed initdb leaves what looks whole
     shutil.rmtree(part, ignore_errors=True)
     done = subprocess.run(
         [binaries / "initdb", "-D", part, "-U", _USER, "-E", "UTF8", "--locale=C.UTF-8",
-         "--auth=scram-sha-256", f"--pwfile={kept}"],
+         "--auth=scram-sha-256", f"--pwfile={password_file}"],
         capture_output=True,
         text=True,
         check=False,

@@ -220,7 +220,7 @@ async def restartable(
     for flow_run in sorted(recent, key=_changed_at):
         if (mark := mark_of(flow_run)) is not None:
             newest[mark.store, mark.run] = flow_run
-    found = []
+    crashed = []
     for flow_run in recent:
         mark = mark_of(flow_run)
         age_s = (now - _changed_at(flow_run)).total_seconds()
@@ -232,8 +232,8 @@ async def restartable(
             and (mark is None or newest[mark.store, mark.run].id == flow_run.id)
             and not (mark is not None and _is_held(mark))
         ):
-            found.append(flow_run)
-    return found
+            crashed.append(flow_run)
+    return crashed
 
 
 def _changed_at(flow_run: FlowRun) -> datetime:

@@ -166,18 +166,18 @@ def _by_hash(texts: Iterable[str], purpose: str) -> list[str]:
 
 def _correct_of(sources: Sequence[Source], runner: _Runner) -> list[tuple[str, ...]]:
     """For each problem up to MAX_PAIRS texts that pass all tests, the author's own first."""
-    own = [[normalise(solution) for solution in source.solutions] for source in sources]
-    others = []
-    for texts in own:
+    originals = [[normalise(solution) for solution in source.solutions] for source in sources]
+    rewritten = []
+    for texts in originals:
         variants = {r.source for text in texts for r in rewrites(text)} - set(texts)
-        others.append(_by_hash(variants, "problems: rewrites")[:REWRITES_TRIED])
+        rewritten.append(_by_hash(variants, "problems: rewrites")[:REWRITES_TRIED])
     reports = runner.run(
         (source, text)
-        for source, texts, more in zip(sources, own, others, strict=True)
+        for source, texts, more in zip(sources, originals, rewritten, strict=True)
         for text in (*texts, *more)
     )
     chosen = []
-    for source, texts, more in zip(sources, own, others, strict=True):
+    for source, texts, more in zip(sources, originals, rewritten, strict=True):
         for text in texts:
             if not reports[text].all_passed:
                 raise DatasetError(
@@ -199,14 +199,14 @@ def _first_failure(source: Source, report: TestReport) -> str:
 
 
 def _mutants_of(sources: Sequence[Source], correct: Sequence[tuple[str, ...]]) -> list[_Candidates]:
-    found = []
+    candidates = []
     for source, texts in zip(sources, correct, strict=True):
         groups = []
         for text in texts:
             tried = mutants(text, at_most=MUTANTS_TRIED)
             groups.append(tuple(m for m in tried if m.source not in texts))
-        found.append(_Candidates(source, texts, tuple(groups)))
-    return found
+        candidates.append(_Candidates(source, texts, tuple(groups)))
+    return candidates
 
 
 def _try_mutants(candidates: Sequence[_Candidates], runner: _Runner) -> dict[str, TestReport]:
@@ -332,14 +332,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.survivors is not None:
         kinds = options.survivors or ("boundary", "comparison")
-        found, tried = survivors(
+        surviving, tried = survivors(
             kinds=kinds,
             workers=options.workers,
             allow_without_namespaces=options.allow_without_namespaces,
         )
-        for source, mutant in found:
+        for source, mutant in surviving:
             print(f"{source.slug}: {mutant.kind}, line {mutant.line}: {mutant.description}")
-        print(f"{len(found)} of {tried} mutants pass all tests")
+        print(f"{len(surviving)} of {tried} mutants pass all tests")
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         rows_by_split = build(

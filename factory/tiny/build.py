@@ -138,17 +138,17 @@ def _optimizers(model: Any, recipe: Recipe) -> list[Any]:
     import torch
 
     matrices: list[Any] = []
-    others: list[Any] = []
+    vectors: list[Any] = []
     for name, parameter in model.named_parameters():
         inside = parameter.ndim == 2 and "embed" not in name
-        (matrices if inside else others).append(parameter)
+        (matrices if inside else vectors).append(parameter)
     muon = torch.optim.Muon(
         matrices,
         lr=recipe.matrix_lr,
         weight_decay=recipe.weight_decay,
         adjust_lr_fn="match_rms_adamw",
     )
-    adam = torch.optim.AdamW(others, lr=recipe.other_lr, betas=(0.9, 0.98), weight_decay=0.0)
+    adam = torch.optim.AdamW(vectors, lr=recipe.other_lr, betas=(0.9, 0.98), weight_decay=0.0)
     for optimizer in (muon, adam):
         for group in optimizer.param_groups:
             group["full_lr"] = group["lr"]
@@ -189,13 +189,13 @@ def train(model: Any, tokenizer: Any, recipe: Recipe, report_every: int = 250) -
     model.train()
     for step in range(1, recipe.steps + 1):
         ids, spoken = _to_tensors(next(batches), tokenizer.pad_token_id)
-        wanted = ids[:, 1:][spoken[:, 1:]]
+        targets = ids[:, 1:][spoken[:, 1:]]
         # Padding stands at the end, where no causal model can see it: no mask is needed.
         with torch.autocast("cpu", dtype=torch.bfloat16):
             hidden = model.model(ids[:, :-1]).last_hidden_state[spoken[:, 1:]]
             scores = model.lm_head(hidden)
-        weights = torch.where(torch.isin(wanted, conclusions), recipe.conclusion_weight, 1.0)
-        losses = cross_entropy(scores.float(), wanted, reduction="none")
+        weights = torch.where(torch.isin(targets, conclusions), recipe.conclusion_weight, 1.0)
+        losses = cross_entropy(scores.float(), targets, reduction="none")
         loss = (losses * weights).sum() / weights.sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -261,16 +261,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--steps", type=int, default=Recipe.steps)
     parser.add_argument("--threads", type=int, default=Recipe.threads)
-    given = parser.parse_args()
-    record = given.out / "training.json"
-    if not given.evaluate:
-        recipe = Recipe(seed=given.seed, steps=given.steps, threads=given.threads)
+    options = parser.parse_args()
+    record = options.out / "training.json"
+    if not options.evaluate:
+        recipe = Recipe(seed=options.seed, steps=options.steps, threads=options.threads)
         tokenizer = make_tokenizer(recipe)
         model = make_model(recipe, tokenizer)
         started = time.monotonic()
         train(model, tokenizer, recipe)
         took = round(time.monotonic() - started)
-        save(model, tokenizer, given.out)
+        save(model, tokenizer, options.out)
         facts = {
             "made_for": fingerprint(),
             "recipe": asdict(recipe),
@@ -280,13 +280,13 @@ def main() -> None:
             "machine": machine(),
         }
         record.write_text(json.dumps(facts, indent=2) + "\n")
-    model, tokenizer = load(given.out)
+    model, tokenizer = load(options.out)
     splits = ("validation", "test")
     measured = {split: evaluate(model, tokenizer, split_cases(split)) for split in splits}
     evaluation = {"made_for": fingerprint(), **measured}
     text = json.dumps(evaluation, indent=2)
-    (given.out / "evaluation.json").write_text(text + "\n")
-    (given.out / "README.md").write_text(card(json.loads(record.read_text()), evaluation))
+    (options.out / "evaluation.json").write_text(text + "\n")
+    (options.out / "README.md").write_text(card(json.loads(record.read_text()), evaluation))
     print(text)
 
 

@@ -106,15 +106,15 @@ def verifier_conversation(case: Case, draw: random.Random) -> list[Message]:
     conclusion = case.conclusion
     if draw.random() < 0.1:
         conclusion = draw.choice(("match", "differ"))
-    said = says("Expert", answer(case, conclusion))
+    statement = says("Expert", answer(case, conclusion))
     if kind < 0.2:
         return [system("solo_verifier", "verifier", case), own(_coin(draw))]
     if kind < 0.32:
-        return [system("adp", "verifier", case), said, own(_coin(draw))]
+        return [system("adp", "verifier", case), statement, own(_coin(draw))]
     rounds = 1 if kind < 0.7 else draw.randint(2, 4)
     messages = [system("nip", "verifier", case)]
     for asked in range(rounds):
-        messages += [own(_ask(draw, conclusion if asked else None)), said]
+        messages += [own(_ask(draw, conclusion if asked else None)), statement]
     if rounds == 1 or draw.random() < 0.65:
         messages.append({"role": "system", "content": LAST_TURN})
     return [*messages, own(_coin(draw))]

@@ -109,13 +109,13 @@ def _percentiles(rows: NDArray[np.float64], seed: int) -> Interval:
         return _normal(kinds, counts)
     generator = np.random.Generator(np.random.PCG64(seed))
     at_once = max(1, _DRAWN_AT_ONCE // len(kinds))
-    found: list[NDArray[np.float64]] = []
+    rates: list[NDArray[np.float64]] = []
     for start in range(0, RESAMPLES, at_once):
         size = min(at_once, RESAMPLES - start)
         drawn = generator.multinomial(len(rows), counts / len(rows), size=size)
         sums = drawn @ kinds
-        found.append(sums[:, 0] / sums[:, 1])
-    low, high = np.quantile(np.concatenate(found), [0.025, 0.975])
+        rates.append(sums[:, 0] / sums[:, 1])
+    low, high = np.quantile(np.concatenate(rates), [0.025, 0.975])
     return float(low), float(high)
 
 

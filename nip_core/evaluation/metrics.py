@@ -361,23 +361,23 @@ def _by_agent(
     names = set(pc.unique(rewarded).to_pylist())
     if generations is not None:
         names |= set(pc.unique(generations["agent"]).to_pylist())
-    found: dict[str, Any] = {}
+    by_agent: dict[str, Any] = {}
     for name in sorted(names):
-        is_own = _equals(rewarded, name)
-        own = rewards[is_own]
-        problems, weight = columns.problem[rows[is_own]], columns.weight[rows[is_own]]
-        mean = _average("mean_reward", problems, own, seed, weight)
-        spread = _mean((own - mean["mean_reward"]) ** 2, weight) if len(own) else None
+        is_paid = _equals(rewarded, name)
+        paid = rewards[is_paid]
+        problems, weight = columns.problem[rows[is_paid]], columns.weight[rows[is_paid]]
+        mean = _average("mean_reward", problems, paid, seed, weight)
+        spread = _mean((paid - mean["mean_reward"]) ** 2, weight) if len(paid) else None
         spoken, problem = None, None
         if generations is not None and of_generations is not None:
             said = _equals(generations["agent"], name)
             spoken, problem = generations.filter(pa.array(said)), of_generations[said]
-        found[name] = {
+        by_agent[name] = {
             **mean,
             "std_reward": None if spread is None else math.sqrt(spread),
             **_generation_rates(spoken, problem, seed),
         }
-    return found
+    return by_agent
 
 
 def _mutation(episodes: pa.Table) -> pa.ChunkedArray:
@@ -390,14 +390,14 @@ def _breakdown(
 ) -> dict[str, Any]:
     values = pc.fill_null(by, "unknown")
     rows = None if generations is None else _rows_of(generations, episodes)
-    found: dict[str, Any] = {}
+    by_value: dict[str, Any] = {}
     for name in sorted(pc.unique(values).to_pylist()):
         among = _equals(values, name)
         spoken = None
         if generations is not None and rows is not None:
             spoken = generations.filter(pa.array(among[rows]))
-        found[name] = _measures(episodes.filter(pa.array(among)), spoken, seed)
-    return found
+        by_value[name] = _measures(episodes.filter(pa.array(among)), spoken, seed)
+    return by_value
 
 
 def _problem_means(columns: _Columns, episodes: pa.Table, reward_of: str | None) -> Floats:

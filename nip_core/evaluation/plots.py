@@ -125,9 +125,9 @@ def _draw_metric(
     shift: float,
 ) -> None:
     main = name == "accuracy"
-    found = [(k, m.get(name), m.get(f"{name}_ci95")) for k, m in points]
-    xs = [k + shift for k, _, _ in found]
-    ys = [float("nan") if value is None else value for _, value, _ in found]
+    measured = [(k, m.get(name), m.get(f"{name}_ci95")) for k, m in points]
+    xs = [k + shift for k, _, _ in measured]
+    ys = [float("nan") if value is None else value for _, value, _ in measured]
     axes.plot(
         xs,
         ys,
@@ -142,7 +142,7 @@ def _draw_metric(
     )
     if not main:
         return
-    bars = [(k, value, ci) for k, value, ci in found if value is not None and ci is not None]
+    bars = [(k, value, ci) for k, value, ci in measured if value is not None and ci is not None]
     if bars:
         axes.errorbar(
             [k for k, _, _ in bars],

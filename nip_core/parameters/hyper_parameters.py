@@ -143,7 +143,7 @@ class HyperParameters(Parameters):
             common = CommonProtocolParameters.model_validate(values.get("protocol_common") or {})
         except ValidationError:
             return values  # the field's own error is clearer
-        agents = {name: own for name, own in agents.items() if name != "_type"}
+        agents = {name: agent for name, agent in agents.items() if name != "_type"}
         try:
             names = agent_names_of(protocol, common.zero_knowledge)
         except ValueError as error:
@@ -158,11 +158,11 @@ class HyperParameters(Parameters):
         default = _plain(agents.get("_default"))
         complete = {}
         for name in names:
-            own = _plain(agents.get(name))
-            if not isinstance(own, dict) or not isinstance(default, dict):
+            agent = _plain(agents.get(name))
+            if not isinstance(agent, dict) or not isinstance(default, dict):
                 raise ValueError(f"agents.{name}: a mapping of settings is needed")
             # The defaults are a model's; a random agent has none of those settings.
-            complete[name] = own if is_random(own) else laid_over(default, own)
+            complete[name] = agent if is_random(agent) else laid_over(default, agent)
         return {**values, "agents": complete}
 
     @field_validator("trainer", "scenario", mode="before")

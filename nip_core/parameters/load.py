@@ -222,12 +222,12 @@ def _field_names(location: tuple[Any, ...]) -> list[str]:
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Settings that differ, as ``{"a.b": (old, new)}``; missing ones count as None."""
-    found: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for key in sorted({*old, *new}):
         a, b = old.get(key), new.get(key)
         address = f"{prefix}{key}"
         if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found.update(difference(a, b, f"{address}."))
+            changed.update(difference(a, b, f"{address}."))
         elif a != b:
-            found[address] = (a, b)
-    return found
+            changed[address] = (a, b)
+    return changed

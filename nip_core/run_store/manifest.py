@@ -236,13 +236,13 @@ def _encode(manifest: Manifest) -> bytes:
 
 def _remove_leftovers(store: Store, manifest: Manifest) -> None:
     """Delete other versions of the committed files; the published one has won for good."""
-    kept = {entry.file for entry in manifest.files.values()}
-    if not kept:
+    published = {entry.file for entry in manifest.files.values()}
+    if not published:
         return
     mine = {(PurePosixPath(name).stem, PurePosixPath(name).suffix) for name in manifest.files}
     for file in store.list(manifest.directory):
         path = PurePosixPath(file)
         stem, dot, hash_part = path.stem.rpartition(".")
         is_version = dot and len(hash_part) == _HASH_CHARACTERS and (stem, path.suffix) in mine
-        if is_version and file not in kept:
+        if is_version and file not in published:
             store.delete(f"{manifest.directory}/{file}")

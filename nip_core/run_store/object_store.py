@@ -358,7 +358,7 @@ class ObjectStore(Requests):
             second = self._swap(probe, b"2", None)
             third = None if first is None else self._swap(probe, b"3", first)
             stale = None if first is None else self._swap(probe, b"4", first)
-            kept = self.get(probe)
+            content = self.get(probe)
         except MissingFileError as error:
             raise StoreError(
                 f"{self.url}: there is no such bucket; make it, or name another run_store"
@@ -370,7 +370,7 @@ class ObjectStore(Requests):
             or second is not None
             or third is None
             or stale is not None
-            or kept != b"3"
+            or content != b"3"
         ):
             raise StoreError(
                 f"{self.url}: this store does not heed conditions on writes (If-None-Match and "

@@ -136,12 +136,12 @@ class RunStore:
         Raises RunConflictError with the difference if other settings differ, or if iterations
         stand there without a run.json (a fork that was killed).
         """
-        given = json.loads(json.dumps(parameters, allow_nan=False))
+        settings = json.loads(json.dumps(parameters, allow_nan=False))
         moment = (now or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="milliseconds")
         document = {
             "format_version": FORMAT_VERSION,
             "run": self.name,
-            "parameters": given,
+            "parameters": settings,
             "contents": dict(contents or {}),
             "code_version": code_version,
             "seed": seed,
@@ -156,9 +156,9 @@ class RunStore:
                 "them; repeat the fork, use another run_name, or delete the directory"
             )
         if self.store.put_if_absent(f"{self.root}/run.json", encode(document)):
-            return RunRecord(self.name, given, code_version, seed, moment, True, {}, forked_from)
+            return RunRecord(self.name, settings, code_version, seed, moment, True, {}, forked_from)
         difference = self.check_same(
-            given,
+            settings,
             code_version=code_version,
             seed=seed,
             contents=contents,
@@ -166,10 +166,10 @@ class RunStore:
         )
         stored = self.open()
         if difference or stored.code_version != code_version:
-            self._record_opening(given, code_version, moment, difference, lease)
+            self._record_opening(settings, code_version, moment, difference, lease)
         return RunRecord(
             self.name,
-            given,
+            settings,
             code_version,
             seed,
             stored.created_at,
