@@ -22,6 +22,17 @@ from nip_core.models import resolve_model
 
 WORDS = ("the", "list", "is", "sorted", "by", "key", "and", "then", "returned", "wrong", "case")
 DEADLINE_S = 3600
+SETTINGS = {
+    "n_epochs": 1,
+    "learning_rate_multiplier": 1.0,
+    "learning_rate": 2e-4,
+    "lora_rank": 16,
+    "lora_alpha": 32.0,
+    "lora_dropout": 0.0,
+    "lora_target_modules": "all-linear",
+    "max_length": 2**20,
+    "start_from": "base",
+}
 
 
 def write_data(path: Path, examples: int, longest: int, seed: int = 0) -> None:
@@ -49,7 +60,7 @@ def train(
         "training_file": str(data),
         "seed": 0,
         "output_dir": str(directory / "out"),
-        "hyperparameters": {"n_epochs": 1, "batch_size": batch_size, "packing": packing},
+        "hyperparameters": {**SETTINGS, "batch_size": batch_size, "packing": packing},
     }
     (directory / "job.json").write_text(json.dumps(job))
     done = subprocess.run(

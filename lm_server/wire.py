@@ -17,6 +17,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -117,37 +118,18 @@ class Method(_Strict):
     """Of OpenAI's; parsed so that its type can be refused as unsupported."""
 
 
-class NipSettings(_Strict):
-    """Training settings that the OpenAI API has no word for."""
+class TrainerSettings(BaseModel):
+    """Training settings that have one meaning, and one default, in a request and in what a job
+    trains with.
+    """
 
-    learning_rate: float | None = Field(None, ge=0, le=1)
-    """Peak rate before `learning_rate_multiplier`. 0 trains nothing, on purpose."""
     use_lora: bool = True
     """False trains every weight and makes a new base model, for which the engine is restarted."""
-    lora_rank: int | None = Field(None, ge=1, le=512)
-    lora_alpha: float | None = Field(None, gt=0, le=4096)
-    """Default: twice the rank."""
-    lora_dropout: float | None = Field(None, ge=0, lt=1)
-    lora_target_modules: str | list[str] | None = None
-    """Names of linear layers, or "all-linear"."""
-    max_length: int | None = Field(None, ge=8)
-    """Longest example in tokens; what the trainer does with longer ones is its rule. Default:
-    the engine's longest prompt plus completion."""
     warmup_ratio: float = Field(0.0, ge=0, le=1)
     lr_scheduler: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
     weight_decay: float = Field(0.0, ge=0, le=1)
     max_grad_norm: float = Field(1.0, gt=0, le=1000)
-    start_from: Literal["base", "continue", "stack"] | None = None
-    """Where training starts if `model` is an adapter: its base model, a copy of that adapter, or a
-    new adapter over the base with that adapter. Default: "continue" for an adapter, "base" for a
-    base model. A fine-tune that is a base model is one: what is trained starts from its weights."""
-    stack_overflow: Literal["merge", "refuse"] = "merge"
-    """Stacking adds ranks. Beyond the engine's largest rank: everything is merged into a new base
-    model, or the job is refused."""
-    dpo_reference: Literal["start", "base"] = "start"
-    """What `dpo` compares the policy with: what training starts from, or the base model."""
-    dpo_sft_weight: float = Field(0.0, ge=0, le=100)
-    """Weight of imitating the preferred answers beside preferring them (mean loss per token)."""
+    """Gradients with a larger norm are scaled down to it, in every step of every method."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """"auto": bfloat16 on CUDA, float32 elsewhere. LoRA weights are float32 in any case."""
     quantization: Literal["none", "8bit", "4bit"] = "none"
@@ -162,6 +144,33 @@ class NipSettings(_Strict):
     checkpoint_steps: int | None = Field(None, ge=1)
     """Optimizer steps between checkpoints. Default: a tenth of the steps, but not more often than
     every 30 s."""
+
+
+class NipSettings(_Strict, TrainerSettings):
+    """Training settings that the OpenAI API has no word for."""
+
+    learning_rate: float | None = Field(None, ge=0, le=1)
+    """Peak rate before `learning_rate_multiplier`. 0 trains nothing, on purpose."""
+    lora_rank: int | None = Field(None, ge=1, le=512)
+    lora_alpha: float | None = Field(None, gt=0, le=4096)
+    """Default: twice the rank."""
+    lora_dropout: float | None = Field(None, ge=0, lt=1)
+    lora_target_modules: str | list[str] | None = None
+    """Names of linear layers, or "all-linear"."""
+    max_length: int | None = Field(None, ge=8)
+    """Longest example in tokens; what the trainer does with longer ones is its rule. Default:
+    the engine's longest prompt plus completion."""
+    start_from: Literal["base", "continue", "stack"] | None = None
+    """Where training starts if `model` is an adapter: its base model, a copy of that adapter, or a
+    new adapter over the base with that adapter. Default: "continue" for an adapter, "base" for a
+    base model. A fine-tune that is a base model is one: what is trained starts from its weights."""
+    stack_overflow: Literal["merge", "refuse"] = "merge"
+    """Stacking adds ranks. Beyond the engine's largest rank: everything is merged into a new base
+    model, or the job is refused."""
+    dpo_reference: Literal["start", "base"] = "start"
+    """What `dpo` compares the policy with: what training starts from, or the base model."""
+    dpo_sft_weight: float = Field(0.0, ge=0, le=100)
+    """Weight of imitating the preferred answers beside preferring them (mean loss per token)."""
 
 
 METHOD_HYPERPARAMETERS: dict[str, type[Hyperparameters]] = {
@@ -194,45 +203,55 @@ class CreateJobRequest(_Strict):
     nip: NipSettings = NipSettings()
 
 
-class EffectiveSettings(BaseModel):
-    """What a job trains with. `learning_rate` is the peak rate with the multiplier applied.
+class EffectiveSettings(TrainerSettings):
+    """What a job trains with, every default filled in; a job's row, file and trainer hold it.
 
-    LoRA's settings are null without LoRA, and those of other methods than the job's are null.
+    `learning_rate` is the peak rate with the multiplier applied. LoRA's settings are null without
+    LoRA, and those of other methods than the job's are null.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    n_epochs: int
-    batch_size: int
+    n_epochs: int = Field(ge=1)
+    batch_size: int = Field(ge=1)
+    """Sequences per optimizer step."""
     learning_rate_multiplier: float
-    learning_rate: float
-    use_lora: bool = True
-    lora_rank: int | None
-    lora_alpha: float | None
-    lora_dropout: float | None
+    learning_rate: float = Field(ge=0)
+    lora_rank: int | None = Field(ge=1)
+    lora_alpha: float | None = Field(gt=0)
+    lora_dropout: float | None = Field(ge=0, lt=1)
     lora_target_modules: str | list[str] | None
-    max_length: int
-    warmup_ratio: float
-    lr_scheduler: str
-    weight_decay: float
-    max_grad_norm: float = 1.0
+    """Names of linear layers; "all-linear" means all but the output layer."""
+    max_length: int = Field(ge=2)
+    """Longest sequence in tokens; longer ones are an error."""
     start_from: Literal["base", "continue", "stack"]
     result: Literal["adapter", "base"] = "adapter"
     """What the training makes: an adapter, or (full training, a stack that is too high) a base."""
-    beta: float | None = None
+    beta: float | None = Field(None, gt=0)
     dpo_reference: Literal["start", "base"] | None = None
-    dpo_sft_weight: float | None = None
-    clip_low: float | None = None
-    clip_high: float | None = None
-    kl_penalty: float | None = None
+    dpo_sft_weight: float | None = Field(None, ge=0)
+    clip_low: float | None = Field(None, ge=0, le=1)
+    clip_high: float | None = Field(None, ge=0)
+    kl_penalty: float | None = Field(None, ge=0)
     advantage: Literal["given", "group", "group_std"] | None = None
     """None: by the rows, see `TrajectoriesHyperparameters`."""
-    precision: str = "auto"
-    quantization: str = "none"
-    optimizer: str = "auto"
-    gradient_checkpointing: bool | None = None
-    packing: bool | None = None
-    checkpoint_steps: int | None = None
+
+    @field_validator("lora_target_modules")
+    @classmethod
+    def _names_or_all(cls, targets: str | list[str] | None) -> str | list[str] | None:
+        # PEFT would take any other string as a pattern.
+        if targets == [] or (isinstance(targets, str) and targets != DEFAULT_TARGET_MODULES):
+            raise ValueError("expected a list of names, or all-linear")
+        return targets
+
+    @model_validator(mode="after")
+    def _fit_each_other(self) -> "EffectiveSettings":
+        if not self.use_lora and self.result != "base":
+            raise ValueError('without LoRA a base is trained: result must be "base"')
+        lora = (self.lora_rank, self.lora_alpha, self.lora_dropout, self.lora_target_modules)
+        if self.use_lora and None in lora:
+            raise ValueError("with LoRA its rank, alpha, dropout and target modules are needed")
+        return self
 
     def openai_hyperparameters(self) -> dict[str, Any]:
         """What the deprecated `hyperparameters` of a job show."""

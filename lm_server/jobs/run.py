@@ -36,15 +36,14 @@ from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.state.database import Database, dump
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import AdapterError, ModelStore
-from nip_lm_server.training.trainers import (
+from nip_lm_server.training.job import (
     CHECKPOINTS,
     METRICS_FILE,
-    TrainingFailed,
-    TrainingPlace,
-    TrainingResult,
+    TrainingError,
+    TrainingJob,
     TrainingStopped,
-    TrainingTask,
 )
+from nip_lm_server.training.trainers import TrainingPlace
 from nip_lm_server.wire import EffectiveSettings
 
 _log = logging.getLogger("nip.lm_server.jobs")
@@ -92,7 +91,7 @@ class JobRunner:
         except (asyncio.CancelledError, TrainingStopped):
             # The job was cancelled or paused, which its row says, or the server stops.
             self._jobs.requeue(id, "The server is stopping; the job will be run again")
-        except TrainingFailed as failure:
+        except TrainingError as failure:
             param = client_param(row["method"], failure.param)
             self._jobs.fail(id, failure.code, failure.message, param)
         except AdapterError as error:
@@ -183,67 +182,54 @@ class JobRunner:
         self, row: sqlite3.Row, place: TrainingPlace, stop: asyncio.Event
     ) -> dict[str, Any]:
         """Train and commit; returns the manifest."""
-        id = row["id"]
-        settings = EffectiveSettings.model_validate_json(row["settings"])
+        id, validation = row["id"], row["validation_file"]
         parent = self._parent(row)
-        is_adapter = parent is not None and parent["kind"] == "adapter"
-        job_dir = self._directory / id
-        task = TrainingTask(
-            job_id=id,
-            job_key=row["idempotency_key"] or id,
-            job_dir=job_dir,
-            output_dir=job_dir / "output",
+        # A parent that is a base model is what the place trains; an adapter lies beside it.
+        below = parent["digest"] if parent is not None and parent["kind"] == "adapter" else None
+        job = TrainingJob(
             method=row["method"],
             base_model_path=place.base_model_path,
-            parent_path=self._models.path(parent["digest"]) if parent and is_adapter else None,
+            parent_adapter_path=None if below is None else self._models.path(below),
             training_file=await self._intact(row["training_file"]),
-            validation_file=await self._intact(row["validation_file"])
-            if row["validation_file"]
-            else None,
-            settings=settings.model_dump(),
+            validation_file=await self._intact(validation) if validation else None,
+            hyperparameters=EffectiveSettings.model_validate_json(row["settings"]),
             seed=row["seed"],
+            output_dir=self._directory / id / "output",
+            job_dir=self._directory / id,
+            key=row["idempotency_key"] or id,
         )
-        job_dir.mkdir(exist_ok=True)
+        job.job_dir.mkdir(exist_ok=True)
         async with self._pool.training_on_device(place.base_model):
             result = await place.trainer.train(
-                task,
+                job,
                 lambda events: self._jobs.events.add_training(id, events),
                 lambda pid, identity: self._jobs.set_child(id, pid, identity),
                 stop,
             )
+            self._jobs.events.log(id, "trained", **result.figures)
+            facts = {
+                "kind": job.hyperparameters.result,
+                "name": row["adapter_name"],
+                "base_model": row["base_model"],
+                "job": id,
+                "job_key": job.key,
+                "parent": row["parent"],
+                "parent_content_digest": parent["content_digest"] if parent else None,
+                "method": row["method"],
+                "settings": job.hyperparameters.model_dump(),
+                "lora_rank": total_rank(
+                    job.hyperparameters, None if below is None else self._models.manifest(below)
+                ),
+                "seed": row["seed"],
+                "training": result.figures,
+                "created_at": time.time(),
+            }
             # In here, so that a kill while the engine comes back, which takes long, costs nothing.
-            return await self._commit(row, task, settings, parent, result)
+            return await self._commit(job.output_dir, row["adapter_digest"], facts)
 
-    async def _commit(
-        self,
-        row: sqlite3.Row,
-        task: TrainingTask,
-        settings: EffectiveSettings,
-        parent: sqlite3.Row | None,
-        result: TrainingResult,
-    ) -> dict[str, Any]:
-        """Make what was trained a model; returns the manifest."""
-        id, is_adapter = row["id"], parent is not None and parent["kind"] == "adapter"
-        figures = _training_figures(result)
-        self._jobs.events.log(id, "trained", **figures)
-        below = self._models.manifest(parent["digest"]) if parent and is_adapter else None
-        facts = {
-            "kind": settings.result,
-            "name": row["adapter_name"],
-            "base_model": row["base_model"],
-            "job": id,
-            "job_key": task.job_key,
-            "parent": row["parent"],
-            "parent_content_digest": parent["content_digest"] if parent else None,
-            "method": row["method"],
-            "settings": task.settings,
-            "lora_rank": total_rank(settings, below),
-            "seed": row["seed"],
-            "training": figures,
-            "created_at": time.time(),
-        }
+    async def _commit(self, output: Path, digest: str, facts: dict[str, Any]) -> dict[str, Any]:
         commit = asyncio.ensure_future(
-            asyncio.to_thread(self._models.commit, task.output_dir, row["adapter_digest"], facts)
+            asyncio.to_thread(self._models.commit, output, digest, facts)
         )
         try:
             return await asyncio.shield(commit)
@@ -257,26 +243,15 @@ class JobRunner:
         try:
             return await self._files.intact(file_id)
         except ApiError as error:
-            raise TrainingFailed(error.code or "file_damaged", error.message) from None
+            raise TrainingError(error.code or "file_damaged", error.message) from None
 
     def _parent(self, row: sqlite3.Row) -> sqlite3.Row | None:
         if row["parent"] is None:
             return None
         parent = self._models.row(row["parent"])
         if parent is None:
-            raise TrainingFailed("parent_missing", f"The model {row['parent']} was deleted")
+            raise TrainingError("parent_missing", f"The model {row['parent']} was deleted")
         return parent
-
-
-def _training_figures(result: TrainingResult) -> dict[str, Any]:
-    return {
-        **result.detail,
-        "steps": result.steps,
-        "tokens": result.tokens,
-        "wall_s": result.wall_s,
-        "final_loss": result.final_loss,
-        "unchanged": result.unchanged,
-    }
 
 
 def _all_steps(told: Sequence[dict[str, Any]], path: Path) -> list[dict[str, Any]]:

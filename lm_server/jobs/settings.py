@@ -91,26 +91,16 @@ def resolve(request: CreateJobRequest, places: Places, models: Models) -> Plan:
         rate = wire.DEFAULT_LEARNING_RATES[method]
         rate *= 1.0 if nip.use_lora else wire.FULL_TRAINING_FACTOR
     settings = EffectiveSettings(
+        **{name: getattr(nip, name) for name in wire.TrainerSettings.model_fields},
+        **shape,
+        **_method_settings(method, hyper, nip),
         n_epochs=hyper.n_epochs or wire.DEFAULT_N_EPOCHS,
         batch_size=hyper.batch_size or wire.DEFAULT_BATCH_SIZE,
         learning_rate_multiplier=multiplier,
         learning_rate=rate * multiplier,
-        use_lora=nip.use_lora,
-        **shape,
         max_length=nip.max_length or place.max_model_len,
-        warmup_ratio=nip.warmup_ratio,
-        lr_scheduler=nip.lr_scheduler,
-        weight_decay=nip.weight_decay,
-        max_grad_norm=nip.max_grad_norm,
         start_from=start.start_from,
         result=result,
-        **_method_settings(method, hyper, nip),
-        precision=nip.precision,
-        quantization=nip.quantization,
-        optimizer=nip.optimizer,
-        gradient_checkpointing=nip.gradient_checkpointing,
-        packing=nip.packing,
-        checkpoint_steps=nip.checkpoint_steps,
     )
     return Plan(
         method=method,

@@ -13,14 +13,8 @@ checkpointing; elsewhere float32 and neither. What a device can't do is refused 
 import importlib.util
 from typing import Any
 
-from nip_lm_server.training.job import TrainingError, TrainingJob, TrainingSettings
-
-_OPTIMIZERS = {
-    "adamw_torch": "adamw_torch",
-    "adamw_8bit": "adamw_8bit",
-    "paged_adamw_8bit": "paged_adamw_8bit",
-    "sgd": "sgd",
-}
+from nip_lm_server.training.job import TrainingError, TrainingJob
+from nip_lm_server.wire import EffectiveSettings
 
 
 def common_arguments(job: TrainingJob) -> dict[str, Any]:
@@ -76,7 +70,7 @@ def choose_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def choose_precision(settings: TrainingSettings, device: str) -> str:
+def choose_precision(settings: EffectiveSettings, device: str) -> str:
     """float32, bfloat16 or float16. Raises TrainingError where `device` can't compute in it."""
     import torch
 
@@ -100,13 +94,13 @@ def choose_precision(settings: TrainingSettings, device: str) -> str:
     return asked
 
 
-def choose_optimizer(settings: TrainingSettings, device: str) -> str:
+def choose_optimizer(settings: EffectiveSettings, device: str) -> str:
     """The trainer's name of the optimizer. Raises TrainingError where it can't be had."""
     if settings.optimizer == "auto":
         return "adamw_torch_fused" if device == "cuda" else "adamw_torch"
     if settings.optimizer.endswith("8bit"):
         require_bitsandbytes(device, "optimizer", settings.optimizer)
-    return _OPTIMIZERS[settings.optimizer]
+    return settings.optimizer
 
 
 def require_bitsandbytes(device: str, param: str, value: str) -> None:
@@ -123,7 +117,7 @@ def require_bitsandbytes(device: str, param: str, value: str) -> None:
         )
 
 
-def process_count(settings: TrainingSettings, devices: int) -> int:
+def process_count(settings: EffectiveSettings, devices: int) -> int:
     """How many of `devices` train together: the most that share the batch evenly, at least 1."""
     return max(
         (n for n in range(1, devices + 1) if settings.batch_size % n == 0),

@@ -20,14 +20,8 @@ from typing import Any
 from nip_lm_server import formats
 from nip_lm_server.engines.pseudo_tokens import token_count
 from nip_lm_server.engines.reply_rules import ReplyFile
-from nip_lm_server.training.trainers import (
-    CHECKPOINTS,
-    Report,
-    TrainingFailed,
-    TrainingResult,
-    TrainingStopped,
-    TrainingTask,
-)
+from nip_lm_server.training.job import TrainingError, TrainingJob, TrainingStopped
+from nip_lm_server.training.trainers import Report, TrainingResult
 
 ADAPTER_FILE = "adapter.json"
 BASE_FILE = "base.json"
@@ -37,7 +31,7 @@ _REPORTS = 10  # progress reports of a training
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What a task is about. `learned` counts the pseudo tokens that one epoch would learn."""
+    """What a job is about. `learned` counts the pseudo tokens that one epoch would learn."""
 
     examples: tuple[Any, ...]
     content_digest: str
@@ -54,7 +48,7 @@ class DeterministicTrainer:
 
     async def train(
         self,
-        task: TrainingTask,
+        job: TrainingJob,
         report: Report,
         started: Callable[[int, str], None],
         stop: asyncio.Event,
@@ -62,10 +56,10 @@ class DeterministicTrainer:
         """See `Trainer.train`. There is no child process, so `started` is not called."""
         del started
         begin = time.monotonic()
-        inputs = await asyncio.to_thread(_read_inputs, task)
-        epochs, batch = int(task.settings["n_epochs"]), int(task.settings["batch_size"])
-        total = epochs * math.ceil(len(inputs.examples) / batch)
-        done = _newest_checkpoint(task, total)
+        inputs = await asyncio.to_thread(_read_inputs, job)
+        settings = job.hyperparameters
+        total = settings.n_epochs * math.ceil(len(inputs.examples) / settings.batch_size)
+        done = _newest_checkpoint(job, total)
         if done:
             report([_message(f"Continuing from the checkpoint of step {done}")])
         elif self._rules.seconds:
@@ -73,22 +67,22 @@ class DeterministicTrainer:
         for step in sorted({math.ceil(total * part / _REPORTS) for part in range(1, _REPORTS + 1)}):
             if step <= done:
                 continue
-            done = await self._sleep_through(task, done, step, total, stop)
-            report([_progress(task, step, total, inputs.learned)])
-        if fraction(f"fail {task.job_key}") < self._rules.fail_rate:
-            raise TrainingFailed("injected_failure", "The replies file asked for a failure here")
+            done = await self._sleep_through(job, done, step, total, stop)
+            report([_progress(job, step, total, inputs.learned)])
+        if fraction(f"fail {job.key}") < self._rules.fail_rate:
+            raise TrainingError("injected_failure", "The replies file asked for a failure here")
         result = TrainingResult(
             steps=total,
-            tokens=inputs.learned * epochs,
+            tokens=inputs.learned * settings.n_epochs,
             wall_s=time.monotonic() - begin,
-            unchanged=task.settings["learning_rate"] == 0 or _has_no_signal(task, inputs.examples),
+            unchanged=settings.learning_rate == 0 or _has_no_signal(job, inputs.examples),
             detail={"examples": len(inputs.examples)},
         )
-        await asyncio.to_thread(_write_model, task, inputs, result)
+        await asyncio.to_thread(_write_model, job, inputs, result)
         return result
 
     async def _sleep_through(
-        self, task: TrainingTask, done: int, step: int, total: int, stop: asyncio.Event
+        self, job: TrainingJob, done: int, step: int, total: int, stop: asyncio.Event
     ) -> int:
         """Sleep from step `done` to `step`; returns `step`. Raises TrainingStopped."""
         step_s = self._rules.seconds / total
@@ -98,10 +92,10 @@ class DeterministicTrainer:
         if stop.is_set():
             reached = done + math.floor((time.monotonic() - begin) / step_s if step_s else 0)
             if reached < step:
-                _write_checkpoint(task, reached, total)
+                _write_checkpoint(job, reached, total)
                 raise TrainingStopped
         if step_s:  # a training that takes no time needs none
-            _write_checkpoint(task, step, total)
+            _write_checkpoint(job, step, total)
         return step
 
 
@@ -110,17 +104,17 @@ def fraction(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
-def _read_inputs(task: TrainingTask) -> _Inputs:
+def _read_inputs(job: TrainingJob) -> _Inputs:
     try:
-        examples = _read(task.method, task.training_file)
-        if task.validation_file is not None:
-            _read(task.method, task.validation_file)
+        examples = _read(job.method, job.training_file)
+        if job.validation_file is not None:
+            _read(job.method, job.validation_file)
     except (formats.FormatError, formats.JsonlError) as error:
-        raise TrainingFailed("invalid_file", str(error), "training_file") from error
+        raise TrainingError("invalid_file", str(error), "training_file") from error
     parent = None
-    if task.parent_path is not None:
-        parent = (task.parent_path / ADAPTER_FILE).read_bytes()
-    elif (base := Path(task.base_model_path) / BASE_FILE).is_file():
+    if job.parent_adapter_path is not None:
+        parent = (job.parent_adapter_path / ADAPTER_FILE).read_bytes()
+    elif (base := Path(job.base_model_path) / BASE_FILE).is_file():
         parent = base.read_bytes()
     return _Inputs(
         examples=examples,
@@ -152,11 +146,11 @@ def _learned(example: Any) -> int:
     return sum(token_count(message.content) for message in messages)
 
 
-def _has_no_signal(task: TrainingTask, examples: Sequence[Any]) -> bool:
+def _has_no_signal(job: TrainingJob, examples: Sequence[Any]) -> bool:
     """Whether every advantage is zero, so that a policy gradient would be too."""
-    if task.method != "trajectories":
+    if job.method != "trajectories":
         return False
-    mode = task.settings.get("advantage")
+    mode = job.hyperparameters.advantage
     if mode == "given" or (mode is None and examples[0].advantage is not None):
         return all(example.advantage == 0 for example in examples)
     rewards: dict[str, set[float]] = {}
@@ -165,18 +159,18 @@ def _has_no_signal(task: TrainingTask, examples: Sequence[Any]) -> bool:
     return all(len(found) == 1 for found in rewards.values())
 
 
-def _write_model(task: TrainingTask, inputs: _Inputs, result: TrainingResult) -> None:
+def _write_model(job: TrainingJob, inputs: _Inputs, result: TrainingResult) -> None:
     """Write an adapter or a base; one that learned nothing is of the same generation."""
     model = {
         "generation": inputs.generation + (0 if result.unchanged else 1),
         "unchanged": result.unchanged,
-        "job_key": task.job_key,
+        "job_key": job.key,
         "parent_digest": inputs.parent_digest,
-        "method": task.method,
+        "method": job.method,
         "examples": len(inputs.examples),
         "examples_digest": inputs.content_digest,
-        "settings": dict(task.settings),
-        "seed": task.seed,
+        "settings": job.hyperparameters.model_dump(),
+        "seed": job.seed,
     }
     figures = {
         "steps": result.steps,
@@ -185,36 +179,36 @@ def _write_model(task: TrainingTask, inputs: _Inputs, result: TrainingResult) ->
         "final_loss": None,
         "unchanged": result.unchanged,
     }
-    shutil.rmtree(task.output_dir, ignore_errors=True)
-    task.output_dir.mkdir(parents=True)
-    name = BASE_FILE if task.settings.get("result") == "base" else ADAPTER_FILE
-    (task.output_dir / name).write_text(json.dumps(model, sort_keys=True, indent=1))
-    (task.output_dir / TRAINING_RESULT).write_text(json.dumps(figures, indent=1))
+    shutil.rmtree(job.output_dir, ignore_errors=True)
+    job.output_dir.mkdir(parents=True)
+    name = BASE_FILE if job.hyperparameters.result == "base" else ADAPTER_FILE
+    (job.output_dir / name).write_text(json.dumps(model, sort_keys=True, indent=1))
+    (job.output_dir / TRAINING_RESULT).write_text(json.dumps(figures, indent=1))
 
 
 # Checkpoints: a directory for each, whose manifest has the digest of its one file.
 
 
-def _write_checkpoint(task: TrainingTask, step: int, total: int) -> None:
+def _write_checkpoint(job: TrainingJob, step: int, total: int) -> None:
     """Publish a checkpoint by one rename, and remove the one before it."""
-    directory = task.job_dir / CHECKPOINTS
-    path, part = directory / f"step-{step:08}", directory / ".part"
+    path = job.checkpoints_dir / f"step-{step:08}"
+    part = path.with_name(".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     state = json.dumps({"step": step, "total_steps": total}).encode()
     manifest = {"files": {"state.json": hashlib.sha256(state).hexdigest()}}
     (part / "state.json").write_bytes(state)
     (part / "manifest.json").write_text(json.dumps(manifest))
-    before = [old for old in directory.glob("step-*") if old != path]
+    before = [old for old in job.checkpoints_dir.glob("step-*") if old != path]
     shutil.rmtree(path, ignore_errors=True)
     part.rename(path)
     for old in before:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _newest_checkpoint(task: TrainingTask, total: int) -> int:
+def _newest_checkpoint(job: TrainingJob, total: int) -> int:
     """The step of the newest checkpoint that is whole; 0 if there is none."""
-    for path in sorted((task.job_dir / CHECKPOINTS).glob("step-*"), reverse=True):
+    for path in sorted(job.checkpoints_dir.glob("step-*"), reverse=True):
         try:
             listed = json.loads((path / "manifest.json").read_text())["files"]["state.json"]
             state = (path / "state.json").read_bytes()
@@ -230,14 +224,14 @@ def _message(text: str) -> dict[str, Any]:
     return {"type": "message", "level": "info", "message": text}
 
 
-def _progress(task: TrainingTask, step: int, total: int, learned: int) -> dict[str, Any]:
-    epochs = int(task.settings["n_epochs"])
+def _progress(job: TrainingJob, step: int, total: int, learned: int) -> dict[str, Any]:
+    epochs = job.hyperparameters.n_epochs
     return {
         "type": "progress",
         "step": step,
         "total_steps": total,
         "loss": None,
-        "learning_rate": task.settings["learning_rate"],
+        "learning_rate": job.hyperparameters.learning_rate,
         "epoch": round(epochs * step / total, 3),
         "tokens": learned * epochs * step // total,
     }

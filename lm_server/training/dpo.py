@@ -1,6 +1,6 @@
 """Method `dpo`: prefer one answer over another (Rafailov et al., 2023), by TRL's DPOTrainer.
 
-``train(job, events)`` is called by `main`. Prompts and answers are encoded as they are served, the
+`main` calls ``prepare(job, text, events)``. Prompts and answers are encoded as they are served, the
 stop token among what is learned (`encoding`); TRL prepares nothing. A batch is `batch_size` pairs.
 
 The reference, `dpo_reference`, is a stated choice:
@@ -18,7 +18,6 @@ The reference is had for nothing by switching the trained adapter off, except: "
 keeps a second model.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +27,6 @@ from nip_lm_server.formats import PreferenceExample
 from nip_lm_server.training import loading
 from nip_lm_server.training.encoding import ExampleError, encode_turn, read_file
 from nip_lm_server.training.job import Events, TrainingError, TrainingJob
-
-DEFAULT_BETA = 0.1
 
 
 @dataclass(frozen=True)
@@ -46,26 +43,14 @@ class EncodedPair:
         return 2 * len(self.prompt) + len(self.preferred) + len(self.rejected)
 
 
-def train(job: TrainingJob, events: Events) -> None:
-    """Do the whole job. Raises TrainingError where it can't be done."""
-    started_s = time.monotonic()
-    if job.hyperparameters.packing:
-        raise TrainingError("packing_unsupported", "dpo can't be trained with packing", "packing")
-    text = loading.load_text(job)
+def prepare(job: TrainingJob, text: loading.Text, events: Events) -> loading.Prepared:
+    """Read the data, load the models and build the trainer. Raises TrainingError."""
     training = encode_file(job.training_file, text, "training_file")
     validation = encode_file(job.validation_file, text, "validation_file")
-    events.message(f"{len(training)} pairs, {sum(pair.tokens for pair in training)} tokens")
-    from nip_lm_server.training.runner import run
-
-    run(
-        build_trainer(job, loading.load_start(job), text, training, validation),
-        job,
-        text,
-        events,
-        started_s=started_s,
-        tokens_per_epoch=sum(pair.tokens for pair in training),
-        evaluate=bool(validation),
-    )
+    tokens = sum(pair.tokens for pair in training)
+    events.message(f"{len(training)} pairs, {tokens} tokens")
+    trainer = build_trainer(job, loading.load_start(job), text, training, validation)
+    return loading.Prepared(trainer, tokens)
 
 
 def encode_file(path: Path | None, text: loading.Text, param: str) -> list[EncodedPair]:
@@ -127,7 +112,7 @@ def build_trainer(
         ref_model=reference_model(job),
         args=DPOConfig(
             **common_arguments(job),
-            beta=settings.beta or DEFAULT_BETA,
+            beta=settings.beta,
             loss_type=["sigmoid", "sft"] if settings.dpo_sft_weight else ["sigmoid"],
             loss_weights=[1.0, settings.dpo_sft_weight] if settings.dpo_sft_weight else None,
             max_length=None,  # longer examples were refused, none is ever cut

@@ -1,10 +1,9 @@
 """What a training process is told and what it tells: the contract of a job's directory.
 
-TrainingJob, TrainingSettings    ``job.json``, checked
-read_job                         reads it
-Events                           ``events.jsonl``, appended line by line
-TrainingError                    a training that can't go on; becomes the last event
-Stopped                          a training that ended at SIGTERM, after a checkpoint
+TrainingJob, read_job    ``job.json``, written and read
+Events                   ``events.jsonl``, appended line by line
+TrainingError            a training that can't go on; becomes the last event, and the job's error
+TrainingStopped          a training that was told to end, and can go on
 """
 
 import json
@@ -18,12 +17,13 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    field_validator,
-    model_validator,
 )
 
-from nip_lm_server.training.trainers import METRICS_FILE
+from nip_lm_server.wire import EffectiveSettings
 
+CHECKPOINTS = "checkpoints"
+METRICS_FILE = "metrics.jsonl"
+"""In the job's directory: what a trainer may leave there to give the figures of every step."""
 PROGRESS_INTERVAL_S = 0.25
 """Progress is told at most this often, the first and the last step always. `METRICS_FILE` has
 every step."""
@@ -40,77 +40,23 @@ class TrainingError(Exception):
         return f"{self.code}: {self.message}"
 
 
-class Stopped(Exception):
-    """The training was asked to stop, and did so after writing a checkpoint at `step`."""
+class TrainingStopped(Exception):
+    """The training ended because it was told to; training the same job goes on.
 
-    def __init__(self, step: int):
+    `step` is that of its last checkpoint, where somebody asks for it.
+    """
+
+    def __init__(self, step: int | None = None):
         super().__init__(step)
         self.step = step
 
 
-class TrainingSettings(BaseModel):
-    """Hyper-parameters of one job."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    n_epochs: int = Field(3, ge=1)
-    batch_size: int = Field(8, ge=1)
-    """Sequences per optimizer step."""
-    learning_rate: float = Field(2e-4, ge=0)
-    """Peak learning rate, multiplier applied. 0 trains nothing, on purpose."""
-    lora_rank: int | None = Field(16, ge=1)
-    lora_alpha: float | None = Field(32.0, gt=0)
-    lora_dropout: float | None = Field(0.0, ge=0, lt=1)
-    lora_target_modules: str | list[str] | None = "all-linear"
-    """Names of linear layers; "all-linear" means all but the output layer. LoRA's four settings
-    may be None only without LoRA."""
-    max_length: int | None = Field(None, ge=2)
-    """Longest sequence in tokens; None means the model's context. Longer ones are an error."""
-    warmup_ratio: float = Field(0.0, ge=0, le=1)
-    lr_scheduler: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, ge=0)
-    use_lora: bool = True
-    result: Literal["adapter", "base"] = "adapter"
-    """What is written: an adapter, or a whole model with everything merged in."""
-    start_from: Literal["base", "continue", "stack"] = "base"
-    """What becomes of the parent: see `wire.NipSettings.start_from`."""
-    beta: float | None = Field(None, gt=0)
-    dpo_reference: Literal["start", "base"] | None = None
-    dpo_sft_weight: float | None = Field(None, ge=0)
-    clip_low: float | None = Field(None, ge=0, le=1)
-    clip_high: float | None = Field(None, ge=0)
-    kl_penalty: float | None = Field(None, ge=0)
-    advantage: Literal["given", "group", "group_std"] | None = None
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Literal["none", "8bit", "4bit"] = "none"
-    optimizer: Literal["auto", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "sgd"] = "auto"
-    gradient_checkpointing: bool | None = None
-    packing: bool | None = None
-    checkpoint_steps: int | None = Field(None, ge=1)
-    learning_rate_multiplier: float | None = None
-    """Already in `learning_rate`; accepted so that effective settings can be passed as they are."""
-
-    @field_validator("lora_target_modules")
-    @classmethod
-    def _names_or_all(cls, targets: str | list[str] | None) -> str | list[str] | None:
-        # PEFT would take any other string as a pattern.
-        if targets == [] or (isinstance(targets, str) and targets != "all-linear"):
-            raise ValueError("expected a list of names, or all-linear")
-        return targets
-
-    @model_validator(mode="after")
-    def _fit_each_other(self) -> "TrainingSettings":
-        if not self.use_lora and self.result != "base":
-            raise ValueError('without LoRA a base is trained: result must be "base"')
-        lora = (self.lora_rank, self.lora_alpha, self.lora_dropout, self.lora_target_modules)
-        if self.use_lora and None in lora:
-            raise ValueError("with LoRA its rank, alpha, dropout and target modules are needed")
-        return self
-
-
 class TrainingJob(BaseModel):
-    """``job.json``. Paths are absolute."""
+    """A training: what ``job.json`` says, and where it lies. Paths are absolute.
+
+    One that was stopped, or whose server died, is trained again with the same fields; what lies in
+    ``checkpoints`` is left as it was.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -121,21 +67,30 @@ class TrainingJob(BaseModel):
     """The adapter that `start_from` speaks of; None where the base model is the start."""
     training_file: Path
     validation_file: Path | None = None
-    hyperparameters: TrainingSettings = TrainingSettings()
+    hyperparameters: EffectiveSettings
     seed: int = Field(ge=0)
     output_dir: Path
-    job_dir: Path | None = None
+    job_dir: Path = Field(Path(), exclude=True)
     """Where ``job.json`` lies; `read_job` fills it in."""
+    key: str = Field("", exclude=True)
+    """The idempotency key, or the job's id: the same when the job is trained again."""
 
     @property
     def checkpoints_dir(self) -> Path:
         """Checkpoints lie outside the output directory, which is emptied before every start."""
-        return (self.job_dir or self.output_dir.parent) / "checkpoints"
+        return self.job_dir / CHECKPOINTS
 
     @property
     def metrics_path(self) -> Path:
         """The figures of every step, one JSON line each, written once the training is done."""
-        return (self.job_dir or self.output_dir.parent) / METRICS_FILE
+        return self.job_dir / METRICS_FILE
+
+    def write(self) -> None:
+        """Write ``job.json`` for `read_job`."""
+        self.job_dir.mkdir(parents=True, exist_ok=True)
+        part = self.job_dir / "job.json.part"
+        part.write_text(self.model_dump_json(indent=1))
+        part.rename(self.job_dir / "job.json")
 
 
 def read_job(job_dir: Path) -> TrainingJob:

@@ -1,12 +1,13 @@
 """What a training starts from: tokenizer, base model, and the adapter that is to be trained.
 
 load_text       tokenizer, stop tokens and longest sequence of a job
+Prepared        what a method then hands over to `runner`
 load_start      the model with what is trained on it, ready for a trainer
 load_base       the base model alone, as training and probe see it
 merge           add an adapter to a base model's weights, in float32
 base_dtype      the precision in which the base model lies on disk
 
-Where a job starts (`TrainingSettings.start_from`, with `parent_adapter_path`):
+Where a job starts (`EffectiveSettings.start_from`, with `parent_adapter_path`):
 
 base        the base model; a new adapter, or every weight, is trained
 continue    a copy of the parent adapter is trained on
@@ -26,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.formats import chat_template
-from nip_lm_server.training.job import TrainingError, TrainingJob, TrainingSettings
+from nip_lm_server.training.job import TrainingError, TrainingJob
+from nip_lm_server.wire import EffectiveSettings
 
 if TYPE_CHECKING:
     from nip_lm_server.engines.lora import LoraFiles
@@ -42,6 +44,15 @@ class Text:
     max_length: int  # longest sequence that is trained; longer ones are refused
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What a method has made of a job: a trainer, or, where nothing is to be trained, the model."""
+
+    trainer: Any = None
+    tokens_per_epoch: int = 0
+    unchanged: Any = None
+
+
 def load_text(job: TrainingJob) -> Text:
     """Tokenizer and limits. Raises TrainingError if the base model can't be used."""
     try:
@@ -55,7 +66,7 @@ def load_text(job: TrainingJob) -> Text:
         tokenizer=tokenizer,
         stop_tokens=chat_template.stop_token_ids(tokenizer, _generation_config(job)),
         context=context,
-        max_length=min(n for n in (job.hyperparameters.max_length, context, 2**31) if n),
+        max_length=min(job.hyperparameters.max_length, context or 2**31),
     )
 
 
@@ -176,7 +187,7 @@ def check_fits(model: Any, files: "LoraFiles") -> dict[str, Any]:
     return modules
 
 
-def check_continued(parent: "LoraFiles", settings: TrainingSettings) -> None:
+def check_continued(parent: "LoraFiles", settings: EffectiveSettings) -> None:
     """The parent's shape is the adapter's shape: settings that differ are refused, not ignored."""
     config = json.loads((parent.path / "adapter_config.json").read_text())
     for name, key in (("lora_rank", "r"), ("lora_alpha", "lora_alpha")):
@@ -258,7 +269,7 @@ def _prepared(job: TrainingJob, model: Any) -> Any:
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
-def _quantization(settings: TrainingSettings, device: str, precision: str) -> dict[str, Any]:
+def _quantization(settings: EffectiveSettings, device: str, precision: str) -> dict[str, Any]:
     import torch
     from transformers import BitsAndBytesConfig
 

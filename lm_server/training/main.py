@@ -4,7 +4,7 @@
 ``DIR/events.jsonl``, keeps checkpoints in ``DIR/checkpoints`` and fills the job's output directory.
 
 job           job.json and events.jsonl
-sft, dpo, trajectories   one method each: ``train(job, events)``
+sft, dpo, trajectories   one method each: ``prepare(job, text, events)``
 loading       tokenizer, base model, parent adapter      encoding      conversations -> token ids
 arguments     settings and device -> trainer arguments   callback      progress events
 runner        what every method does around its trainer  checkpoints   saved, found, loaded
@@ -23,12 +23,20 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from nip_lm_server.processes import die_with_parent_process
-from nip_lm_server.training.job import Events, Stopped, TrainingError, TrainingJob, read_job
+from nip_lm_server.training import loading
+from nip_lm_server.training.job import (
+    Events,
+    TrainingError,
+    TrainingJob,
+    TrainingStopped,
+    read_job,
+)
 
 STOPPED = 143
 """Exit status after SIGTERM: 128 and the signal's number, as shells have it."""
@@ -72,11 +80,26 @@ def _train(job: TrainingJob, events: Events) -> int:
     # What arrives before training listens finds nothing worth a checkpoint.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
     try:
-        importlib.import_module(_METHODS[job.method]).train(job, events)
-    except Stopped as stopped:
+        _prepare_and_run(job, events)
+    except TrainingStopped as stopped:
         events.message(f"stopped after step {stopped.step}; a checkpoint was written")
         return STOPPED
     return 0
+
+
+def _prepare_and_run(job: TrainingJob, events: Events) -> None:
+    started_s = time.monotonic()
+    if job.hyperparameters.packing and job.method != "supervised":
+        message = f"{job.method} can't be trained with packing"
+        raise TrainingError("packing_unsupported", message, "packing")
+    # 1. Read and check: tokenizer and data, before anything heavy is imported.
+    text = loading.load_text(job)
+    # 2. The method loads the model and builds its trainer.
+    prepared = importlib.import_module(_METHODS[job.method]).prepare(job, text, events)
+    # 3. Train and write, alike for all methods.
+    from nip_lm_server.training.runner import run
+
+    run(prepared, job, text, events, started_s)
 
 
 def as_training_error(error: Exception) -> TrainingError:

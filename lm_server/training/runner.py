@@ -1,12 +1,12 @@
 """What every method does around its trainer: continue, train, stop, evaluate, write.
 
-A method's module (`sft`, `dpo`, `trajectories`) has ``train(job, events)``, which
+A method's module (`sft`, `dpo`, `trajectories`) has ``prepare(job, text, events)``, which
 
-1. reads its data with `loading.load_text` and `encoding`,
+1. reads its data with `encoding`,
 2. loads the model with `loading.load_start`,
 3. builds its trainer, a class with `checkpoints.CheckpointedTrainer` first among its bases, from
    `arguments.common_arguments`,
-4. calls `run`.
+4. returns `loading.Prepared`, which is given to `run`.
 """
 
 import json
@@ -17,27 +17,28 @@ from collections.abc import Sequence
 from typing import Any
 
 from nip_lm_server.training import checkpoints, loading, output
-from nip_lm_server.training.arguments import effective_arguments
+from nip_lm_server.training.arguments import choose_device, effective_arguments
 from nip_lm_server.training.callback import make_callback, step_figures
-from nip_lm_server.training.job import Events, Stopped, TrainingError, TrainingJob
+from nip_lm_server.training.job import Events, TrainingError, TrainingJob, TrainingStopped
 
 
 def run(
-    trainer: Any,
+    prepared: loading.Prepared,
     job: TrainingJob,
     text: loading.Text,
     events: Events,
-    *,
     started_s: float,
-    tokens_per_epoch: int,
-    evaluate: bool,
 ) -> None:
     """Train from the newest checkpoint on, and write everything that the job leaves behind.
 
     `started_s` is `time.monotonic()` at the job's beginning. Raises TrainingError, or
-    `Stopped` after SIGTERM. The trainer is of no use afterwards.
+    `TrainingStopped` after SIGTERM. The trainer is of no use afterwards.
     """
-    settings = job.hyperparameters
+    settings, trainer = job.hyperparameters, prepared.trainer
+    if trainer is None:
+        _write_unchanged(prepared.unchanged, job, text, started_s)
+        return
+    evaluate = trainer.eval_dataset is not None
     _float32_adapters(trainer.model)
     trainer.checkpoints_dir = job.checkpoints_dir
     stopper = checkpoints.CheckpointCallback(settings.checkpoint_steps, agree=_agree(trainer))
@@ -56,14 +57,14 @@ def run(
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     train_s = time.monotonic() - ready_s
     if stopper.stopped_at is not None:
-        raise Stopped(stopper.stopped_at)
+        raise TrainingStopped(stopper.stopped_at)
     validation = _validation(trainer) if evaluate else {}
     figures = {
         **_losses(trainer),
         "validation_loss": None,
         **validation,
         "steps": trainer.state.global_step,
-        "tokens": settings.n_epochs * tokens_per_epoch,
+        "tokens": settings.n_epochs * prepared.tokens_per_epoch,
         "startup_s": round(ready_s - started_s, 3),
         "train_s": round(train_s, 3),
         "trainable_parameters": sum(p.numel() for p in trained_parameters(trainer)),
@@ -82,6 +83,24 @@ def run(
         output.write_output(job, text, weights, figures)
     else:
         _free(trainer)
+
+
+def _write_unchanged(model: Any, job: TrainingJob, text: loading.Text, started_s: float) -> None:
+    """Write what the training starts from, without training."""
+    from accelerate import PartialState
+
+    if not PartialState(cpu=choose_device() == "cpu").is_main_process:
+        return
+    figures: dict[str, Any] = {
+        "final_loss": None,
+        "mean_loss": None,
+        "validation_loss": None,
+        "steps": 0,
+        "tokens": 0,
+    }
+    weights = output.save_trained(job, model)
+    figures["wall_s"] = round(time.monotonic() - started_s, 3)
+    output.write_output(job, text, weights, figures)
 
 
 def trained_parameters(trainer: Any) -> list[Any]:

@@ -1,12 +1,11 @@
 """Method `supervised`: learn the assistant messages of conversations, by TRL's SFTTrainer.
 
-``train(job, events)`` is called by `main`. Sequences and labels come from `encoding`, so TRL
+`main` calls ``prepare(job, text, events)``. Sequences and labels come from `encoding`, so TRL
 prepares nothing. With `packing` the sequences of a batch stand one after the other in one row
 without padding and without seeing each other (TRL's padding-free batches): every step learns from
 the same sequences, with the same loss, as without.
 """
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,8 @@ from nip_lm_server.training.encoding import (
 from nip_lm_server.training.job import Events, TrainingError, TrainingJob
 
 
-def train(job: TrainingJob, events: Events) -> None:
-    """Do the whole job. Raises TrainingError where it can't be done."""
-    started_s = time.monotonic()
-    text = loading.load_text(job)
+def prepare(job: TrainingJob, text: loading.Text, events: Events) -> loading.Prepared:
+    """Read the data, load the model and build the trainer. Raises TrainingError."""
     training = encode_file(job.training_file, text, "training_file")
     validation = encode_file(job.validation_file, text, "validation_file")
     tokens = sum(len(example.input_ids) for example in training)
@@ -32,17 +29,8 @@ def train(job: TrainingJob, events: Events) -> None:
         f"{len(training)} sequences, {tokens} tokens, "
         f"{sum(example.learned for example in training)} of them learned"
     )
-    from nip_lm_server.training.runner import run
-
-    run(
-        build_trainer(job, loading.load_start(job), text, training, validation),
-        job,
-        text,
-        events,
-        started_s=started_s,
-        tokens_per_epoch=tokens,
-        evaluate=bool(validation),
-    )
+    trainer = build_trainer(job, loading.load_start(job), text, training, validation)
+    return loading.Prepared(trainer, tokens)
 
 
 def encode_file(path: Path | None, text: loading.Text, param: str) -> list[EncodedExample]:

@@ -1,10 +1,9 @@
 """How a job's training is run: one interface, a subprocess behind it for real training.
 
-TrainingTask, TrainingResult                what goes in and what comes out
-TrainingFailed, TrainingStopped             how it ends without a model
-Trainer                                     the interface; `engines/deterministic` has another
-TrainingPlace                               where the jobs of a base model are trained
-SubprocessTrainer                           children, one after the other, until one is done
+TrainingResult      what comes out of a `job.TrainingJob`
+Trainer             the interface; `deterministic` has another
+TrainingPlace       where the jobs of a base model are trained
+SubprocessTrainer   children, one after the other, until one is done
 
 The contract with a child, in its job directory: it reads ``job.json``, appends JSON lines to
 ``events.jsonl`` ({"type": "progress" | "message" | "error", ...}), keeps checkpoints in
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nip_lm_server.processes import process_identity, read_tail
+from nip_lm_server.training.job import CHECKPOINTS, TrainingError, TrainingJob, TrainingStopped
 from nip_lm_server.training.out_of_memory import count_oom_kills
 
 TRAINING_MODULE = "nip_lm_server.training.main"
@@ -38,33 +38,9 @@ EXIT_TIMEOUT_S = 10.0
 """How long a killed child may take to be gone."""
 MAX_CRASHES = 2
 """A child that a signal ended is started again this many times without a new checkpoint."""
-CHECKPOINTS = "checkpoints"
-METRICS_FILE = "metrics.jsonl"
-"""In the job's directory: what a trainer may leave there to give the figures of every step."""
 
 Report = Callable[[list[dict[str, Any]]], None]
 """Receives the events of a training in order, a few at a time."""
-
-
-@dataclass(frozen=True)
-class TrainingTask:
-    """Everything a trainer needs; paths are absolute.
-
-    A task that was stopped, or whose server died, is given to `Trainer.train` again with the same
-    fields; what lies in ``job_dir/checkpoints`` is left as it was.
-    """
-
-    job_id: str
-    job_key: str  # the idempotency key, or the job id: the same when the job is run again
-    job_dir: Path
-    output_dir: Path
-    method: str
-    base_model_path: str  # a directory, or a name that the trainer's libraries resolve
-    parent_path: Path | None  # adapter to continue from, or to stack upon
-    training_file: Path
-    validation_file: Path | None
-    settings: Mapping[str, Any]  # wire.EffectiveSettings as a dict
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -78,17 +54,10 @@ class TrainingResult:
     unchanged: bool = False  # the weights are those that the training started from
     detail: dict[str, Any] = field(default_factory=dict)
 
-
-class TrainingFailed(Exception):
-    """The training ended without weights, for good; becomes the job's `error`."""
-
-    def __init__(self, code: str, message: str, param: str | None = None):
-        super().__init__(code, message, param)
-        self.code, self.message, self.param = code, message, param
-
-
-class TrainingStopped(Exception):
-    """The training ended because it was told to; `Trainer.train` with the same task goes on."""
+    @property
+    def figures(self) -> dict[str, Any]:
+        """All of it, as manifests and logs tell it."""
+        return {**self.detail, **{k: v for k, v in vars(self).items() if k != "detail"}}
 
 
 class Trainer(Protocol):
@@ -96,17 +65,17 @@ class Trainer(Protocol):
 
     async def train(
         self,
-        task: TrainingTask,
+        job: TrainingJob,
         report: Report,
         started: Callable[[int, str], None],
         stop: asyncio.Event,
     ) -> TrainingResult:
         """Train, from the task's last checkpoint if it has one, and leave the weights in
-        `task.output_dir`, which it empties first.
+        `job.output_dir`, which it empties first.
 
         `report` gets events: {"type": "progress", "step", "total_steps", "loss", ...} and
         {"type": "message", "level", "message"}; progress need not be told of every step where
-        METRICS_FILE, with lines of the same fields, is left in `task.job_dir`. `started` is told
+        METRICS_FILE, with lines of the same fields, is left in `job.job_dir`. `started` is told
         pid and identity of every child process, before anything is awaited.
 
         There are two ways to end it early, and after both nothing that it started is alive:
@@ -118,7 +87,7 @@ class Trainer(Protocol):
         - The await is cancelled (the job was cancelled, or there is no more time to stop): it
           ends at once, without a checkpoint; CancelledError goes on up.
 
-        Raises TrainingFailed if the training can't be done: the job has failed for good.
+        Raises TrainingError if the training can't be done: the job has failed for good.
         """
 
 
@@ -155,21 +124,21 @@ class SubprocessTrainer:
 
     async def train(
         self,
-        task: TrainingTask,
+        job: TrainingJob,
         report: Report,
         started: Callable[[int, str], None],
         stop: asyncio.Event,
     ) -> TrainingResult:
         """See `Trainer.train`."""
-        _write_job(task)
+        job.write()
         crashes = 0
         while not stop.is_set():
-            before, kills = _checkpoints(task.job_dir), count_oom_kills()
-            returncode, error = await self._run_child(task, report, started, stop)
+            before, kills = _checkpoints(job.job_dir), count_oom_kills()
+            returncode, error = await self._run_child(job, report, started, stop)
             if returncode == 0:
-                return _read_result(task)
+                return _read_result(job)
             if error is not None:
-                raise TrainingFailed(
+                raise TrainingError(
                     str(error.get("code") or "training_failed"),
                     str(error.get("message") or "the training process reported an error"),
                     error.get("param"),
@@ -178,29 +147,29 @@ class SubprocessTrainer:
                 break
             killed = _signal_name(returncode) == "SIGKILL"
             out_of_memory = killed and count_oom_kills() > kills
-            crashes = 1 if _checkpoints(task.job_dir) - before else crashes + 1
+            crashes = 1 if _checkpoints(job.job_dir) - before else crashes + 1
             if _signal_name(returncode) is None or crashes > MAX_CRASHES:
-                raise _died(task, returncode, out_of_memory, crashes)
+                raise _died(job, returncode, out_of_memory, crashes)
             report([_crash_event(returncode, out_of_memory, crashes)])
         raise TrainingStopped
 
     async def _run_child(
         self,
-        task: TrainingTask,
+        job: TrainingJob,
         report: Report,
         started: Callable[[int, str], None],
         stop: asyncio.Event,
     ) -> tuple[int, dict[str, Any] | None]:
         """Run one child to its end; returns its exit status and the error that it reported."""
-        events_path = task.job_dir / "events.jsonl"
+        events_path = job.job_dir / "events.jsonl"
         events_path.unlink(missing_ok=True)
-        shutil.rmtree(task.output_dir, ignore_errors=True)
-        task.output_dir.mkdir(parents=True)
+        shutil.rmtree(job.output_dir, ignore_errors=True)
+        job.output_dir.mkdir(parents=True)
         tail = _EventTail(events_path)
-        with (task.job_dir / "log.txt").open("ab") as log:
+        with (job.job_dir / "log.txt").open("ab") as log:
             child = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "nip_lm_server.training.die_with_parent", str(os.getpid())),
-                *(self._module, "--job-dir", str(task.job_dir)),
+                *(self._module, "--job-dir", str(job.job_dir)),
                 stdin=asyncio.subprocess.PIPE,  # its end tells the child that we are gone
                 stdout=log,
                 stderr=log,
@@ -247,23 +216,6 @@ def _signal_group(pid: int, sent: signal.Signals) -> None:
         os.killpg(pid, sent)
 
 
-def _write_job(task: TrainingTask) -> None:
-    task.job_dir.mkdir(parents=True, exist_ok=True)
-    job = {
-        "method": task.method,
-        "base_model_path": task.base_model_path,
-        "parent_adapter_path": str(task.parent_path) if task.parent_path else None,
-        "training_file": str(task.training_file),
-        "validation_file": str(task.validation_file) if task.validation_file else None,
-        "hyperparameters": dict(task.settings),
-        "seed": task.seed,
-        "output_dir": str(task.output_dir),
-    }
-    part = task.job_dir / "job.json.part"
-    part.write_text(json.dumps(job, indent=1))
-    part.rename(task.job_dir / "job.json")
-
-
 def _checkpoints(job_dir: Path) -> frozenset[str]:
     """The checkpoints that are whole: their manifest is written last."""
     names = {path.parent.name for path in (job_dir / CHECKPOINTS).glob("*/manifest.json")}
@@ -290,17 +242,17 @@ def _crash_event(returncode: int, out_of_memory: bool, crashes: int) -> dict[str
     }
 
 
-def _died(task: TrainingTask, returncode: int, out_of_memory: bool, crashes: int) -> TrainingFailed:
+def _died(job: TrainingJob, returncode: int, out_of_memory: bool, crashes: int) -> TrainingError:
     name = _signal_name(returncode)
     how = f"was ended by {name}" if name else f"exited with status {returncode}"
     if name and crashes > 1:
         how += f", {crashes} times without a new checkpoint"
     if out_of_memory:
         how += ", because the memory was full"
-    return TrainingFailed(
+    return TrainingError(
         "out_of_memory" if out_of_memory else "training_process_died",
         f"The training process {how}. End of its log:\n"
-        f"{read_tail(task.job_dir / 'log.txt') or '(empty)'}",
+        f"{read_tail(job.job_dir / 'log.txt') or '(empty)'}",
     )
 
 
@@ -330,8 +282,8 @@ class _EventTail:
         return events
 
 
-def _read_result(task: TrainingTask) -> TrainingResult:
-    path = task.output_dir / "training_result.json"
+def _read_result(job: TrainingJob) -> TrainingResult:
+    path = job.output_dir / "training_result.json"
     try:
         result = json.loads(path.read_text())
         return TrainingResult(
@@ -343,7 +295,7 @@ def _read_result(task: TrainingTask) -> TrainingResult:
             detail=result,
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TrainingFailed(
+        raise TrainingError(
             "training_result_missing",
             f"The training process exited 0 but {path.name} can't be read: {error!r}",
         ) from None

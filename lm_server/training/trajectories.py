@@ -1,6 +1,6 @@
 """Method `trajectories`: reinforce what was rewarded, from recorded episodes.
 
-``train(job, events)`` is called by `main`. The data comes from `episodes`, the loss is
+`main` calls ``prepare(job, text, events)``. The data comes from `episodes`, the loss is
 `policy_gradient.clipped_loss`:
 
 build_trainer    a subclass of transformers' Trainer with this loss
@@ -16,7 +16,6 @@ is kept. Where no episode has an advantage other than 0 nothing is trained, and 
 """
 
 import math
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -27,19 +26,14 @@ from nip_lm_server.training.episodes import (
     read_episodes,
     with_advantages,
 )
-from nip_lm_server.training.job import Events, TrainingError, TrainingJob
-
-DEFAULT_CLIP = 0.2
+from nip_lm_server.training.job import Events, TrainingJob
 
 
-def train(job: TrainingJob, events: Events) -> None:
-    """Do the whole job. Raises TrainingError where it can't be done."""
-    started_s = time.monotonic()
-    if job.hyperparameters.packing:
-        raise TrainingError(
-            "packing_unsupported", "trajectories can't be trained with packing", "packing"
-        )
-    text = loading.load_text(job)
+def prepare(job: TrainingJob, text: loading.Text, events: Events) -> loading.Prepared:
+    """Read the data, load the model and build the trainer. Raises TrainingError.
+
+    There is no trainer where no episode has an advantage other than 0.
+    """
     mode = job.hyperparameters.advantage
     training = read_episodes(job.training_file, text, mode, "training_file")
     validation = (
@@ -55,22 +49,12 @@ def train(job: TrainingJob, events: Events) -> None:
     validation, _ = with_advantages(validation, mode)
     _tell(events, training, skipped)
     if not any(episode.advantage for episode in training):
-        _write_unchanged(job, text, model, events, started_s)
-        return
-    from nip_lm_server.training.runner import run
-
+        events.message("no episode has an advantage other than 0: nothing is trained", level="warn")
+        return loading.Prepared(unchanged=model)
     trainer = build_trainer(job, model, text, training, validation)
     fill_in(trainer, events)
     tokens = sum(len(s.input_ids) for episode in training for s in episode.sequences)
-    run(
-        trainer,
-        job,
-        text,
-        events,
-        started_s=started_s,
-        tokens_per_epoch=tokens,
-        evaluate=bool(validation),
-    )
+    return loading.Prepared(trainer, tokens)
 
 
 def build_trainer(
@@ -89,15 +73,13 @@ def build_trainer(
     from nip_lm_server.training.policy_gradient import clipped_loss, token_logprobs
 
     settings = job.hyperparameters
-    clip_low = DEFAULT_CLIP if settings.clip_low is None else settings.clip_low
-    clip_high = clip_low if settings.clip_high is None else settings.clip_high
-    kl_penalty = settings.kl_penalty or 0.0
+    bounds = settings.model_dump(include={"clip_low", "clip_high", "kl_penalty"})
 
     class PolicyTrainer(CheckpointedTrainer, Trainer):  # type: ignore[misc]
         """`needs_reference`: whether batches must have ``reference_logprobs``."""
 
         loss_is_scaled_for_ga = True  # divided by the tokens of the whole batch
-        needs_reference = kl_penalty > 0
+        needs_reference = bounds["kl_penalty"] > 0
         _total_train_tokens = 0  # kept in checkpoints
 
         def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
@@ -108,9 +90,7 @@ def build_trainer(
                 inputs["logprobs"],
                 inputs["advantages"],
                 actions,
-                clip_low=clip_low,
-                clip_high=clip_high,
-                kl_penalty=kl_penalty,
+                **bounds,
                 reference_logprobs=inputs.get("reference_logprobs"),
                 divisor=divisor / self.accelerator.num_processes,  # gradients are averaged
             )
@@ -242,28 +222,3 @@ def _tell(events: Events, training: Sequence[Episode], skipped: int) -> None:
     )
     if skipped:
         events.message(f"{skipped} groups left out, because all rewards in each of them are equal")
-
-
-def _write_unchanged(
-    job: TrainingJob, text: loading.Text, model: Any, events: Events, started_s: float
-) -> None:
-    """Write what the training starts from, without training."""
-    from accelerate import PartialState
-
-    from nip_lm_server.training import output
-    from nip_lm_server.training.arguments import choose_device
-
-    events.message("no episode has an advantage other than 0: nothing is trained", level="warn")
-    if not PartialState(cpu=choose_device() == "cpu").is_main_process:
-        return
-    weights = output.save_trained(job, model)
-    del model
-    figures = {
-        "final_loss": None,
-        "mean_loss": None,
-        "validation_loss": None,
-        "steps": 0,
-        "tokens": 0,
-        "wall_s": round(time.monotonic() - started_s, 3),
-    }
-    output.write_output(job, text, weights, figures)

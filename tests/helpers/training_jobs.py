@@ -8,7 +8,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-SETTINGS = {"n_epochs": 2, "batch_size": 4, "learning_rate": 0.01, "lora_rank": 4, "lora_alpha": 8}
+SETTINGS = {
+    "n_epochs": 2,
+    "batch_size": 4,
+    "learning_rate_multiplier": 1.0,
+    "learning_rate": 0.01,
+    "lora_rank": 4,
+    "lora_alpha": 8.0,
+    "lora_dropout": 0.0,
+    "lora_target_modules": "all-linear",
+    "max_length": 2**20,
+    "start_from": "base",
+    "beta": 0.1,
+    "clip_low": 0.2,
+    "clip_high": 0.2,
+    "kl_penalty": 0.0,
+}
+"""Everything that a server fills in."""
 DEADLINE_S = 120.0
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,11 @@ from nip_lm_server import formats
 from nip_lm_server.engines.base import GenerationRequest
 from nip_lm_server.engines.deterministic import DeterministicEngine, DeterministicTrainer
 from nip_lm_server.engines.reply_rules import ReplyFile
-from nip_lm_server.training.trainers import TrainingFailed, TrainingStopped, TrainingTask
+from nip_lm_server.training.job import TrainingError, TrainingJob, TrainingStopped
+from nip_lm_server.wire import EffectiveSettings
+
+sys.path.append(str(Path(__file__).parent))
+from training_jobs import SETTINGS
 
 USER = {"role": "user", "content": "q"}
 
@@ -47,22 +52,21 @@ LEARNED = {"supervised": 5 * 2 + 10, "dpo": 10 * 2 + 10 * 2, "trajectories": 9 +
 
 def make_task(
     directory: Path, method: str = "supervised", rows: Any = None, **more: Any
-) -> TrainingTask:
+) -> TrainingJob:
     directory.mkdir(exist_ok=True)
     (directory / "train.jsonl").write_bytes(formats.to_jsonl(rows or ROWS[method]))
-    settings = {"n_epochs": 2, "batch_size": 4, "learning_rate": 0.1, **more.pop("settings", {})}
-    return TrainingTask(
+    settings = {**SETTINGS, "learning_rate": 0.1, **more.pop("settings", {})}
+    return TrainingJob(
         **{
-            "job_id": "ftjob-1",
-            "job_key": "k",
+            "key": "k",
             "job_dir": directory,
             "output_dir": directory / "output",
             "method": method,
             "base_model_path": "sim",
-            "parent_path": None,
+            "parent_adapter_path": None,
             "training_file": directory / "train.jsonl",
             "validation_file": None,
-            "settings": settings,
+            "hyperparameters": EffectiveSettings.model_validate(settings),
             "seed": 5,
             **more,
         }
@@ -70,7 +74,7 @@ def make_task(
 
 
 def train(
-    task: TrainingTask, events: Any = None, stop_after_s: float | None = None, **rules: Any
+    task: TrainingJob, events: Any = None, stop_after_s: float | None = None, **rules: Any
 ) -> Any:
     async def run() -> Any:
         stop = asyncio.Event()
@@ -83,7 +87,7 @@ def train(
     return asyncio.run(run())
 
 
-def written(task: TrainingTask, name: str = "adapter.json") -> dict[str, Any]:
+def written(task: TrainingJob, name: str = "adapter.json") -> dict[str, Any]:
     return json.loads((task.output_dir / name).read_text())
 
 
@@ -107,7 +111,7 @@ def test_every_method_reads_its_own_format(tmp_path: Path, method: str) -> None:
 @pytest.mark.parametrize("method", list(ROWS))
 def test_a_file_of_another_method_is_refused(tmp_path: Path, method: str) -> None:
     other = next(name for name in ROWS if name != method)
-    with pytest.raises(TrainingFailed) as caught:
+    with pytest.raises(TrainingError) as caught:
         train(make_task(tmp_path, method, ROWS[other]))
     assert (caught.value.code, caught.value.param) == ("invalid_file", "training_file")
     assert "line 1" in caught.value.message
@@ -116,10 +120,10 @@ def test_a_file_of_another_method_is_refused(tmp_path: Path, method: str) -> Non
 def test_what_is_trained_upon_counts(tmp_path: Path) -> None:
     first = make_task(tmp_path / "1")
     train(first)
-    second = make_task(tmp_path / "2", parent_path=first.output_dir)
+    second = make_task(tmp_path / "2", parent_adapter_path=first.output_dir)
     train(second)
     assert written(second)["generation"] == 2
-    again = make_task(tmp_path / "3", parent_path=first.output_dir)
+    again = make_task(tmp_path / "3", parent_adapter_path=first.output_dir)
     train(again)
     assert written(again) == written(second)
     assert written(again)["parent_digest"] != written(first)["parent_digest"] is None
@@ -249,8 +253,8 @@ def test_failures_are_injected_by_the_key_of_the_job(tmp_path: Path) -> None:
     outcomes = []
     for number in range(40):
         try:
-            train(make_task(tmp_path, job_key=f"k{number}"), fail_rate=0.5)
-        except TrainingFailed as failure:
+            train(make_task(tmp_path, key=f"k{number}"), fail_rate=0.5)
+        except TrainingError as failure:
             outcomes.append(failure.code)
         else:
             outcomes.append("done")

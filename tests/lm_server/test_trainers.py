@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from nip_lm_server.processes import end_process, is_alive, process_identity
+from nip_lm_server.training.job import TrainingError, TrainingJob, TrainingStopped
 from nip_lm_server.training.out_of_memory import count_oom_kills
-from nip_lm_server.training.trainers import (
-    SubprocessTrainer,
-    TrainingFailed,
-    TrainingStopped,
-    TrainingTask,
-)
+from nip_lm_server.training.trainers import SubprocessTrainer
+from nip_lm_server.wire import EffectiveSettings
+
+sys.path.append(str(Path(__file__).parent))
+from training_jobs import SETTINGS
 
 HEAD = """
 import json, os, signal, subprocess, sys, time
@@ -66,17 +66,14 @@ class Run:
             {**os.environ, "PYTHONPATH": path}, module="small_training", stop_grace_s=grace_s
         )
         self.stop = asyncio.Event()
-        self.task = TrainingTask(
-            job_id="ftjob-1",
-            job_key="k",
+        self.job = TrainingJob(
+            key="k",
             job_dir=directory / "job",
             output_dir=directory / "job" / "output",
             method="supervised",
             base_model_path="/base",
-            parent_path=None,
             training_file=directory / "train.jsonl",
-            validation_file=None,
-            settings={"n_epochs": 1},
+            hyperparameters=EffectiveSettings.model_validate(SETTINGS),
             seed=5,
         )
         self.events: list[dict[str, Any]] = []
@@ -86,7 +83,7 @@ class Run:
         def started(pid: int, identity: str) -> None:
             self.child = (pid, identity)
 
-        return await self.trainer.train(self.task, self.events.extend, started, self.stop)
+        return await self.trainer.train(self.job, self.events.extend, started, self.stop)
 
     def messages(self) -> list[str]:
         return [event["message"] for event in self.events if event["type"] == "message"]
@@ -99,8 +96,8 @@ class Run:
         with pytest.raises(TrainingStopped):
             await training
 
-    def failure(self) -> TrainingFailed:
-        with pytest.raises(TrainingFailed) as caught:
+    def failure(self) -> TrainingError:
+        with pytest.raises(TrainingError) as caught:
             asyncio.run(self.train())
         return caught.value
 
@@ -127,7 +124,7 @@ def test_a_training_reports_while_it_runs_and_gives_its_figures(tmp_path: Path) 
         "parent_adapter_path": None,
         "training_file": str(tmp_path / "train.jsonl"),
         "validation_file": None,
-        "hyperparameters": {"n_epochs": 1},
+        "hyperparameters": run.job.hyperparameters.model_dump(),
         "seed": 5,
         "output_dir": str(tmp_path / "job" / "output"),
     }

@@ -16,7 +16,7 @@ from training_jobs import DEADLINE_S, make_job, messages, progress, run_here, wa
 
 from nip_lm_server.training import job as job_module
 from nip_lm_server.training.arguments import process_count
-from nip_lm_server.training.job import TrainingSettings, read_job
+from nip_lm_server.training.job import read_job
 from nip_lm_server.training.main import STOPPED, launch_command
 
 SETTINGS = {"lr_scheduler": "constant", "learning_rate": 0.001, "checkpoint_steps": 5}
@@ -26,8 +26,9 @@ SETTINGS = {"lr_scheduler": "constant", "learning_rate": 0.001, "checkpoint_step
     ("batch_size", "devices", "processes"),
     [(8, 0, 1), (8, 1, 1), (8, 2, 2), (8, 3, 2), (6, 4, 3), (7, 4, 1), (1, 8, 1)],
 )
-def test_as_many_gpus_as_share_the_batch_evenly(batch_size, devices, processes):
-    assert process_count(TrainingSettings(batch_size=batch_size), devices) == processes
+def test_as_many_gpus_as_share_the_batch_evenly(tmp_path, batch_size, devices, processes):
+    settings = read_job(make_job("model", tmp_path / "job", batch_size=batch_size)).hyperparameters
+    assert process_count(settings, devices) == processes
 
 
 def test_the_launcher_is_told_the_processes_and_the_job(tmp_path):

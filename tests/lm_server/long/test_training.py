@@ -218,7 +218,7 @@ def test_a_validation_file_gives_a_validation_loss(base, tmp_path):
     ("changes", "code", "param", "message"),
     [
         (
-            {"learning_rate": 1e30, "max_grad_norm": 0.0},
+            {"learning_rate": 1e30, "max_grad_norm": 1000.0},
             "loss_not_finite",
             "learning_rate",
             "became (nan|inf)",
