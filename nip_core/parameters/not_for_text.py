@@ -96,7 +96,6 @@ NOT_FOR_TEXT: Mapping[str, Mapping[str, Unused]] = {
         **_all("an episode is always played to its end", steps_per_env_per_iteration=None),
         **_all("batches are set by per_device_train_batch_size of the agents", minibatch_size=64),
         **_all("how lr falls is set by fine_tuning.lr_scheduler", anneal_lr=False),
-        **_all("gradients of fine-tune jobs are clipped at norm 1", max_grad_norm=1.0),
         **_all(
             _TENSORS,
             loss_critic_type="smooth_l1",

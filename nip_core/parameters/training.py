@@ -34,6 +34,9 @@ class RlTrainerParameters(Parameters):
     lr: Annotated[float, Field(gt=0, le=1)] = 1e-4
     """Learning rate of fine-tune jobs of any method, above 0, at most 1. SelfHosted only: OpenAI
     chooses its own."""
+    max_grad_norm: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Norm to which gradients that are larger are scaled down, in every step of fine-tune jobs of
+    any method, above 0, at most 1000. SelfHosted only."""
 
     @model_validator(mode="before")
     @classmethod

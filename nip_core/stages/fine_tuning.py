@@ -382,6 +382,8 @@ def training_settings(
         "weight_decay": parameters.fine_tuning.weight_decay,
         "start_from": start_from,
     }
+    if parameters.rl.max_grad_norm != 1.0:  # the server's own, which earlier jobs were made with
+        extensions["max_grad_norm"] = parameters.rl.max_grad_norm
     if agent.use_lora:
         extensions["lora_rank"] = agent.lora_rank
         extensions["lora_alpha"] = agent.effective_lora_alpha

@@ -31,7 +31,7 @@ RATE = 1.23e-5
 CONFIGURATION = {
     "run_name": "rate",
     "dataset": "x",
-    "rl": {"lr": RATE, "num_epochs": 1},
+    "rl": {"lr": RATE, "num_epochs": 1, "max_grad_norm": 0.25},
     "fine_tuning": {
         "lr_scheduler": "constant",
         "warmup_ratio": 0.25,
@@ -114,7 +114,7 @@ async def test_the_configured_hyper_parameters_are_those_of_the_trainer(
     words = "effective arguments "
     [told] = [e["message"] for e in record.backend_events if e["message"].startswith(words)]
     used = json.loads(told.removeprefix(words))
-    assert used["learning_rate"] == RATE
+    assert (used["learning_rate"], used["max_grad_norm"]) == (RATE, 0.25)
     assert (used["lr_scheduler"], used["weight_decay"]) in {
         ("constant", 0.03),
         ("constant_with_warmup", 0.03),
@@ -133,6 +133,7 @@ async def test_the_learning_rate_of_an_adapter_is_the_one_that_the_trainer_gets_
     settings = {
         "learning_rate": RATE,
         "lr_scheduler": "constant",
+        "max_grad_norm": 0.25,
         "n_epochs": 1,
         "batch_size": 5,
         "lora_rank": 4,
@@ -166,3 +167,13 @@ async def test_the_learning_rate_of_an_adapter_is_the_one_that_the_trainer_gets_
     events = json.loads(record.read_text())["backend_events"]
     rates = [event["data"]["learning_rate"] for event in events if event["type"] == "metrics"]
     assert rates and set(rates) == {RATE}
+
+
+def test_a_norm_that_was_not_set_is_not_sent_so_that_jobs_made_before_it_keep_their_keys() -> None:
+    def extensions(**rl: float) -> dict[str, Any]:
+        parameters = load_parameters({**CONFIGURATION, "rl": rl})
+        return training_settings(parameters, "all", from_base=True)[1]
+
+    assert "max_grad_norm" not in extensions()
+    assert extensions() == extensions(max_grad_norm=1.0)
+    assert extensions(max_grad_norm=0.25) == extensions() | {"max_grad_norm": 0.25}
