@@ -2,7 +2,7 @@
 
 launching    ServerSpec, EngineSpec; start_or_attach, is_running, stop, stop_state_dir; serve
 version      SERVER_VERSION, compatible
-the wire     NipSettings, METHOD_HYPERPARAMETERS
+the wire     NipSettings, METHOD_HYPERPARAMETERS; ACTIVE_STATUSES, ENDED_STATUSES of a job
 training data   formats: what a line of each method holds, and its checks; group_advantages
 a server's files, while it does not run   examine, collectable files (State, read_state, remove),
              adopt_models, find_model, and the names of what lies in a state directory
@@ -54,11 +54,18 @@ from nip_lm_server.state.models import (
     content_digest,
 )
 from nip_lm_server.version import SERVER_VERSION, compatible
-from nip_lm_server.wire import METHOD_HYPERPARAMETERS, NipSettings
+from nip_lm_server.wire import (
+    ACTIVE_STATUSES,
+    ENDED_STATUSES,
+    METHOD_HYPERPARAMETERS,
+    NipSettings,
+)
 
 __all__ = [
+    "ACTIVE_STATUSES",
     "CHECKSUM",
     "DATABASE",
+    "ENDED_STATUSES",
     "FILES",
     "KEY_FILE",
     "MANIFEST",

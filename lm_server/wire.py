@@ -23,8 +23,10 @@ from pydantic import (
 
 from nip_lm_server.errors import ApiError, shown, unsupported_value
 
-TERMINAL_STATUSES = frozenset({"succeeded", "failed", "cancelled"})
 ACTIVE_STATUSES = ("validating_files", "queued", "running")
+ENDED_STATUSES = ("succeeded", "failed", "cancelled")
+"""Statuses of a job that goes on and of one that is over, here as at OpenAI. A status that is in
+neither may be one to come, and is no end."""
 ORGANIZATION_ID = "org-local"
 
 DEFAULT_N_EPOCHS = 3

@@ -17,10 +17,11 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.state.database import Database, load
+from nip_lm_server.wire import ACTIVE_STATUSES, ENDED_STATUSES
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 ENGINE_STATES = ("stopped", "starting", "running", "sleeping", "failed")
-JOB_STATUSES = ("validating_files", "queued", "running", "succeeded", "failed", "cancelled")
+JOB_STATUSES = (*ACTIVE_STATUSES, *ENDED_STATUSES)
 _BUCKETS_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 

@@ -44,7 +44,7 @@ from nip_lm_server.training.job import (
     TrainingStopped,
 )
 from nip_lm_server.training.trainers import TrainingPlace
-from nip_lm_server.wire import EffectiveSettings
+from nip_lm_server.wire import ENDED_STATUSES, EffectiveSettings
 
 _log = logging.getLogger("nip.lm_server.jobs")
 
@@ -123,7 +123,7 @@ class JobRunner:
         row = self._jobs.row(id)
         if row["status"] in ("failed", "cancelled"):
             self._models.remove(row["adapter_digest"])
-        if row["status"] in ("succeeded", "failed", "cancelled"):
+        if row["status"] in ENDED_STATUSES:
             # Its logs are small and stay.
             for name in ("output", "trained_adapter", CHECKPOINTS):
                 shutil.rmtree(self._directory / id / name, ignore_errors=True)

@@ -28,7 +28,7 @@ from nip_lm_server.state.database import Database
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore
 from nip_lm_server.training.trainers import TrainingPlace
-from nip_lm_server.wire import EffectiveSettings
+from nip_lm_server.wire import ACTIVE_STATUSES, EffectiveSettings
 
 STOP_GRACE_S = 6.0
 """How long trainings may take for their checkpoints when the server stops."""
@@ -78,7 +78,7 @@ class JobSupervisor:
 
     def start(self) -> None:
         """Take up what an earlier server left, and begin."""
-        for row in self._jobs.rows_in(("validating_files", "queued", "running")):
+        for row in self._jobs.rows_in(ACTIVE_STATUSES):
             self._recover(row)
         self._loops = [
             asyncio.create_task(_repeat(self._validate_next), name="validate jobs"),

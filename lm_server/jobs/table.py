@@ -21,7 +21,7 @@ from nip_lm_server import wire
 from nip_lm_server.errors import ApiError, not_found
 from nip_lm_server.jobs.events import JobEvents
 from nip_lm_server.jobs.settings import Places, resolve
-from nip_lm_server.state.database import Database, damaged, dump, load
+from nip_lm_server.state.database import UNFINISHED, Database, damaged, dump, load
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore, adapter_digest, adapter_name
 from nip_lm_server.wire import CreateJobRequest, EffectiveSettings
@@ -308,10 +308,9 @@ class JobTable:
         """
         with self._database.transaction():
             changed = self._database.execute(
-                "UPDATE jobs SET paused = 1, "
+                "UPDATE jobs SET paused = 1, "  # noqa: S608
                 "status = CASE status WHEN 'running' THEN 'queued' ELSE status END "
-                "WHERE id = ? AND paused = 0 "
-                "AND status IN ('validating_files', 'queued', 'running')",
+                f"WHERE id = ? AND paused = 0 AND {UNFINISHED}",
                 id,
             )
             if changed:

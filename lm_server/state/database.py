@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nip_lm_server import wire
 from nip_lm_server.state.directory import StateError, refuse_lost_database
 from nip_lm_server.version import STATE_FORMAT
 
@@ -117,6 +118,8 @@ _JSON = {
     "meta": ("value",),
 }
 """Columns that are read as JSON."""
+UNFINISHED = f"status IN {wire.ACTIVE_STATUSES}"
+"""SQL: a job that is not over."""
 UNUSABLE = (sqlite3.Error, UnicodeDecodeError)
 """What comes of a database that can't be used; damage in a name can't even be said by SQLite."""
 _REMEDY = "put a copy of it back, or move everything beside it to another place and start anew"

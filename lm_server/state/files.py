@@ -28,17 +28,14 @@ from typing import Any
 
 from nip_lm_server import aside, formats, wire
 from nip_lm_server.errors import ApiError, not_found
-from nip_lm_server.state.database import Database
+from nip_lm_server.state.database import UNFINISHED, Database
 from nip_lm_server.state.disk import sha256_of, sync
 
 SET_ASIDE = "set_aside"
 PURPOSES = ("fine-tune",)
 MAX_ROWS = 1_000_000
 """Most examples in a file, unless set otherwise."""
-_IS_NEEDED = (
-    "SELECT id FROM jobs WHERE (training_file = ?1 OR validation_file = ?1) AND status IN "
-    "('validating_files', 'queued', 'running')"
-)
+_IS_NEEDED = f"SELECT id FROM jobs WHERE ?1 IN (training_file, validation_file) AND {UNFINISHED}"  # noqa: S608
 _CONTENT = re.compile(r"file-[0-9a-f]{24}")
 _UPLOAD = re.compile(rf"{_CONTENT.pattern}\.part")
 

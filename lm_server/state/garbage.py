@@ -14,12 +14,10 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nip_lm_server.state.database import Database, load
+from nip_lm_server.state.database import UNFINISHED, Database, load
 from nip_lm_server.state.directory import DATABASE, FILES, LOCK, MODELS, try_lock
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore
-
-_UNFINISHED = "('validating_files', 'queued', 'running')"
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ def read_state(state_dir: Path) -> State:
         ).fetchall()
         jobs = connection.execute(
             "SELECT model, base_model, training_file, validation_file FROM jobs "  # noqa: S608
-            f"WHERE status IN {_UNFINISHED}"
+            f"WHERE {UNFINISHED}"
         ).fetchall()
         made_by = dict(connection.execute("SELECT id, adapter_name FROM jobs").fetchall())
     return State(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_lm_server.engines.base import Proof
-from nip_lm_server.state.database import Database, dump
+from nip_lm_server.state.database import UNFINISHED, Database, dump
 from nip_lm_server.state.disk import sha256_of, sync
 
 MANIFEST = "manifest.json"
@@ -213,8 +213,7 @@ class ModelStore:
         if child is not None:
             return f"the model {child['name']}"
         job = self._database.one(
-            "SELECT id FROM jobs WHERE (model = ?1 OR base_model = ?1) AND status IN "
-            "('validating_files', 'queued', 'running')",
+            f"SELECT id FROM jobs WHERE ?1 IN (model, base_model) AND {UNFINISHED}",  # noqa: S608
             name,
         )
         return None if job is None else f"the unfinished job {job['id']}"

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from nip_core.errors import DatasetError, JobError, RunConflictError, SettingsError
 from nip_core.hashing import derive_key, digest
 from nip_core.jobs.job import JobRecord, JobSpec, Refused
-from nip_core.jobs.ledger import ENDED, Ledger, open_ledger
+from nip_core.jobs.ledger import Ledger, open_ledger
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.parameters import HyperParameters
 from nip_core.rollouts.chat_client import ChatClient
@@ -22,7 +22,7 @@ from nip_core.run_store.store import open_store
 from nip_core.stages.fine_tuning import Parent, group_job, prove
 from nip_core.stages.models import ServedModel
 from nip_core.stages.providers import Endpoints, speaks_nip
-from nip_lm_server.client import describe_problems, to_jsonl, validate
+from nip_lm_server.client import ENDED_STATUSES, describe_problems, to_jsonl, validate
 
 _SUFFIX = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -146,7 +146,7 @@ class GroupJobs:
         if record.state != "submitted" or record.id is None:
             return record
         try:
-            ended = (await backend.retrieve_job(record.id)).status in ENDED
+            ended = (await backend.retrieve_job(record.id)).status in ENDED_STATUSES
         except Refused as error:
             ended = error.status == 404
         if not ended:

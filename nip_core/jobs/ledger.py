@@ -24,7 +24,7 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from nip_core.errors import DeadlineError, JobError, ParkedError, RunConflictError
 from nip_core.jobs.document import JobDocument, OnEvent
@@ -45,18 +45,11 @@ from nip_core.jobs.waiting import FIRST_PAUSE_S, LONGEST_PAUSE_S, Pauses, Waitin
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
-from nip_lm_server.client import MIN_EXAMPLES
+from nip_lm_server.client import ACTIVE_STATUSES, ENDED_STATUSES, MIN_EXAMPLES
 
 _log = logging.getLogger(__name__)
 
-_GOING_ON = frozenset({"validating_files", "queued", "running", "paused"})
-_TERMINAL: dict[str, Outcome] = {
-    "succeeded": "succeeded",
-    "failed": "failed",
-    "cancelled": "cancelled",
-}
-ENDED = frozenset(_TERMINAL)
-"""Statuses of jobs that have ended."""
+_KNOWN = frozenset({*ACTIVE_STATUSES, *ENDED_STATUSES, "paused"})
 _SENDS = 3  # creates, or uploads, with unknown outcome before giving up
 
 
@@ -262,7 +255,7 @@ class Ledger:
                 return _Look(record, None, f"the back-end does not know it: {error}", "not_found")
             return _Look(record, None, str(error))
         is_nameless = view.status == "succeeded" and not view.fine_tuned_model
-        if view.status in ENDED and not is_nameless:
+        if view.status in ENDED_STATUSES and not is_nameless:
             return _Look(await self._finish(document, record, view))
         if view.status != record.status:
             record = self._note(document, record, view.status)
@@ -442,12 +435,12 @@ class Ledger:
 
     def _note(self, document: JobDocument, record: JobRecord, status: str) -> JobRecord:
         """Record a status that has changed."""
-        if status not in _GOING_ON and status not in _TERMINAL:
+        if status not in _KNOWN:
             _log.warning("job %s: status %r is not known; waiting on", record.id, status)
         return document.save(record, status, status=status)
 
     async def _finish(self, document: JobDocument, record: JobRecord, view: JobView) -> JobRecord:
-        outcome = _TERMINAL[view.status]
+        outcome = cast(Outcome, view.status)
         if record.given_up and outcome != "succeeded":
             outcome = "deadline"
         try:

@@ -33,6 +33,7 @@ from nip_core.jobs.waiting import Waiting
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.run import RUN_NAME, RunStore
 from nip_core.run_store.store import open_store
+from nip_lm_server.client import ENDED_STATUSES
 
 FORMAT_VERSION = 1
 _LEASE_TTL_S = 10.0
@@ -164,7 +165,7 @@ class Submissions:
         if record.id is None or record.state == "terminal":
             return record, None
         view = await backend.retrieve_job(record.id)
-        if view.status not in ("succeeded", "failed", "cancelled"):
+        if view.status not in ENDED_STATUSES:
             return record, view
         ended = self.follow(
             run_id, number, backend, interval_s=1.0, deadline_s=60.0, counted_from_s=time.time()

@@ -5,12 +5,13 @@ from collections.abc import Callable, Collection
 from nip_core.errors import JobError, RunConflictError
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import Backend, Busy, JobRecord, NoAnswer, Refused
-from nip_core.jobs.ledger import ENDED, open_ledger
+from nip_core.jobs.ledger import open_ledger
 from nip_core.parameters import HyperParameters
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import walk
 from nip_core.stages.providers import speaks_nip
+from nip_lm_server.client import ENDED_STATUSES
 
 
 def open_jobs(run: RunStore, among: Collection[str] | None = None) -> list[JobRecord]:
@@ -67,7 +68,7 @@ async def cancel_jobs(
 
 async def _has_ended(backend: Backend, job_id: str) -> bool:
     try:
-        return (await backend.retrieve_job(job_id)).status in ENDED
+        return (await backend.retrieve_job(job_id)).status in ENDED_STATUSES
     except (Refused, Busy, NoAnswer):
         return False
 

@@ -21,6 +21,7 @@ from nip_core.stages.verification import Check
 from nip_lm_server.client import (
     CHECKSUM,
     DATABASE,
+    ENDED_STATUSES,
     FILES,
     MANIFEST,
     MODELS,
@@ -186,7 +187,7 @@ async def check_remote(check: Check, parameters: HyperParameters) -> None:
 
 async def _ask(check: Check, backend: Any, path: str, job: JobRecord) -> None:
     """One job, and the model that it made."""
-    if job.id is None or job.outcome not in ("succeeded", "failed", "cancelled"):
+    if job.id is None or job.outcome not in ENDED_STATUSES:
         return
     remedy = f"ask {backend.address} what became of it"
     try:
