@@ -1,12 +1,12 @@
-"""What Prefect costs: one iteration through the flows against the same functions called plainly.
+"""What Prefect costs: one iteration through the flows against the same loop without it.
 
     python benchmarks/prefect_share.py [--pairs 15] [--out docs/results/prefect_share.json]
 
 A run of one iteration: 1,000 episodes of `nip` in 10 shards, a job for each of two groups, the
 swap, on the deterministic engine, which takes 50 ms for each answer. Once it is the flow `train`
-with a Prefect server beside it, as `nip train` does it, and once the functions of
-`nip_core.stages` in the same order, in the same process, which has imported everything and has
-played a small run before. They take turns; each has an lm_server of its own, started
+with a Prefect server beside it, as `nip train` does it, and once the loop that the flow drives,
+`nip_core.loop`, by itself, in the same process, which has imported everything and has played a
+small run before. They take turns; each has an lm_server of its own, started
 before the clock. All must play and choose the same. The whole is timed: open the run, prove the
 models, play, build datasets, train, swap, report. What counts is the median over pairs, as a
 machine that others use too may be a third slower a minute later; its 95 % interval, by the
@@ -144,36 +144,11 @@ async def through_prefect(config: Path) -> None:
 
 
 async def plainly(config: Path) -> None:
-    """What the flow `train` does, without it."""
-    from nip_core.concurrency import together
+    """The loop by itself."""
+    from nip_core.loop import train
     from nip_core.parameters import load_parameters
-    from nip_core.stages import evaluation, fine_tuning, rollouts, training_data
-    from nip_core.stages.session import open_session
-    from nip_prefect.flows.iteration import timed
 
-    async with open_session(load_parameters(config)) as session:
-        times: dict[str, float] = {}
-        await fine_tuning.prove_serving(session, 0)
-        with timed(times, "play"):
-            left = rollouts.start(session, 0, "train")
-            await together(rollouts.play(session, 0, "train", shard) for shard in left)
-            rollouts.commit_played(session, 0, "train")
-            evaluation.measure(session, 0, "train")
-        groups = fine_tuning.scheduled(session.parameters, 0)
-        with timed(times, "dataset"):
-            for group in groups:
-                training_data.build_dataset(session, 0, group)
-        with timed(times, "train"):
-            for group in groups:
-                await fine_tuning.submit(session, 0, group)
-            await together(fine_tuning.wait(session, 0, group) for group in groups)
-        with timed(times, "swap"):
-            await fine_tuning.swap(session, 0)
-        path = f"{session.run.iteration(0)}/times.json"
-        session.run.write_json_once(path, times, lease=session.lease)
-        evaluation.write_report(session.run, "running")
-        evaluation.write_report(session.run, "finished")
-        evaluation.summary(session.run)
+    await train(load_parameters(config))
 
 
 def processor_seconds(processes: dict[str, psutil.Process]) -> dict[str, float]:
@@ -335,8 +310,8 @@ def page(result: dict[str, Any]) -> str:
         f"{machine['python']}, load {machine['load_before']} before. One iteration of "
         f"{result['episodes']:,} episodes in {result['shards']} shards, on the deterministic "
         f"engine with {1000 * result['latency_s']:g} ms for each answer: once the flow `train` "
-        "with a Prefect server beside it, as `nip train` does it, and once the same functions "
-        "called plainly, in turn, in one process. All played and chose the same. What is held to "
+        "with a Prefect server beside it, as `nip train` does it, and once the loop by itself, "
+        "in turn, in one process. All played and chose the same. What is held to "
         "the bars is the median over the pairs, here with its 95 % interval."
     )
     return f"""# Prefect's share

@@ -31,6 +31,7 @@ from nip_core.errors import (
     StageError,
     StoreError,
 )
+from nip_core.evaluation.report_text import verdict_line
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_prefect.flows.clean import clean
 from nip_prefect.flows.launch import (
@@ -40,7 +41,7 @@ from nip_prefect.flows.launch import (
     used_prefect,
     with_view,
 )
-from nip_prefect.flows.printing import print_json, show_plan, show_run, verdict_line
+from nip_prefect.flows.printing import print_json, show_plan, show_run
 from nip_prefect.flows.serve import serve
 from nip_prefect.flows.stopping import Stopped
 from nip_prefect.flows.temporary_prefect import end_temporary
@@ -294,7 +295,7 @@ def play(
     """
     from nip_core.rollouts.plan import SPLITS
     from nip_core.rollouts.progress import Progress
-    from nip_core.stages.export import export_rollouts, play_stage
+    from nip_core.stages.export import export_rollouts
 
     if split not in SPLITS:
         raise SettingsError(f"--split {split!r}: use one of {', '.join(SPLITS)}")
@@ -302,18 +303,24 @@ def play(
     progress = Progress("checking the settings and the problems")
 
     async def run() -> dict[str, Any]:
+        from nip_core.loop import play
         from nip_core.stages.session import open_session
 
         async with open_session(parameters, progress=progress) as session:
-            which = session.run.finished_iterations() if iteration is None else iteration
-            manifest = await play_stage(session, which, split)
+            finished = session.run.finished_iterations()
+            which = finished if iteration is None else iteration
+            if which > finished:
+                raise SettingsError(
+                    f"--iteration {which}: run {session.run.name!r} has finished {finished} "
+                    "iterations, so the models of that one are not there yet"
+                )
+            played = await play(session, which, split)
             files = export_rollouts(session.run, which, split, out)
             return {
                 "run": session.run.name,
                 "iteration": which,
                 "split": split,
-                "rows": dict(manifest.rows),
-                "canonical_digest": manifest.extra["canonical_digest"],
+                **played,
                 "files": [str(file) for file in files],
             }
 

@@ -7,11 +7,13 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 
+from nip_core.loop import play_and_measure
 from nip_core.parameters import load_parameters
+from nip_core.rollouts.plan import TEST
+from nip_core.stages.fine_tuning import prove_serving
 from nip_prefect.flows.form import Bundled
 from nip_prefect.flows.hooks import HOOKS_OF_TESTS
-from nip_prefect.flows.iteration import play_split
-from nip_prefect.tasks.fine_tune import prove_serving
+from nip_prefect.flows.iteration import call
 from nip_prefect.tasks.runtime import opened
 
 
@@ -43,6 +45,6 @@ async def evaluate(
     parameters = load_parameters(config_file or config, overrides)
     async with opened(parameters) as session:
         newest = session.run.finished_iterations()
-        await prove_serving(session.run.name, newest)
-        metrics = await play_split(session.run.name, newest, "test")
+        await call(prove_serving, session, newest)
+        metrics = await play_and_measure(session, newest, TEST, call)
     return {"run": session.run.name, "iteration": newest, "test": metrics}

@@ -2,8 +2,6 @@
 
 show_plan     what a run would take, and what in its settings is probably not meant
 show_run      how far a run is
-verdict_line  a test in a line
-gate_line     a decision about new models in a line
 print_json    the same for programs
 """
 
@@ -17,6 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from nip_core.evaluation.report_text import gate_line, plain_percent
 from nip_core.parameters import HyperParameters
 
 _ROOM_FOR_JOBS = 110  # columns, for the jobs of two groups in a line
@@ -94,33 +93,6 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
-
-
-def verdict_line(test: dict[str, Any]) -> str:
-    """The metrics of a test in a line."""
-    low, high = test["accuracy_ci95"] or (None, None)
-    return (
-        f"accuracy {_percent(test['accuracy'])} (95 % interval {_percent(low)} to "
-        f"{_percent(high)}), completeness {_percent(test['completeness'])}, soundness "
-        f"{_percent(test['soundness'])}, {test['episodes']} episodes on "
-        f"{test['distinct_problems']} problems"
-    )
-
-
-def gate_line(decision: dict[str, Any]) -> str:
-    """What the gate decided, and by how much."""
-    from nip_core.evaluation.report_text import promotion_words
-
-    low, high = decision["ci95"]
-    return (
-        f"{promotion_words(decision)} on {decision['problems']} validation problems (difference "
-        f"{decision['difference']:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}, margin "
-        f"{decision['margin']:g})"
-    )
-
-
 def _jobs_cell(statuses: dict[str, str], width: int) -> str:
     """What became of the jobs; of each where there is room, or where they ended differently."""
     if width < _ROOM_FOR_JOBS and len(set(statuses.values())) == 1:
@@ -148,10 +120,10 @@ def show_run(result: dict[str, Any]) -> None:
         interval = (test or {}).get("accuracy_ci95")
         table.add_row(
             str(entry["iteration"]),
-            _percent(test and test["accuracy"]),
+            plain_percent(test and test["accuracy"]),
             f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",
-            _percent(test and test["completeness"]),
-            _percent(test and test["soundness"]),
+            plain_percent(test and test["completeness"]),
+            plain_percent(test and test["soundness"]),
             str((test or {}).get("distinct_problems") or "-"),
             _jobs_cell({group: job["status"] for group, job in entry["jobs"].items()}, width),
         )

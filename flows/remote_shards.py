@@ -11,15 +11,17 @@ from nip_core.errors import SettingsError
 from nip_core.parameters.training import RolloutParameters
 from nip_core.stages.remote_shards import Ticket, ticket_of
 from nip_core.stages.session import Session
-from nip_prefect.tasks.play import play_shard_apart
+from nip_prefect.tasks.calls import play_shard_remotely
 
 _RUNNERS = {"dask": ("prefect_dask", "DaskTaskRunner"), "ray": ("prefect_ray", "RayTaskRunner")}
 
 
-async def play_apart(
+async def play_remotely(
     session: Session, iteration: int, split: str, shards: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Play the shards where `rollouts.task_runner` says. Raises what a failed one raised."""
+    if not shards:
+        return []
     settings = session.parameters.rollouts
     on_cluster = play_shards.with_options(task_runner=task_runner(settings))
     return await on_cluster(ticket_of(session), iteration, split, list(shards))
@@ -35,7 +37,9 @@ async def play_shards(
     ticket: Ticket, iteration: int, split: str, shards: list[str]
 ) -> list[dict[str, Any]]:
     """Play shards as tasks of this flow's task runner."""
-    futures = play_shard_apart.map(unmapped(ticket), unmapped(iteration), unmapped(split), shards)
+    futures = play_shard_remotely.map(
+        unmapped(ticket), unmapped(iteration), unmapped(split), shards
+    )
     played: list[Any] = await asyncio.to_thread(futures.result)
     return played
 

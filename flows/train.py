@@ -13,24 +13,21 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from nip_core.errors import SettingsError, StageError
+from nip_core.errors import SettingsError
+from nip_core.loop import go_on
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.cancelling import cancel_jobs, check_submissions_known
-from nip_core.stages.estimate import is_tested
-from nip_core.stages.evaluation import summary
-from nip_core.stages.finished import is_complete
 from nip_core.stages.published import check_store
 from nip_core.stages.rerun import Stage, is_rewound, paths_from, rewind
 from nip_core.stages.session import Session
 from nip_prefect.flows.form import Bundled
 from nip_prefect.flows.hooks import HOOKS
-from nip_prefect.flows.iteration import iteration, play_split, retest
-from nip_prefect.tasks.fine_tune import prove_serving
+from nip_prefect.flows.iteration import call
 from nip_prefect.tasks.flow_run_marks import noted_goal
-from nip_prefect.tasks.publish import publish, published_state
-from nip_prefect.tasks.runtime import log_of, opened
+from nip_prefect.tasks.publish import published_state
+from nip_prefect.tasks.runtime import opened
 
 Iteration = Annotated[int, Field(ge=0, le=9999)]
 Count = Annotated[int, Field(ge=1)]
@@ -160,50 +157,7 @@ async def _train(
             check_store(session.run, state)
         if again_from is not None:
             await _rewind(session, again_from, stage)
-        _log_begin(session)
-        parked = await _all_iterations(session)
-        found = summary(session.run)
-        log_of(session.run.name).info(
-            "run %s: %s", session.run.name, f"parked, {parked}" if parked else found["status"]
-        )
-    if parked is None:
-        return found
-    return {**found, "status": "parked", "waits_for": parked}
-
-
-def _log_begin(session: Session) -> None:
-    run, rl = session.run, session.parameters.rl
-    log_of(run.name).info(
-        "run %s: %d iterations of %d rollouts, %d iterations are finished, kept in %s",
-        *(run.name, rl.num_iterations, rl.rollouts_per_iteration, run.finished_iterations()),
-        run.store.url,
-    )
-
-
-async def _all_iterations(session: Session) -> str | None:
-    """Returns None when all is done, or what the run was parked for, see `park_after_s`."""
-    parameters = session.parameters
-    run, last = session.run.name, parameters.rl.num_iterations
-    only_tests = parameters.base_run.base_run_type == "rerun_tests"
-    tested = is_tested(parameters, last)
-    done = next((i for i in range(last) if not is_complete(session.run, parameters, i)), last)
-    for i in range(done, last):
-        # Proved inside: SQLite refuses a subflow while the server still notes a task of its parent.
-        result = await (retest(run, i) if only_tests else iteration(run, i, prove=i == done))
-        # Prefect matches subflows of a retried run by order of call, not by parameters.
-        if result["iteration"] != i:
-            raise StageError(f"iteration {i} returned the result of {result['iteration']}")
-        if result["parked"] is not None:
-            return str(result["parked"])
-    if only_tests:
-        await retest(run, last)
-    else:
-        if done == last:
-            await prove_serving(run, last)
-        if tested:
-            await play_split(run, last, "test")
-    await publish(run, "the last test", 1.0, samples=tested and not only_tests)
-    return None
+        return await go_on(session, call)
 
 
 async def _rewind(session: Session, from_iteration: int, stage: Stage) -> None:

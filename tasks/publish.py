@@ -23,44 +23,31 @@ from nip_core.evaluation.report import metrics_table
 from nip_core.evaluation.transcripts import transcripts_markdown
 from nip_core.run_store.run import RunStore
 from nip_core.stages.costs import spent
-from nip_core.stages.evaluation import (
-    promotion_of,
-    report_location,
-    write_report,
-)
+from nip_core.stages.evaluation import promotion_of
 from nip_core.stages.published import state_of
 from nip_core.stages.session import Session
 from nip_core.stages.transcripts import newest_sample
-from nip_prefect.tasks.runtime import session_of, stage
 
 _SAMPLES = 5
 _BAR = 40
 
 
-@stage("publish", "publish-{after}")
-async def publish(
-    run: str, after: str, fraction_done: float, report: bool = True, samples: bool = True
-) -> str | None:
-    """Write the artifacts, and the `report`, of everything that is committed so far.
+async def publish_artifacts(
+    session: Session, after: str, fraction_done: float, samples: bool
+) -> None:
+    """Write the artifacts of everything that is committed so far.
 
-    The report takes longer, so it is left out in the middle of an iteration. The `samples` are
-    read from whole splits, and left out where nothing was played since they were published.
+    The `samples` are read from whole splits, and left out where nothing was played since they were
+    published.
     """
-    session = session_of(run)
-    finished = fraction_done >= 1.0
-    session.lease.check()
-    if report:
-        write_report(session.run, "finished" if finished else "running")
-    location = report_location(session.run)
     try:
-        await _publish_artifacts(session, after, fraction_done, samples)
+        await _publish_all(session, after, fraction_done, samples)
     except Exception as error:
         # A view for people: the run goes on without it, and a later stage publishes it again.
         get_run_logger().warning("artifacts not published: %s: %s", type(error).__name__, error)
-    return location
 
 
-async def _publish_artifacts(
+async def _publish_all(
     session: Session, after: str, fraction_done: float, with_samples: bool
 ) -> None:
     run = session.run.name

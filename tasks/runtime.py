@@ -3,20 +3,19 @@
 offer       let the next flow that opens a run use a session that is open already
 opened      the session of a flow: what was offered, or a new one; its tasks find it
 session_of  the session of a task
-log_of      the log of the flow run that opened a run, where people look first
 stage       the decorator of every task
 """
 
-import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 from aiohttp import ClientError
 from prefect import Task, get_client, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.exceptions import MissingContextError, ObjectNotFound
+from prefect.exceptions import ObjectNotFound
 
 from nip_core.errors import ServerError
 from nip_core.parameters import HyperParameters
@@ -28,8 +27,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _sessions: dict[str, Session] = {}
-_logs: dict[str, logging.Logger | logging.LoggerAdapter[logging.Logger]] = {}
-
 _offered: list[Session] = []
 
 
@@ -60,36 +57,24 @@ async def opened(
                 )
             )
         await mark_flow_run(session)
-        stack.enter_context(hold(session))
+        # Its iterations are flow runs of their own, whose logs Prefect shows on other pages: what
+        # is logged here stands on one.
+        session = replace(session, log=get_run_logger())
+        stack.enter_context(_hold(session))
         yield session
 
 
 @contextmanager
-def hold(session: Session) -> Iterator[None]:
+def _hold(session: Session) -> Iterator[None]:
     """Let the tasks of this process find `session` by its run's name."""
     name = session.run.name
     if name in _sessions:
         raise RuntimeError(f"run {name!r} is already open in this process")
     _sessions[name] = session
-    _logs[name] = _current_log()
     try:
         yield
     finally:
-        del _sessions[name], _logs[name]
-
-
-def _current_log() -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
-    """The log of this flow run; outside of one, a plain logger."""
-    try:
-        return get_run_logger()
-    except MissingContextError:
-        return logging.getLogger(__name__)
-
-
-def log_of(run: str) -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
-    """The log of the flow run that opened `run`. Its iterations are flow runs of their own, whose
-    logs Prefect shows on other pages: what is logged here stands on one."""
-    return _logs[run]
+        del _sessions[name]
 
 
 def session_of(run: str) -> Session:

@@ -71,3 +71,29 @@ def seconds(value: float | None) -> str:
     if whole < 3_600:
         return f"{whole // 60}{THIN}min {whole % 60:02d}{THIN}s"
     return f"{whole // 3_600}{THIN}h {whole % 3_600 // 60:02d}{THIN}min"
+
+
+def plain_percent(value: float | None) -> str:
+    """A rate as "71.3 %" in letters of every keyboard, a "-" for None."""
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def verdict_line(test: Mapping[str, Any]) -> str:
+    """The metrics of a test in a line, for a terminal or a log."""
+    low, high = test["accuracy_ci95"] or (None, None)
+    return (
+        f"accuracy {plain_percent(test['accuracy'])} (95 % interval {plain_percent(low)} to "
+        f"{plain_percent(high)}), completeness {plain_percent(test['completeness'])}, soundness "
+        f"{plain_percent(test['soundness'])}, {test['episodes']} episodes on "
+        f"{test['distinct_problems']} problems"
+    )
+
+
+def gate_line(decision: Mapping[str, Any]) -> str:
+    """The gate's decision, and by how much, in a line."""
+    low, high = decision["ci95"]
+    return (
+        f"{promotion_words(decision)} on {decision['problems']} validation problems (difference "
+        f"{decision['difference']:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}, margin "
+        f"{decision['margin']:g})"
+    )

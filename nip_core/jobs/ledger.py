@@ -71,13 +71,14 @@ async def open_ledger(
     extensions: bool,
     settle_s: float,
     lease: Lease | None = None,
+    clock: Clock | None = None,
 ) -> "AsyncIterator[tuple[Ledger, OpenAIBackend]]":
     """The run's ledger over the back-end at an address, with that; closed at the end.
 
-    `extensions`: see `OpenAIBackend`; `settle_s` and `lease`: see `Ledger`.
+    `extensions`: see `OpenAIBackend`; the rest: see `Ledger`.
     """
     async with open_backend(at, extensions=extensions) as backend:
-        yield Ledger(run, backend, settle_s=settle_s, lease=lease), backend
+        yield Ledger(run, backend, settle_s=settle_s, lease=lease, clock=clock), backend
 
 
 class Ledger:

@@ -7,7 +7,10 @@ from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters import HyperParameters
 from nip_core.scenarios.code_validation.datasets import Problem
 
-SPLITS = ("train", "validation", "test")
+TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
+CANDIDATE = "candidate"
+"""The split in which the models that an iteration has trained play its validation episodes; in
+``validation`` the models that have played the iteration do."""
 
 
 @dataclass(frozen=True)

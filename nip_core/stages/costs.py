@@ -4,11 +4,11 @@ from typing import Any
 
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import calls_usd, training_usd
+from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore
-from nip_core.stages.models import CANDIDATE
 
 # By split, in the order of an iteration.
-_STAGES = {"test": "test", "train": "play", "validation": "gate, old", CANDIDATE: "gate, new"}
+_STAGES = {TEST: "test", TRAIN: "play", VALIDATION: "gate, old", CANDIDATE: "gate, new"}
 
 
 def spent(run: RunStore, parameters: HyperParameters) -> list[dict[str, Any]]:

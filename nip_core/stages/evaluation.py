@@ -18,15 +18,17 @@ from nip_core.errors import CorruptionError, StoreError
 from nip_core.evaluation.baselines import believe_the_prover
 from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.evaluation.report import GroupReport, IterationReport, ReportData, build_report
+from nip_core.evaluation.report_text import verdict_line
 from nip_core.parameters.agents import PureTextAgentParameters
 from nip_core.parameters.training import RlTrainerParameters, TextRlParameters
+from nip_core.rollouts.plan import CANDIDATE, VALIDATION
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.lease import Owner, ThisMachine
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunRecord, RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.stages.estimate import scheme_tests
-from nip_core.stages.models import CANDIDATE, NOT_SCHEDULED
+from nip_core.stages.models import NOT_SCHEDULED
 from nip_core.stages.providers import dummy_name, served_name
 from nip_core.stages.session import Session
 from nip_core.stages.too_long import in_words, recorded
@@ -52,11 +54,16 @@ def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
     run = session.run
     if session.parameters.text_rl.save_transcripts:
         save_transcripts(session, iteration, split)
-    path = run.metrics(iteration, split)
-    stored = run.read_json_or_none(path)
-    if stored is not None:
-        return dict(stored)
-    directory = run.rollouts(iteration, split)
+    stored = run.read_json_or_none(run.metrics(iteration, split))
+    metrics = dict(stored or _measured(session, iteration, split))
+    session.log.info(
+        "iteration %d: played %s problems: %s", iteration, split, verdict_line(metrics)
+    )
+    return metrics
+
+
+def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
+    run, directory = session.run, session.run.rollouts(iteration, split)
     rollouts = read_rollouts(run.store, directory)
     metrics = evaluate(rollouts.episodes, rollouts.generations, seed=session.parameters.seed)
     if provers := session.game.protocol.provers:
@@ -65,9 +72,10 @@ def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
         )
         if believed["no_decision_rate"] is not None and believed["no_decision_rate"] < 1:
             metrics["believe_the_prover"] = believed
-    played = "validation" if split == CANDIDATE else split
+    played = VALIDATION if split == CANDIDATE else split
     metrics["problems_left_out"] = len(session.left_out.get(played, {}))
     metrics["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]
+    path = run.metrics(iteration, split)
     return dict(run.write_json_once(path, metrics, lease=session.lease))
 
 
@@ -315,7 +323,7 @@ def write_report(run: RunStore, status: str | None = None) -> str:
                 promotion=promotion_of(run, iteration),
                 gate=[
                     played
-                    for split in ("validation", CANDIDATE)
+                    for split in (VALIDATION, CANDIDATE)
                     if (played := run.read_json_or_none(run.metrics(iteration, split)))
                 ],
                 stage_s=run.read_json_or_none(f"{run.iteration(iteration)}/times.json") or {},

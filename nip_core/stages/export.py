@@ -1,31 +1,12 @@
-"""Playing one stage without a flow, and copying its Parquet files out of the run store."""
+"""Copying the Parquet files of a split out of the run store."""
 
 import contextlib
 from pathlib import Path
 
-from nip_core.concurrency import together
 from nip_core.errors import SettingsError
 from nip_core.rollouts.tables import iter_rollouts, shard_manifest
-from nip_core.run_store.manifest import Manifest, read_file, read_manifest
+from nip_core.run_store.manifest import read_file, read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.stages.rollouts import commit_played, play, start
-from nip_core.stages.session import Session
-
-
-async def play_stage(session: Session, iteration: int, split: str) -> Manifest:
-    """Play all shards of a stage at once and publish them; what is committed is reused.
-
-    Raises SettingsError for an iteration whose models are not there yet.
-    """
-    if iteration > session.run.finished_iterations():
-        raise SettingsError(
-            f"--iteration {iteration}: run {session.run.name!r} has finished "
-            f"{session.run.finished_iterations()} iterations, so the models of that one are not "
-            "there yet"
-        )
-    left = start(session, iteration, split)
-    await together(play(session, iteration, split, shard) for shard in left)
-    return commit_played(session, iteration, split)
 
 
 def export_rollouts(run: RunStore, iteration: int, split: str, target: Path) -> list[Path]:

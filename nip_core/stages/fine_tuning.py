@@ -1,16 +1,16 @@
 """Training: from committed examples to the models that serve the next iteration.
 
-scheduled      the groups that are trained in an iteration
-submit         one job per such group, through the ledger
-wait           until it has ended
-prove_new      prove that the new models answer
-swap           that, and record who serves from the next iteration on: the new models, unless the
-               gate has refused them
+scheduled         the groups that are trained in an iteration
+submit_job        one job per such group, through the ledger
+wait_for_job      until it has ended
+prove_candidates  prove that the new models answer
+prove_serving     prove that the models which are to play an iteration answer
+swap_models       record who serves from the next iteration on: the new models once they are
+                  proved, unless the gate has refused them
 """
 
 import asyncio
 import tempfile
-import time
 from collections.abc import Awaitable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from nip_core.concurrency import together
 from nip_core.errors import CorruptionError, DeadlineError, ParkedError, ServerError, StageError
+from nip_core.evaluation.report_text import gate_line
 from nip_core.hashing import derive_seed, digest
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import Busy, JobRecord, JobSpec, NoAnswer, Refused
@@ -47,7 +48,7 @@ def scheduled(parameters: HyperParameters, iteration: int) -> tuple[str, ...]:
     return tuple(group for group in groups if parameters.training_agents(group, iteration))
 
 
-async def submit(session: Session, iteration: int, group: str) -> dict[str, Any]:
+async def submit_job(session: Session, iteration: int, group: str) -> dict[str, Any]:
     """The group's job, submitted now or before; returns its id and state.
 
     What it takes is on record before anything is sent. Raises StageError for examples that the
@@ -60,7 +61,7 @@ async def submit(session: Session, iteration: int, group: str) -> dict[str, Any]
     spec = job_spec(session, iteration, group, facts, out)
     stored = _stored(session, iteration, group)
     if stored is not None and stored.key == spec.key and stored.id is not None:
-        return _reference(stored)
+        return _submitted(session, stored)
     note = describe(facts, spec.hyper_parameters["n_epochs"])
 
     async def create() -> JobRecord:
@@ -75,10 +76,17 @@ async def submit(session: Session, iteration: int, group: str) -> dict[str, Any]
             async with _ledger(session, group) as (ledger, _):
                 return await ledger.ensure_job(spec, training, validation, note=note)
 
-    return _reference(await session.with_server(create))
+    return _submitted(session, await session.with_server(create))
 
 
-async def wait(session: Session, iteration: int, group: str) -> dict[str, Any]:
+def _submitted(session: Session, record: JobRecord) -> dict[str, Any]:
+    reference = _reference(record)
+    what = f"trains as job {record.id}" if record.id else f"has no job, {reference['status']}"
+    session.log.info("iteration %d: %s %s", record.iteration, record.group, what)
+    return reference
+
+
+async def wait_for_job(session: Session, iteration: int, group: str) -> dict[str, Any]:
     """Wait for the group's job.
 
     In the result `again` says that another is to be submitted, `parked` (None: it has ended) that
@@ -96,7 +104,7 @@ async def wait(session: Session, iteration: int, group: str) -> dict[str, Any]:
                     interval_s=settings.poll_interval_s,
                     deadline_s=settings.deadline_s,
                     # The run's own server stood still while the run did.
-                    counted_from_s=None if group in session.endpoints else time.time(),
+                    counted_from_s=None if group in session.endpoints else session.clock.now(),
                     park_after_s=settings.park_after_s,
                 )
             except DeadlineError:
@@ -110,14 +118,27 @@ async def wait(session: Session, iteration: int, group: str) -> dict[str, Any]:
         try:
             record = await session.with_server(poll)
         except ParkedError as parked:
+            session.log.info("iteration %d: parked, %s", iteration, parked)
             return {**_reference(record), "again": False, "parked": str(parked)}
     step = next_step(session.parameters, record)
     if step == "stop":
         raise stopped(record, session.run.job(iteration, group))
-    return {**_reference(record), "again": step == "try_again", "parked": None}
+    reference = {**_reference(record), "again": step == "try_again", "parked": None}
+    if record.id:
+        session.log.info(
+            "iteration %d: job %s of %s: %s, model %s",
+            *(iteration, record.id, group, reference["status"], record.model or "none"),
+        )
+    return reference
 
 
-async def prove_new(session: Session, iteration: int) -> dict[str, ServedModel]:
+async def prove_candidates(session: Session, iteration: int) -> dict[str, str]:
+    """Prove that the new models of all groups answer; returns their names by group."""
+    proved = await _prove_new(session, iteration)
+    return {group: model.model for group, model in proved.items()}
+
+
+async def _prove_new(session: Session, iteration: int) -> dict[str, ServedModel]:
     """Prove every model that the iteration has trained; returns them by group, with the proofs.
 
     A model counts only if it answers under its own name; on a server of nip it also needs the
@@ -131,7 +152,7 @@ async def prove_new(session: Session, iteration: int) -> dict[str, ServedModel]:
     return dict(zip(trained, await session.with_server(prove_all), strict=True))
 
 
-async def swap(session: Session, iteration: int) -> dict[str, str]:
+async def swap_models(session: Session, iteration: int) -> dict[str, str]:
     """Record who serves from the next iteration on; returns the models' names by group.
 
     New models do once they are proved, and have passed the gate where the settings ask for one;
@@ -143,7 +164,7 @@ async def swap(session: Session, iteration: int) -> dict[str, str]:
     due = scheduled(session.parameters, iteration)
     waiting = [group for group in session.parameters.trainable_groups if group not in due]
     after = models_for(session, iteration)
-    proved = await prove_new(session, iteration)
+    proved = await _prove_new(session, iteration)
     promotion = None
     if gate.is_due(session, iteration):
         decision = gate.decide(session, iteration)
@@ -151,7 +172,12 @@ async def swap(session: Session, iteration: int) -> dict[str, str]:
     if promotion is None or promotion["promoted"]:
         after |= proved
     stored = write_models(session, iteration, after, waiting, promotion)
-    return {group: model.model for group, model in stored.items()}
+    if promotion is not None:
+        session.log.info("iteration %d: %s", iteration, gate_line(promotion))
+    names = {group: model.model for group, model in stored.items()}
+    serving = ", ".join(f"{group}: {model}" for group, model in names.items())
+    session.log.info("iteration %d: the models from here on are %s", iteration, serving)
+    return names
 
 
 def pass_on(session: Session, iteration: int) -> dict[str, str]:
@@ -444,4 +470,5 @@ def _ledger(
         extensions=speaks_nip(agent),
         settle_s=settle_s,
         lease=session.lease,
+        clock=session.clock,
     )

@@ -21,12 +21,10 @@ import pyarrow as pa
 
 from nip_core.evaluation.metrics import mean_by_problem, paired_difference
 from nip_core.rewards import at_least
+from nip_core.rollouts.plan import CANDIDATE, VALIDATION
 from nip_core.rollouts.tables import read_rollouts
-from nip_core.stages.models import CANDIDATE, candidates
+from nip_core.stages.models import candidates
 from nip_core.stages.session import Session
-
-OLD, NEW = "validation", CANDIDATE
-"""The splits in which the two sides play."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,8 @@ def decide(session: Session, iteration: int) -> Decision:
     """Compare what both sides have played. Raises MissingFileError if one has not."""
     run, settings = session.run, session.parameters.promotion
     old, new = (
-        read_rollouts(run.store, run.rollouts(iteration, split)).episodes for split in (OLD, NEW)
+        read_rollouts(run.store, run.rollouts(iteration, split)).episodes
+        for split in (VALIDATION, CANDIDATE)
     )
     return compare(old, new, settings.metric, settings.margin, session.parameters.seed)
 

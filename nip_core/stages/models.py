@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from nip_core.jobs.document import read_job
+from nip_core.rollouts.plan import CANDIDATE
 from nip_core.stages.kept_models import keep_models
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 NOT_SCHEDULED = "not scheduled"
 """The status of a job that there is none of, as no agent of its group trains in the iteration."""
-
-CANDIDATE = "candidate"
-"""The split in which the models that an iteration has trained play its validation episodes."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What a run says of itself where others can read it, and whether its store still has that.
 
+publish       bring the report up to date
 state_of      the run's state as a document: its manifests, models and where they are
 check_store   refuse a store that lacks what was published: going on would play and pay it again
 """
@@ -11,10 +12,27 @@ from nip_core.errors import CorruptionError
 from nip_core.run_store.manifest import MANIFEST, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, walk
-from nip_core.stages.evaluation import report_location, summary
+from nip_core.stages.evaluation import report_location, summary, write_report
 from nip_core.stages.identity import code_version
+from nip_core.stages.session import Session
 
 _SHOWN = 5
+
+
+def publish(
+    session: Session, after: str, iterations_done: float, report: bool, samples: bool
+) -> str | None:
+    """Write the report of everything that is committed so far, where `report`; its place.
+
+    It takes longer than the rest, which is for whoever shows more: `after` is the stage that was
+    done last, `iterations_done` counts the last test as one, and with `samples` episodes were
+    played since the last time.
+    """
+    session.lease.check()
+    if report:
+        is_finished = iterations_done > session.parameters.rl.num_iterations
+        write_report(session.run, "finished" if is_finished else "running")
+    return report_location(session.run)
 
 
 def state_of(run: RunStore, after: str) -> dict[str, Any]:

@@ -1,32 +1,35 @@
-"""Playing: the plan of a stage, one shard of it, and the commit that makes it readable.
+"""Playing a split of an iteration: its plan, its shards, and the commit that makes it readable.
 
-plan_stage     which episodes and shards; written once, so a resumed run cuts the same shards
-start          begin a stage: which shards are still to be played
-play           one shard: what the journal has is reused, the rest is asked for, all is committed
-commit_played  all shards of the stage as one split
+plan_split    which shards are still to be played
+play_shards   several at once
+play_shard    one: what the journal has is reused, the rest is asked for, all is committed
+commit_split  all of them as one
+plan_of       which episodes and shards; written once, so a resumed run cuts the same shards
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
 
-from nip_core.concurrency import in_thread
+from nip_core.concurrency import in_thread, together
 from nip_core.errors import RunConflictError
 from nip_core.hashing import digest
-from nip_core.rollouts.engine import (
-    Branch,
-    Failures,
-    PlayedShard,
-    Table,
-    play_shard,
-    straight,
-)
+from nip_core.rollouts import engine
+from nip_core.rollouts.engine import Branch, Failures, PlayedShard, Table, straight
 from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.journal_segments import open_journal, remove_journal
-from nip_core.rollouts.plan import EpisodeSpec, plan_episodes, replayed, shards
+from nip_core.rollouts.plan import (
+    CANDIDATE,
+    TRAIN,
+    VALIDATION,
+    EpisodeSpec,
+    plan_episodes,
+    replayed,
+)
+from nip_core.rollouts.plan import shards as in_shards
 from nip_core.rollouts.tables import (
     build_tables,
     commit_shard,
@@ -36,7 +39,7 @@ from nip_core.rollouts.tables import (
 )
 from nip_core.rollouts.trees import Branching, tree_order
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
-from nip_core.stages.models import CANDIDATE, ServedModel, playing
+from nip_core.stages.models import ServedModel, playing
 from nip_core.stages.rerun import stage_of_split
 from nip_core.stages.session import Session
 
@@ -62,7 +65,7 @@ class StagePlan:
         return min(self.episodes_per_shard, self.episodes - int(shard) * self.episodes_per_shard)
 
 
-def plan_stage(session: Session, iteration: int, split: str) -> StagePlan:
+def plan_of(session: Session, iteration: int, split: str) -> StagePlan:
     """The plan of a stage: the one on record, or a new one, which is then recorded."""
     specs, keys_digest = _planned(session, iteration, split)
     plan = StagePlan(
@@ -103,14 +106,14 @@ def _planned(session: Session, iteration: int, split: str) -> tuple[list[Episode
 
 def _specs(session: Session, iteration: int, split: str) -> list[EpisodeSpec]:
     if split == CANDIDATE:
-        return replayed(_specs(session, iteration, "validation"), CANDIDATE)
+        return replayed(_specs(session, iteration, VALIDATION), CANDIDATE)
     return plan_episodes(session.parameters, session.problems[split], split, iteration)
 
 
-def start(session: Session, iteration: int, split: str) -> list[str]:
-    """Plan a stage, and show it as begun. Returns the shards that are still to be played."""
+def plan_split(session: Session, iteration: int, split: str) -> list[str]:
+    """Plan a split, and show it as begun. Returns the shards that are still to be played."""
     store, directory = session.run.store, session.run.rollouts(iteration, split)
-    plan = plan_stage(session, iteration, split)
+    plan = plan_of(session, iteration, split)
     left = []
     for shard in plan.shards:
         if shard_is_committed(store, directory, shard):  # perhaps by one that was killed just then
@@ -121,17 +124,32 @@ def start(session: Session, iteration: int, split: str) -> list[str]:
     done = plan.episodes - sum(map(plan.size, left))
     failed = len(_failures(session, iteration, split).keys) if done else 0
     session.progress.start_stage(what, plan.episodes, done, failed)
+    session.log.info(
+        "iteration %d: playing %s problems, %d episodes, %d of them in %d shards are still to play",
+        *(iteration, split, plan.episodes, plan.episodes - done, len(left)),
+    )
     return left
 
 
-async def play(session: Session, iteration: int, split: str, shard: str) -> Mapping[str, Any]:
+async def play_shards(
+    session: Session,
+    iteration: int,
+    split: str,
+    shards: Sequence[str],
+    call: Callable[..., Awaitable[Any]],
+) -> None:
+    """Play shards side by side; `rollouts.concurrency` bounds the episodes of all together."""
+    await together(call(play_shard, session, iteration, split, shard) for shard in shards)
+
+
+async def play_shard(session: Session, iteration: int, split: str, shard: str) -> dict[str, Any]:
     """Play one shard and commit it; a committed one is left as it is.
 
     Returns rows and digest of the shard. Raises StageError when too many episodes fail; the
     journal then keeps what was generated.
     """
     store, directory = session.run.store, session.run.rollouts(iteration, split)
-    plan = plan_stage(session, iteration, split)
+    plan = plan_of(session, iteration, split)
     journal_path = session.run.journal(iteration, split, shard)
     if shard_is_committed(store, directory, shard):  # by an earlier try of this task
         remove_journal(store, journal_path)
@@ -139,7 +157,7 @@ async def play(session: Session, iteration: int, split: str, shard: str) -> Mapp
     started = time.monotonic()
     models = playing(session, iteration, split)
     specs, _ = _planned(session, iteration, split)
-    specs = shards(specs, plan.episodes_per_shard)[int(shard)]
+    specs = in_shards(specs, plan.episodes_per_shard)[int(shard)]
     journal = open_journal(store, journal_path, session.lease.epoch)
     try:
         played = await _play_open(session, iteration, split, specs, models, journal)
@@ -187,7 +205,7 @@ async def _play_open(
             failures=failures,
             places=session.places,
         )
-        return await play_shard(specs, table, _branch(session, iteration, split))
+        return await engine.play_shard(specs, table, _branch(session, iteration, split))
 
     return await session.with_server(work)
 
@@ -197,7 +215,7 @@ def _failures(session: Session, iteration: int, split: str) -> Failures:
     failures = session.failures.get((iteration, split))
     if failures is None:
         store, directory = session.run.store, session.run.rollouts(iteration, split)
-        plan = plan_stage(session, iteration, split)
+        plan = plan_of(session, iteration, split)
         # Candidates that can't play are not taken; they don't stop the run.
         failures = Failures(plan.episodes, stop=split != CANDIDATE)
         session.failures[iteration, split] = failures
@@ -230,7 +248,7 @@ def _commit(
         shard,
         build_tables(played.episodes, played.generations, timings),
         inputs={
-            "plan": plan_stage(session, iteration, split).plan_digest,
+            "plan": plan_of(session, iteration, split).plan_digest,
             "models": digest({group: m.model for group, m in models.items()}),
         },
         extra={"failed": [spec.key for spec in specs if spec.key in failed]},
@@ -240,7 +258,7 @@ def _commit(
 
 def _branch(session: Session, iteration: int, split: str) -> Branch:
     """Trees are for training by preferences; what is evaluated is played as it is."""
-    if split != "train" or session.parameters.method(iteration) != "dpo":
+    if split != TRAIN or session.parameters.method(iteration) != "dpo":
         return straight
     return Branching(session.parameters, session.game.protocol, iteration)
 
@@ -248,7 +266,7 @@ def _branch(session: Session, iteration: int, split: str) -> Branch:
 def _recorded(session: Session, iteration: int, split: str) -> set[str]:
     """The agents whose tokens are trained as they were generated."""
     parameters = session.parameters
-    if split != "train" or parameters.method(iteration) != "trajectories":
+    if split != TRAIN or parameters.method(iteration) != "trajectories":
         return set()
     groups = parameters.trainable_groups
     return {a for group in groups for a in parameters.training_agents(group, iteration)}
@@ -277,8 +295,8 @@ def _check_models(
             )
 
 
-def commit_played(session: Session, iteration: int, split: str) -> Manifest:
-    """Publish the stage once all its shards are committed.
+def commit_split(session: Session, iteration: int, split: str) -> dict[str, Any]:
+    """Publish the split once all its shards are committed; returns rows and digest.
 
     Raises StageError if too many of its episodes failed, which shards that were played in different
     processes can't see by themselves.
@@ -292,5 +310,9 @@ def commit_played(session: Session, iteration: int, split: str) -> Manifest:
             "by themselves: mend the cause and give "
             f"--rerun-from {iteration}:{stage_of_split(split)}, or raise the threshold",
         )
-    names = plan_stage(session, iteration, split).shards
-    return commit_stage(store, directory, names, lease=session.lease)
+    names = plan_of(session, iteration, split).shards
+    manifest = commit_stage(store, directory, names, lease=session.lease)
+    return {
+        "rows": dict(manifest.rows),
+        "canonical_digest": manifest.extra["canonical_digest"],
+    }

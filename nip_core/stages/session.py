@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from nip_core.errors import StoreError
 from nip_core.game.render import Game
+from nip_core.jobs.job import Clock
 from nip_core.parameters import HyperParameters, RandomAgentParameters
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.engine import Failures, places_for
@@ -75,6 +76,10 @@ class Session:
     left_out: LeftOut = field(default_factory=dict)
     """By split, the problems that are not among `problems`: too long for a model."""
     server: OwnServer | None = None
+    log: logging.Logger | logging.LoggerAdapter[logging.Logger] = _log
+    """Where people read what the run does."""
+    clock: Clock = field(default_factory=Clock)
+    """By which jobs are waited for."""
     retry_failed_jobs: bool = False  # a failed job on record is submitted anew
     origin: tuple[Mapping[str, ServedModel], ...] = ()
     """[i]: by group, the model of another run that plays iteration i, see `origin`."""

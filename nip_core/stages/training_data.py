@@ -13,8 +13,9 @@ from typing import Any
 
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import training_usd
+from nip_core.rollouts.plan import TRAIN
 from nip_core.rollouts.tables import StoredRollouts
-from nip_core.run_store.manifest import commit, is_committed, read_manifest
+from nip_core.run_store.manifest import Manifest, commit, is_committed, read_manifest
 from nip_core.stages.session import Session
 from nip_core.trainers import chooser
 from nip_core.trainers.base import OfProblems, Rollouts
@@ -40,14 +41,14 @@ def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any
     parameters, run, store = session.parameters, session.run, session.run.store
     every = parameters.text_rl.fine_tune_on_all_previous_rollouts
     used = range(iteration + 1) if every else [iteration]
-    played = {i: read_manifest(store, run.rollouts(i, "train")) for i in used}
+    played = {i: read_manifest(store, run.rollouts(i, TRAIN)) for i in used}
     inputs = {
         f"rollouts/{i:04d}": str(manifest.extra["canonical_digest"])
         for i, manifest in played.items()
     }
     directory = run.dataset(iteration, group)
     if is_committed(store, directory):
-        return dict(commit(store, directory, {}, inputs=inputs).extra)
+        return _told(session, iteration, group, commit(store, directory, {}, inputs=inputs))
     method = parameters.method(iteration)
     agents = parameters.training_agents(group, iteration)
     rollouts: Rollouts = StoredRollouts(store, [manifest.directory for manifest in played.values()])
@@ -80,7 +81,15 @@ def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any
             },
             lease=session.lease,
         )
-    return dict(manifest.extra)
+    return _told(session, iteration, group, manifest)
+
+
+def _told(session: Session, iteration: int, group: str, dataset: Manifest) -> dict[str, Any]:
+    session.log.info(
+        "iteration %d: %s has %d training examples from %d episodes",
+        *(iteration, group, dataset.extra["examples"], dataset.extra["episodes"]),
+    )
+    return dict(dataset.extra)
 
 
 def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str, Any]:

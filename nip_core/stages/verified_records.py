@@ -11,11 +11,11 @@ from nip_core.errors import CorruptionError, StoreError
 from nip_core.hashing import digest
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import JobRecord
+from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN
 from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.lease import read_lease
 from nip_core.run_store.manifest import MANIFEST, Manifest
 from nip_core.stages.evaluation import last_iteration, must_be_tested, report_is_whole, status_of
-from nip_core.stages.models import CANDIDATE
 from nip_core.stages.transcripts import CHECKSUM_SUFFIX
 from nip_core.stages.verification import Check
 
@@ -151,7 +151,7 @@ class _Iteration:
             derived=not self.is_swapped,
         )
         demanded = metrics_path if isinstance(metrics, dict) and "rollouts" in metrics else None
-        if demanded is None and split == "train" and self._has_dataset():
+        if demanded is None and split == TRAIN and self._has_dataset():
             demanded = "the dataset"
         stage = check.manifest(directory, demanded_by=demanded)
         shards = {
@@ -172,9 +172,9 @@ class _Iteration:
 
     def _is_measured(self, split: str) -> bool:
         """Whether the split must have metrics by now: what comes after it is there."""
-        if split == "test":
+        if split == TEST:
             return self._must_be_tested()
-        if split == "train":
+        if split == TRAIN:
             return self._has_dataset() and self.is_swapped
         return isinstance(self.models, dict) and self.models.get("promotion") is not None
 
@@ -326,7 +326,7 @@ class _Iteration:
         if kind != "rollouts" or not number.isdigit():
             return
         place = f"{manifest.directory}/{manifest.name}"
-        source = self.run.rollouts(int(number), "train")
+        source = self.run.rollouts(int(number), TRAIN)
         if self.check_.findings.has(f"{source}/{MANIFEST}"):
             return
         rollouts = self.check_.manifest(source, demanded_by=place)

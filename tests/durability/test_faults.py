@@ -7,11 +7,10 @@ NIP_FAULTS says how many faults: 60, or 1000 for all of it.
 
 import asyncio
 import os
-import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,18 +31,14 @@ from killed_runs import KEY, RUN, SEED, Outcome, Zygote, free_port, outcome_of
 from small_game import write_config
 
 from nip_core.errors import JobError, NipError, ServerError, StoreError
-from nip_core.jobs.ledger import Ledger
-from nip_core.jobs.openai_backend import OpenAIBackend
+from nip_core.loop import directly, go_on, iterate
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.tables import read_rollouts
-from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages import fine_tuning, rollouts
+from nip_core.stages import rollouts
 from nip_core.stages.session import Session, open_session
-from nip_core.stages.training_data import build_dataset, held_out, write_payloads
-from nip_core.trainers.dataset import open_dataset
 from nip_lm_server.state.directory import read_card
 
 WANTED = int(os.environ.get("NIP_FAULTS", "60"))
@@ -67,6 +62,7 @@ class World:
     plan: FaultPlan
     time: FakeTime = field(default_factory=FakeTime)
     port: int = field(default_factory=free_port)  # of the proxy; a run keeps to its address
+    deadline_s: float = 4e5  # of a job; the time of day may jump by two days after its submission
     stops: Counter[str] = field(default_factory=Counter)
     created: Counter[str] = field(default_factory=Counter)  # jobs by key
 
@@ -83,12 +79,17 @@ class World:
                 rollouts={"episodes_per_shard": 10, "concurrency": 8},
                 dataset_options={"max_test_size": 6, "max_train_size": EPISODES},
                 pure_text_ei={"reward_threshold": -100.0},
+                fine_tuning={
+                    "poll_interval_s": 5.0,
+                    "settle_s": SETTLE_S,
+                    "deadline_s": self.deadline_s,
+                },
             )
             for left in reversed(range(tries)):
                 try:
                     with disk.filling():
                         async with self._session(config) as session:
-                            await self._iterate(session)
+                            await go_on(session, self._call)
                     return
                 except (StoreError, ServerError) as error:
                     self.stops[type(error).__name__] += 1
@@ -101,60 +102,15 @@ class World:
             open_session(load_parameters(config)) as session,
             ChatClient(concurrency=8, timeout_s=1.0, retries=8, sleep=self.time.sleep) as client,
         ):
-            yield replace(session, client=client)
+            yield replace(session, client=client, clock=self.time.clock)
 
-    async def _iterate(self, session: Session) -> None:
-        for iteration, split in ((0, "test"), (0, "train")):
-            await self._play(session, iteration, split)
-        groups = fine_tuning.scheduled(session.parameters, 0)
-        for group in groups:
-            build_dataset(session, 0, group)
-        for group in groups:
-            await self._train(session, group)
-        await self._again(lambda: fine_tuning.swap(session, 0))
-        await self._play(session, 1, "test")
-
-    async def _play(self, session: Session, iteration: int, split: str) -> None:
-        plan = rollouts.plan_stage(session, iteration, split)
-        for shard in plan.shards:
-            await self._again(lambda shard=shard: rollouts.play(session, iteration, split, shard))
-        rollouts.commit_played(session, iteration, split)
-
-    async def _train(self, session: Session, group: str) -> None:
-        """`fine_tuning.submit` and `wait`, with the injected clock."""
-        facts = read_manifest(session.run.store, session.run.dataset(0, group)).extra
-        dataset = open_dataset(session.run.store, session.run.dataset(0, group))
-        out = held_out(session.parameters, dataset)
-        spec = fine_tuning.job_spec(session, 0, group, facts, out)
-        control = session.control_endpoint(group)
-        with tempfile.TemporaryDirectory() as folder:
-            training, validation = write_payloads(dataset, out, Path(folder), group)
-            backend = OpenAIBackend(control.base_url, control.api_key, extensions=True)
-            async with aclosing(backend):
-                ledger = Ledger(
-                    session.run,
-                    backend,
-                    settle_s=SETTLE_S,
-                    lease=session.lease,
-                    clock=self.time.clock,
-                )
-                record = await ledger.ensure_job(spec, training, validation)
-                # Counted from now: the time of day may have jumped since it was submitted.
-                ended = await ledger.poll(
-                    record,
-                    interval_s=5.0,
-                    deadline_s=JOB_DEADLINE_S,
-                    counted_from_s=self.time.clock.now(),
-                )
-        assert ended.succeeded, ended.reason
-
-    async def _again(self, stage: Callable[[], Awaitable[Any]]) -> Any:
-        """As `tasks.runtime.stage`: tried again when the server or the network was the trouble."""
+    async def _call(self, stage: Callable[..., Any], *arguments: Any) -> Any:
+        """As Prefect's hook: tried again when the server or the network was the trouble."""
         for attempt in range(3):
             try:
-                return await stage()
+                return await directly(stage, *arguments)
             except ServerError:
-                if attempt == 2:
+                if attempt == 2 or stage in (iterate, rollouts.play_shards):
                     raise
                 await self.time.sleep(2.0)
         return None
@@ -272,6 +228,7 @@ async def test_a_fault_that_lasts_stops_a_run_in_time_and_it_can_go_on(
 ) -> None:
     world = make("lasting", 0, 0.0)
     world.plan = Lasting(0, 0.0, kind=kind, place=place)
+    world.deadline_s = JOB_DEADLINE_S
     began_s = world.time.seconds
     with pytest.raises((ServerError, JobError)):
         await asyncio.wait_for(world.play(1_000_000, tries=1), DEADLINE_S)

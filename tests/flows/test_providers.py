@@ -9,11 +9,11 @@ from scripted_server import scripted_server
 from small_game import write_config
 
 from nip_core.errors import SettingsError
+from nip_core.loop import play
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.export import play_stage
 from nip_core.stages.session import open_session, plan_run, prepare
 from nip_core.stages.verification import verify_all
 from nip_lm_server.launch import ServerHandle, start_or_attach, stop
@@ -105,7 +105,7 @@ async def test_groups_of_one_provider_may_have_addresses_of_their_own(tmp_path, 
             nip_protocol={"max_message_rounds": 3, "min_message_rounds": 3},
         )
         async with open_session(load_parameters(config)) as session:
-            await play_stage(session, 0, "train")
+            await play(session, 0, "train")
     assert len(common.bodies) == 4 and own.bodies
     for server in (common, own):
         assert {h["Authorization"] for h in server.headers} == {"Bearer openai-key"}
@@ -129,7 +129,7 @@ async def test_a_dummy_plays_beside_the_model_that_it_stands_for(tmp_path):
         code_validation={"system_prompt_version": "short"},
     )
     async with open_session(load_parameters(config)) as session:
-        await play_stage(session, 0, "train")
+        await play(session, 0, "train")
         assert served(session.run) == {"prover": {"dummy-tiny"}, "verifier": {"tiny"}}
 
 

@@ -13,11 +13,11 @@ import yaml
 from small_game import write_config
 
 from nip_core.errors import LeaseError, RunConflictError
+from nip_core.loop import play
 from nip_core.parameters import load_parameters
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.export import play_stage
 from nip_core.stages.fork import fork_run
 from nip_core.stages.session import open_session
 from nip_lm_server.engines.reply_rules import DEFAULT_FILE
@@ -75,7 +75,7 @@ async def test_an_extension_needs_nothing_of_finished_iterations_but_their_model
     folder = run.store.local_path(run.rollouts(0, "train"))
     next(folder.glob("episodes-*.parquet")).write_bytes(b"damaged")
     async with open_session(load_parameters(config, ["rl.num_iterations=2"])) as session:
-        await play_stage(session, 1, "train")
+        await play(session, 1, "train")
 
 
 async def kill_server_when(folder: Path, condition) -> None:

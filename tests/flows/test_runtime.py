@@ -5,7 +5,8 @@ from prefect import flow, get_client
 
 from nip_core.errors import SettingsError, StageError
 from nip_core.rollouts.chat_client import TransportError
-from nip_prefect.tasks.play import play_shard
+from nip_core.stages.rollouts import play_shard
+from nip_prefect.tasks.calls import TASKS
 from nip_prefect.tasks.runtime import limited, session_of, stage
 
 
@@ -38,9 +39,10 @@ def test_a_run_that_is_not_open_is_named():
 
 
 async def test_a_tag_is_put_on_a_task_only_where_somebody_has_limited_it(prefect_server):
-    assert (await limited(play_shard, "nobody-limits-this")) is play_shard
+    task = TASKS[play_shard]
+    assert (await limited(task, "nobody-limits-this")) is task
     async with get_client() as client:
         await client.create_concurrency_limit("somebody-limits-this", 1)
-    tagged = await limited(play_shard, "somebody-limits-this")
+    tagged = await limited(task, "somebody-limits-this")
     assert tagged.tags == {"somebody-limits-this"}
-    assert (tagged.retries, tagged.fn) == (play_shard.retries, play_shard.fn)
+    assert (tagged.retries, tagged.fn) == (task.retries, task.fn)

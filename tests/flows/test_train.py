@@ -1,6 +1,7 @@
 """The loop end to end on the deterministic engine, through Prefect."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -118,6 +119,32 @@ async def test_the_same_seed_gives_the_same_data_whatever_concurrency_and_shards
             for r in (run, other)
         }
         assert len(digests) == 1, (iteration, split)
+
+
+def test_the_loop_without_prefect_makes_what_the_flow_makes(trained, tmp_path):
+    _, result, run = trained
+    script = (
+        "import asyncio, json, sys; sys.modules['prefect'] = None; "
+        "from nip_core.loop import train; from nip_core.parameters import load_parameters; "
+        "print(json.dumps(asyncio.run(train(load_parameters(sys.argv[1])))))"
+    )
+    command = [sys.executable, "-c", script, str(write_config(tmp_path))]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    plain = RunStore(open_store(tmp_path / "runs"), "small")
+    for iteration, entry in enumerate(json.loads(printed)["iterations"]):
+        assert entry["test"] == result["iterations"][iteration]["test"]
+        for split in ("test", "train") if entry["jobs"] else ("test",):
+            digests = {
+                read_manifest(r.store, r.rollouts(iteration, split)).extra["canonical_digest"]
+                for r in (run, plain)
+            }
+            assert len(digests) == 1, (iteration, split)
+        for group in entry["jobs"]:
+            datasets = {
+                read_manifest(r.store, r.dataset(iteration, group)).extra["digest"]
+                for r in (run, plain)
+            }
+            assert len(datasets) == 1, (iteration, group)
 
 
 async def test_a_finished_run_can_be_extended(shorter):

@@ -11,12 +11,12 @@ import yaml
 from small_game import write_config
 
 from nip_core.errors import JobError, LeaseError, StageError, StoreError
+from nip_core.loop import play
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.export import play_stage
 from nip_core.stages.session import open_session, prepare
 from nip_lm_server.engines.reply_rules import DEFAULT_FILE
 from nip_prefect.flows.train import train
@@ -39,7 +39,7 @@ def run_in(folder: Path) -> RunStore:
 
 async def played_digest(config: Path) -> str:
     async with open_session(load_parameters(config)) as session:
-        return (await play_stage(session, 0, "train")).extra["canonical_digest"]
+        return (await play(session, 0, "train"))["canonical_digest"]
 
 
 async def test_a_troubled_transport_changes_nothing_in_the_data(tmp_path):
@@ -66,7 +66,7 @@ async def test_a_conversation_that_outgrows_the_context_stops_cleanly_and_can_go
     assert "context" in str(caught.value)
     parameters = load_parameters(config, ["rollouts.failure_threshold=1.0"])
     async with open_session(parameters) as session:
-        await play_stage(session, 0, "train")
+        await play(session, 0, "train")
         assert session.progress.calls_reused > 0
     run = run_in(tmp_path)
     episodes = read_rollouts(run.store, run.rollouts(0, "train")).episodes.to_pylist()
@@ -193,10 +193,10 @@ async def test_a_disk_that_fills_in_the_middle_can_be_resumed(tmp_path, mounted)
         free = session.run.store.free_bytes()
         filler.write_bytes(bytes(free - 16_000))  # somebody else takes the space
         with pytest.raises(StoreError, match=r"disk full.*run again"):
-            await play_stage(session, 0, "train")
+            await play(session, 0, "train")
         filler.unlink()  # before the lease is given back
     async with open_session(load_parameters(config)) as session:
-        manifest = await play_stage(session, 0, "train")
+        manifest = await play(session, 0, "train")
         rows = read_manifest(session.run.store, session.run.rollouts(0, "train")).rows
     assert manifest.extra["canonical_digest"] == first
     assert rows["episodes"] == 40

@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +23,11 @@ from recorded import Steady, check
 from served_here import KEY, ChosenEngine, Here, serve
 from small_game import write_config
 
+from nip_core.loop import directly, go_on
 from nip_core.parameters import load_parameters
 from nip_core.protocols import protocol_names
-from nip_core.stages import evaluation, fine_tuning, gate, rollouts, training_data
-from nip_core.stages.estimate import is_tested
+from nip_core.stages import evaluation
+from nip_core.stages.published import publish
 from nip_core.stages.session import Session, open_session
 
 ROOT = Path(__file__).parents[2]
@@ -227,41 +228,18 @@ def test_the_deterministic_configuration_makes_what_it_always_made(
 async def made(config: Path, overrides: list[str], run: Path, here: Here) -> dict[str, Any]:
     """Train, and tell what came of it, by iteration."""
     async with open_session(load_parameters(config, overrides)) as session:
-        await train(session)
+        await go_on(session, call)
     return {
         place.name: await made_in(place, here) for place in sorted((run / "iterations").iterdir())
     }
 
 
-async def train(session: Session) -> None:
-    """All iterations and the last test, one thing after the other."""
-    parameters = session.parameters
-    last = parameters.rl.num_iterations
-    for i in range(last):
-        if is_tested(parameters, i):
-            await play(session, i, "test")
-        await play(session, i, "train")
-        groups = fine_tuning.scheduled(parameters, i)
-        for group in groups:
-            training_data.build_dataset(session, i, group)
-        for group in groups:
-            await fine_tuning.submit(session, i, group)
-            await fine_tuning.wait(session, i, group)
-        if gate.is_due(session, i):
-            await fine_tuning.prove_new(session, i)
-            await play(session, i, gate.OLD)
-            await play(session, i, gate.NEW)
-        await fine_tuning.swap(session, i)
-    if is_tested(parameters, last):
-        await play(session, last, "test")
-
-
-async def play(session: Session, iteration: int, split: str) -> None:
-    for shard in rollouts.start(session, iteration, split):
-        await rollouts.play(session, iteration, split, shard)
-    rollouts.commit_played(session, iteration, split)
-    if session.parameters.text_rl.test_scheme != "none":  # else left out: it takes its time
-        evaluation.measure(session, iteration, split)
+async def call(stage: Callable[..., Any], session: Session, *arguments: Any) -> Any:
+    """Run a part of the loop; the report, and metrics where nothing is tested, take their time."""
+    tests = session.parameters.text_rl.test_scheme != "none"
+    if stage is not publish and (tests or stage is not evaluation.measure):
+        return await directly(stage, session, *arguments)
+    return {}
 
 
 async def made_in(iteration: Path, here: Here) -> dict[str, Any]:

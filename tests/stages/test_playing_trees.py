@@ -14,7 +14,7 @@ from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.tables import read_rollouts, shard_manifest
 from nip_core.rollouts.trees import steps
 from nip_core.run_store.manifest import read_manifest
-from nip_core.stages.rollouts import commit_played, plan_stage, play, start
+from nip_core.stages.rollouts import commit_split, plan_of, plan_split, play_shard
 from nip_core.stages.session import open_session
 from nip_core.stages.training_data import build_dataset
 
@@ -54,11 +54,10 @@ class Stage:
 
     async def play(self):
         async with open_session(self.parameters) as session:
-            self.shards = plan_stage(session, 0, "train").shards
+            self.shards = plan_of(session, 0, "train").shards
             for shard in self.shards:
-                await play(session, 0, "train", shard)
-            manifest = commit_played(session, 0, "train")
-            self.digest = manifest.extra["canonical_digest"]
+                await play_shard(session, 0, "train", shard)
+            self.digest = commit_split(session, 0, "train")["canonical_digest"]
             self.datasets = {g: build_dataset(session, 0, g)["digest"] for g in GROUPS}
             self.failures = session.failures[0, "train"].keys
             directory = session.run.rollouts(0, "train")
@@ -111,16 +110,16 @@ async def test_failures_count_over_shards_that_did_not_see_each_other(stage, tmp
     threshold = (failed - 0.5) / len(stage.specs)
     alone = Stage(tmp_path, episodes_per_shard=5, failure_threshold=threshold)
     async with open_session(alone.parameters) as session:
-        shards = plan_stage(session, 0, "train").shards
+        shards = plan_of(session, 0, "train").shards
         # As at once in processes of their own.
-        await together(play(replace(session, failures={}), 0, "train", s) for s in shards)
+        await together(play_shard(replace(session, failures={}), 0, "train", s) for s in shards)
         expected = f"{failed} of {len(stage.specs)} episodes failed.*--rerun-from 0:play"
         with pytest.raises(StageError, match=expected):
-            commit_played(session, 0, "train")
+            commit_split(session, 0, "train")
     more = Stage(alone.folder, episodes_per_shard=5, failure_threshold=0.5)
     async with open_session(more.parameters) as session:
-        assert start(session, 0, "train") == []
+        assert plan_split(session, 0, "train") == []
         assert session.progress.episodes_failed == failed
-        commit_played(session, 0, "train")
+        commit_split(session, 0, "train")
     async with open_session(alone.parameters) as session:
-        commit_played(session, 0, "train")  # what is finished is not looked at again
+        commit_split(session, 0, "train")  # what is finished is not looked at again

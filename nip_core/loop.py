@@ -1,0 +1,193 @@
+"""The loop: iterations that play, choose, train, prove and swap, and the run around them.
+
+train        a run, from its settings to the test of its last models
+go_on        the same in a session that is open
+iterate      one iteration
+retest       one iteration of a run that plays the tests of another run again
+play         the episodes of one split
+
+Each step is a function of `nip_core.stages` that takes the session and plain values, commits what
+it has made and returns plain values. What is committed is skipped, so a run goes on from wherever
+it was stopped. Every step goes through the hook ``call(stage, session, *arguments)``: `directly`
+runs it here, Prefect makes a task run of it, tests try it again or break it. `iterate`, `retest`
+and `rollouts.play_shards` go through it, too, with the hook itself as their last argument.
+"""
+
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from nip_core.concurrency import together
+from nip_core.parameters import HyperParameters
+from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.stages import evaluation, fine_tuning, gate, rollouts, training_data
+from nip_core.stages.estimate import is_tested
+from nip_core.stages.finished import is_complete
+from nip_core.stages.published import publish
+from nip_core.stages.session import Session, open_session
+
+Call = Callable[..., Awaitable[Any]]
+
+
+async def directly(stage: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a stage in this process, once."""
+    result = stage(*arguments)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def train(
+    parameters: HyperParameters, *, retry_failed_jobs: bool = False, call: Call = directly
+) -> dict[str, Any]:
+    """Train as the settings say, going on where the run of that name stopped; its summary."""
+    async with open_session(parameters, retry_failed_jobs=retry_failed_jobs) as session:
+        return await go_on(session, call)
+
+
+async def go_on(session: Session, call: Call = directly) -> dict[str, Any]:
+    """Do everything that the run still lacks; its summary, as `nip show --json` prints it."""
+    run, rl = session.run, session.parameters.rl
+    session.log.info(
+        "run %s: %d iterations of %d rollouts, %d iterations are finished, kept in %s",
+        *(run.name, rl.num_iterations, rl.rollouts_per_iteration, run.finished_iterations()),
+        run.store.url,
+    )
+    parked = await _all_iterations(session, call)
+    result = evaluation.summary(run)
+    session.log.info("run %s: %s", run.name, f"parked, {parked}" if parked else result["status"])
+    return result if parked is None else {**result, "status": "parked", "waits_for": parked}
+
+
+async def _all_iterations(session: Session, call: Call) -> str | None:
+    """Returns None when all is done, or what the run was parked for, see `park_after_s`."""
+    run, parameters = session.run, session.parameters
+    last = parameters.rl.num_iterations
+    only_tests = parameters.base_run.base_run_type == "rerun_tests"
+    # 1. The iterations from the first that lacks anything. It proves the models that it begins
+    #    with; later ones begin with what a swap has just proved.
+    first = next((i for i in range(last) if not is_complete(run, parameters, i)), last)
+    for i in range(first, last):
+        step = (retest, session, i) if only_tests else (iterate, session, i, i == first)
+        result = await call(*step, call)
+        if result["parked"] is not None:
+            return str(result["parked"])
+    # 2. The last test, of the final models, and the report of the whole run.
+    if only_tests:
+        await call(retest, session, last, call)
+    elif first == last:
+        await call(fine_tuning.prove_serving, session, last)
+    tested = is_tested(parameters, last) and not only_tests
+    if tested:
+        await play_and_measure(session, last, TEST, call)
+    await call(publish, session, "the last test", last + 1, True, tested)
+    return None
+
+
+async def iterate(
+    session: Session, iteration: int, prove: bool = True, call: Call = directly
+) -> dict[str, Any]:
+    """Play, choose examples, train, compare, swap. What is committed is skipped.
+
+    `prove` the models that are to play first, unless a swap just before has done so.
+    """
+    run, parameters = session.run, session.parameters
+    times: dict[str, float] = {}
+    # 1. Test the models that play now.
+    if prove:
+        await call(fine_tuning.prove_serving, session, iteration)
+    if is_tested(parameters, iteration):
+        with _timed(times, "test"):
+            await play_and_measure(session, iteration, TEST, call)
+    if run.store.exists(run.models(iteration)):
+        # Only its test was missing. A fork could not go through the rest, which has other keys.
+        models = await call(fine_tuning.swap_models, session, iteration)
+        return {"iteration": iteration, "models": models, "parked": None}
+    # 2. Play the training episodes.
+    with _timed(times, "play"):
+        await play_and_measure(session, iteration, TRAIN, call)
+    # 3. Choose: one dataset for each group that is trained. The publishing meanwhile takes its
+    #    time, where it sends something to Prefect's server.
+    groups = fine_tuning.scheduled(parameters, iteration)
+    with _timed(times, "dataset"):
+        after = f"playing iteration {iteration}"
+        published = call(publish, session, after, iteration + 0.5, False, True)
+        chosen = (call(training_data.build_dataset, session, iteration, group) for group in groups)
+        await together([published, *chosen])
+    # 4. Train. A job that the settings say not to wait for any longer stops the run here.
+    with _timed(times, "train"):
+        parked = await _train_groups(session, iteration, groups, call)
+    if parked is not None:
+        after = f"parking iteration {iteration}"
+        await call(publish, session, after, iteration + 0.5, True, False)
+        return {"iteration": iteration, "models": None, "parked": parked}
+    # 5. Gate: the models that play against those that are to follow.
+    if gate.is_due(session, iteration):
+        with _timed(times, "gate"):
+            await call(fine_tuning.prove_candidates, session, iteration)
+            await play_and_measure(session, iteration, VALIDATION, call)
+            await play_and_measure(session, iteration, CANDIDATE, call)
+    # 6. Swap: prove that the new models answer, then put on record that they play from here on.
+    with _timed(times, "swap"):
+        models = await call(fine_tuning.swap_models, session, iteration)
+    run.write_json_once(f"{run.iteration(iteration)}/times.json", times, lease=session.lease)
+    is_last = iteration + 1 == parameters.rl.num_iterations
+    if not is_last or is_tested(parameters, iteration + 1):  # else the run's last follows at once
+        after = f"training iteration {iteration}"
+        await call(publish, session, after, iteration + 1, True, False)
+    return {"iteration": iteration, "models": models, "parked": None}
+
+
+async def retest(session: Session, iteration: int, call: Call = directly) -> dict[str, Any]:
+    """Test once the models that played the iteration in the base run; nothing is trained."""
+    last = session.parameters.rl.num_iterations
+    await call(fine_tuning.prove_serving, session, iteration)
+    if is_tested(session.parameters, iteration):
+        await play_and_measure(session, iteration, TEST, call)
+    models = {} if iteration == last else fine_tuning.pass_on(session, iteration)
+    await call(publish, session, f"testing iteration {iteration}", iteration + 1, True, True)
+    return {"iteration": iteration, "models": models, "parked": None}
+
+
+async def play(
+    session: Session, iteration: int, split: str, call: Call = directly
+) -> dict[str, Any]:
+    """Play the shards of a split that are missing and commit all as one; its rows and digest."""
+    shards = await call(rollouts.plan_split, session, iteration, split)
+    await call(rollouts.play_shards, session, iteration, split, shards, call)
+    return dict(await call(rollouts.commit_split, session, iteration, split))
+
+
+async def play_and_measure(
+    session: Session, iteration: int, split: str, call: Call = directly
+) -> dict[str, Any]:
+    """Play a split; its metrics."""
+    await play(session, iteration, split, call)
+    return dict(await call(evaluation.measure, session, iteration, split))
+
+
+async def _train_groups(
+    session: Session, iteration: int, groups: Sequence[str], call: Call
+) -> str | None:
+    """Submit all jobs, then wait for all; once more for those that are to be tried again.
+
+    Returns which job is not waited for any longer, None if all have ended.
+    """
+    while groups:
+        for group in groups:
+            await call(fine_tuning.submit_job, session, iteration, group)
+        waits = (call(fine_tuning.wait_for_job, session, iteration, group) for group in groups)
+        ended = await together(waits)
+        parked = [job["parked"] for job in ended if job["parked"] is not None]
+        if parked:
+            return str(parked[0])
+        groups = [job["group"] for job in ended if job["again"]]
+    return None
+
+
+@contextmanager
+def _timed(times: dict[str, float], name: str) -> Iterator[None]:
+    """Put the seconds that the block took into `times`."""
+    started = time.monotonic()
+    yield
+    times[name] = round(time.monotonic() - started, 3)

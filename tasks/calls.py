@@ -1,0 +1,80 @@
+"""The stages of the loop as Prefect tasks.
+
+TASKS                by stage, the task that runs it
+play_shard_remotely  the task that plays a shard in another process
+"""
+
+import os
+import socket
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any
+
+from prefect import Task
+
+from nip_core.loop import directly
+from nip_core.stages.evaluation import measure
+from nip_core.stages.fine_tuning import (
+    prove_candidates,
+    prove_serving,
+    submit_job,
+    swap_models,
+    wait_for_job,
+)
+from nip_core.stages.published import publish
+from nip_core.stages.remote_shards import Ticket, open_apart
+from nip_core.stages.rollouts import commit_split, plan_split, play_shard
+from nip_core.stages.session import Session
+from nip_core.stages.training_data import build_dataset
+from nip_prefect.tasks.publish import publish_artifacts
+from nip_prefect.tasks.runtime import session_of, stage
+
+
+def _task(function: Callable[..., Any], name: str, run_name: str) -> Task[..., Any]:
+    """The task that runs a stage in the session of the run that is its first parameter."""
+
+    @wraps(function)
+    async def in_session(run: str, *arguments: Any) -> Any:
+        return await directly(function, session_of(run), *arguments)
+
+    # Prefect names runs after the parameters, and shows them.
+    _, *rest = signature(function).parameters.values()
+    run = Parameter("run", Parameter.POSITIONAL_OR_KEYWORD, annotation=str)
+    in_session.__signature__ = signature(function).replace(parameters=[run, *rest])  # type: ignore[attr-defined]
+    return stage(name, run_name)(in_session)
+
+
+async def _publish(
+    session: Session, after: str, iterations_done: float, report: bool, samples: bool
+) -> str | None:
+    """Write the report, and the artifacts that show the run in Prefect's UI."""
+    location = publish(session, after, iterations_done, report, samples)
+    fraction_done = iterations_done / (session.parameters.rl.num_iterations + 1)
+    await publish_artifacts(session, after, fraction_done, samples)
+    return location
+
+
+TASKS: dict[Callable[..., Any], Task[..., Any]] = {
+    plan_split: _task(plan_split, "plan", "plan-{split}-{iteration}"),
+    play_shard: _task(play_shard, "play-shard", "play-{split}-{iteration}-{shard}"),
+    commit_split: _task(commit_split, "commit-rollouts", "commit-{split}-{iteration}"),
+    measure: _task(measure, "measure", "measure-{split}-{iteration}"),
+    build_dataset: _task(build_dataset, "build-dataset", "dataset-{group}-{iteration}"),
+    submit_job: _task(submit_job, "submit-job", "submit-{group}-{iteration}"),
+    wait_for_job: _task(wait_for_job, "await-job", "await-{group}-{iteration}"),
+    prove_candidates: _task(prove_candidates, "prove-candidates", "prove-candidates-{iteration}"),
+    prove_serving: _task(prove_serving, "prove-serving", "prove-serving-{iteration}"),
+    swap_models: _task(swap_models, "swap-models", "swap-{iteration}"),
+    publish: _task(_publish, "publish", "publish-{after}"),
+}
+
+
+@stage("play-shard-apart", "play-{split}-{iteration}-{shard}")
+async def play_shard_remotely(
+    ticket: Ticket, iteration: int, split: str, shard: str
+) -> dict[str, Any]:
+    """Play and commit one shard in a process that has not opened the run."""
+    async with open_apart(ticket) as session:
+        played = await play_shard(session, iteration, split, shard)
+    return {**played, "process": os.getpid(), "host": socket.gethostname()}
