@@ -287,7 +287,8 @@ def job_spec(
     """
     parameters = session.parameters
     current = models_for(session, iteration)[group]
-    from_base = parameters.group_parameters(group).fine_tune_from_scratch or not current.trained_in
+    agent = parameters.group_parameters(group)
+    from_base = agent.fine_tune_from_scratch or current.trained_in is None
     parent = Parent(
         model=current.base_model if from_base else current.model,
         digest=None if from_base else current.digest,
