@@ -80,7 +80,8 @@ def _create(directory: Path, binaries: Path, as_user: dict[str, Any]) -> str:
     password = password_file.read_text()
     if data.exists() and any(data.iterdir()):
         raise ServerError(f"{data}: not empty, and not PostgreSQL's; move it away")
-    part = directory / "data.part"  # a killed initdb leaves what looks whole
+    # Under another name until it is whole: a killed initdb leaves what looks so.
+    part = directory / "data.part"
     shutil.rmtree(part, ignore_errors=True)
     done = subprocess.run(
         [binaries / "initdb", "-D", part, "-U", _USER, "-E", "UTF8", "--locale=C.UTF-8",

@@ -55,6 +55,7 @@ def up(
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
     state = state.absolute()
     state.mkdir(parents=True, exist_ok=True)
+    # 1. Nothing is started that would stand in the way of something that runs.
     for taken in (port, *([lm_server_port] if engine else [])):
         _refuse_taken(taken)
     with _only_one(state), Parts(state) as parts:
@@ -62,6 +63,7 @@ def up(
         if engine:
             environment["NIP_API_KEY"] = _lm_server_key(state)
         server = dict(environment)
+        # 2. The server, on its database.
         if database == "postgresql":
             print("starting PostgreSQL", flush=True)
             server["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = start_postgres(
@@ -71,7 +73,9 @@ def up(
         parts.start("prefect-server", [*_prefect(), "server", "start"], server)
         url = f"http://127.0.0.1:{port}"
         parts.until(lambda: _is_up(f"{url}/api/health"), "the Prefect server answers", 300)
+        # 3. What people find in its UI.
         _register(environment)
+        # 4. Who does the work.
         if engine:
             _start_lm_server(parts, state, environment, engine, model, lm_server_port)
         print("starting the worker", flush=True)

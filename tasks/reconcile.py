@@ -78,6 +78,7 @@ async def dead_among(
 
     `silent_after_s`: after how long without a sign of life one counts as dead that holds no run.
     """
+    # 1. Those that hold a run are known by its lease, the rest by their silence.
     marked, unmarked = [], []
     for flow_run in runs:
         mark = _current_mark(flow_run)
@@ -87,7 +88,7 @@ async def dead_among(
             marked.append((flow_run, mark))
     dead = [r for r in unmarked if await _silent_s(client, r) > silent_after_s]
     dead += await _without_owner(marked, watch_s)
-    # What ended or was started again while it was watched is left alone.
+    # 2. What ended or was started again while it was watched is left alone.
     return [run for run in dead if await _is_unchanged(client, run)]
 
 
@@ -216,10 +217,12 @@ async def restartable(
             limit=_MOST,
         )
     ]
+    # 1. Of the flow runs of one run the newest counts, whatever became of the earlier ones.
     newest: dict[tuple[str, str], FlowRun] = {}
     for flow_run in sorted(recent, key=_changed_at):
         if (mark := mark_of(flow_run)) is not None:
             newest[mark.store, mark.run] = flow_run
+    # 2. Those that crashed long enough ago, and whose run nobody holds.
     crashed = []
     for flow_run in recent:
         mark = mark_of(flow_run)

@@ -118,9 +118,11 @@ def evaluate(episodes: pa.Table, generations: pa.Table | None, *, seed: int = 0)
 
 def _measures(episodes: pa.Table, generations: pa.Table | None, seed: int) -> dict[str, Any]:
     """What `evaluate` returns, without the breakdowns."""
+    # 1. Columns as arrays; everything below counts rows of them.
     columns = _columns(episodes)
     problem, decision = columns.problem, columns.decision
     of_generations = None if generations is None else problem[_rows_of(generations, episodes)]
+    # 2. What is counted among all episodes, by the row in which it holds.
     whole = {
         "acceptance_rate": decision == ACCEPT,
         "neither_rate": decision == NEITHER,
@@ -128,6 +130,7 @@ def _measures(episodes: pa.Table, generations: pa.Table | None, seed: int) -> di
         "terminated_rate": _equals(episodes["outcome"], "terminated"),
         "failed_rate": columns.failed,
     }
+    # 3. Means leave out episodes that failed: they have no rounds and no verdict of their own.
     weight, played = columns.weight, ~columns.failed
     rounds = _integers(episodes["rounds"]).astype(np.float64)
     values = np.asarray(episodes["decision_value"].to_numpy(), dtype=np.float64)  # null is NaN

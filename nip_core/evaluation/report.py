@@ -109,6 +109,7 @@ class ReportData:
 
 def build_report(report: ReportData) -> str:
     """The page as HTML text, to be written as UTF-8. The same data gives the same text."""
+    # The one script that the page's policy lets run is named by its hash.
     script = _asset("report.js")
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     tested = [entry for entry in report.iterations if entry.test]
@@ -158,6 +159,7 @@ def build_report(report: ReportData) -> str:
 @cache
 def _page() -> Template:
     """The template, with the ways in which it shows values as filters."""
+    # Everything is escaped but the page's own script, style, curve and embedded JSON (`Markup`).
     environment = Environment(
         loader=PackageLoader("nip_core.evaluation", "."),
         autoescape=True,

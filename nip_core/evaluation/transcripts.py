@@ -219,11 +219,13 @@ def _rows_by_episode(
     episodes: pa.Table, generations: pa.Table, chosen: Sequence[dict[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
     """The generations of each of the `chosen` episodes in order, invalid answers included."""
+    # 1. The other leaves of the trees: what a leaf shares may stand with any of them.
     trees = {tree_of(row) for row in chosen if row["branch_path"]}
     family = list(chosen)
-    if trees:  # what a leaf shares may stand with any leaf of its tree
+    if trees:
         places = episodes.select(["key", "branch_path", *TREE_COLUMNS]).to_pylist()
         family += [row for row in places if tree_of(row) in trees]
+    # 2. Their generations, in the order in which they were asked for.
     columns = generations.select(_MESSAGE_COLUMNS)
     keys = pa.array(sorted({row["key"] for row in family}), pa.string())
     own = columns.filter(pc.is_in(columns["episode"], value_set=keys))

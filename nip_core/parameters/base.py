@@ -42,19 +42,22 @@ class Parameters(BaseModel):
         if not isinstance(values, dict):
             return values
         values = dict(values)
+        # 1. `_type`, which says what these settings are for.
         kind = cls._get_param_class_from_dict(values)
         if kind is not None and not issubclass(kind, cls):
             raise ValueError(f"_type is {kind.__name__}, but {cls.__name__} belong here")
         values.pop("_type", None)
+        # 2. Names of earlier versions, and of the ancestor.
         for old, new in cls.earlier_names.items():
             if old in values:
                 value = values.pop(old)
                 if values.setdefault(new, value) != value:
                     raise ValueError(f"{old} is another name of {new}; set one")
         for name, field in cls.model_fields.items():
-            # A block in YAML of which every line is commented out.
+            # 3. A block in YAML of which every line is commented out is an empty one.
             if name in values and values[name] is None and _is_block(field):
                 del values[name]
+        # 4. What has no meaning for text may stand there with the value that changes nothing.
         for name, unused in NOT_FOR_TEXT.get(cls.__name__, {}).items():
             if name not in values:
                 continue

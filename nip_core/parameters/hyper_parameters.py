@@ -134,6 +134,7 @@ class HyperParameters(Parameters):
         """Give every agent of the protocol its settings, `_default` underneath."""
         if not isinstance(values, dict):
             return values
+        # 1. Which agents there are, the protocol says.
         protocol = values.get("interaction_protocol", "nip")
         agents = values.get("agents")
         agents = {} if agents is None else agents
@@ -148,13 +149,14 @@ class HyperParameters(Parameters):
             names = agent_names_of(protocol, common.zero_knowledge)
         except ValueError as error:
             raise ValueError(f"interaction_protocol: {error}") from None
+        # 2. No settings for anybody else.
         for name in agents:
             if name not in ("_default", *names):
                 raise ValueError(
                     f"agents.{name}: protocol {protocol!r} has no such agent; it has "
                     f"{', '.join(names)}"
                 )
-
+        # 3. Each agent's settings, over the defaults.
         default = _plain(agents.get("_default"))
         complete = {}
         for name in names:

@@ -33,6 +33,7 @@ def load_parameters(
 
     Raises SettingsError; nothing has been spent then.
     """
+    # 1. The file, and the overrides on top.
     if isinstance(config, Mapping):
         in_file, place = dict(config), "configuration"
     else:
@@ -40,10 +41,12 @@ def load_parameters(
     values = in_file
     for override in overrides:
         values = _with_override(values, override)
+    # 2. Check all of it.
     try:
         return HyperParameters.model_validate(values)
     except ValidationError as error:
         lines = _lines(error)
+    # 3. Say whose fault it is: what is wrong without the overrides stands in the file.
     of_file = lines if values is in_file else _problems(in_file)
     of_overrides = [line for line in lines if line not in of_file]
     if of_overrides:  # what is wrong without them as well may be what they were to mend

@@ -83,6 +83,7 @@ class ThisMachine:
             return False
         identity = process_identity(owner.pid)
         if identity is None:
+            # In a container with hidden processes another user's looks like none.
             return not _is_hidden(owner.pid)
         return owner.process not in ("", identity)
 
@@ -173,6 +174,7 @@ class Lease:
         with self._mutex:
             self._notice_loss()
             if self._lost is None:
+                # The fence first: who reads "released" may commit at once.
                 self._store.drop_fence(self.fence)
                 released = {**self._document, "state": "released"}
                 self._store.put_if_match(self._path, _encode(released), self._etag)
@@ -244,6 +246,7 @@ def acquire(
     path = f"{directory}/lease.json"
     give_up_at_s = clock() + 2 * ttl_s + 60.0
     while clock() < give_up_at_s:
+        # 1. Put this runner's name into the document, if nobody alive stands in it.
         try:
             current, etag = read_lease(store, path)
         except MissingFileError:
@@ -261,13 +264,16 @@ def acquire(
             new_etag = store.put_if_match(path, _encode(document), etag)
         if new_etag is None:
             continue
+        # 2. Shut out whoever held it before, whatever that runner has checked already.
         _move_fence(store, directory, document["epoch"])
+        # 3. Look once more: the next runner may have done all this since step 1.
         lease = Lease(store, directory, document, new_etag, ttl_s=ttl_s)
         try:
-            lease.check()  # the fence may have been raised after somebody replaced this process
+            lease.check()
         except LeaseError:
             store.drop_fence(lease.fence)
             raise
+        # 4. Show that this runner is alive.
         if renew:
             lease.start_renewing()
         return lease
@@ -305,10 +311,11 @@ def _await_stale(
 ) -> None:
     """Return when the owner of `seen` is dead or silent; raise LeaseError when it is alive."""
     owner = Owner.read(seen["owner"])
+    # The time to live that the owner has promised, which may be another than this process's own.
     watched_ttl_s = float(seen["ttl_s"])
     silent_since_s = clock()
     while not machine.is_gone(owner) and clock() - silent_since_s < watched_ttl_s:
-        sleep(watched_ttl_s / _BEATS_PER_TTL / 2)
+        sleep(watched_ttl_s / _BEATS_PER_TTL / 2)  # twice as often as it beats
         try:
             now, _ = read_lease(store, path)
         except MissingFileError:
@@ -324,6 +331,7 @@ def _await_stale(
 
 def _move_fence(store: Store, directory: str, epoch: int) -> None:
     """Drop every fence of an earlier epoch, then raise the one of `epoch`."""
+    # In this order: while both stood, a commit of the earlier runner could follow one of this one.
     for other in _epochs_of_fences(store, directory):
         if other < epoch:
             store.drop_fence(_fence(directory, other))

@@ -92,9 +92,11 @@ def commit(
     StoreError if writing fails (a full disk, say); in all cases nothing half-written is visible.
     """
     inputs, rows, extra = dict(inputs or {}), dict(rows or {}), dict(extra or {})
+    # 1. What is published has won, whoever published it.
     existing = _published(store, directory, name, inputs)
     if existing is not None:
         return existing
+    # 2. The files, under names made of their content: two writers can't be in each other's way.
     fence = lease.fence if lease else None
     entries: dict[str, FileEntry] = {}
     for file_name, content in files.items():
@@ -103,6 +105,7 @@ def commit(
         # What is there under that name may be damaged: only a manifest vouches for a file.
         store.put(path, content, fence=fence)
         entries[file_name] = entry
+    # 3. The manifest in one atomic put, which is the commit.
     manifest = Manifest(
         directory, name, entries, inputs, rows, extra, epoch=lease.epoch if lease else 0
     )
@@ -113,6 +116,7 @@ def commit(
         if existing is None:
             raise StoreError(f"{directory}/{name}: was published and deleted meanwhile; run again")
         manifest = existing
+    # 4. Versions of these files that no manifest will ever name.
     _remove_leftovers(store, manifest)
     return manifest
 
@@ -122,6 +126,7 @@ def read_manifest(store: Store, directory: str, name: str = MANIFEST) -> Manifes
     path = f"{directory}/{name}"
     data = store.get(path)
     try:
+        # The format before the checksum: a later version may compute it in another way.
         document = json.loads(data)
         checksum = document.pop("sha256")
         if document["format_version"] != FORMAT_VERSION:

@@ -136,6 +136,7 @@ class RunStore:
         Raises RunConflictError with the difference if other settings differ, or if iterations
         stand there without a run.json (a fork that was killed).
         """
+        # 1. What run.json will say, as JSON would read it back: tuples are lists.
         settings = json.loads(json.dumps(parameters, allow_nan=False))
         moment = (now or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="milliseconds")
         document = {
@@ -149,14 +150,17 @@ class RunStore:
             "created_at": moment,
             "forked_from": forked_from,
         }
+        # 2. A killed fork has copied iterations, and not yet said of what run they are.
         has_iterations = bool(self.store.list(f"{self.root}/iterations"))
         if has_iterations and not forked_from and not self.store.exists(f"{self.root}/run.json"):
             raise RunConflictError(
                 f"run {self.name!r}: there are iterations but no run.json, as a killed fork leaves "
                 "them; repeat the fork, use another run_name, or delete the directory"
             )
+        # 3. Whoever writes run.json first has created the run.
         if self.store.put_if_absent(f"{self.root}/run.json", encode(document)):
             return RunRecord(self.name, settings, code_version, seed, moment, True, {}, forked_from)
+        # 4. Everybody else opens it, with settings that give the same data.
         difference = self.check_same(
             settings,
             code_version=code_version,
@@ -193,6 +197,7 @@ class RunStore:
         RunConflictError with the differences that change the data. A run that is not there has
         none. The code version may differ; it is recorded when the run is opened.
         """
+        # 1. What is on record, with defaults for settings that have come to be since.
         try:
             stored = self.open()
         except MissingFileError:
@@ -202,7 +207,9 @@ class RunStore:
             {**_settings_on_record(stored.parameters, given), "seed (of the run)": stored.seed},
             {**_flatten(given), "seed (of the run)": seed},
         )
+        # 2. Without what changes no data.
         conflicts = {k: v for k, v in difference.items() if not _is_neutral(k, data_neutral)}
+        # 3. A file of the same name may hold something else by now.
         changed_contents = _difference(_flatten(stored.contents), _flatten(dict(contents or {})))
         conflicts |= {f"content of {key}": value for key, value in changed_contents.items()}
         if conflicts:
@@ -329,13 +336,15 @@ class RunStore:
         other = RunStore(self.store, new_name)
         if self.store.exists(f"{other.root}/run.json"):
             raise RunConflictError(f"run {new_name!r} exists; choose another name for --fork")
-        self.open()  # a run that is not there can't be forked
+        # 1. There is a run, with as many finished iterations.
+        self.open()
         finished = self.finished_iterations()
         count = finished if iterations is None else iterations
         if not 0 <= count <= finished:
             raise SettingsError(
                 f"--fork: {count} iterations asked for, run {self.name!r} has finished {finished}"
             )
+        # 2. A fork of the same name that was killed is begun anew, if it is one of this run.
         left_by_killed_fork = list(walk(self.store, f"{other.root}/iterations"))
         for path in left_by_killed_fork:
             source = f"{self.root}/{path.removeprefix(f'{other.root}/')}"
@@ -346,6 +355,7 @@ class RunStore:
                 )
         for path in left_by_killed_fork:
             self.store.delete(path)
+        # 3. Copy what is committed.
         for iteration in range(count):
             self._copy_iteration(other, iteration)
         for name in also:
@@ -353,6 +363,7 @@ class RunStore:
             self.store.put(
                 f"{other.root}/{name}", self.store.local_path(path) or self.store.get(path)
             )
+        # 4. Say of what run it is: from here on the fork is there.
         other.create_or_open(
             parameters,
             code_version=code_version,
