@@ -16,9 +16,7 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-import aiohttp
-
-from nip_core.errors import JobError, SettingsError
+from nip_core.errors import JobError, ServerError, SettingsError
 from nip_core.fine_tuning.conversion import to_jsonl_rows
 from nip_core.fine_tuning.interface import (
     FinetuneConfig,
@@ -34,9 +32,10 @@ from nip_core.fine_tuning.openai_adapter_config import OpenAITrainerAdapterConfi
 from nip_core.fine_tuning.progress_log import append_progress
 from nip_core.jobs.job import Busy, JobRecord, JobSpec, JobView, NoAnswer, Refused
 from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
+from nip_core.jobs.server_calls import LmServer, version_problem
 from nip_core.jobs.submissions import Submissions
 from nip_core.rollouts.chat_client import Endpoint
-from nip_lm_server.client import SERVER_VERSION, NipSettings, compatible
+from nip_lm_server.client import NipSettings
 
 __all__ = ["BACKEND", "OpenAITrainerAdapter", "OpenAITrainerAdapterConfig"]
 
@@ -228,26 +227,14 @@ class OpenAITrainerAdapter(TrainerAdapter):
                 return f"{config.url}: its jobs can't be listed: {error}"
         if config.server == "auto":
             self._nip = isinstance(described.get("nip"), dict)
-        return await self._version_problem() if self._nip else None
-
-    async def _version_problem(self) -> str | None:
-        url = self.config.url.removesuffix("/v1") + "/version"
-        timeout = aiohttp.ClientTimeout(total=_HEALTH_TIMEOUT_S)
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as http,
-                http.get(url) as response,
-            ):
-                body = await response.json(content_type=None)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            return f"{url}: no usable answer ({type(error).__name__}: {error})"
-        theirs = body.get("version") if isinstance(body, dict) else None
-        if isinstance(theirs, str) and compatible(theirs):
+        if not self._nip:
             return None
-        return (
-            f"{url}: the server has version {theirs}, this is {SERVER_VERSION}; use the same "
-            "version on both sides"
-        )
+        server = LmServer(at, _HEALTH_TIMEOUT_S)
+        try:
+            problem = version_problem(await server.get_version())
+        except ServerError as error:
+            return str(error)
+        return problem and f"{server.root}: the server has {problem}"
 
     async def _learn_kind(self) -> None:
         """Find out whether the server is ours, if it can be asked; else that stays open."""

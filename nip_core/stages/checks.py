@@ -17,6 +17,7 @@ import aiohttp
 from nip_core.concurrency import together
 from nip_core.errors import ServerError, SettingsError
 from nip_core.game.render import Game, Situation, Turn
+from nip_core.jobs.server_calls import LmServer, version_problem
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move
 from nip_core.redaction import redact
@@ -24,7 +25,6 @@ from nip_core.rollouts.progress import Progress
 from nip_core.scenarios.code_validation.datasets import Problem
 from nip_core.stages.providers import Endpoints, speaks_nip
 from nip_core.stages.too_long import Facts
-from nip_lm_server.client import SERVER_VERSION, compatible
 
 if TYPE_CHECKING:
     from nip_core.stages.session import Session
@@ -112,29 +112,17 @@ async def check_version(session: "Session") -> None:
     """
     parameters = session.parameters
     servers = {
-        session.control_endpoint(group).base_url.removesuffix("/v1"): agents[0]
+        session.control_endpoint(group): agents[0]
         for group, agents in parameters.groups.items()
         if group in session.endpoints and speaks_nip(parameters.group_parameters(group))
     }
-    for server, agent in servers.items():
-        await _check_version_of(f"{server}/version", agent)
-
-
-async def _check_version_of(url: str, agent: str) -> None:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http:
-        try:
-            async with http.get(url) as response:
-                body = await response.json(content_type=None)
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise ServerError(f"{url}: no answer ({type(error).__name__}: {error})") from None
-        except ValueError:
-            return
-    theirs = body.get("version") if response.status == 200 and isinstance(body, dict) else None
-    if isinstance(theirs, str) and not compatible(theirs):
-        raise SettingsError(
-            f"agents.{agent}: the server at {url} has version {theirs}, this is {SERVER_VERSION}: "
-            "use the same version on both sides"
-        )
+    for endpoint, agent in servers.items():
+        server = LmServer(endpoint, timeout_s=60)
+        version = await server.get_version()
+        if version is not None and (problem := version_problem(version)):
+            raise SettingsError(
+                f"agents.{agent}: the server at {server.root}/version has {problem}"
+            )
 
 
 class _TemplateRefusal(Exception):

@@ -25,6 +25,7 @@ from nip_core.jobs.document import read_job
 from nip_core.jobs.job import Busy, JobRecord, JobSpec, NoAnswer, Refused
 from nip_core.jobs.ledger import Ledger, open_ledger
 from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
+from nip_core.jobs.server_calls import LmServer
 from nip_core.parameters import HyperParameters
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.model_call import limit_name
@@ -236,9 +237,7 @@ async def prove(
         extension = described.get("nip") or {}
         if extension.get("kind") == "base" and not extension.get("served"):
             # Another base model has taken its place meanwhile.
-            from nip_core.agents.language_model_client import LanguageModelClient
-
-            await LanguageModelClient(control).move_engine(model.model, "start")
+            await LmServer(control).move_engine(model.model, "start")
             described = await _answer_of(backend.model(model.model), control, model.model)
         if hosted and not _is_proved(described):
             # An adapter that is not loaded is loaded, and proved, when it is asked for.
