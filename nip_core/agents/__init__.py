@@ -61,42 +61,12 @@ if TYPE_CHECKING:
         _ParsedChatCompletion,
     )
 
-_MODULES = {
-    "chat_types": ("DpoDatasetItem", "PromptMessage", "SupervisedDatasetItem"),
-    "environment": ("CodeValidationEnvironment", "PureTextEnvironment"),
-    "errors": (
-        "AgentNotActiveInChannelError",
-        "ContentFilterError",
-        "ContentIsNoneError",
-        "GenerationError",
-        "InvalidDecisionError",
-        "InvalidResponseError",
-        "NotAllActiveChannelsInResponseError",
-        "NotGuessedError",
-        "TrainingJobNotFoundClientError",
-        "UnknownFinishReasonError",
-    ),
-    "experiment_settings": ("ExperimentSettings",),
-    "job_info": ("LmTrainingJobInfo", "TrainingJobInfo"),
-    "language_model_client": ("LanguageModelClient",),
-    "openai_model_group": ("OpenAiSharedModelGroup",),
-    "openai_whole_agent": ("OpenAiWholeAgent",),
-    "protocol_handler": (
-        "CodeValidationAgentSpec",
-        "CodeValidationProtocolHandler",
-        "ProtocolHandler",
-    ),
-    "shared_model_group": ("PureTextSharedModelGroup",),
-    "states": (
-        "AgentState",
-        "OpenAiSharedModelGroupState",
-        "OpenAiWholeAgentState",
-        "PureTextSharedModelGroupState",
-    ),
-    "whole_agent": ("PureTextWholeAgent", "RandomWholeAgent", "_ParsedChatCompletion"),
-}
-_HOME = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
-_HOME["NestedArrayDict"] = "nip_core.agents.nested_array_dict"
+_MODULES = (
+    *("errors", "chat_types", "states", "job_info", "experiment_settings", "nested_array_dict"),
+    *("protocol_handler", "environment", "whole_agent", "shared_model_group"),
+    *("language_model_client", "openai_whole_agent", "openai_model_group"),
+)
+"""Where the names are looked for; what takes longer to load comes later."""
 
 __all__ = [
     "AgentNotActiveInChannelError",
@@ -136,10 +106,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    for module in _MODULES if name in __all__ else ():
+        home = importlib.import_module(f"{__name__}.{module}")
+        if name in vars(home):
+            return vars(home)[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *__all__})

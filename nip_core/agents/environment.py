@@ -9,32 +9,27 @@ of a problem has the seeds with which the loop plays it for the first time.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from nip_core.agents.batch import datapoint_number
 from nip_core.agents.experiment_settings import ExperimentSettings
-from nip_core.agents.history import NO_STANCE, present, situation_of, turns_of
+from nip_core.agents.history import (
+    HISTORIES,
+    NO_STANCE,
+    no_actions,
+    present,
+    situation_of,
+    turns_of,
+)
 from nip_core.agents.nested_array_dict import STRING, NestedArrayDict
 from nip_core.agents.protocol_handler import CodeValidationProtocolHandler, ProtocolHandler
 from nip_core.errors import SettingsError
 from nip_core.game.render import Turn
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters
-from nip_core.protocols import NO_DECISION
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec
 from nip_core.scenarios.code_validation.datasets import Problem
-
-_HISTORIES = ("message_history", "message_agent_id", "raw_message_history")
-_ACTIONS: dict[str, Any] = {
-    "message": None,
-    "raw_message": None,
-    "decision": NO_DECISION,
-    "continuous_decision": np.nan,
-    "retry_count": 0,
-    "token_limit": False,
-}
 
 
 class PureTextEnvironment:
@@ -161,16 +156,12 @@ class PureTextEnvironment:
 
     def _put_actions(self, step: NestedArrayDict, actions: Mapping[str, NestedArrayDict]) -> None:
         handler = self.protocol_handler
-        for name, nothing in _ACTIONS.items():
-            shape: tuple[int, ...] = (*step.batch_size, handler.num_agents)
-            if name in ("message", "retry_count", "token_limit"):
-                shape = (*shape, handler.num_message_channels)
-            kind = STRING if nothing is None else np.asarray(nothing).dtype
-            array = np.full(shape, nothing, dtype=kind)
-            for agent, action in actions.items():
+        arrays = no_actions((*step.batch_size, handler.num_agents), handler.num_message_channels)
+        for agent, action in actions.items():
+            for name, array in arrays.items():
                 if name in action:
                     array[:, handler.agent_names.index(agent)] = action[name]
-            step["agents", name] = array
+        step["agents"] = arrays
 
     def _play(self, step: NestedArrayDict, n: int) -> None:
         """Put the agents' moves into the histories of one episode, and judge its round."""
@@ -207,8 +198,8 @@ class PureTextEnvironment:
             after["agents", "reward"][n, a] = result.rewards[agent]
 
     def _turns(self, data: NestedArrayDict, n: int) -> list[Turn]:
-        messages, senders, raw = (data[key][n] for key in _HISTORIES)
-        return turns_of(self.protocol_handler, messages, senders, raw, int(data["seed"][n]))
+        histories = (data[key][n] for key in HISTORIES)
+        return turns_of(self.protocol_handler, histories, int(data["seed"][n]))
 
 
 CodeValidationEnvironment = PureTextEnvironment

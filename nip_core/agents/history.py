@@ -1,22 +1,43 @@
 """From the arrays of a batch to the turns of an episode, which everything else works on.
 
-turns_of       message and raw message history -> turns
-situation_of   one place of a batch -> what its episode is about
-present        whether a place of a string array holds a text
+turns_of          message and raw message history -> turns
+situation_of      one place of a batch -> what its episode is about
+final_timesteps   the last timestep of each rollout
+no_actions        the arrays of a round in which nobody did anything
+present           whether a place of a string array holds a text
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from nip_core.agents.nested_array_dict import NestedArrayDict
+from nip_core.agents.nested_array_dict import STRING, Array, NestedArrayDict
 from nip_core.agents.protocol_handler import ProtocolHandler
 from nip_core.game.render import Situation, Turn
-from nip_core.protocols import Move
+from nip_core.protocols import NO_DECISION, Move
 from nip_core.scenarios.code_validation.decisions import InvalidResponse
 
-Array = np.ndarray[Any, Any]
 NO_STANCE = -1  # in an array, where none was drawn
+HISTORIES = ("message_history", "message_agent_id", "raw_message_history")
+_NOTHING_DONE: dict[str, Any] = {
+    "message": None,
+    "raw_message": None,
+    "decision": NO_DECISION,
+    "continuous_decision": np.nan,
+    "retry_count": 0,
+    "token_limit": False,
+}
+_BY_CHANNEL = ("message", "retry_count", "token_limit")
+
+
+def no_actions(shape: tuple[int, ...], channels: int) -> dict[str, Array]:
+    """What agents do in a round, by key, where they do nothing; some have a place per channel."""
+    arrays = {}
+    for name, nothing in _NOTHING_DONE.items():
+        wide = (*shape, channels) if name in _BY_CHANNEL else shape
+        arrays[name] = np.full(wide, nothing, STRING if nothing is None else type(nothing))
+    return arrays
 
 
 def present(value: Any) -> bool:
@@ -44,21 +65,16 @@ def situation_of(place: NestedArrayDict) -> Situation:
     )
 
 
-def turns_of(
-    handler: ProtocolHandler,
-    message_history: Array,
-    message_agent_id: Array,
-    raw_message_history: Array,
-    seed: int,
-) -> list[Turn]:
+def turns_of(handler: ProtocolHandler, histories: Iterable[Array], seed: int) -> list[Turn]:
     """The turns of an episode, by round and agent.
 
-    Messages are what the first array (round, channel) says and the second attributes to an agent;
-    what an agent wrote, and whether it decided, is read from the third (round, agent). A message
-    without a raw one counts as written as it stands.
+    Messages are what the first of the `HISTORIES` (round, channel) says and the second attributes
+    to an agent; what an agent wrote, and whether it decided, is read from the third (round, agent).
+    A message without a raw one counts as written as it stands.
 
     Raises ValueError for arrays of another protocol's channels or agents.
     """
+    message_history, message_agent_id, raw_message_history = histories
     channels, agents = message_history.shape[1:], raw_message_history.shape[1:]
     if channels != (handler.num_message_channels,) or agents != (handler.num_agents,):
         raise ValueError(

@@ -7,10 +7,7 @@ from typing import Any, Literal
 JobStatus = Literal["pending", "running", "succeeded", "failed", "cancelled", "not_found"]
 
 _STATUSES: dict[str, JobStatus] = {
-    "running": "running",
-    "succeeded": "succeeded",
-    "failed": "failed",
-    "cancelled": "cancelled",
+    word: word for word in ("running", "succeeded", "failed", "cancelled")
 }
 
 

@@ -12,7 +12,7 @@ Nothing here knows what the keys of a game mean; that is `nip_core.agents.batch`
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Union, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,7 +21,6 @@ STRING = np.dtypes.StringDType(na_object=None)
 Array = np.ndarray[Any, Any]
 Key = str | tuple[str, ...]
 Path = tuple[str, ...]
-_Tree = dict[str, Union[Array, "_Tree"]]
 
 
 class NestedArrayDict:
@@ -38,15 +37,18 @@ class NestedArrayDict:
 
     def __init__(self, source: Mapping[Any, Any], batch_size: Sequence[int]):
         self._batch_size = tuple(int(size) for size in batch_size)
-        self._tree: _Tree = {}
+        self._arrays: dict[Path, Array] = {}
+        self._node: Path = ()  # of the arrays, the ones below it are this batch
         for key, value in source.items():
             self[key] = value
 
     @classmethod
-    def _over(cls, tree: _Tree, batch_size: tuple[int, ...]) -> "NestedArrayDict":
-        made = cls({}, batch_size)
-        made._tree = tree
-        return made
+    def _over(
+        cls, arrays: dict[Path, Array], batch_size: tuple[int, ...], node: Path = ()
+    ) -> "NestedArrayDict":
+        part = cls({}, batch_size)
+        part._arrays, part._node = arrays, node
+        return part
 
     @property
     def batch_size(self) -> tuple[int, ...]:
@@ -71,33 +73,33 @@ class NestedArrayDict:
 
     def items(self) -> list[tuple[Path, Array]]:
         """All arrays with their keys."""
-        return list(_leaves((), self._tree))
+        depth = len(self._node)
+        return [(k[depth:], array) for k, array in self._arrays.items() if _is_below(k, self._node)]
 
     def __contains__(self, key: object) -> bool:
         path = _path(key)
-        return path is not None and self._find(path) is not None
+        return path is not None and any(
+            known == path or _is_below(known, path) for known in self.keys()
+        )
 
     def get(self, key: Key, default: Any = None) -> Any:
         """As ``d[key]``, or `default` where there is nothing of that key."""
-        path = _path(key)
-        return default if path is None or self._find(path) is None else self[path]
-
-    def _find(self, path: Path) -> "Array | _Tree | None":
-        found: Array | _Tree | None = self._tree
-        for name in path:
-            found = found.get(name) if isinstance(found, dict) else None
-        return found
+        if key not in self:
+            return default
+        return self[key]
 
     def __getitem__(self, key: Any) -> Any:
         """The array or the part under a key, or the batch at an index."""
         path = _path(key)
         if path is None:
             return self._at(key)
-        found = self._find(path)
-        if found is None:
-            there = ", ".join(_shown(known) for known in self.keys())
-            raise KeyError(f"{_shown(path)} is not in the batch; there are {there or 'no keys'}")
-        return self._over(found, self._batch_size) if isinstance(found, dict) else found
+        place = self._node + path
+        if place in self._arrays:
+            return self._arrays[place]
+        if path not in self:
+            known = ", ".join(_shown(key) for key in self.keys())
+            raise KeyError(f"{_shown(path)} is not in the batch; there are {known or 'no keys'}")
+        return self._over(self._arrays, self._batch_size, place)
 
     def __setitem__(self, key: Key, value: Any) -> None:
         """Put an array, or a mapping of arrays, under a key. It may replace one of its kind."""
@@ -120,15 +122,13 @@ class NestedArrayDict:
                 f"{_shown(path)}: shape {array.shape} does not begin with the batch size "
                 f"{self._batch_size}"
             )
-        node = self._tree
-        for depth, name in enumerate(path[:-1], start=1):
-            inner_node = node.setdefault(name, {})
-            if not isinstance(inner_node, dict):
+        for depth in range(1, len(path)):
+            if self._node + path[:depth] in self._arrays:
                 raise ValueError(f"{_shown(path)}: {_shown(path[:depth])} is an array already")
-            node = inner_node
-        if isinstance(node.get(path[-1]), dict):
+        place = self._node + path
+        if any(_is_below(known, place) for known in self._arrays):
             raise ValueError(f"{_shown(path)}: there are keys below it, so it can't be an array")
-        node[path[-1]] = array
+        self._arrays[place] = array
 
     # Places in the batch.
 
@@ -142,8 +142,7 @@ class NestedArrayDict:
                 f"index {index!r} does not fit the batch size {self._batch_size}: {error}"
             ) from None
         # The dots make an array of a single place too, and leave the dimensions after the batch.
-        tree = _mapped(self._tree, lambda array: cast(Array, array[(*places, ...)]))
-        return self._over(tree, size)
+        return self._over({key: array[(*places, ...)] for key, array in self.items()}, size)
 
     @classmethod
     def stack(cls, batches: Sequence["NestedArrayDict"], dim: int = 0) -> "NestedArrayDict":
@@ -194,6 +193,10 @@ def _path(key: object) -> Path | None:
     return None
 
 
+def _is_below(path: Path, node: Path) -> bool:
+    return len(path) > len(node) and path[: len(node)] == node
+
+
 def _shown(path: Path) -> str:
     return repr(path[0]) if len(path) == 1 else repr(path)
 
@@ -220,21 +223,6 @@ def _explicit(index: Any, dimensions: int) -> tuple[Any, ...]:
     )
     filled = (slice(None),) * max(dimensions - used, 0)
     return (*parts[: dots[0]], *filled, *parts[dots[0] + 1 :])
-
-
-def _leaves(prefix: Path, tree: _Tree) -> Iterator[tuple[Path, Array]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves((*prefix, name), value)
-        else:
-            yield (*prefix, name), value
-
-
-def _mapped(tree: _Tree, change: Any) -> _Tree:
-    return {
-        name: _mapped(value, change) if isinstance(value, dict) else change(value)
-        for name, value in tree.items()
-    }
 
 
 def _same_keys(batches: Sequence[NestedArrayDict], what: str) -> tuple[int, ...]:

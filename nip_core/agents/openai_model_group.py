@@ -265,13 +265,10 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         scratch = self.agent_params.fine_tune_from_scratch
         model_name = self.base_model_name if scratch else self.model_name
         if self.training_client_type == "lm_server":
-            await self._make_fine_tune_api_call_lm_server(
-                fine_tune_dataset, method, model_name, job_name
-            )
+            create = self._make_fine_tune_api_call_lm_server
         else:
-            await self._make_fine_tune_api_call_openai(
-                fine_tune_dataset, method, model_name, job_name
-            )
+            create = self._make_fine_tune_api_call_openai
+        await create(fine_tune_dataset, method, model_name, job_name)
 
     async def _make_fine_tune_api_call_openai(
         self,
@@ -280,22 +277,11 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         model_name: str,
         job_name: str | None = None,
     ) -> None:
-        """Create the job with what OpenAI's API has words for."""
-        await self._submit(fine_tune_dataset, method, model_name, job_name)
+        """Create the job, of a model that starts from the one named.
 
-    async def _make_fine_tune_api_call_lm_server(
-        self,
-        fine_tune_dataset: Dataset,
-        method: Method,
-        model_name: str,
-        job_name: str | None = None,
-    ) -> None:
-        """Create the job at our lm_server, with LoRA's settings and the optimizer's as well."""
-        await self._submit(fine_tune_dataset, method, model_name, job_name)
-
-    async def _submit(
-        self, dataset: Dataset, method: Method, model_name: str, job_name: str | None
-    ) -> None:
+        An lm_server is sent LoRA's settings and the optimizer's as well; of OpenAI's API only what
+        it has words for is asked.
+        """
         _check_method(method)
         state, is_base = self._state, model_name == self.base_model_name
         parent = Parent(
@@ -304,13 +290,15 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
             is_base=is_base,
             can_stack=state.fine_tuned_model_kind != "base",
         )
-        rows = cast(list[dict[str, Any]], dataset)
+        rows = cast(list[dict[str, Any]], fine_tune_dataset)
         record = await self._jobs.submit(rows, method, parent, state.iteration, job_name)
         if record.outcome == "skipped":
             self.settings.log.warning(
                 "group %s: no job, the model stays: %s", self.group_name, record.reason
             )
         self._change(fine_tune_job_id=record.id or FEW_EXAMPLES_JOB)
+
+    _make_fine_tune_api_call_lm_server = _make_fine_tune_api_call_openai
 
     @property
     def _jobs(self) -> GroupJobs:

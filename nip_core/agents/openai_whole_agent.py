@@ -20,7 +20,8 @@ from nip_core.agents.errors import (
     UnknownFinishReasonError,
 )
 from nip_core.agents.experiment_settings import ExperimentSettings
-from nip_core.agents.history import Array
+from nip_core.agents.history import turns_of
+from nip_core.agents.nested_array_dict import Array
 from nip_core.agents.prompted_whole_agent import PromptedWholeAgent, drawn_stance
 from nip_core.agents.protocol_handler import (
     CodeValidationAgentSpec,
@@ -262,11 +263,9 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         tries gave ContentFilterError, ContentIsNoneError, UnknownFinishReasonError or an
         InvalidResponseError.
         """
-        turns = [
-            turn
-            for turn in self._turns(message_history, message_agent_id, raw_message_history, seed)
-            if turn.round < round_id
-        ]
+        histories = (message_history, message_agent_id, raw_message_history)
+        turns = turns_of(self.protocol_handler, histories, seed)
+        turns = [turn for turn in turns if turn.round < round_id]
         if self.agent_name not in self.protocol_handler.protocol.movers(round_id, seed, turns):
             raise ValueError(f"{self.agent_name} has no turn in round {round_id}")
         seeds = partial(self._seed, seed, round_id)

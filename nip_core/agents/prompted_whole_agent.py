@@ -4,8 +4,8 @@ from typing import Any, Literal, cast
 
 from nip_core.agents.chat_types import DpoDatasetItem, PromptMessage
 from nip_core.agents.errors import AgentNotActiveInChannelError
-from nip_core.agents.history import NO_STANCE, Array, present, situation_of
-from nip_core.agents.nested_array_dict import NestedArrayDict
+from nip_core.agents.history import HISTORIES, NO_STANCE, present, situation_of, turns_of
+from nip_core.agents.nested_array_dict import Array, NestedArrayDict
 from nip_core.agents.whole_agent import PureTextWholeAgent
 from nip_core.game.render import ChatMessage, Situation
 from nip_core.trainers.expert_iteration import own_side
@@ -58,7 +58,8 @@ class PromptedWholeAgent(PureTextWholeAgent):
         label = y if replace_last_message_with_true_label else None
         if replace_last_message_with_true_label:
             self._check_replacement(ensure_last_message_is_assistant, y)
-        turns = self._turns(message_history, message_agent_id, raw_message_history, seed)
+        histories = (message_history, message_agent_id, raw_message_history)
+        turns = turns_of(self.protocol_handler, histories, seed)
         situation = Situation(question, solution, drawn_stance(prover_stance), seed)
         game = self.protocol_handler.game
         if not ensure_last_message_is_assistant:
@@ -150,9 +151,7 @@ class PromptedWholeAgent(PureTextWholeAgent):
     ) -> list[PromptMessage]:
         situation = situation_of(place)
         return self._build_chat_messages_prompt(
-            message_history=histories["message_history"],
-            message_agent_id=histories["message_agent_id"],
-            raw_message_history=histories["raw_message_history"],
+            **{key: histories[key] for key in HISTORIES},
             round_id=int(place["round"]),
             question=situation.question,
             solution=situation.solution,

@@ -47,16 +47,6 @@ class ProtocolHandler:
         return self.protocol.agent_names
 
     @property
-    def prover_names(self) -> tuple[str, ...]:
-        """The agents that argue for a verdict."""
-        return self.protocol.provers
-
-    @property
-    def verifier_names(self) -> tuple[str, ...]:
-        """The agents that may decide."""
-        return tuple(name for name in self.agent_names if self.protocol.may_decide(name))
-
-    @property
     def message_channel_names(self) -> tuple[str, ...]:
         """All channels, in index order."""
         return tuple(self.protocol.channels)
@@ -93,10 +83,6 @@ class ProtocolHandler:
     def max_verifier_questions(self, seed: int = 0) -> int:
         """Questions the verifier can ask and still decide, in an episode of this seed."""
         return self.protocol.max_questions(seed)
-
-    def can_agent_see_channel(self, agent_name: str, channel_name: str) -> bool:
-        """Whether the agent reads the channel."""
-        return channel_name in self.protocol.visible_channels(agent_name)
 
     def is_agent_active(self, agent_name: str, round_id: int, channel_name: str, seed: int) -> bool:
         """Whether the agent writes to the channel in a round of an episode of this seed."""
@@ -141,8 +127,3 @@ class CodeValidationProtocolHandler(ProtocolHandler):
             ),
             default_stance=own.stance,
         )
-
-    @property
-    def agent_specs(self) -> dict[str, CodeValidationAgentSpec]:
-        """The specification of every agent."""
-        return {name: self.agent_spec(name) for name in self.agent_names}

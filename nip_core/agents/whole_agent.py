@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nip_core.agents.experiment_settings import ExperimentSettings
-from nip_core.agents.history import Array, situation_of, turns_of
-from nip_core.agents.nested_array_dict import STRING, NestedArrayDict
+from nip_core.agents.history import HISTORIES, no_actions, situation_of, turns_of
+from nip_core.agents.nested_array_dict import Array, NestedArrayDict
 from nip_core.agents.protocol_handler import CodeValidationProtocolHandler, ProtocolHandler
 from nip_core.agents.states import AgentState
 from nip_core.agents.synchronous import wait_for
@@ -213,12 +213,7 @@ class PureTextWholeAgent(ABC):
         round_, seed, situation = int(place["round"]), int(place["seed"]), situation_of(place)
         if bool(place.get("done", False)) or bool(place.get("terminated", False)):
             return (), _ParsedChatCompletion()
-        turns = self._turns(
-            place["message_history"],
-            place["message_agent_id"],
-            place["raw_message_history"],
-            seed,
-        )
+        turns = turns_of(self.protocol_handler, (place[key] for key in HISTORIES), seed)
         movers = self.protocol_handler.protocol.movers(round_, seed, turns)
         if self.agent_name not in movers:
             return (), _ParsedChatCompletion()
@@ -241,17 +236,6 @@ class PureTextWholeAgent(ABC):
         """What `_answer` gets as `client`, for one batch."""
         return nullcontext()
 
-    def _turns(
-        self,
-        message_history: Array,
-        message_agent_id: Array,
-        raw_message_history: Array,
-        seed: int,
-    ) -> list[Turn]:
-        return turns_of(
-            self.protocol_handler, message_history, message_agent_id, raw_message_history, seed
-        )
-
     def _as_arrays(
         self,
         places: Sequence[tuple[int, ...]],
@@ -259,18 +243,7 @@ class PureTextWholeAgent(ABC):
         size: tuple[int, ...],
     ) -> NestedArrayDict:
         channels = self.protocol_handler.message_channel_names
-        wide = (*size, len(channels))
-        out = NestedArrayDict(
-            {
-                "message": np.full(wide, None, dtype=STRING),
-                "raw_message": np.full(size, None, dtype=STRING),
-                "decision": np.full(size, NO_DECISION, dtype=np.int64),
-                "continuous_decision": np.full(size, np.nan),
-                "retry_count": np.zeros(wide, dtype=np.int64),
-                "token_limit": np.zeros(wide, dtype=bool),
-            },
-            size,
-        )
+        out = NestedArrayDict(no_actions(size, len(channels)), size)
         for place, (own, turn) in zip(places, turns, strict=True):
             out["raw_message"][place] = turn.raw_message
             out["decision"][place] = turn.decision
