@@ -3,9 +3,9 @@
 Rules  rounds as an agent sees them, forms of answers, names, system prompts
 Seen   a round as an agent sees it
 
-Most protocols treat all episodes alike. Of those that are known to, answers are kept for good; of
-all others, those that a user adds included, for a while. Nothing is kept that depends on what was
-said in an episode.
+Most protocols treat all episodes alike, and say so by `Protocol.uses_seed`. Of these, answers are
+kept for good; of all others, those that a user adds included, for a while. Nothing is kept that
+depends on what was said in an episode.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,34 +13,12 @@ from typing import NamedTuple
 
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Protocol, Turn
-from nip_core.protocols.adp import AdpProtocol
-from nip_core.protocols.debate import DebateProtocol
-from nip_core.protocols.mnip import MnipProtocol
-from nip_core.protocols.multi_channel_test import MultiChannelTestProtocol
-from nip_core.protocols.nip import NipProtocol
-from nip_core.protocols.solo_verifier import SoloVerifierProtocol
-from nip_core.protocols.two_provers import TwoProversProtocol
 from nip_core.scenarios.code_validation.parsing import AnswerForm, parse_response
 from nip_core.scenarios.code_validation.prompts import FilledPrompt, SystemPrompts
 
 _MOST_KEPT = 4096  # short texts with their moves
 _MOST_SEEDS = 128
 _SHORT = 64  # characters of an answer that is likely to come again, such as a decision
-_SAME_FOR_ALL_SEEDS = (
-    AdpProtocol,
-    DebateProtocol,
-    MnipProtocol,
-    MultiChannelTestProtocol,
-    NipProtocol,
-    SoloVerifierProtocol,
-)
-
-
-def depends_on_seed(protocol: Protocol) -> bool:
-    """Whether an episode's seed may decide anything in the protocol. A subclass may use it."""
-    if isinstance(protocol, TwoProversProtocol) and protocol.randomize_channel_order:
-        return True
-    return type(protocol) not in _SAME_FOR_ALL_SEEDS
 
 
 class Seen(NamedTuple):
@@ -69,7 +47,7 @@ class Rules:
     def __init__(self, parameters: HyperParameters, protocol: Protocol, prompts: SystemPrompts):
         self._parameters, self._protocol, self._prompts = parameters, protocol, prompts
         self.order = {name: i for i, name in enumerate(protocol.agent_names)}
-        self._by_seed = depends_on_seed(protocol)
+        self._by_seed = protocol.uses_seed
         self.moves_by_turns = type(protocol).movers is not Protocol.movers
         """Whether who moves may depend on what was said."""
         self._same = _Kept()

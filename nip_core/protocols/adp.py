@@ -10,6 +10,7 @@ class AdpProtocol(Protocol):
     """Assistant-directed proof: the prover speaks once and the verifier must decide."""
 
     name = "adp"
+    uses_seed = False
     agents: ClassVar[Mapping[str, AgentSpec]] = {
         "prover": AgentSpec("Expert", stance=ACCEPT),
         "verifier": AgentSpec("Verifier", decides=True),

@@ -107,12 +107,19 @@ class Protocol:
     can_be_zero_knowledge: ClassVar[bool] = False
     rounds_setting: ClassVar[str | None] = None
     """The group of settings with the rounds, like "nip_protocol"; None: they are fixed here."""
+    uses_seed: bool = True
+    """Whether an episode's seed may decide anything in it. Not inherited: a subclass that never
+    looks at the seed says so itself."""
     verifier_is_last: ClassVar[bool] = True
     """Whether the last round must be the verifier's."""
     min_message_rounds: int = 1
     max_message_rounds: int = 1
     template_directory: ClassVar[Path | None] = None
     """Where <agent>.txt lie. None: the scenario's templates of this name and version."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.uses_seed = vars(cls).get("uses_seed", True)
 
     def __init__(self, parameters: "HyperParameters"):
         """Raises ValueError, naming the setting, for settings that make no game."""

@@ -11,6 +11,7 @@ class DebateProtocol(TwoProversProtocol):
     """Everybody sees both channels. prover0 argues for reject, prover1 for accept."""
 
     name = "debate"
+    uses_seed = False
     agents: ClassVar[Mapping[str, AgentSpec]] = {
         "prover0": AgentSpec("Expert_1", stance=REJECT),
         "prover1": AgentSpec("Expert_2", stance=ACCEPT),

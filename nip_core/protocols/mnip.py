@@ -11,6 +11,7 @@ class MnipProtocol(TwoProversProtocol):
     """Multi-prover interactive proof. Both provers are paid for the verdict they argue for."""
 
     name = "mnip"
+    uses_seed = False
     agents: ClassVar[Mapping[str, AgentSpec]] = {
         "prover0": AgentSpec("Expert_1", stance=ACCEPT),
         "prover1": AgentSpec("Expert_2", stance=ACCEPT),

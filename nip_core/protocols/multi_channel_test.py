@@ -21,6 +21,7 @@ class MultiChannelTestProtocol(Protocol):
     """Three provers, three channels, and rounds in which several write to different ones."""
 
     name = "multi_channel_test"
+    uses_seed = False
     agents: ClassVar[Mapping[str, AgentSpec]] = {
         "prover0": AgentSpec("Expert_1", stance=ACCEPT),
         "prover1": AgentSpec("Expert_2", stance=ACCEPT),

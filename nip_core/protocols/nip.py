@@ -10,6 +10,7 @@ class NipProtocol(Protocol):
     """Neural interactive proof. The verifier asks, the prover answers, the verifier decides."""
 
     name = "nip"
+    uses_seed = False
     agents: ClassVar[Mapping[str, AgentSpec]] = {
         "prover": AgentSpec("Expert", stance=ACCEPT),
         "verifier": AgentSpec("Verifier", decides=True, last_round_message=True),

@@ -10,6 +10,7 @@ class SoloVerifierProtocol(Protocol):
     """No prover, one round: no verdict in it ends the episode without one."""
 
     name = "solo_verifier"
+    uses_seed = False
     agents: ClassVar[Mapping[str, AgentSpec]] = {"verifier": AgentSpec("Verifier", decides=True)}
 
     def active(self, round_: int, seed: int) -> Mapping[str, tuple[str, ...]]:

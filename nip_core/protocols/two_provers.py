@@ -38,6 +38,8 @@ class TwoProversProtocol(Protocol):
         settings = getattr(parameters, self.rounds_setting)
         self.sequential: bool = settings.sequential
         self.randomize_channel_order: bool = settings.randomize_channel_order
+        if self.randomize_channel_order:
+            self.uses_seed = True
         order = ("prover0", "prover1") if settings.prover0_first else ("prover1", "prover0")
         provers: list[tuple[str, ...]] = [(order[0],), (order[1],)]
         if not self.sequential:

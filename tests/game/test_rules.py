@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 
 from nip_core.game.render import Game
-from nip_core.game.rules import _SAME_FOR_ALL_SEEDS, depends_on_seed
 from nip_core.parameters import load_parameters
 from nip_core.protocols import protocol_names
+from nip_core.protocols.nip import NipProtocol
 
 FIXED = {f"{name}_protocol": {"randomize_channel_order": False} for name in ("debate", "mnip")}
 SEEDS = (0, 1, 2, 3, 17, 2**31 - 1)
@@ -36,7 +36,7 @@ def kept(table, seed):
 def test_protocols_that_are_taken_to_ignore_the_seed_do(name, version):
     more = {"code_validation": {"system_prompt_version": version}, **FIXED}
     first = game(name, **more)
-    if not depends_on_seed(first.protocol):
+    if not first.protocol.uses_seed:
         usual = kept(first, SEEDS[0])
         for seed in SEEDS[1:]:
             assert kept(game(name, **more), seed) == usual
@@ -44,14 +44,24 @@ def test_protocols_that_are_taken_to_ignore_the_seed_do(name, version):
 
 def test_every_protocol_that_is_taken_to_ignore_the_seed_is_among_those_tried():
     protocols = [game(name, **FIXED).protocol for name in protocol_names()]
-    tried = {type(protocol) for protocol in protocols if not depends_on_seed(protocol)}
-    assert tried == set(_SAME_FOR_ALL_SEEDS)
+    tried = {protocol.name for protocol in protocols if not protocol.uses_seed}
+    assert tried == {"adp", "debate", "mnip", "multi_channel_test", "nip", "solo_verifier"}
+
+
+def test_a_protocol_made_of_another_uses_the_seed_unless_it_says_otherwise():
+    class Derived(NipProtocol):
+        name = "derived"
+
+    class Steady(Derived):
+        uses_seed = False
+
+    assert (NipProtocol.uses_seed, Derived.uses_seed, Steady.uses_seed) == (False, True, False)
 
 
 def test_an_order_that_is_drawn_is_kept_for_its_seed_alone():
     more = {"mnip_protocol": {"randomize_channel_order": True}}
     table = game("mnip", **more)
-    assert depends_on_seed(table.protocol)
+    assert table.protocol.uses_seed
     found = [kept(table, seed) for seed in SEEDS]
     assert found == [kept(game("mnip", **more), seed) for seed in SEEDS]
     assert any(answers != found[0] for answers in found)
