@@ -7,9 +7,9 @@ status_of     what is known of one, as NeMo's interface says it
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from nip_core.errors import CorruptionError
+from nip_core.fine_tuning.art_steps import Documents
 from nip_core.fine_tuning.interface import (
     TrainingJobRef,
     TrainingJobStatus,
@@ -18,7 +18,6 @@ from nip_core.fine_tuning.interface import (
 from nip_core.jobs.job import JobView
 from nip_core.jobs.submissions import run_name
 from nip_core.run_store.lease import Owner, ThisMachine
-from nip_core.run_store.store import MissingFileError, open_store
 
 State = Literal["running", "completed", "failed", "canceled"]
 NOTHING_TRAINED = (
@@ -71,57 +70,43 @@ class AdapterJobs:
 
     def __init__(self, directory: str) -> None:
         """Raises StoreError for a directory that can't be used."""
-        self._store = open_store(directory)
+        self._documents = Documents(directory, AdapterJob, "a job")
 
     def newest(self, run_id: str) -> AdapterJob | None:
         """The last submission under a run id."""
-        names = self._store.list(_directory(run_id))
+        names = self._documents.store.list(_directory(run_id))
         numbers = [int(name.removesuffix(".json")) for name in names]
         return self.load(run_id, max(numbers)) if numbers else None
 
     def load(self, run_id: str, number: int) -> AdapterJob | None:
         """One submission, or None."""
-        found = self._load(run_id, number)
-        return None if found is None else found[0]
+        loaded = self._documents.load(_path(run_id, number))
+        return None if loaded is None else loaded[0]
 
     def has(self, project: str, name: str, step: int, submission: int | None) -> bool:
         """Whether one of the jobs is this submission of a model's step."""
-        wanted = (project, name, step, submission)
-        for run in self._store.list("art-jobs"):
-            for file in self._store.list(f"art-jobs/{run.rstrip('/')}"):
-                job = self._read(f"art-jobs/{run.rstrip('/')}/{file}")
-                if job and (job[0].project, job[0].name, job[0].step, job[0].submission) == wanted:
-                    return True
-        return False
+        store, place = self._documents.store, (project, name, step, submission)
+        runs = [f"art-jobs/{run.rstrip('/')}" for run in store.list("art-jobs")]
+        loaded = (self._documents.load(f"{run}/{file}") for run in runs for file in store.list(run))
+        jobs = (job for job, _ in filter(None, loaded))
+        return any((job.project, job.name, job.step, job.submission) == place for job in jobs)
 
     def add(self, job: AdapterJob) -> bool:
         """Write a new submission; False if there is one of its number."""
-        return self._store.put_if_absent(_path(job.run_id, job.number), _encode(job))
+        return self._documents.put(_path(job.run_id, job.number), job)
 
     def update(self, job: AdapterJob, **changes: Any) -> AdapterJob:
         """Write changes, unless the job has ended by now; the job as it stands."""
+        path = _path(job.run_id, job.number)
         while True:
-            found = self._load(job.run_id, job.number)
-            assert found is not None  # documents are never deleted
-            stored, etag = found
+            loaded = self._documents.load(path)
+            assert loaded is not None  # documents are never deleted
+            stored, etag = loaded
             if stored.state != "running":
                 return stored
             after = stored.model_copy(update=changes)
-            if self._store.put_if_match(_path(job.run_id, job.number), _encode(after), etag):
+            if self._documents.put(path, after, etag):
                 return after
-
-    def _load(self, run_id: str, number: int) -> tuple[AdapterJob, str] | None:
-        return self._read(_path(run_id, number))
-
-    def _read(self, path: str) -> tuple[AdapterJob, str] | None:
-        try:
-            data, etag = self._store.get_with_etag(path)
-        except MissingFileError:
-            return None
-        try:
-            return AdapterJob.model_validate_json(data), etag
-        except ValidationError as error:
-            raise CorruptionError(f"{path}: damaged, no record of a job ({error})") from error
 
 
 def status_of(
@@ -158,7 +143,3 @@ def _directory(run_id: str) -> str:
 
 def _path(run_id: str, number: int) -> str:
     return f"{_directory(run_id)}/{number:04d}.json"
-
-
-def _encode(job: AdapterJob) -> bytes:
-    return (job.model_dump_json(indent=1) + "\n").encode()

@@ -3,6 +3,7 @@
 ModelRecord   project, name, base model, and what each step made
 Step          the model of one step, and the submission that it came of
 StepRecords   reads and writes them: ``<state directory>/art-models/<project-name-...>.json``
+Documents     files of one kind in a state directory, for these records and those of jobs
 StepJob       a step between the two halves of its training
 JobFailed     the job of a step ended without a model
 step_of       the step that a job made
@@ -12,14 +13,14 @@ Step 0 is the base model. A step without a submission trained nothing and has th
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nip_core.errors import CorruptionError, JobError, SettingsError
 from nip_core.jobs.job import JobRecord
 from nip_core.jobs.submissions import run_name
-from nip_core.run_store.store import MissingFileError, Store, open_store
+from nip_core.run_store.store import MissingFileError, open_store
 
 _STEPS = "data/step_num_gradient_steps"  # as `art.metrics_taxonomy` has it
 _RENAMED = {
@@ -91,12 +92,43 @@ class JobFailed(JobError):
         return self.message
 
 
+_Document = TypeVar("_Document", bound=BaseModel)
+
+
+class Documents(Generic[_Document]):
+    """Files of one kind in a state directory, each replaced only as it was last seen."""
+
+    def __init__(self, directory: str, kind: type[_Document], what: str) -> None:
+        """`what` a file holds, for errors. Raises StoreError for a directory that can't be used."""
+        self.store, self._kind, self._what = open_store(directory), kind, what
+
+    def load(self, path: str) -> tuple[_Document, str] | None:
+        """A document with its tag; None if there is none. Raises CorruptionError."""
+        try:
+            data, etag = self.store.get_with_etag(path)
+        except MissingFileError:
+            return None
+        try:
+            return self._kind.model_validate_json(data), etag
+        except ValidationError as error:
+            raise CorruptionError(
+                f"{path}: damaged, no record of {self._what} ({error})"
+            ) from error
+
+    def put(self, path: str, document: _Document, etag: str | None = None) -> bool:
+        """Write a new document, or replace the one with this tag; False if another was faster."""
+        data = (document.model_dump_json(indent=1) + "\n").encode()
+        if etag is None:
+            return self.store.put_if_absent(path, data)
+        return self.store.put_if_match(path, data, etag) is not None
+
+
 class StepRecords:
     """The records of all models in a state directory."""
 
     def __init__(self, directory: str) -> None:
         """Raises StoreError for a directory that can't be used."""
-        self._store: Store = open_store(directory)
+        self._documents = Documents(directory, ModelRecord, "steps")
 
     def open(self, project: str, name: str, base_model: str) -> ModelRecord:
         """The record, made if there is none. Raises SettingsError for another base model."""
@@ -104,7 +136,7 @@ class StepRecords:
             project=project, name=name, base_model=base_model, steps=(Step(model=base_model),)
         )
         path = _path(project, name)
-        self._store.put_if_absent(path, _encode(fresh))
+        self._documents.put(path, fresh)
         record = self.load(project, name)
         if (record.project, record.name) != (project, name):
             raise SettingsError(f"{path} belongs to {record.project}/{record.name}; rename one")
@@ -126,7 +158,7 @@ class StepRecords:
         after = before.model_copy(update=changes)
         if stored == after:
             return after
-        if stored != before or self._store.put_if_match(path, _encode(after), etag) is None:
+        if stored != before or not self._documents.put(path, after, etag):
             raise JobError(
                 f"model {before.project}/{before.name}: another program trains it and is at step "
                 f"{stored.step} now; run one at a time"
@@ -134,23 +166,14 @@ class StepRecords:
         return after
 
     def _load(self, project: str, name: str) -> tuple[ModelRecord, str]:
-        path = _path(project, name)
-        try:
-            data, etag = self._store.get_with_etag(path)
-        except MissingFileError:
-            raise LookupError(f"no model {project}/{name} is on record") from None
-        try:
-            return ModelRecord.model_validate_json(data), etag
-        except ValidationError as error:
-            raise CorruptionError(f"{path}: damaged, no record of steps ({error})") from error
+        loaded = self._documents.load(_path(project, name))
+        if loaded is None:
+            raise LookupError(f"no model {project}/{name} is on record")
+        return loaded
 
 
 def _path(project: str, name: str) -> str:
     return f"art-models/{run_name(f'{project}/{name}')}.json"
-
-
-def _encode(record: ModelRecord) -> bytes:
-    return (record.model_dump_json(indent=1) + "\n").encode()
 
 
 def step_of(submission: int, job: JobRecord, *, returned: bool) -> Step:
@@ -167,12 +190,12 @@ def job_metrics(job: JobRecord) -> list[dict[str, float]]:
     """The figures of a job's optimizer steps, under ART's names."""
     told = [event["data"] for event in job.backend_events if event.get("type") == "metrics"]
     steps = float(max((data.get("total_steps", 0) for data in told), default=0))
-    found = []
+    by_step = []
     for data in told:
         figures = {
-            theirs: float(data[ours])
-            for ours, theirs in _RENAMED.items()
-            if isinstance(data.get(ours), int | float)
+            art_name: float(data[name])
+            for name, art_name in _RENAMED.items()
+            if isinstance(data.get(name), int | float)
         }
-        found.append({**figures, _STEPS: steps})
-    return found or [{_STEPS: 0.0}]
+        by_step.append({**figures, _STEPS: steps})
+    return by_step or [{_STEPS: 0.0}]
