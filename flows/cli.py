@@ -32,7 +32,9 @@ from nip_core.errors import (
     StoreError,
 )
 from nip_core.evaluation.report_text import verdict_line
+from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters, load_parameters
+from nip_lm_server.client import serve_command
 from nip_prefect.flows.clean import clean
 from nip_prefect.flows.launch import (
     is_unreachable,
@@ -42,7 +44,6 @@ from nip_prefect.flows.launch import (
     with_view,
 )
 from nip_prefect.flows.printing import print_json, show_plan, show_run
-from nip_prefect.flows.serve import serve
 from nip_prefect.flows.stopping import Stopped
 from nip_prefect.flows.temporary_prefect import end_temporary
 from nip_prefect.flows.up import up
@@ -373,7 +374,7 @@ def show(
 
 app.command()(verify)
 app.command()(clean)
-app.command()(serve)
+app.command("serve", context_settings={"obj": resolve_model})(serve_command())
 app.command()(up)
 
 

@@ -1,6 +1,7 @@
 """The server's face: all that anybody who is not the server may import of it.
 
-launching    ServerSpec, EngineSpec; start_or_attach, is_running, stop, stop_state_dir; serve
+launching    ServerSpec, EngineSpec; start_or_attach, is_running, stop, stop_state_dir;
+             serve_command
 version      SERVER_VERSION, compatible
 the wire     NipSettings, METHOD_HYPERPARAMETERS; ACTIVE_STATUSES, ENDED_STATUSES of a job
 training data   formats: what a line of each method holds, and its checks; group_advantages
@@ -14,7 +15,7 @@ imported when it is started. Contracts of `make check` hold both.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from nip_lm_server import formats
 from nip_lm_server.formats import (
@@ -104,7 +105,7 @@ __all__ = [
     "read_state",
     "read_tail",
     "remove",
-    "serve",
+    "serve_command",
     "start_or_attach",
     "stop",
     "stop_state_dir",
@@ -114,11 +115,14 @@ __all__ = [
 ]
 
 
-def serve(arguments: Sequence[str]) -> int:
-    """Run a server in this process, with the arguments of ``python -m nip_lm_server``."""
-    from nip_lm_server.__main__ import main
+def serve_command() -> Callable[..., None]:
+    """Return the command that runs a server, for Typer.
 
-    return main(arguments)
+    The context's `obj` says where a model lies that it has another name for.
+    """
+    from nip_lm_server.command import serve
+
+    return serve
 
 
 def describe_vllm(environment: Mapping[str, str]) -> str:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from nip_lm_server.api.auth import make_key_file, without_secrets
 from nip_lm_server.processes import end_process, read_tail
-from nip_lm_server.spec import ServerSpec
+from nip_lm_server.spec import ServerSpec, Start
 from nip_lm_server.state.directory import (
     KEY_FILE,
     LOCK,
@@ -245,16 +245,18 @@ def _start(
     spec: ServerSpec, state_dir: Path, key: str, late: Late, env: Mapping[str, str]
 ) -> ServerHandle:
     read_end, write_end = os.pipe()
-    command = [
-        *(sys.executable, "-m", "nip_lm_server", *spec.arguments()),
-        *("--host", "127.0.0.1", "--port", "0", "--state", str(state_dir)),
-        *("--api-keys-file", str(state_dir / KEY_FILE)),
-        *("--die-with-parent", str(os.getpid()), "--parent-pipe", str(read_end)),
-    ]
+    start = Start(
+        spec=spec,
+        state=state_dir,
+        port=0,
+        api_keys_file=state_dir / KEY_FILE,
+        parent=os.getpid(),
+        parent_pipe=read_end,
+    )
     try:
         with open(state_dir / LOG, "ab", opener=_private) as log:
             process = subprocess.Popen(
-                command,
+                [sys.executable, "-m", "nip_lm_server", "--spec", start.to_json()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,22 +1,24 @@
-"""What a server is: the engine, the model and their settings. Standard library only.
+"""What a server is: its engines, models and limits, and how its process is started.
 
-Both sides need it: whoever starts a server writes it as a command line, the server reads it from
-there, and both derive the same digest, by which a running server is known to be the right one.
+EngineSpec    one engine
+ServerSpec    all of them, and the server's limits
+Start         what the process of a server is told, as JSON of one argument
+
+Standard library only. Whoever starts a server and the server itself derive the same digest, by
+which a running server is known to be the right one.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from nip_lm_server.version import SERVER_VERSION
 
 ENGINES = ("deterministic", "embedded", "vllm")
-DEFAULT_MAX_UPLOAD_BYTES = 512 * 1024 * 1024
-DEFAULT_LOADED_ADAPTERS = 32
 SHARING = ("auto", "yes", "no")
 
 
@@ -34,7 +36,7 @@ class EngineSpec:
     share_device: str = "auto"
     """Whether the engine leaves the device while a job trains: "yes", "no", or "auto": if both
     use CUDA devices of the same number."""
-    loaded_adapters: int = DEFAULT_LOADED_ADAPTERS
+    loaded_adapters: int = 32
     bases_at_once: int = 1
     """How many base models run beside each other once full training has made more of them."""
 
@@ -57,39 +59,23 @@ class EngineSpec:
         replies = Path(self.replies).read_bytes() if self.replies is not None else b""
         path = Path(self.model).expanduser()
         return {
-            "engine": self.engine,
+            **{setting.name: getattr(self, setting.name) for setting in fields(EngineSpec)},
             "model": str(path.resolve()) if path.exists() else self.model,
-            "served_model_name": self.served_model_name,
             "replies": hashlib.sha256(replies).hexdigest(),
             "options": dict(self.options),
-            "training_device": self.training_device,
-            "share_device": self.share_device,
-            "loaded_adapters": self.loaded_adapters,
-            "bases_at_once": self.bases_at_once,
         }
 
-    def to_json(self) -> str:
-        """What --add-engine takes: the fields that aren't their default."""
-        default = EngineSpec(self.engine, self.model)
-        return json.dumps(
-            {
-                f.name: getattr(self, f.name)
-                for f in fields(EngineSpec)
-                if f.name in ("engine", "model")
-                or getattr(self, f.name) != getattr(default, f.name)
-            }
-        )
-
     @classmethod
-    def from_json(cls, text: str) -> "EngineSpec":
-        """The reverse of `to_json`. Raises ValueError, naming what is wrong."""
+    def from_json(cls, text: str) -> Self:
+        """Read a JSON object of settings. Raises ValueError, naming what is wrong."""
         value = json.loads(text)
         if not isinstance(value, dict):
             raise ValueError(f"expected a JSON object with engine and model, got {text[:60]!r}")
-        unknown = sorted(value.keys() - {f.name for f in fields(EngineSpec)})
-        if unknown or not {"engine", "model"} <= value.keys():
-            known = ", ".join(f.name for f in fields(EngineSpec))
-            raise ValueError(f"an engine needs engine and model and may have {known}; got {value}")
+        known = [setting.name for setting in fields(cls)]
+        if not {"engine", "model"} <= value.keys() <= set(known):
+            raise ValueError(
+                f"an engine needs engine and model and may have {', '.join(known)}; got {value}"
+            )
         return cls(**value)
 
 
@@ -98,12 +84,12 @@ class ServerSpec(EngineSpec):
     """One server's configuration: its first engine, more of them, and its limits."""
 
     more_engines: tuple[EngineSpec, ...] = ()
-    max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES
+    max_upload_bytes: int = 512 * 1024 * 1024
 
     def engines(self) -> tuple[EngineSpec, ...]:
         """All engines, the first one first."""
-        own = {f.name: getattr(self, f.name) for f in fields(EngineSpec)}
-        return (EngineSpec(**own), *self.more_engines)
+        first = {setting.name: getattr(self, setting.name) for setting in fields(EngineSpec)}
+        return (EngineSpec(**first), *self.more_engines)
 
     def digest(self) -> str:
         """SHA-256 of everything that changes what the server does."""
@@ -114,23 +100,36 @@ class ServerSpec(EngineSpec):
         }
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
-    def arguments(self) -> list[str]:
-        """The command line that `nip_lm_server.__main__` reads this back from."""
-        arguments = ["--engine", self.engine, "--model", self.model]
-        if self.replies is not None:
-            arguments += ["--replies", self.replies]
-        if self.served_model_name is not None:
-            arguments += ["--served-model-name", self.served_model_name]
-        for name in sorted(self.options):
-            arguments += ["--option", f"{name}={json.dumps(self.options[name])}"]
-        for engine in self.more_engines:
-            arguments += ["--add-engine", engine.to_json()]
-        for name in (
-            "training_device",
-            "share_device",
-            "loaded_adapters",
-            "bases_at_once",
-            "max_upload_bytes",
-        ):
-            arguments += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
-        return arguments
+
+@dataclass(frozen=True)
+class Start:
+    """What the process of a server is told: its configuration, its place, and its keys."""
+
+    spec: ServerSpec
+    state: Path
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: the system chooses one
+    api_keys_file: Path | None = None
+    no_auth: bool = False
+    parent: int | None = None
+    """The process with which the server ends."""
+    parent_pipe: int | None = None
+    """A descriptor whose other end the parent alone holds."""
+
+    def to_json(self) -> str:
+        """Write what `from_json` reads."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote. Raises ValueError, naming what is wrong."""
+        value = json.loads(text)
+        spec = value.pop("spec")
+        spec["more_engines"] = tuple(EngineSpec(**engine) for engine in spec["more_engines"])
+        keys_file = value.pop("api_keys_file")
+        return cls(
+            spec=ServerSpec(**spec),
+            state=Path(value.pop("state")),
+            api_keys_file=keys_file and Path(keys_file),
+            **value,
+        )

@@ -1,5 +1,6 @@
 """Configurations: read back as they were written, refused where they make no sense."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -7,31 +8,82 @@ from typing import Literal
 
 import pytest
 
-from nip_lm_server.__main__ import _parser, _spec
+from nip_lm_server.__main__ import main
 from nip_lm_server.api.auth import without_secrets
 from nip_lm_server.devices import overlap
 from nip_lm_server.serving.placement import _for_device, make_slots
-from nip_lm_server.spec import EngineSpec, ServerSpec
+from nip_lm_server.spec import EngineSpec, ServerSpec, Start
 
 SECOND = EngineSpec("deterministic", "other", training_device="cuda:1", loaded_adapters=3)
 
 
-def test_a_command_line_gives_the_specification_it_was_made_of(tmp_path: Path) -> None:
-    spec = ServerSpec(
-        "embedded",
-        "some/model",
-        served_model_name="name",
-        options={"max_batch": 8, "dtype": "float32"},
-        training_device="cpu",
-        share_device="yes",
-        loaded_adapters=5,
-        bases_at_once=2,
-        more_engines=(SECOND,),
-        max_upload_bytes=77,
-    )
-    arguments = _parser().parse_args([*spec.arguments(), "--state", str(tmp_path)])
-    assert _spec(arguments) == spec
-    assert spec.digest() != ServerSpec(**{**vars(spec), "more_engines": ()}).digest()
+SPEC = ServerSpec(
+    "deterministic",
+    "some/model",
+    replies="replies.yaml",
+    served_model_name="name",
+    options={"max_batch": 8, "dtype": "float32"},
+    training_device="cpu",
+    share_device="yes",
+    loaded_adapters=5,
+    bases_at_once=2,
+    more_engines=(SECOND,),
+    max_upload_bytes=77,
+)
+
+
+def test_a_process_is_told_the_specification_as_it_is(tmp_path: Path) -> None:
+    start = Start(SPEC, tmp_path, api_keys_file=tmp_path / "keys", parent=1, parent_pipe=3)
+    assert Start.from_json(start.to_json()) == start
+    assert Start.from_json(Start(SPEC, tmp_path).to_json()) == Start(SPEC, tmp_path)
+    digests = {replace(SPEC, replies=None, more_engines=x).digest() for x in ((), (SECOND,))}
+    assert len(digests) == 2
+
+
+def test_the_options_of_the_command_are_those_of_the_specification(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+    monkeypatch.setattr("nip_lm_server.server.run", lambda start: started.append(start) or 0)
+    options = {
+        "engine": "deterministic",
+        "model": "some/model",
+        "replies": "replies.yaml",
+        "served-model-name": "name",
+        "training-device": "cpu",
+        "share-device": "yes",
+        "loaded-adapters": "5",
+        "bases-at-once": "2",
+        "max-upload-bytes": "77",
+        "state": str(tmp_path),
+    }
+    arguments = [f"--{name}={value}" for name, value in options.items()]
+    second = {"engine": "deterministic", "model": "other", "training_device": "cuda:1"}
+    arguments += ["--option", "max_batch=8", "--option", "dtype=float32", "--add-engine"]
+    assert main([*arguments, json.dumps(second | {"loaded_adapters": 3})]) == 0
+    assert main(["--engine=vllm", "--model=m", f"--state={tmp_path}", "--die-with-parent"]) == 0
+    assert started == [
+        Start(SPEC, tmp_path),
+        Start(ServerSpec("vllm", "m"), tmp_path, parent=os.getppid()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--idempotency-ttl-s=0"], "answers to chats are not kept"),
+        (["--option", "x"], "expected KEY=JSON"),
+        (["--add-engine", "{}"], "an engine needs engine and model"),
+        (["--training-device=gpu"], "training_device is 'gpu'"),
+    ],
+)
+def test_a_wrong_option_of_the_command_is_named(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = ["--engine=deterministic", "--model=m", f"--state={tmp_path / 'state'}"]
+    assert main([*start, *arguments]) == 2
+    assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.parametrize(
