@@ -1,0 +1,100 @@
+"""The picture in docs/architecture.md is that of the code: its rooms, its arrows, its floors."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+INSTALLED = {"nip_core": "nip_core", "nip_prefect.flows": "flows", "nip_prefect.tasks": "tasks"}
+INSTALLED |= {"factory": "factory", "nip_lm_server": "lm_server"}
+BENEATH = {"errors", "hashing", "importing", "rewards", "redaction", "processes", "concurrency"}
+BENEATH |= {"models", "lm_server", "__version__", "DISTRIBUTION", "how_to_install", "configs"}
+"""What every room of nip_core may use, and what is a name and no room."""
+
+
+def _picture():
+    """Rooms by floor, counted from the top, and the arrows."""
+    [drawing] = re.findall(r"```mermaid\n(.*?)```", PAGE, re.DOTALL)
+    floors, arrows, floor = {}, set(), -1
+    for line in map(str.strip, drawing.splitlines()):
+        if line.startswith("subgraph"):
+            floor += 1
+        elif room := re.fullmatch(r"(\w+)\[.*\]", line):
+            floors[room[1]] = floor
+        elif arrow := re.fullmatch(r"(\w+) --> (\w+)", line):
+            arrows.add((arrow[1], arrow[2]))
+    return floors, arrows
+
+
+def _room(module):
+    for package, folder in INSTALLED.items():
+        if module == package or module.startswith(f"{package}."):
+            rest = module[len(package) + 1 :].partition(".")[0]
+            if folder == "nip_core":
+                return "stages" if rest == "loop" else rest
+            if folder == "lm_server":
+                return "client"
+            return folder
+    return None
+
+
+def _for_types_alone(tree):
+    return {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+
+
+@pytest.fixture(scope="module")
+def imports():
+    """Pairs of rooms, from who imports to who is imported."""
+    pairs = set()
+    for package, folder in INSTALLED.items():
+        for file in (ROOT / folder).rglob("*.py"):
+            parts = file.relative_to(ROOT / folder).with_suffix("").parts
+            room = _room(".".join((package, *parts)))
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            unseen = _for_types_alone(tree)
+            for node in ast.walk(tree):
+                if id(node) in unseen:
+                    continue
+                names = []
+                if isinstance(node, ast.ImportFrom) and node.module:
+                    names = [f"{node.module}.{alias.name}" for alias in node.names]
+                elif isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                pairs |= {(room, _room(name)) for name in names if _room(name)}
+    pairs = {(a, b) for a, b in pairs if a and a != b}
+    return {(a, b) for a, b in pairs if a not in BENEATH and b not in BENEATH}
+
+
+def test_it_has_every_room_once(imports):
+    floors, _ = _picture()
+    packages = {
+        path.parent.name
+        for path in (ROOT / "nip_core").glob("*/__init__.py")
+        if path.parent.name not in BENEATH
+    }
+    assert set(floors) == packages | {"flows", "tasks", "client", "factory"}
+
+
+def test_every_arrow_is_an_import(imports):
+    _, arrows = _picture()
+    assert arrows <= imports, arrows - imports
+
+
+def test_no_import_points_up(imports):
+    floors, _ = _picture()
+    rising = {(a, b) for a, b in imports if a != "factory" and floors[a] > floors[b]}
+    assert not rising
+
+
+def test_every_room_is_in_the_tables():
+    floors, _ = _picture()
+    for room in set(floors) - {"client", "flows", "tasks"}:
+        assert f"| `{room}/`" in PAGE, room
