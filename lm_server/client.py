@@ -5,8 +5,8 @@ launching    ServerSpec, EngineSpec; start_or_attach, is_running, stop, stop_sta
 version      SERVER_VERSION, compatible
 the wire     NipSettings, METHOD_HYPERPARAMETERS; ACTIVE_STATUSES, ENDED_STATUSES of a job
 training data   formats: what a line of each method holds, and its checks; group_advantages
-a server's files, while it does not run   examine, collectable files (State, read_state, remove),
-             adopt_models, find_model, and the names of what lies in a state directory
+a server's files, while it does not run   examine, stored_ids, collectable files (State,
+             read_state, remove), adopt_models, find_model, and the names of what lies in a state directory
 processes    identities of processes, ending with a parent, the end of a log
 vLLM         describe_vllm
 
@@ -44,7 +44,7 @@ from nip_lm_server.processes import (
 )
 from nip_lm_server.spec import EngineSpec, ServerSpec
 from nip_lm_server.state.directory import DATABASE, FILES, KEY_FILE, MODELS, StateError
-from nip_lm_server.state.examine import Examined, examine
+from nip_lm_server.state.examine import Examined, examine, stored_ids
 from nip_lm_server.state.garbage import State, StateInUseError, read_state, remove
 from nip_lm_server.state.import_models import adopt_models, find_model
 from nip_lm_server.state.models import (
@@ -109,6 +109,7 @@ __all__ = [
     "start_or_attach",
     "stop",
     "stop_state_dir",
+    "stored_ids",
     "to_jsonl",
     "validate",
     "watch_parent",

@@ -1,6 +1,7 @@
 """A server's state directory read from outside: every file with a digest is checked.
 
-examine   what is damaged or missing there, and the jobs and models that its database has
+examine     what is damaged or missing there, and the jobs and models that its database has
+stored_ids  the ids of its jobs, or of its uploads
 
 What is covered: the database's structure, uploads, models. Logs, locks and the key
 have no digest. Nothing is written.
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nip_lm_server.state.directory import DATABASE, FILES, MODELS
 from nip_lm_server.state.disk import sha256_of
@@ -74,6 +75,15 @@ def examine(state_dir: Path) -> Examined:
         return result
     result.unknown = sorted(set(held) - known)
     return result
+
+
+def stored_ids(state_dir: Path, table: Literal["jobs", "files"]) -> set[str]:
+    """Return the ids in a table of the server's database; none where there is no state."""
+    database = state_dir / DATABASE
+    if not database.exists():
+        return set()
+    with closing(_open(database)) as connection:
+        return {row[0] for row in connection.execute(f"SELECT id FROM {table}")}  # noqa: S608
 
 
 def _open(database: Path) -> sqlite3.Connection:

@@ -13,10 +13,8 @@ submitted once more. On a disk none of this is needed, and nothing is done.
 
 import json
 import logging
-import sqlite3
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import closing
 from pathlib import Path
 
 from nip_core.errors import CorruptionError, StoreError
@@ -25,7 +23,14 @@ from nip_core.jobs.job import Clock
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, walk
-from nip_lm_server.client import DATABASE, MANIFEST, MODELS, AdapterError, adopt_models, find_model
+from nip_lm_server.client import (
+    MANIFEST,
+    MODELS,
+    AdapterError,
+    adopt_models,
+    find_model,
+    stored_ids,
+)
 
 ADAPTERS = "adapters"
 
@@ -142,11 +147,10 @@ def _reopen_lost_job(
     if record.model is not None and is_kept(run, record.model):
         return
     if record.id is not None:
-        is_there = record.id in _known(state_dir, "jobs")
+        is_there = record.id in stored_ids(state_dir, "jobs")
     else:
-        is_there = {record.file_id, record.validation_file_id} - {None} <= _known(
-            state_dir, "files"
-        )
+        files = {record.file_id, record.validation_file_id} - {None}
+        is_there = files <= stored_ids(state_dir, "files")
     if is_there:
         return
     document.save(
@@ -174,16 +178,6 @@ def _trained(run: RunStore, iteration: int, groups: Collection[str]) -> dict[str
     """Models of the iteration under way: kept ones are there if it is done again from its swap."""
     documents = (run.read_json_or_none(run.job(iteration, group)) for group in groups)
     return {doc["model"]: None for doc in documents if doc is not None and doc.get("model")}
-
-
-def _known(state_dir: Path, table: str) -> set[str]:
-    """Ids in a table of the server's database."""
-    database = state_dir / DATABASE
-    if not database.exists():
-        return set()
-    with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
-        rows = connection.execute(f"SELECT id FROM {table}").fetchall()  # noqa: S608 - from here
-    return {row[0] for row in rows}
 
 
 def _directory(run: RunStore, name: str) -> str:
