@@ -230,7 +230,7 @@ def train(
         parameters, settings = _fork(parameters, config, settings, fork)
 
     def look(prepared: Any) -> dict[str, Any] | None:
-        from nip_core.stages.finished import finished_run
+        from nip_core.stages.showing import finished_run
 
         return None if again else finished_run(prepared)
 
@@ -262,7 +262,7 @@ def evaluate(
     parameters = load_parameters(config, given)
 
     def look(prepared: Any) -> dict[str, Any] | None:
-        from nip_core.stages.finished import finished_test
+        from nip_core.stages.showing import finished_test
 
         return finished_test(prepared)
 
@@ -344,7 +344,7 @@ def show(
     """Show a run: status, accuracy by iteration, models and jobs."""
     from nip_core.run_store.run import RunStore, list_runs
     from nip_core.run_store.store import open_store
-    from nip_core.stages.evaluation import newest_run, summary
+    from nip_core.stages.showing import newest_run, summary
     from nip_core.stages.verification import check_presence
 
     if "://" not in run_store and not Path(run_store).is_dir():
@@ -412,7 +412,7 @@ def _fork(
     parameters: HyperParameters, config: Path, settings: list[str], new_name: str
 ) -> tuple[HyperParameters, list[str]]:
     """Start NEW_NAME from what the run has finished, with the settings given now."""
-    from nip_core.stages.fork import fork_run
+    from nip_core.stages.prepare import fork_run
 
     # The flow reads its overrides as YAML once more: quoted, the name is what was typed.
     settings = [*settings, f"run_name={json.dumps(new_name)}"]

@@ -61,7 +61,8 @@ def run_flow(
     progress = Progress("checking the settings and the problems")
 
     def work(stop: Stop) -> Any:
-        from nip_core.stages.session import open_session, prepare
+        from nip_core.stages.prepare import prepare
+        from nip_core.stages.session import open_session
 
         prepared = prepare(parameters)
         found = look(prepared)

@@ -23,8 +23,8 @@ _ROOM_FOR_JOBS = 110  # columns, for the jobs of two groups in a line
 
 def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     """Settings with their defaults and an estimate; warnings go to standard error."""
+    from nip_core.stages.prepare import plan_run
     from nip_core.stages.providers import speaks_nip
-    from nip_core.stages.session import plan_run
     from nip_core.stages.too_long import in_words, recorded_of
 
     parameters, estimate = plan_run(parameters)

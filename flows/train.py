@@ -18,9 +18,15 @@ from nip_core.loop import go_on
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.cancelling import cancel_jobs, check_submissions_known
-from nip_core.stages.published import check_store
-from nip_core.stages.rerun import Stage, is_rewound, paths_from, rewind
+from nip_core.stages.publishing import check_store
+from nip_core.stages.rerun import (
+    Stage,
+    cancel_jobs,
+    check_submissions_known,
+    is_rewound,
+    paths_from,
+    rewind,
+)
 from nip_core.stages.session import Session
 from nip_prefect.flows.form import Bundled
 from nip_prefect.flows.hooks import HOOKS

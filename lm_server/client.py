@@ -6,7 +6,7 @@ version      SERVER_VERSION, compatible
 the wire     NipSettings, METHOD_HYPERPARAMETERS; ACTIVE_STATUSES, ENDED_STATUSES of a job
 training data   formats: what a line of each method holds, and its checks; group_advantages
 a server's files, while it does not run   examine, stored_ids, collectable files (State,
-             read_state, remove), adopt_models, find_model, and the names of what lies in a state directory
+             read_state, remove), adopt_models, find_model, and names in a state directory
 processes    identities of processes, ending with a parent, the end of a log
 vLLM         describe_vllm
 

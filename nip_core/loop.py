@@ -10,7 +10,7 @@ Each step is a function of `nip_core.stages` that takes the session and plain va
 it has made and returns plain values. What is committed is skipped, so a run goes on from wherever
 it was stopped. Every step goes through the hook ``call(stage, session, *arguments)``: `directly`
 runs it here, Prefect makes a task run of it, tests try it again or break it. `iterate`, `retest`
-and `rollouts.play_shards` go through it, too, with the hook itself as their last argument.
+and `playing.play_shards` go through it, too, with the hook itself as their last argument.
 """
 
 import inspect
@@ -22,11 +22,11 @@ from typing import Any
 from nip_core.concurrency import together
 from nip_core.parameters import HyperParameters
 from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
-from nip_core.stages import evaluation, fine_tuning, gate, rollouts, training_data
+from nip_core.stages import choosing, measuring, playing, swapping, training
 from nip_core.stages.estimate import is_tested
-from nip_core.stages.finished import is_complete
-from nip_core.stages.published import publish
+from nip_core.stages.publishing import publish
 from nip_core.stages.session import Session, open_session
+from nip_core.stages.showing import is_complete, summary
 
 Call = Callable[..., Awaitable[Any]]
 
@@ -54,7 +54,7 @@ async def go_on(session: Session, call: Call = directly) -> dict[str, Any]:
         run.store.url,
     )
     parked = await _all_iterations(session, call)
-    result = evaluation.summary(run)
+    result = summary(run)
     session.log.info("run %s: %s", run.name, f"parked, {parked}" if parked else result["status"])
     return result if parked is None else {**result, "status": "parked", "waits_for": parked}
 
@@ -76,7 +76,7 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
     if only_tests:
         await call(retest, session, last, call)
     elif first == last:
-        await call(fine_tuning.prove_serving, session, last)
+        await call(swapping.prove_serving, session, last)
     tested = is_tested(parameters, last) and not only_tests
     if tested:
         await play_and_measure(session, last, TEST, call)
@@ -95,24 +95,24 @@ async def iterate(
     times: dict[str, float] = {}
     # 1. Test the models that play now.
     if prove:
-        await call(fine_tuning.prove_serving, session, iteration)
+        await call(swapping.prove_serving, session, iteration)
     if is_tested(parameters, iteration):
         with _timed(times, "test"):
             await play_and_measure(session, iteration, TEST, call)
     if run.store.exists(run.models(iteration)):
         # Only its test was missing. A fork could not go through the rest, which has other keys.
-        models = await call(fine_tuning.swap_models, session, iteration)
+        models = await call(swapping.swap_models, session, iteration)
         return {"iteration": iteration, "models": models, "parked": None}
     # 2. Play the training episodes.
     with _timed(times, "play"):
         await play_and_measure(session, iteration, TRAIN, call)
     # 3. Choose: one dataset for each group that is trained. The publishing meanwhile takes its
     #    time, where it sends something to Prefect's server.
-    groups = fine_tuning.scheduled(parameters, iteration)
+    groups = training.scheduled(parameters, iteration)
     with _timed(times, "dataset"):
         after = f"playing iteration {iteration}"
         published = call(publish, session, after, iteration + 0.5, False, True)
-        chosen = (call(training_data.build_dataset, session, iteration, group) for group in groups)
+        chosen = (call(choosing.build_dataset, session, iteration, group) for group in groups)
         await together([published, *chosen])
     # 4. Train. A job that the settings say not to wait for any longer stops the run here.
     with _timed(times, "train"):
@@ -122,14 +122,14 @@ async def iterate(
         await call(publish, session, after, iteration + 0.5, True, False)
         return {"iteration": iteration, "models": None, "parked": parked}
     # 5. Gate: the models that play against those that are to follow.
-    if gate.is_due(session, iteration):
+    if swapping.is_due(session, iteration):
         with _timed(times, "gate"):
-            await call(fine_tuning.prove_candidates, session, iteration)
+            await call(swapping.prove_candidates, session, iteration)
             await play_and_measure(session, iteration, VALIDATION, call)
             await play_and_measure(session, iteration, CANDIDATE, call)
     # 6. Swap: prove that the new models answer, then put on record that they play from here on.
     with _timed(times, "swap"):
-        models = await call(fine_tuning.swap_models, session, iteration)
+        models = await call(swapping.swap_models, session, iteration)
     run.write_json_once(f"{run.iteration(iteration)}/times.json", times, lease=session.lease)
     is_last = iteration + 1 == parameters.rl.num_iterations
     if not is_last or is_tested(parameters, iteration + 1):  # else the run's last follows at once
@@ -141,10 +141,10 @@ async def iterate(
 async def retest(session: Session, iteration: int, call: Call = directly) -> dict[str, Any]:
     """Test once the models that played the iteration in the base run; nothing is trained."""
     last = session.parameters.rl.num_iterations
-    await call(fine_tuning.prove_serving, session, iteration)
+    await call(swapping.prove_serving, session, iteration)
     if is_tested(session.parameters, iteration):
         await play_and_measure(session, iteration, TEST, call)
-    models = {} if iteration == last else fine_tuning.pass_on(session, iteration)
+    models = {} if iteration == last else swapping.pass_on(session, iteration)
     await call(publish, session, f"testing iteration {iteration}", iteration + 1, True, True)
     return {"iteration": iteration, "models": models, "parked": None}
 
@@ -153,9 +153,9 @@ async def play(
     session: Session, iteration: int, split: str, call: Call = directly
 ) -> dict[str, Any]:
     """Play the shards of a split that are missing and commit all as one; its rows and digest."""
-    shards = await call(rollouts.plan_split, session, iteration, split)
-    await call(rollouts.play_shards, session, iteration, split, shards, call)
-    return dict(await call(rollouts.commit_split, session, iteration, split))
+    shards = await call(playing.plan_split, session, iteration, split)
+    await call(playing.play_shards, session, iteration, split, shards, call)
+    return dict(await call(playing.commit_split, session, iteration, split))
 
 
 async def play_and_measure(
@@ -163,7 +163,7 @@ async def play_and_measure(
 ) -> dict[str, Any]:
     """Play a split; its metrics."""
     await play(session, iteration, split, call)
-    return dict(await call(evaluation.measure, session, iteration, split))
+    return dict(await call(measuring.measure, session, iteration, split))
 
 
 async def _train_groups(
@@ -175,8 +175,8 @@ async def _train_groups(
     """
     while groups:
         for group in groups:
-            await call(fine_tuning.submit_job, session, iteration, group)
-        waits = (call(fine_tuning.wait_for_job, session, iteration, group) for group in groups)
+            await call(training.submit_job, session, iteration, group)
+        waits = (call(training.wait_for_job, session, iteration, group) for group in groups)
         ended = await together(waits)
         parked = [job["parked"] for job in ended if job["parked"] is not None]
         if parked:

@@ -14,19 +14,14 @@ from typing import Any
 from prefect import Task
 
 from nip_core.loop import directly
-from nip_core.stages.evaluation import measure
-from nip_core.stages.fine_tuning import (
-    prove_candidates,
-    prove_serving,
-    submit_job,
-    swap_models,
-    wait_for_job,
-)
-from nip_core.stages.published import publish
+from nip_core.stages.choosing import build_dataset
+from nip_core.stages.measuring import measure
+from nip_core.stages.playing import commit_split, plan_split, play_shard
+from nip_core.stages.publishing import publish
 from nip_core.stages.remote_shards import Ticket, open_apart
-from nip_core.stages.rollouts import commit_split, plan_split, play_shard
 from nip_core.stages.session import Session
-from nip_core.stages.training_data import build_dataset
+from nip_core.stages.swapping import prove_candidates, prove_serving, swap_models
+from nip_core.stages.training import submit_job, wait_for_job
 from nip_prefect.tasks.publish import publish_artifacts
 from nip_prefect.tasks.runtime import session_of, stage
 

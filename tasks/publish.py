@@ -22,10 +22,9 @@ from prefect.artifacts import (
 from nip_core.evaluation.report import metrics_table
 from nip_core.evaluation.transcripts import transcripts_markdown
 from nip_core.run_store.run import RunStore
-from nip_core.stages.costs import spent
-from nip_core.stages.evaluation import promotion_of
-from nip_core.stages.published import state_of
+from nip_core.stages.publishing import spent, state_of
 from nip_core.stages.session import Session
+from nip_core.stages.showing import promotion_of
 from nip_core.stages.transcripts import newest_sample
 
 _SAMPLES = 5

@@ -2,7 +2,7 @@
 
 GroupJobs  submit a job through the ledger, close its record, prove the model that it made
 
-How a model is trained is what `nip_core.stages.fine_tuning` says; what is recorded stands where the
+How a model is trained is what `nip_core.stages.training` says; what is recorded stands where the
 loop would record it, in ``jobs/<group>.json`` of an iteration.
 """
 
@@ -19,9 +19,10 @@ from nip_core.parameters import HyperParameters
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.fine_tuning import Parent, group_job, prove
 from nip_core.stages.models import ServedModel
 from nip_core.stages.providers import Endpoints, speaks_nip
+from nip_core.stages.swapping import prove
+from nip_core.stages.training import Parent, group_job
 from nip_lm_server.client import ENDED_STATUSES, describe_problems, to_jsonl, validate
 
 _SUFFIX = re.compile(r"[A-Za-z0-9._-]{1,64}")

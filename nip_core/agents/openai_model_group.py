@@ -26,8 +26,8 @@ from nip_core.errors import JobError, ServerError, SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.redaction import redact
 from nip_core.rollouts.chat_client import Endpoint
-from nip_core.stages.fine_tuning import Parent
 from nip_core.stages.providers import speaks_nip
+from nip_core.stages.training import Parent
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -26,10 +26,10 @@ from nip_core.run_store.lease import borrow
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.estimate import estimate_run
-from nip_core.stages.identity import problems_digest
 from nip_core.stages.models import ServedModel
+from nip_core.stages.prepare import load_all_problems, problems_digest
 from nip_core.stages.providers import Endpoints, remote_endpoints
-from nip_core.stages.session import Session, load_all_problems
+from nip_core.stages.session import Session
 from nip_core.stages.too_long import recorded, without
 from nip_lm_server.client import KEY_FILE
 

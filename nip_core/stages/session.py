@@ -1,10 +1,7 @@
 """What all stages of a run share in one process, opened and closed as one.
 
-plan_run       what a run would take
-prepare        everything that can be checked without a server: what comes from other runs,
-               problems, prompts, keys, the model's path, the run on record, disk space
-open_session   that, then the lease, the server and its model, the chat template and the context
-               length; only then is the run created
+open_session   a prepared run with its lease, the server and its model, the chat template and the
+               context length; only then is the run created
 """
 
 import asyncio
@@ -15,35 +12,31 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from nip_core.errors import StoreError
 from nip_core.game.render import Game
 from nip_core.jobs.job import Clock
 from nip_core.parameters import HyperParameters, RandomAgentParameters
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.engine import Failures, places_for
 from nip_core.rollouts.model_call import Player
-from nip_core.rollouts.plan import SPLITS, EpisodeSpec, shuffle_labels
+from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.progress import Progress
 from nip_core.rollouts.random_agent import RANDOM_MODEL
 from nip_core.run_store.lease import Lease, acquire
-from nip_core.run_store.run import RunRecord, RunStore
-from nip_core.run_store.store import MissingFileError, open_store
-from nip_core.scenarios.code_validation.datasets import Problem, check_splits, load_problems
+from nip_core.run_store.run import RunStore
+from nip_core.scenarios.code_validation.datasets import Problem
 from nip_core.stages.checks import check_prompts, check_reachable, check_version
-from nip_core.stages.estimate import Estimate, estimate_run
-from nip_core.stages.identity import contents_of, identity
+from nip_core.stages.estimate import Estimate
 from nip_core.stages.kept_models import keep_models, restore
 from nip_core.stages.models import ServedModel
-from nip_core.stages.origin import Origin, bring, find_origin, resolved, takes_over
-from nip_core.stages.own_server import OwnServer, check_server, server_directory, server_spec
+from nip_core.stages.origin import bring
+from nip_core.stages.own_server import OwnServer, server_directory, server_spec
+from nip_core.stages.prepare import Prepared, identity, prepare
 from nip_core.stages.providers import (
     Endpoints,
     base_name,
-    check_named,
     is_deterministic,
-    remote_endpoints,
 )
 from nip_core.stages.rerun import finish_rewinds
 from nip_core.stages.too_long import (
@@ -51,7 +44,6 @@ from nip_core.stages.too_long import (
     in_words,
     record,
     recorded,
-    recorded_of,
     settle,
     without,
 )
@@ -145,108 +137,6 @@ class Session:
                     record_logprobs=keeps and not is_deterministic(self.parameters, settings),
                 )
         return players
-
-
-def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
-    """The problems of every split, checked. Raises DatasetError."""
-    options, scenario = parameters.dataset_options, parameters.code_validation
-    gate = parameters.promotion
-    sizes = {
-        "train": options.max_train_size,
-        "validation": options.max_validation_size,
-        "test": options.max_test_size,
-    }
-    if gate.enabled and gate.episodes is not None:
-        sizes["validation"] = min(gate.episodes, sizes["validation"] or gate.episodes)
-    problems = {}
-    for split in SPLITS:
-        played = split in ("train", parameters.test_dataset_split)
-        played |= split == "validation" and gate.enabled
-        problems[split] = load_problems(
-            parameters.dataset,
-            split,
-            difficulty=scenario.apps_difficulty,
-            exclude_flagged=scenario.apps_exclude_flagged,
-            max_size=sizes[split],
-            shuffle_seed=options.reduce_shuffle_seed,
-            # A split that nobody plays may be as unbalanced as it likes.
-            make_balanced=options.make_balanced and played,
-        )
-    check_splits(problems)
-    if options.shuffle_train_labels:
-        problems["train"] = shuffle_labels(problems["train"], parameters.seed)
-    # Tests may be held on the validation split while a method is being developed.
-    problems["test"] = problems[parameters.test_dataset_split]
-    return problems
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What is known of a run before anything is started."""
-
-    parameters: HyperParameters
-    """With the settings that agents take over from another run."""
-    game: Game
-    run: RunStore
-    problems: Mapping[str, list[Problem]]
-    endpoints: Mapping[str, Endpoints]
-    estimate: Estimate
-    contents: Mapping[str, Any]
-    origin: Origin
-
-
-def prepare(
-    parameters: HyperParameters,
-    environment: Mapping[str, str] = os.environ,
-    *,
-    forked_from: RunStore | None = None,
-) -> Prepared:
-    """Check everything that takes no server: prompts, store, problems, keys, disk space, model.
-
-    A run that is on record takes over from other runs what it did when it was created, and one
-    that is `forked_from` another what that one did. Raises SettingsError, DatasetError, StoreError
-    or RunConflictError; nothing was written but the directory of the run store.
-    """
-    store = open_store(parameters.run_store)
-    run = RunStore(store, parameters.run_name)
-    record = _record(run if forked_from is None else forked_from)
-    check_named(parameters)
-    parameters = resolved(parameters, store, record)
-    game = Game(parameters)
-    problems = load_all_problems(parameters)
-    endpoints = remote_endpoints(parameters, environment)
-    check_server(parameters, environment)
-    origin = find_origin(parameters, store, record)
-    estimate = estimate_run(game, problems)
-    contents = contents_of(game, problems, endpoints, origin)
-    run.check_same(**identity(parameters, contents))
-    free = store.free_bytes()
-    if free is not None and free < estimate.disk_bytes:
-        raise StoreError(
-            f"{store.url}: the run can take {estimate.disk_bytes / 1e6:.0f} MB, only "
-            f"{free / 1e6:.0f} MB are free; free space or choose another run_store"
-        )
-    return Prepared(parameters, game, run, problems, endpoints, estimate, contents, origin)
-
-
-def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate]:
-    """The settings with which a run would be played, and what it would take; nothing is written."""
-    check_named(parameters)
-    if takes_over(parameters):
-        store = open_store(parameters.run_store, read_only=True)
-        record = _record(RunStore(store, parameters.run_name))
-        parameters = resolved(parameters, store, record)
-        find_origin(parameters, store, record)  # refuses models that are not there
-    check_server(parameters, os.environ)
-    problems = without(load_all_problems(parameters), recorded_of(parameters) or {})
-    return parameters, estimate_run(Game(parameters), problems)
-
-
-def _record(run: RunStore) -> RunRecord | None:
-    try:
-        return run.open()
-    except MissingFileError:
-        return None
 
 
 @contextlib.asynccontextmanager

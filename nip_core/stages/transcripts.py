@@ -5,13 +5,7 @@ newest_sample     a few of what was played last
 save_transcripts  all of a split, as one file for reading
 """
 
-import json
 from collections import Counter
-from dataclasses import asdict
-from hashlib import sha256
-from typing import Any
-
-import yaml
 
 from nip_core.evaluation.transcripts import Transcript, reasons, transcripts_from_tables
 from nip_core.game.render import Game
@@ -19,12 +13,8 @@ from nip_core.parameters.stored import from_stored
 from nip_core.rollouts.tables import Rollouts, read_rollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunRecord, RunStore
-from nip_core.stages.identity import template_digests
-from nip_core.stages.session import Session
+from nip_core.stages.prepare import template_digests
 
-_YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
-CHECKSUM_SUFFIX = ".sha256"
-"""Of the file beside it with its SHA-256, in the form of sha256sum."""
 _SAMPLED = 40  # of each iteration and split
 _MOST = 300  # of each, of those that are worth reading
 
@@ -82,41 +72,6 @@ def newest_sample(run: RunStore, limit: int) -> list[Transcript]:
                     game=_game_of(run.open()),
                 )
     return []
-
-
-def transcripts_path(run: RunStore, iteration: int, split: str, form: str) -> str:
-    """Where all episodes of a split are written for reading."""
-    return f"{run.iteration(iteration)}/transcripts-{split}.{form}"
-
-
-def save_transcripts(session: Session, iteration: int, split: str) -> str:
-    """Write all episodes of a committed split as one YAML or JSON file, if it is not there.
-
-    The texts are those of the rollouts; this is for reading, with its SHA-256 beside it. Returns
-    its path in the store.
-    """
-    run, form = session.run, session.parameters.text_rl.transcript_format
-    path = transcripts_path(run, iteration, split, form)
-    if run.store.exists(path):
-        return path
-    rollouts = read_rollouts(run.store, run.rollouts(iteration, split))
-    everything = rollouts.episodes.num_rows
-    transcripts = transcripts_from_tables(
-        rollouts.episodes, rollouts.generations, everything, 0, session.game.protocol
-    )
-    plain = [asdict(transcript) for transcript in transcripts]
-    if form == "json":
-        text = json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
-    else:
-        text = yaml.dump(
-            json.loads(json.dumps(plain)), Dumper=_YAML, sort_keys=False, allow_unicode=True
-        )
-    content = text.encode()
-    # First, as nobody looks for it: with the episodes there it must be, too.
-    line = f"{sha256(content).hexdigest()}  {path.rpartition('/')[2]}\n"
-    run.store.put(f"{path}{CHECKSUM_SUFFIX}", line.encode())
-    run.store.put(path, content)
-    return path
 
 
 def _committed(run: RunStore, iteration: int, split: str) -> Rollouts | None:

@@ -15,8 +15,8 @@ from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN
 from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.lease import read_lease
 from nip_core.run_store.manifest import MANIFEST, Manifest
-from nip_core.stages.evaluation import last_iteration, must_be_tested, report_is_whole, status_of
-from nip_core.stages.transcripts import CHECKSUM_SUFFIX
+from nip_core.stages.measuring import CHECKSUM_SUFFIX
+from nip_core.stages.showing import last_iteration, must_be_tested, report_is_whole, status_of
 from nip_core.stages.verification import Check
 
 _SERVER = ("lm_server", "adapters")

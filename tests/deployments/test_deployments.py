@@ -16,8 +16,8 @@ from nip_core.parameters import load_parameters
 from nip_core.protocols import make_protocol
 from nip_core.scenarios.code_validation.datasets import BUNDLED
 from nip_core.stages.estimate import Estimate, estimate_run
+from nip_core.stages.prepare import load_all_problems
 from nip_core.stages.rerun import STAGES
-from nip_core.stages.session import load_all_problems
 from nip_prefect.flows.evaluate import evaluate
 from nip_prefect.flows.train import continue_run, train
 from nip_prefect.flows.up import POOLS

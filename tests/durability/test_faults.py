@@ -37,7 +37,7 @@ from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages import rollouts
+from nip_core.stages import playing
 from nip_core.stages.session import Session, open_session
 from nip_lm_server.state.directory import read_card
 
@@ -110,7 +110,7 @@ class World:
             try:
                 return await directly(stage, *arguments)
             except ServerError:
-                if attempt == 2 or stage in (iterate, rollouts.play_shards):
+                if attempt == 2 or stage in (iterate, playing.play_shards):
                     raise
                 await self.time.sleep(2.0)
         return None

@@ -12,8 +12,8 @@ from nip_core.parameters import load_parameters
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.fork import fork_run
-from nip_core.stages.session import open_session, prepare
+from nip_core.stages.prepare import fork_run, prepare
+from nip_core.stages.session import open_session
 from nip_prefect.flows.train import train
 
 AGENT = {

@@ -5,7 +5,7 @@ from prefect import flow, get_client
 
 from nip_core.errors import SettingsError, StageError
 from nip_core.rollouts.chat_client import TransportError
-from nip_core.stages.rollouts import play_shard
+from nip_core.stages.playing import play_shard
 from nip_prefect.tasks.calls import TASKS
 from nip_prefect.tasks.runtime import limited, session_of, stage
 

@@ -26,8 +26,8 @@ from small_game import write_config
 from nip_core.loop import directly, go_on
 from nip_core.parameters import load_parameters
 from nip_core.protocols import protocol_names
-from nip_core.stages import evaluation
-from nip_core.stages.published import publish
+from nip_core.stages import measuring
+from nip_core.stages.publishing import publish
 from nip_core.stages.session import Session, open_session
 
 ROOT = Path(__file__).parents[2]
@@ -237,7 +237,7 @@ async def made(config: Path, overrides: list[str], run: Path, here: Here) -> dic
 async def call(stage: Callable[..., Any], session: Session, *arguments: Any) -> Any:
     """Run a part of the loop; the report, and metrics where nothing is tested, take their time."""
     tests = session.parameters.text_rl.test_scheme != "none"
-    if stage is not publish and (tests or stage is not evaluation.measure):
+    if stage is not publish and (tests or stage is not measuring.measure):
         return await directly(stage, session, *arguments)
     return {}
 

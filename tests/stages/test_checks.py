@@ -15,9 +15,9 @@ from nip_core.game.render import Game, Situation
 from nip_core.models import BUNDLED
 from nip_core.parameters import load_parameters
 from nip_core.stages.checks import _sample_conversation
-from nip_core.stages.evaluation import summary, write_report
-from nip_core.stages.rollouts import plan_of
+from nip_core.stages.playing import plan_of
 from nip_core.stages.session import open_session
+from nip_core.stages.showing import summary, write_report
 from nip_core.stages.too_long import settle
 from nip_lm_server.launch import ServerHandle, start_or_attach, stop
 from nip_lm_server.spec import EngineSpec, ServerSpec

@@ -6,7 +6,7 @@ from small_game import write_config
 from nip_core.parameters import load_parameters
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.costs import spent
+from nip_core.stages.publishing import spent
 
 PAID = {"_default": {"model_provider": "OpenAI", "model_name": "gpt-4o-mini"}}
 PRICES = {"gpt-4o-mini": {"prompt_usd": 1.0, "completion_usd": 2.0, "training_usd": 3.0}}

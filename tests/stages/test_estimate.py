@@ -6,7 +6,7 @@ from small_game import write_config
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.stages.estimate import estimate_run, is_tested
-from nip_core.stages.session import load_all_problems
+from nip_core.stages.prepare import load_all_problems
 
 
 @pytest.mark.parametrize("paid", ["prover0", "prover1"])

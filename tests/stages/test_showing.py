@@ -9,7 +9,7 @@ from nip_core.errors import CorruptionError
 from nip_core.parameters import load_parameters
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.evaluation import newest_run, summary
+from nip_core.stages.showing import newest_run, summary
 
 JOB = {"id": None, "outcome": "skipped", "status": "validating_files", "reason": "3 examples"}
 

@@ -15,10 +15,9 @@ from hashlib import sha256
 from typing import Any
 
 from nip_core.errors import CorruptionError, StoreError
-from nip_core.evaluation.baselines import believe_the_prover
-from nip_core.evaluation.metrics import evaluate, paired_difference
+from nip_core.evaluation.metrics import paired_difference
 from nip_core.evaluation.report import GroupReport, IterationReport, ReportData, build_report
-from nip_core.evaluation.report_text import verdict_line
+from nip_core.parameters import HyperParameters
 from nip_core.parameters.agents import PureTextAgentParameters
 from nip_core.parameters.training import RlTrainerParameters, TextRlParameters
 from nip_core.rollouts.plan import CANDIDATE, VALIDATION
@@ -27,12 +26,14 @@ from nip_core.run_store.lease import Owner, ThisMachine
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunRecord, RunStore, list_runs
 from nip_core.run_store.store import Store
-from nip_core.stages.estimate import scheme_tests
+from nip_core.stages.estimate import is_tested, scheme_tests
+from nip_core.stages.measuring import transcripts_path
 from nip_core.stages.models import NOT_SCHEDULED
+from nip_core.stages.prepare import Prepared
 from nip_core.stages.providers import dummy_name, served_name
-from nip_core.stages.session import Session
 from nip_core.stages.too_long import in_words, recorded
-from nip_core.stages.transcripts import RunTranscripts, save_transcripts
+from nip_core.stages.transcripts import RunTranscripts
+from nip_core.stages.verification import check_run
 
 _NOT_DUE = {
     "id": None,
@@ -42,41 +43,7 @@ _NOT_DUE = {
     "trained_tokens": None,
     "backend_events": (),
 }
-
 _CHECKSUM = b"<!-- sha256 of the lines above: "
-
-CLAIMS = {"they match": 1, "they differ": 0}
-"""What the bundled tiny model's prover says of a right and of a wrong solution."""
-
-
-def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
-    """Metrics of a committed split; computed once, then read."""
-    run = session.run
-    if session.parameters.text_rl.save_transcripts:
-        save_transcripts(session, iteration, split)
-    stored = run.read_json_or_none(run.metrics(iteration, split))
-    metrics = dict(stored or _measured(session, iteration, split))
-    session.log.info(
-        "iteration %d: played %s problems: %s", iteration, split, verdict_line(metrics)
-    )
-    return metrics
-
-
-def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
-    run, directory = session.run, session.run.rollouts(iteration, split)
-    rollouts = read_rollouts(run.store, directory)
-    metrics = evaluate(rollouts.episodes, rollouts.generations, seed=session.parameters.seed)
-    if provers := session.game.protocol.provers:
-        believed = believe_the_prover(
-            rollouts.episodes, rollouts.generations, CLAIMS, provers=provers
-        )
-        if believed["no_decision_rate"] is not None and believed["no_decision_rate"] < 1:
-            metrics["believe_the_prover"] = believed
-    played = VALIDATION if split == CANDIDATE else split
-    metrics["problems_left_out"] = len(session.left_out.get(played, {}))
-    metrics["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]
-    path = run.metrics(iteration, split)
-    return dict(run.write_json_once(path, metrics, lease=session.lease))
 
 
 @dataclass(frozen=True)
@@ -424,3 +391,54 @@ def _paired(
         read_rollouts(run.store, run.rollouts(i, "test")).episodes for i in (tested[0], tested[-1])
     )
     return paired_difference(first, last, settings.seed)
+
+
+def is_complete(run: RunStore, parameters: HyperParameters, iteration: int) -> bool:
+    """Whether nothing is left to do in the iteration."""
+    return run.store.exists(run.models(iteration)) and (
+        not is_tested(parameters, iteration) or run.store.exists(run.metrics(iteration, "test"))
+    )
+
+
+def finished_run(prepared: Prepared) -> dict[str, Any] | None:
+    """The summary of a run that is finished as its settings are now, its report brought up to date.
+
+    None if anything is left to do. Raises CorruptionError for a file that is damaged or missing.
+    """
+    run, parameters = prepared.run, prepared.parameters
+    last = parameters.rl.num_iterations
+    if not all(is_complete(run, parameters, i) for i in range(last)):
+        return None
+    if is_tested(parameters, last) and not _is_tested(prepared, last):
+        return None
+    if run.open().parameters["rl"]["num_iterations"] != last:
+        return None  # the record is brought up to date when the run is opened
+    check_run(run)
+    write_report(run, "finished")  # whoever finished it may have been killed before that
+    return summary(run)
+
+
+def finished_test(prepared: Prepared) -> dict[str, Any] | None:
+    """What `nip evaluate` returns, if the newest models were tested before; otherwise None.
+
+    Raises CorruptionError for a file of the run that is damaged or missing.
+    """
+    run = prepared.run
+    newest = run.finished_iterations()
+    if not _is_tested(prepared, newest):
+        return None
+    check_run(run)
+    return {
+        "run": run.name,
+        "iteration": newest,
+        "test": run.read_json(run.metrics(newest, "test")),
+    }
+
+
+def _is_tested(prepared: Prepared, iteration: int) -> bool:
+    """Whether the test was held, and written out as a file where the settings ask for that."""
+    run, text_rl = prepared.run, prepared.parameters.text_rl
+    if not run.store.exists(run.metrics(iteration, "test")):
+        return False
+    path = transcripts_path(run, iteration, "test", text_rl.transcript_format)
+    return not text_rl.save_transcripts or run.store.exists(path)

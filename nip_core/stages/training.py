@@ -1,46 +1,42 @@
-"""Training: from committed examples to the models that serve the next iteration.
+"""Training: one job per group, submitted and waited for.
 
-scheduled         the groups that are trained in an iteration
-submit_job        one job per such group, through the ledger
-wait_for_job      until it has ended
-prove_candidates  prove that the new models answer
-prove_serving     prove that the models which are to play an iteration answer
-swap_models       record who serves from the next iteration on: the new models once they are
-                  proved, unless the gate has refused them
+scheduled          the groups that are trained in an iteration
+submit_job         the job of a group, through the ledger
+wait_for_job       until it has ended; the settings decide what follows
+group_job          what a job is, in the loop and by hand
+training_settings  how a group's model is trained
 """
 
 import asyncio
 import tempfile
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal
 
-from nip_core.concurrency import together
-from nip_core.errors import CorruptionError, DeadlineError, ParkedError, ServerError, StageError
-from nip_core.evaluation.report_text import gate_line
+from nip_core.errors import (
+    CorruptionError,
+    DeadlineError,
+    JobError,
+    ParkedError,
+)
 from nip_core.hashing import derive_seed, digest
 from nip_core.jobs.document import read_job
-from nip_core.jobs.job import Busy, JobRecord, JobSpec, NoAnswer, Refused
+from nip_core.jobs.job import JobRecord, JobSpec
 from nip_core.jobs.ledger import Ledger, open_ledger
-from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
-from nip_core.jobs.server_calls import LmServer
+from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.parameters import HyperParameters
-from nip_core.rollouts.chat_client import ChatClient, Endpoint
-from nip_core.rollouts.model_call import limit_name
 from nip_core.run_store.manifest import read_manifest
-from nip_core.stages import gate
-from nip_core.stages.job_endings import next_step, stopped
-from nip_core.stages.models import ServedModel, candidates, models_for, write_models
-from nip_core.stages.providers import Endpoints, is_deterministic, speaks_nip
+from nip_core.stages.choosing import describe, held_out, write_payloads
+from nip_core.stages.models import models_for
+from nip_core.stages.providers import is_deterministic, speaks_nip
 from nip_core.stages.rerun import next_attempt
 from nip_core.stages.session import Session
-from nip_core.stages.training_data import describe, held_out, write_payloads
 from nip_core.trainers.dataset import open_dataset
 from nip_core.trainers.lines import ADVANTAGE
 
-T = TypeVar("T")
+Step = Literal["go_on", "keep_model", "try_again", "stop"]
 
 
 def scheduled(parameters: HyperParameters, iteration: int) -> tuple[str, ...]:
@@ -131,150 +127,6 @@ async def wait_for_job(session: Session, iteration: int, group: str) -> dict[str
             *(iteration, record.id, group, reference["status"], record.model or "none"),
         )
     return reference
-
-
-async def prove_candidates(session: Session, iteration: int) -> dict[str, str]:
-    """Prove that the new models of all groups answer; returns their names by group."""
-    proved = await _prove_new(session, iteration)
-    return {group: model.model for group, model in proved.items()}
-
-
-async def _prove_new(session: Session, iteration: int) -> dict[str, ServedModel]:
-    """Prove every model that the iteration has trained; returns them by group, with the proofs.
-
-    A model counts only if it answers under its own name; on a server of nip it also needs the
-    server's proof that the saved weights are the ones that answer.
-    """
-    trained = candidates(session, iteration)
-
-    async def prove_all() -> list[ServedModel]:
-        return await together(_prove(session, group, model) for group, model in trained.items())
-
-    return dict(zip(trained, await session.with_server(prove_all), strict=True))
-
-
-async def swap_models(session: Session, iteration: int) -> dict[str, str]:
-    """Record who serves from the next iteration on; returns the models' names by group.
-
-    New models do once they are proved, and have passed the gate where the settings ask for one;
-    then both sides must have played (see `gate`).
-    """
-    if session.run.store.exists(session.run.models(iteration)):
-        await prove_serving(session, iteration + 1)
-        return {g: model.model for g, model in models_for(session, iteration + 1).items()}
-    due = scheduled(session.parameters, iteration)
-    waiting = [group for group in session.parameters.trainable_groups if group not in due]
-    after = models_for(session, iteration)
-    proved = await _prove_new(session, iteration)
-    promotion = None
-    if gate.is_due(session, iteration):
-        decision = gate.decide(session, iteration)
-        promotion = gate.record(decision, proved)
-    if promotion is None or promotion["promoted"]:
-        after |= proved
-    stored = write_models(session, iteration, after, waiting, promotion)
-    if promotion is not None:
-        session.log.info("iteration %d: %s", iteration, gate_line(promotion))
-    names = {group: model.model for group, model in stored.items()}
-    serving = ", ".join(f"{group}: {model}" for group, model in names.items())
-    session.log.info("iteration %d: the models from here on are %s", iteration, serving)
-    return names
-
-
-def pass_on(session: Session, iteration: int) -> dict[str, str]:
-    """Record the models of another run as those that serve from the next iteration on.
-
-    For a run that plays the tests of another one again, where nothing is trained.
-    """
-    stored = write_models(session, iteration, session.origin[iteration + 1])
-    return {group: model.model for group, model in stored.items()}
-
-
-async def prove_serving(session: Session, iteration: int) -> None:
-    """Prove the trained models that are to play `iteration`: those of a run that is opened again,
-    and those of another run. Nothing is asked where there is none."""
-
-    trained = {
-        group: model
-        for group, model in models_for(session, iteration).items()
-        if model.trained_in is not None
-    }
-
-    async def prove_all() -> list[ServedModel]:
-        return await together(_prove(session, group, model) for group, model in trained.items())
-
-    if trained:
-        session.progress.start_stage(f"iteration {iteration}: proving the models that play", 0)
-        await session.with_server(prove_all)
-
-
-async def _prove(session: Session, group: str, model: ServedModel) -> ServedModel:
-    at = Endpoints(session.endpoint(group), session.control_endpoint(group))
-    return await prove(session.parameters, group, at, session.client, model)
-
-
-async def prove(
-    parameters: HyperParameters,
-    group: str,
-    at: Endpoints,
-    client: ChatClient,
-    model: ServedModel,
-) -> ServedModel:
-    """The model with the proof that it answers with the weights that it should.
-
-    Raises StageError if it does not, or is not there; ServerError if nobody answers.
-    """
-    agent, control = parameters.group_parameters(group), at.control
-    where, hosted = control.base_url, speaks_nip(agent)
-
-    async def ask() -> None:
-        message = {"role": "user", "content": "-"}
-        body = {"model": model.model, "messages": [message], limit_name(agent): 1}
-        await client.complete(at.play, body)
-
-    async with open_backend(control, extensions=hosted) as backend:
-        described = await _answer_of(backend.model(model.model), control, model.model)
-        extension = described.get("nip") or {}
-        if extension.get("kind") == "base" and not extension.get("served"):
-            # Another base model has taken its place meanwhile.
-            await LmServer(control).move_engine(model.model, "start")
-            described = await _answer_of(backend.model(model.model), control, model.model)
-        if hosted and not _is_proved(described):
-            # An adapter that is not loaded is loaded, and proved, when it is asked for.
-            await ask()
-            described = await _answer_of(backend.model(model.model), control, model.model)
-    extension = described.get("nip") or {}
-    proof = extension.get("proof")
-    if hosted and not _is_proved(described):
-        raise StageError(
-            f"{where}: model {model.model} is there, but it is not proved that it "
-            f"answers with the weights that its job saved: {proof}"
-        )
-    content = extension.get("content_digest")
-    if model.digest is not None and content != model.digest:
-        raise StageError(
-            f"{where}: model {model.model} has other weights than those on record "
-            f"(content digest {content}, on record {model.digest})"
-        )
-    await ask()
-    return replace(model, digest=content, proof=proof, kind=extension.get("kind"))
-
-
-def _is_proved(described: Mapping[str, Any]) -> bool:
-    proof = (described.get("nip") or {}).get("proof")
-    return bool(proof and proof.get("matches"))
-
-
-async def _answer_of(call: Awaitable[T], endpoint: Endpoint, model: str) -> T:
-    try:
-        return await call
-    except Refused as error:
-        raise StageError(
-            f"{endpoint.base_url}: model {model} can't be had: {error}. If the server's state was "
-            "lost, --fork from an earlier run or start a new one"
-        ) from error
-    except (Busy, NoAnswer) as error:
-        raise ServerError(f"{endpoint.base_url}: {error}") from error
 
 
 def job_spec(
@@ -471,4 +323,41 @@ def _ledger(
         settle_s=settle_s,
         lease=session.lease,
         clock=session.clock,
+    )
+
+
+def next_step(parameters: HyperParameters, record: JobRecord) -> Step:
+    """What follows from a job on record as terminal.
+
+    A job is tried again until it has had `fine_tuning.max_attempts`, those on record before it
+    included; the next failure stops the run.
+    """
+    settings = parameters.fine_tuning
+    wanted = {
+        "succeeded": "go_on",
+        "failed": settings.on_failed,
+        "cancelled": settings.on_cancelled,
+        "not_found": settings.on_not_found,
+        "deadline": settings.on_deadline,
+        "skipped": settings.on_too_few_examples,
+        "refused": "stop",  # the same request would be refused again
+    }[record.outcome or "failed"]
+    if wanted == "try_again" and len(record.previous) + 1 >= settings.max_attempts:
+        return "stop"
+    steps: dict[str, Step] = {
+        "go_on": "go_on",
+        "keep_model": "keep_model",
+        "try_again": "try_again",
+    }
+    return steps.get(wanted, "stop")
+
+
+def stopped(record: JobRecord, path: str) -> JobError:
+    """The error for a run that stops because of the job whose record is at `path`."""
+    attempts = len(record.previous) + 1
+    tried = "" if attempts == 1 else f", after {attempts} attempts"
+    return JobError(
+        f"job {record.id} of group {record.group}, iteration {record.iteration}: {record.outcome} "
+        f"({record.reason}){tried}; its record is {path}. Mend the cause and run again with "
+        "--retry-failed-jobs, or say with fine_tuning.on_... what is to follow"
     )

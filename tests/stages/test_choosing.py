@@ -4,9 +4,9 @@ import pytest
 from small_game import write_config
 
 from nip_core.parameters import load_parameters
-from nip_core.stages.rollouts import commit_split, plan_of, play_shard
+from nip_core.stages.choosing import build_dataset, describe, held_out
+from nip_core.stages.playing import commit_split, plan_of, play_shard
 from nip_core.stages.session import open_session
-from nip_core.stages.training_data import build_dataset, describe, held_out
 from nip_core.trainers.dataset import open_dataset
 
 

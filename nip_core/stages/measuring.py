@@ -1,0 +1,89 @@
+"""Measuring a committed split: its metrics, and its transcripts where the settings ask for them."""
+
+import json
+from dataclasses import asdict
+from hashlib import sha256
+from typing import Any
+
+import yaml
+
+from nip_core.evaluation.baselines import believe_the_prover
+from nip_core.evaluation.metrics import evaluate
+from nip_core.evaluation.report_text import verdict_line
+from nip_core.evaluation.transcripts import transcripts_from_tables
+from nip_core.rollouts.plan import CANDIDATE, VALIDATION
+from nip_core.rollouts.tables import read_rollouts
+from nip_core.run_store.manifest import read_manifest
+from nip_core.run_store.run import RunStore
+from nip_core.stages.session import Session
+
+_YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
+CHECKSUM_SUFFIX = ".sha256"
+"""Of the file beside it with its SHA-256, in the form of sha256sum."""
+CLAIMS = {"they match": 1, "they differ": 0}
+"""What the bundled tiny model's prover says of a right and of a wrong solution."""
+
+
+def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
+    """Metrics of a committed split; computed once, then read."""
+    run = session.run
+    if session.parameters.text_rl.save_transcripts:
+        save_transcripts(session, iteration, split)
+    stored = run.read_json_or_none(run.metrics(iteration, split))
+    metrics = dict(stored or _measured(session, iteration, split))
+    session.log.info(
+        "iteration %d: played %s problems: %s", iteration, split, verdict_line(metrics)
+    )
+    return metrics
+
+
+def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
+    run, directory = session.run, session.run.rollouts(iteration, split)
+    rollouts = read_rollouts(run.store, directory)
+    metrics = evaluate(rollouts.episodes, rollouts.generations, seed=session.parameters.seed)
+    if provers := session.game.protocol.provers:
+        believed = believe_the_prover(
+            rollouts.episodes, rollouts.generations, CLAIMS, provers=provers
+        )
+        if believed["no_decision_rate"] is not None and believed["no_decision_rate"] < 1:
+            metrics["believe_the_prover"] = believed
+    played = VALIDATION if split == CANDIDATE else split
+    metrics["problems_left_out"] = len(session.left_out.get(played, {}))
+    metrics["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]
+    path = run.metrics(iteration, split)
+    return dict(run.write_json_once(path, metrics, lease=session.lease))
+
+
+def transcripts_path(run: RunStore, iteration: int, split: str, form: str) -> str:
+    """Where all episodes of a split are written for reading."""
+    return f"{run.iteration(iteration)}/transcripts-{split}.{form}"
+
+
+def save_transcripts(session: Session, iteration: int, split: str) -> str:
+    """Write all episodes of a committed split as one YAML or JSON file, if it is not there.
+
+    The texts are those of the rollouts; this is for reading, with its SHA-256 beside it. Returns
+    its path in the store.
+    """
+    run, form = session.run, session.parameters.text_rl.transcript_format
+    path = transcripts_path(run, iteration, split, form)
+    if run.store.exists(path):
+        return path
+    rollouts = read_rollouts(run.store, run.rollouts(iteration, split))
+    everything = rollouts.episodes.num_rows
+    transcripts = transcripts_from_tables(
+        rollouts.episodes, rollouts.generations, everything, 0, session.game.protocol
+    )
+    plain = [asdict(transcript) for transcript in transcripts]
+    if form == "json":
+        text = json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
+    else:
+        text = yaml.dump(
+            json.loads(json.dumps(plain)), Dumper=_YAML, sort_keys=False, allow_unicode=True
+        )
+    content = text.encode()
+    # First, as nobody looks for it: with the episodes there it must be, too.
+    line = f"{sha256(content).hexdigest()}  {path.rpartition('/')[2]}\n"
+    run.store.put(f"{path}{CHECKSUM_SUFFIX}", line.encode())
+    run.store.put(path, content)
+    return path

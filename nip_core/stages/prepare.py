@@ -1,0 +1,286 @@
+"""What is known and checked of a run before anything is started.
+
+prepare       everything that takes no server: what comes from other runs, problems, prompts, keys,
+              the model's path, the run on record, disk space
+plan_run      what a run would take
+fork_run      start a run from what another one has finished
+identity      what a run's name stands for, as `RunStore.create_or_open` takes it
+code_version  the version of nip that runs
+"""
+
+import hashlib
+import inspect
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import nip_core
+from nip_core.errors import SettingsError, StoreError
+from nip_core.game.render import Game
+from nip_core.hashing import digest
+from nip_core.models import resolve_model
+from nip_core.parameters import DATA_NEUTRAL, HyperParameters
+from nip_core.protocols import find_protocol
+from nip_core.rollouts.plan import SPLITS, shuffle_labels
+from nip_core.run_store.lease import acquire
+from nip_core.run_store.run import RunRecord, RunStore
+from nip_core.run_store.store import MissingFileError, open_store, walk
+from nip_core.scenarios.code_validation.datasets import Problem, check_splits, load_problems
+from nip_core.stages.estimate import Estimate, estimate_run
+from nip_core.stages.kept_models import ADAPTERS
+from nip_core.stages.origin import Origin, find_origin, resolved, takes_over
+from nip_core.stages.own_server import check_server
+from nip_core.stages.providers import (
+    Endpoints,
+    check_named,
+    remote_endpoints,
+)
+from nip_core.stages.rerun import finish_rewinds
+from nip_core.stages.too_long import (
+    recorded_of,
+    without,
+)
+
+# What the forked run's own server makes anew; everything else of its state is the models.
+_OWN_TO_EACH = (
+    "lm_server/api_key",
+    "lm_server/lock",
+    "lm_server/owner.lock",
+    "lm_server/server.json",
+)
+
+
+def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
+    """The problems of every split, checked. Raises DatasetError."""
+    options, scenario = parameters.dataset_options, parameters.code_validation
+    gate = parameters.promotion
+    sizes = {
+        "train": options.max_train_size,
+        "validation": options.max_validation_size,
+        "test": options.max_test_size,
+    }
+    if gate.enabled and gate.episodes is not None:
+        sizes["validation"] = min(gate.episodes, sizes["validation"] or gate.episodes)
+    problems = {}
+    for split in SPLITS:
+        played = split in ("train", parameters.test_dataset_split)
+        played |= split == "validation" and gate.enabled
+        problems[split] = load_problems(
+            parameters.dataset,
+            split,
+            difficulty=scenario.apps_difficulty,
+            exclude_flagged=scenario.apps_exclude_flagged,
+            max_size=sizes[split],
+            shuffle_seed=options.reduce_shuffle_seed,
+            # A split that nobody plays may be as unbalanced as it likes.
+            make_balanced=options.make_balanced and played,
+        )
+    check_splits(problems)
+    if options.shuffle_train_labels:
+        problems["train"] = shuffle_labels(problems["train"], parameters.seed)
+    # Tests may be held on the validation split while a method is being developed.
+    problems["test"] = problems[parameters.test_dataset_split]
+    return problems
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is known of a run before anything is started."""
+
+    parameters: HyperParameters
+    """With the settings that agents take over from another run."""
+    game: Game
+    run: RunStore
+    problems: Mapping[str, list[Problem]]
+    endpoints: Mapping[str, Endpoints]
+    estimate: Estimate
+    contents: Mapping[str, Any]
+    origin: Origin
+
+
+def prepare(
+    parameters: HyperParameters,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    forked_from: RunStore | None = None,
+) -> Prepared:
+    """Check everything that takes no server: prompts, store, problems, keys, disk space, model.
+
+    A run that is on record takes over from other runs what it did when it was created, and one
+    that is `forked_from` another what that one did. Raises SettingsError, DatasetError, StoreError
+    or RunConflictError; nothing was written but the directory of the run store.
+    """
+    store = open_store(parameters.run_store)
+    run = RunStore(store, parameters.run_name)
+    record = _record(run if forked_from is None else forked_from)
+    check_named(parameters)
+    parameters = resolved(parameters, store, record)
+    game = Game(parameters)
+    problems = load_all_problems(parameters)
+    endpoints = remote_endpoints(parameters, environment)
+    check_server(parameters, environment)
+    origin = find_origin(parameters, store, record)
+    estimate = estimate_run(game, problems)
+    contents = contents_of(game, problems, endpoints, origin)
+    run.check_same(**identity(parameters, contents))
+    free = store.free_bytes()
+    if free is not None and free < estimate.disk_bytes:
+        raise StoreError(
+            f"{store.url}: the run can take {estimate.disk_bytes / 1e6:.0f} MB, only "
+            f"{free / 1e6:.0f} MB are free; free space or choose another run_store"
+        )
+    return Prepared(parameters, game, run, problems, endpoints, estimate, contents, origin)
+
+
+def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate]:
+    """The settings with which a run would be played, and what it would take; nothing is written."""
+    check_named(parameters)
+    if takes_over(parameters):
+        store = open_store(parameters.run_store, read_only=True)
+        record = _record(RunStore(store, parameters.run_name))
+        parameters = resolved(parameters, store, record)
+        find_origin(parameters, store, record)  # refuses models that are not there
+    check_server(parameters, os.environ)
+    problems = without(load_all_problems(parameters), recorded_of(parameters) or {})
+    return parameters, estimate_run(Game(parameters), problems)
+
+
+def _record(run: RunStore) -> RunRecord | None:
+    try:
+        return run.open()
+    except MissingFileError:
+        return None
+
+
+def fork_run(
+    source: HyperParameters, forked: HyperParameters, environment: Mapping[str, str] = os.environ
+) -> RunStore:
+    """Start the run of `forked` from the finished iterations of the run of `source`.
+
+    Both names lie in one run store. Its own server's adapters are copied with them, so that the
+    forked run plays on with the models it begins with. Raises what `prepare` raises, and
+    LeaseError while somebody runs the source.
+    """
+    if forked.run_store != source.run_store:
+        raise SettingsError("--fork: both runs are in one run_store; leave run_store as it is")
+    run = RunStore(open_store(source.run_store), source.run_name)
+    run.open()  # a run that is not there can't be forked
+    prepared = prepare(forked, environment, forked_from=run)
+    with acquire(run.store, run.root) as lease:
+        finish_rewinds(run, lease)
+        kept = [
+            name
+            for name in (
+                path.removeprefix(f"{run.root}/")
+                for path in walk(run.store, f"{run.root}/lm_server")
+            )
+            if name not in _OWN_TO_EACH and not name.startswith("lm_server/logs/")
+        ]
+        # Where there is no disk, the models are kept in the run.
+        adapters = walk(run.store, f"{run.root}/{ADAPTERS}")
+        kept += [path.removeprefix(f"{run.root}/") for path in adapters]
+        facts = identity(prepared.parameters, prepared.contents)
+        return run.fork(forked.run_name, facts.pop("parameters"), also=kept, **facts)
+
+
+def identity(parameters: HyperParameters, contents: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run's name stands for: settings, and the content of the files they name."""
+    return {
+        "parameters": parameters.to_dict(),
+        "contents": contents,
+        "code_version": code_version(),
+        "seed": parameters.seed,
+        "data_neutral": DATA_NEUTRAL,
+    }
+
+
+def contents_of(
+    game: Game,
+    problems: Mapping[str, list[Problem]],
+    endpoints: Mapping[str, Endpoints],
+    origin: Origin,
+) -> dict[str, Any]:
+    """Digests of everything outside the settings that decides the data.
+
+    Problems, and templates and protocols that are not nip's own, whole; a replies file whole; of a
+    model directory names, sizes and the first megabyte of each file, so that large weights are not
+    read; by group the addresses of servers, play and control; and the models that come from other
+    runs.
+    """
+    parameters = game.parameters
+    contents: dict[str, Any] = {
+        "problems": {split: problems_digest(chosen) for split, chosen in problems.items()},
+        "templates": template_digests(game),
+        "addresses": {
+            group: sorted({at.play.base_url, at.control.base_url})
+            for group, at in sorted(endpoints.items())
+        },
+        "models": {},
+        "replies": None,
+    }
+    if origin.models:
+        contents["origin"] = origin.facts()
+    protocol = find_protocol(parameters.interaction_protocol)
+    if ":" in parameters.interaction_protocol:
+        contents["protocol"] = digest(Path(inspect.getfile(protocol)).read_text(encoding="utf-8"))
+    for agent in parameters.model_agents.values():
+        path = Path(resolve_model(agent.model_name)).expanduser()
+        is_hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
+        if is_hosted and path.is_dir():
+            contents["models"][agent.model_name] = _directory_digest(path)
+    if parameters.lm_server.replies is not None:
+        contents["replies"] = digest(
+            Path(parameters.lm_server.replies).read_text(encoding="utf-8", errors="replace")
+        )
+    return contents
+
+
+def template_digests(game: Game) -> dict[str, str]:
+    """By agent, of the prompt templates that are not nip's own."""
+    protocol = find_protocol(game.parameters.interaction_protocol)
+    digests = {}
+    for name, agent in game.parameters.model_agents.items():
+        if agent.system_prompt_template_path is not None:
+            text = Path(agent.system_prompt_template_path).read_text(encoding="utf-8")
+            digests[name] = digest(text)
+        elif protocol.template_directory is not None:
+            digests[name] = digest(game.prompts.template(name).template)
+    return digests
+
+
+def problems_digest(problems: list[Problem]) -> str:
+    """What a split's problems are, in their order."""
+    return digest([[p.id, p.question, p.solution, p.y] for p in problems])
+
+
+def _directory_digest(directory: Path) -> str:
+    facts = []
+    for file in sorted(path for path in directory.rglob("*") if path.is_file()):
+        with file.open("rb") as opened:
+            head = hashlib.sha256(opened.read(1 << 20)).hexdigest()
+        facts.append([str(file.relative_to(directory)), file.stat().st_size, head])
+    return digest(facts)
+
+
+@lru_cache(maxsize=1)
+def code_version() -> str:
+    """The version of nip, with the commit where it runs from a checkout."""
+    root = Path(nip_core.__file__).parent.parent
+    if not (root / ".git").exists():
+        return nip_core.__version__
+    try:
+        asked = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):  # no git here
+        return nip_core.__version__
+    commit = asked.stdout.strip()
+    return f"{nip_core.__version__}+{commit}" if commit else nip_core.__version__

@@ -1,0 +1,253 @@
+"""The gate before a swap: new models play on only if they do not play validation problems worse.
+
+is_due   whether old and new models are compared in an iteration
+decide   what came of it, for the record of the swap
+
+After the jobs of an iteration have ended, the models that play it (split `validation`) and the new
+models of all groups together (split `candidate`) play the same validation problems with the same
+seeds. The old ones play anew each time: the figure at which they were chosen is the highest of
+several and would flatter them. Test problems are never looked at here.
+
+What is covered: new models that are worse by more than the margin, on the problems played, stay
+out. What is not: the difference has an interval, and a margin of 0 also refuses models that are as
+good as the old ones in about half of all cases.
+"""
+
+from collections.abc import Awaitable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from nip_core.concurrency import together
+from nip_core.errors import ServerError, StageError
+from nip_core.evaluation.metrics import mean_by_problem, paired_difference
+from nip_core.evaluation.report_text import gate_line
+from nip_core.jobs.job import Busy, NoAnswer, Refused
+from nip_core.jobs.openai_backend import open_backend
+from nip_core.jobs.server_calls import LmServer
+from nip_core.parameters import HyperParameters
+from nip_core.rewards import at_least
+from nip_core.rollouts.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.model_call import limit_name
+from nip_core.rollouts.plan import CANDIDATE, VALIDATION
+from nip_core.rollouts.tables import read_rollouts
+from nip_core.stages.models import ServedModel, candidates, models_for, write_models
+from nip_core.stages.providers import Endpoints, speaks_nip
+from nip_core.stages.session import Session
+from nip_core.stages.training import scheduled
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether new models are taken, and why."""
+
+    promoted: bool
+    metric: str  # what is compared: accuracy or verifier_reward
+    validation: float  # of the models that played the iteration
+    candidate: float  # of the new ones
+    difference: float  # new minus old, mean over problems
+    ci95: tuple[float, float]  # of the difference
+    problems: int
+    margin: float
+
+
+def is_due(session: Session, iteration: int) -> bool:
+    """Whether the iteration's models have to pass the gate: it is on, there is a new model, and
+    who serves next is not on record yet.
+
+    To be asked when the jobs of the iteration have ended.
+    """
+    if not session.parameters.promotion.enabled:
+        return False
+    is_swapped = session.run.store.exists(session.run.models(iteration))
+    return not is_swapped and bool(candidates(session, iteration))
+
+
+def compare(old: pa.Table, new: pa.Table, metric: str, margin: float, seed: int) -> Decision:
+    """The decision from the episodes of both sides, which cover the same problems.
+
+    The new models are taken if their metric is at least the old ones' less `margin`. A failed
+    episode counts as wrong and earns nothing. Raises DatasetError if the problems differ.
+    """
+    reward_of = "verifier" if metric == "verifier_reward" else None
+    found = paired_difference(old, new, seed, reward_of=reward_of)
+    before, after = (mean_by_problem(side, reward_of) for side in (old, new))
+    assert before is not None and after is not None  # there are problems, or no gate
+    low, high = found["ci95"]
+    return Decision(
+        promoted=at_least(found["difference"], -margin),
+        metric=metric,
+        validation=before,
+        candidate=after,
+        difference=found["difference"],
+        ci95=(low, high),
+        problems=found["problems"],
+        margin=margin,
+    )
+
+
+def decide(session: Session, iteration: int) -> Decision:
+    """Compare what both sides have played. Raises MissingFileError if one has not."""
+    run, settings = session.run, session.parameters.promotion
+    old, new = (
+        read_rollouts(run.store, run.rollouts(iteration, split)).episodes
+        for split in (VALIDATION, CANDIDATE)
+    )
+    return compare(old, new, settings.metric, settings.margin, session.parameters.seed)
+
+
+def promotion_record(decision: Decision, models: Mapping[str, Any]) -> dict[str, Any]:
+    """The decision as it stands in ``models.json``, with the `models` that it was about by group,
+    so that those which were not taken can be found again, too."""
+    return {
+        **asdict(decision),
+        "ci95": list(decision.ci95),
+        "candidates": {group: asdict(model) for group, model in models.items()},
+    }
+
+
+async def prove_candidates(session: Session, iteration: int) -> dict[str, str]:
+    """Prove that the new models of all groups answer; returns their names by group."""
+    proved = await _prove_new(session, iteration)
+    return {group: model.model for group, model in proved.items()}
+
+
+async def _prove_new(session: Session, iteration: int) -> dict[str, ServedModel]:
+    """Prove every model that the iteration has trained; returns them by group, with the proofs.
+
+    A model counts only if it answers under its own name; on a server of nip it also needs the
+    server's proof that the saved weights are the ones that answer.
+    """
+    trained = candidates(session, iteration)
+
+    async def prove_all() -> list[ServedModel]:
+        return await together(_prove(session, group, model) for group, model in trained.items())
+
+    return dict(zip(trained, await session.with_server(prove_all), strict=True))
+
+
+async def swap_models(session: Session, iteration: int) -> dict[str, str]:
+    """Record who serves from the next iteration on; returns the models' names by group.
+
+    New models do once they are proved, and have passed the gate where the settings ask for one;
+    then both sides must have played (see `gate`).
+    """
+    if session.run.store.exists(session.run.models(iteration)):
+        await prove_serving(session, iteration + 1)
+        return {g: model.model for g, model in models_for(session, iteration + 1).items()}
+    due = scheduled(session.parameters, iteration)
+    waiting = [group for group in session.parameters.trainable_groups if group not in due]
+    after = models_for(session, iteration)
+    proved = await _prove_new(session, iteration)
+    promotion = None
+    if is_due(session, iteration):
+        decision = decide(session, iteration)
+        promotion = promotion_record(decision, proved)
+    if promotion is None or promotion["promoted"]:
+        after |= proved
+    stored = write_models(session, iteration, after, waiting, promotion)
+    if promotion is not None:
+        session.log.info("iteration %d: %s", iteration, gate_line(promotion))
+    names = {group: model.model for group, model in stored.items()}
+    serving = ", ".join(f"{group}: {model}" for group, model in names.items())
+    session.log.info("iteration %d: the models from here on are %s", iteration, serving)
+    return names
+
+
+def pass_on(session: Session, iteration: int) -> dict[str, str]:
+    """Record the models of another run as those that serve from the next iteration on.
+
+    For a run that plays the tests of another one again, where nothing is trained.
+    """
+    stored = write_models(session, iteration, session.origin[iteration + 1])
+    return {group: model.model for group, model in stored.items()}
+
+
+async def prove_serving(session: Session, iteration: int) -> None:
+    """Prove the trained models that are to play `iteration`: those of a run that is opened again,
+    and those of another run. Nothing is asked where there is none."""
+
+    trained = {
+        group: model
+        for group, model in models_for(session, iteration).items()
+        if model.trained_in is not None
+    }
+
+    async def prove_all() -> list[ServedModel]:
+        return await together(_prove(session, group, model) for group, model in trained.items())
+
+    if trained:
+        session.progress.start_stage(f"iteration {iteration}: proving the models that play", 0)
+        await session.with_server(prove_all)
+
+
+async def _prove(session: Session, group: str, model: ServedModel) -> ServedModel:
+    at = Endpoints(session.endpoint(group), session.control_endpoint(group))
+    return await prove(session.parameters, group, at, session.client, model)
+
+
+async def prove(
+    parameters: HyperParameters,
+    group: str,
+    at: Endpoints,
+    client: ChatClient,
+    model: ServedModel,
+) -> ServedModel:
+    """The model with the proof that it answers with the weights that it should.
+
+    Raises StageError if it does not, or is not there; ServerError if nobody answers.
+    """
+    agent, control = parameters.group_parameters(group), at.control
+    where, hosted = control.base_url, speaks_nip(agent)
+
+    async def ask() -> None:
+        message = {"role": "user", "content": "-"}
+        body = {"model": model.model, "messages": [message], limit_name(agent): 1}
+        await client.complete(at.play, body)
+
+    async with open_backend(control, extensions=hosted) as backend:
+        described = await _answer_of(backend.model(model.model), control, model.model)
+        extension = described.get("nip") or {}
+        if extension.get("kind") == "base" and not extension.get("served"):
+            # Another base model has taken its place meanwhile.
+            await LmServer(control).move_engine(model.model, "start")
+            described = await _answer_of(backend.model(model.model), control, model.model)
+        if hosted and not _is_proved(described):
+            # An adapter that is not loaded is loaded, and proved, when it is asked for.
+            await ask()
+            described = await _answer_of(backend.model(model.model), control, model.model)
+    extension = described.get("nip") or {}
+    proof = extension.get("proof")
+    if hosted and not _is_proved(described):
+        raise StageError(
+            f"{where}: model {model.model} is there, but it is not proved that it "
+            f"answers with the weights that its job saved: {proof}"
+        )
+    content = extension.get("content_digest")
+    if model.digest is not None and content != model.digest:
+        raise StageError(
+            f"{where}: model {model.model} has other weights than those on record "
+            f"(content digest {content}, on record {model.digest})"
+        )
+    await ask()
+    return replace(model, digest=content, proof=proof, kind=extension.get("kind"))
+
+
+def _is_proved(described: Mapping[str, Any]) -> bool:
+    proof = (described.get("nip") or {}).get("proof")
+    return bool(proof and proof.get("matches"))
+
+
+async def _answer_of(call: Awaitable[T], endpoint: Endpoint, model: str) -> T:
+    try:
+        return await call
+    except Refused as error:
+        raise StageError(
+            f"{endpoint.base_url}: model {model} can't be had: {error}. If the server's state was "
+            "lost, --fork from an earlier run or start a new one"
+        ) from error
+    except (Busy, NoAnswer) as error:
+        raise ServerError(f"{endpoint.base_url}: {error}") from error
