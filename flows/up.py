@@ -26,6 +26,7 @@ import typer
 
 from nip_core.errors import ServerError, SettingsError
 from nip_core.redaction import read_key
+from nip_lm_server.client import has_cuda
 from nip_prefect.flows.parts import Parts
 from nip_prefect.flows.postgres import start_postgres
 
@@ -161,7 +162,7 @@ def _kept(path: Path, draw: Callable[[], str]) -> str:
 
 def _pools_here() -> list[str]:
     """The pools that this machine can serve."""
-    return list(POOLS) if Path("/dev/nvidiactl").exists() else [POOLS[0]]
+    return list(POOLS) if has_cuda(os.environ) else [POOLS[0]]
 
 
 def _register(environment: Mapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 launching    ServerSpec, EngineSpec; start_or_attach, is_running, stop, stop_state_dir;
              serve_command
+models, devices   base_served_name, has_cuda
 version      SERVER_VERSION, compatible
 the wire     NipSettings, METHOD_HYPERPARAMETERS; ACTIVE_STATUSES, ENDED_STATUSES of a job
 training data   formats: what a line of each method holds, and its checks; group_advantages
@@ -18,6 +19,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from nip_lm_server import formats
+from nip_lm_server.devices import has_cuda
 from nip_lm_server.formats import (
     MIN_EXAMPLES,
     AdvantageMode,
@@ -42,7 +44,7 @@ from nip_lm_server.processes import (
     read_tail,
     watch_parent,
 )
-from nip_lm_server.spec import EngineSpec, ServerSpec
+from nip_lm_server.spec import EngineSpec, ServerSpec, base_served_name
 from nip_lm_server.state.directory import DATABASE, FILES, KEY_FILE, MODELS, StateError
 from nip_lm_server.state.examine import Examined, examine, stored_ids
 from nip_lm_server.state.garbage import State, StateInUseError, read_state, remove
@@ -90,6 +92,7 @@ __all__ = [
     "StateInUseError",
     "VllmMissingError",
     "adopt_models",
+    "base_served_name",
     "checksum_of",
     "compatible",
     "content_digest",
@@ -100,6 +103,7 @@ __all__ = [
     "find_model",
     "formats",
     "group_advantages",
+    "has_cuda",
     "is_running",
     "process_identity",
     "read_state",

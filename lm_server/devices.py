@@ -1,4 +1,12 @@
-"""Device names: "cpu", "cuda" (all of them) or "cuda:0,1"."""
+"""Devices and their names: "cpu", "cuda" (all of them) or "cuda:0,1". Standard library only."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def has_cuda(environment: Mapping[str, str]) -> bool:
+    """Whether a process of this environment has a CUDA device, found out without loading torch."""
+    return Path("/dev/nvidiactl").exists() and environment.get("CUDA_VISIBLE_DEVICES") != ""
 
 
 def overlap(a: str, b: str) -> bool:

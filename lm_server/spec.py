@@ -22,6 +22,12 @@ ENGINES = ("deterministic", "embedded", "vllm")
 SHARING = ("auto", "yes", "no")
 
 
+def base_served_name(model: str) -> str:
+    """The name of a base model where none is chosen: a directory's own, else `model` itself."""
+    path = Path(model).expanduser()
+    return path.resolve().name if path.is_dir() else model
+
+
 @dataclass(frozen=True)
 class EngineSpec:
     """One engine: the base model that it serves, and where fine-tunes of that are trained."""

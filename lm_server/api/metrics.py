@@ -124,12 +124,12 @@ class Metrics:
         self._steps.set(sum(_steps(load(row["progress"])) for row in running))
         for gauge in (self._state, self._epoch, self._restarts, self._waiting, self._adapters):
             gauge.clear()  # a base model may be gone
-        for engine in pool.engines():
+        for base in pool.bases():
+            engine = base.engine
             for state in ENGINE_STATES:
                 self._state.labels(engine.base_model, state).set(engine.state == state)
             self._epoch.labels(engine.base_model).set(engine.epoch)
-            restarts = pool.keeper(engine.base_model).restarts
-            self._restarts.labels(engine.base_model).set(restarts)
+            self._restarts.labels(engine.base_model).set(base.restarts)
             self._adapters.labels(engine.base_model).set(len(engine.loaded_adapters()))
             waiting = engine.status().get("waiting")
             if waiting is not None:

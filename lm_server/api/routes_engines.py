@@ -50,7 +50,7 @@ async def status(request: web.Request) -> web.StreamResponse:
             "pid": os.getpid(),
             "configuration_digest": services.configuration_digest,
             "base_model": first,
-            "max_model_len": services.pool.max_model_len(first),
+            "max_model_len": services.pool.base(first).max_model_len,
             "engine": _engine(services, first)["status"],
             "engines": [_engine(services, name) for name in services.pool.base_models()],
             "problems": services.models.problems(),
@@ -90,7 +90,7 @@ async def address(request: web.Request) -> web.StreamResponse:
             "object": "nip.engine.address",
             "base_url": upstream.url + "/v1",
             "api_key": upstream.api_key,
-            "epoch": services.pool.keeper(name).engine.epoch,
+            "epoch": services.pool.base(name).engine.epoch,
         }
     )
 
@@ -109,7 +109,7 @@ async def act(request: web.Request) -> web.StreamResponse:
             f"Unknown action {action!r}, expected one of {', '.join(_ACTIONS)}",
             code="unknown_url",
         )
-    if action == "sleep" and not services.pool.keeper(name).engine.capabilities.sleep:
+    if action == "sleep" and not services.pool.base(name).engine.capabilities.sleep:
         raise ApiError(
             400, f"The engine of {name!r} can't sleep here: stop it instead", code="unsupported"
         )
@@ -132,18 +132,18 @@ def _known(services: Services, name: str) -> str:
 
 
 def _engine(services: Services, name: str) -> dict[str, Any]:
-    keeper = services.pool.keeper(name)
-    engine = keeper.engine
+    base = services.pool.base(name)
+    engine = base.engine
     return {
         "object": "nip.engine",
         "base_model": name,
         "engine": engine.name,
         "state": engine.state,
-        "wanted": keeper.wanted,
-        "lent_to_training": keeper.is_lent,
+        "wanted": base.wanted,
+        "lent_to_training": base.is_lent,
         "epoch": engine.epoch,
-        "restarts": keeper.restarts,
-        "last_death": keeper.last_death,
+        "restarts": base.restarts,
+        "last_death": base.last_death,
         "adapters": list(engine.loaded_adapters()),
         "status": {"name": engine.name, **engine.status()},
     }
@@ -153,13 +153,13 @@ def _health(services: Services) -> dict[str, Any]:
     free, wrong = None, []
     engines, lent = {}, []
     for name in services.pool.base_models():
-        keeper = services.pool.keeper(name)
-        engines[name] = {"state": keeper.engine.state, "epoch": keeper.engine.epoch}
-        if keeper.is_lent and keeper.wanted == "running":
+        base = services.pool.base(name)
+        engines[name] = {"state": base.engine.state, "epoch": base.engine.epoch}
+        if base.is_lent and base.wanted == "running":
             lent.append(name)
-        if keeper.wanted == "running" and not keeper.is_ready:
-            wrong.append(f"the engine of {name!r} {keeper.describe_absence()}")
-    first = services.pool.keeper(services.pool.base_models()[0])
+        if base.wanted == "running" and not base.is_ready:
+            wrong.append(f"the engine of {name!r} {base.describe_absence()}")
+    first = services.pool.base(services.pool.base_models()[0])
     if not any(services.pool.is_served(name) for name in services.pool.base_models()) and not wrong:
         wrong.append(f"the engine is {first.engine.state}")
     try:

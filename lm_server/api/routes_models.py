@@ -67,7 +67,7 @@ async def delete_model(request: web.Request) -> web.StreamResponse:
 
 
 def _base_object(services: Services, name: str) -> dict[str, Any]:
-    engine = services.pool.keeper(name).engine
+    engine = services.pool.base(name).engine
     return wire.model_object(
         id=name,
         created_at=services.created_at,
@@ -76,7 +76,7 @@ def _base_object(services: Services, name: str) -> dict[str, Any]:
             "engine": engine.name,
             "engine_epoch": engine.epoch,
             "served": services.pool.is_served(name),
-            "max_model_len": services.pool.max_model_len(name),
+            "max_model_len": services.pool.base(name).max_model_len,
         },
     )
 

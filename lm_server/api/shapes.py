@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nip_lm_server.api.generation_parameters import Delivery, parse_chat, parse_completion
-from nip_lm_server.engines.base import Choice, Delta, GenerationRequest, TopLogprob
+from nip_lm_server.engines.base import Delta, GenerationRequest, TopLogprob
 from nip_lm_server.formats.tool_calls import ToolCall
 
 VERY_UNLIKELY = -9999.0
@@ -53,7 +53,7 @@ class Shape:
     usage_details: Mapping[str, Any]
     parse: Callable[[Mapping[str, Any]], Asked]
     """Check a body. Raises ApiError 400."""
-    choice: Callable[[int, Choice, Asked], dict[str, Any]]
+    choice: Callable[[int, Delta, Asked], dict[str, Any]]
     """Write a whole choice, by its index."""
     pieces: Callable[[int, Delta, Asked, int | None], Iterator[dict[str, Any]]]
     """Write what is new of a choice whose tokens have so many characters yet; None: its first."""
@@ -67,7 +67,7 @@ def _parse_chat(body: Mapping[str, Any]) -> Asked:
     return Asked((request,), delivery)
 
 
-def _chat_choice(index: int, choice: Choice, asked: Asked) -> dict[str, Any]:
+def _chat_choice(index: int, choice: Delta, asked: Asked) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
     if choice.tool_calls:
         message["tool_calls"] = _tool_calls(choice.tool_calls)
@@ -102,20 +102,20 @@ def _chat_pieces(
         yield piece({}, delta.finish_reason)
 
 
-def _chat_tokens(piece: Choice | Delta, asked: Asked) -> dict[str, Any]:
+def _chat_tokens(piece: Delta, asked: Asked) -> dict[str, Any]:
     """The log-probabilities and the token ids of a choice or a piece, where asked for."""
     body: dict[str, Any] = {"logprobs": None}
-    if asked.first.logprobs and piece.logprobs is not None:
+    if asked.first.logprobs:
         tokens: Sequence[str] = piece.tokens or ("",) * len(piece.logprobs)
         if asked.delivery.tokens_as_ids:
-            tokens = [f"token_id:{token}" for token in piece.token_ids or ()]
+            tokens = [f"token_id:{token}" for token in piece.token_ids]
         top = piece.top_logprobs or [()] * len(piece.logprobs)
         content = [
             {**_token(token, logprob), "top_logprobs": [_token(t.token, t.logprob) for t in best]}
             for token, logprob, best in zip(tokens, piece.logprobs, top, strict=True)
         ]
         body["logprobs"] = {"content": content, "refusal": None}
-    if asked.first.return_token_ids and piece.token_ids is not None:
+    if asked.first.return_token_ids:
         body["token_ids"] = piece.token_ids
     return body
 
@@ -142,19 +142,17 @@ def _token(token: str, logprob: float) -> dict[str, Any]:
 # Completions
 
 
-def _text_choice(
-    index: int, piece: Choice | Delta, asked: Asked, offset: int = 0
-) -> dict[str, Any]:
+def _text_choice(index: int, piece: Delta, asked: Asked, offset: int = 0) -> dict[str, Any]:
     body: dict[str, Any] = {
         "index": index,
         "text": piece.text,
         "logprobs": None,
         "finish_reason": piece.finish_reason,
     }
-    if asked.first.logprobs and piece.logprobs is not None:
+    if asked.first.logprobs:
         tokens = piece.tokens or ("",) * len(piece.logprobs)
         body["logprobs"] = _parallel_lists(tokens, piece.logprobs, piece.top_logprobs or (), offset)
-    if asked.first.return_token_ids and piece.token_ids is not None:
+    if asked.first.return_token_ids:
         body["token_ids"] = piece.token_ids
     return body
 

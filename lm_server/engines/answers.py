@@ -1,7 +1,6 @@
-"""From the tokens of a row to what is told of it, piece by piece.
+"""From the tokens of an answer to its text, piece by piece.
 
 AnswerText   tokens one by one -> text that is certain, cut at the first stop string
-RowReader    what has been added to a row since the last look, as a `Delta`
 
 `generate` reads a row once, at its end, and `stream` again and again while it grows. Both give the
 same text, because every token passes through `AnswerText` alone, however many are read at once.
@@ -13,9 +12,6 @@ byte-level tokenizers the pieces joined are the text of all tokens at once.
 """
 
 from collections.abc import Callable, Sequence
-
-from nip_lm_server.engines.base import Delta, GenerationRequest, TopLogprob
-from nip_lm_server.engines.batching import Row
 
 _INCOMPLETE = "\ufffd"
 _LONGEST_WAIT = 256
@@ -82,64 +78,3 @@ class AnswerText:
             if any(stop.startswith(self._held[-length:]) for stop in self._stops):
                 return length
         return 0
-
-
-class RowReader:
-    """Reads row `index` of a request while another thread adds to it.
-
-    `decode` is as for `AnswerText`, `decode_token` shows one token with special tokens kept.
-    """
-
-    def __init__(
-        self,
-        row: Row,
-        index: int,
-        request: GenerationRequest,
-        decode: Decode,
-        decode_token: Callable[[int], str],
-        stop_tokens: frozenset[int],
-    ):
-        self._row, self._index, self._request = row, index, request
-        self._decode_token, self._stop_tokens = decode_token, stop_tokens
-        self._text = AnswerText(decode, row.stop)
-        self._pushed = 0
-        self._told = 0
-        self.finished = False
-
-    def read(self) -> Delta | None:
-        """What became certain since the last call; None where there is no text yet.
-
-        Tokens whose text is held back are told with the text, or at the end.
-        """
-        row, request = self._row, self._request
-        # The end is set after the last token, so it is looked at before the tokens.
-        finish_reason = row.finish_reason
-        count = len(row.generated)
-        for token in row.generated[self._pushed : count]:
-            if token not in self._stop_tokens:
-                self._text.push(token)
-        self._pushed = count
-        if finish_reason is not None:
-            self._text.finish()
-            self.finished = True
-        text = self._text.take()
-        if not text and not self.finished:
-            return None
-        new = slice(self._told, count)
-        self._told = count
-        ids = tuple(row.generated[new])
-        return Delta(
-            index=self._index,
-            text=text,
-            finish_reason=finish_reason,
-            tokens=tuple(map(self._decode_token, ids)) if request.logprobs else (),
-            token_ids=ids if request.return_token_ids else (),
-            logprobs=tuple(row.logprobs[new]) if request.logprobs else (),
-            top_logprobs=tuple(map(self._alternatives, row.top_logprobs[new]))
-            if request.top_logprobs
-            else (),
-            completion_tokens=len(ids),
-        )
-
-    def _alternatives(self, found: Sequence[tuple[int, float]]) -> tuple[TopLogprob, ...]:
-        return tuple(TopLogprob(self._decode_token(token), logprob) for token, logprob in found)

@@ -7,10 +7,12 @@ itself (vLLM) says where it is (`upstream`), and requests are passed through to 
 What an engine can't do it says in its `capabilities`, and refuses; nothing is ignored.
 """
 
+import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from nip_lm_server.formats.tool_calls import ToolCall
 
@@ -83,6 +85,26 @@ class GenerationRequest:
     parallel_tool_calls: bool = True  # whether it may call several at once
 
 
+def room_for_answer(request: GenerationRequest, prompt_tokens: int, context: int) -> int:
+    """Tokens that the answer may have. Raises EngineRequestError if they don't fit."""
+    max_tokens = request.max_tokens
+    if max_tokens is not None and max_tokens < 1:
+        raise EngineRequestError(
+            f"max_tokens must be at least 1, got {max_tokens}", "invalid_value", "max_tokens"
+        )
+    room = context - prompt_tokens
+    if room < (max_tokens or 1):
+        part, verb = ("messages", "take") if request.prompt is None else ("prompt", "takes")
+        asked = f" and {max_tokens} for the answer" if max_tokens else ""
+        raise EngineRequestError(
+            f"This model's context is {context} tokens; the {part} {verb} {prompt_tokens}{asked}. "
+            f"Shorten the {part} or lower max_tokens.",
+            "context_length_exceeded",
+            "max_tokens" if room > 0 else part,
+        )
+    return max_tokens or room
+
+
 @dataclass(frozen=True)
 class TopLogprob:
     """An alternative at one position."""
@@ -92,36 +114,13 @@ class TopLogprob:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """One answer. `token_ids` and `logprobs` have one entry per generated token, stop included."""
-
-    text: str
-    finish_reason: str  # stop, length, content_filter, tool_calls
-    completion_tokens: int
-    tokens: tuple[str, ...] | None = None
-    token_ids: tuple[int, ...] | None = None
-    logprobs: tuple[float, ...] | None = None
-    top_logprobs: tuple[tuple[TopLogprob, ...], ...] | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-
-
-@dataclass(frozen=True)
-class GenerationResult:
-    """What an engine returns for a request; `model` is the one that really answered."""
-
-    model: str
-    choices: tuple[Choice, ...]
-    prompt_tokens: int
-    prompt_token_ids: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
 class Delta:
-    """A piece of a streamed answer: text of choice `index` that is certain by now.
+    """A piece of an answer, or all of it: text of choice `index` that is certain by now.
 
-    The texts of a choice's deltas joined are the text that `generate` gives for the same seed,
-    and so are tokens, ids and log-probabilities. The last one of a choice has `finish_reason`.
-    The first delta of a stream carries `prompt_tokens` (and `prompt_token_ids` where asked).
+    `tokens`, `token_ids` and `logprobs` have one entry per generated token, stop included, and are
+    empty where they weren't asked for. The pieces of a choice joined are the whole that `generate`
+    gives for the same seed. The last one has `finish_reason`: stop, length, content_filter or
+    tool_calls. The first of a stream has `prompt_tokens` (and `prompt_token_ids` where asked).
     """
 
     index: int
@@ -138,6 +137,16 @@ class Delta:
 
 
 @dataclass(frozen=True)
+class GenerationResult:
+    """What an engine returns for a request; `model` is the one that really answered."""
+
+    model: str
+    choices: tuple[Delta, ...]  # whole ones
+    prompt_tokens: int
+    prompt_token_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Proof:
     """Evidence that an adapter answers with its own weights.
 
@@ -150,70 +159,101 @@ class Proof:
     detail: dict[str, Any] = field(default_factory=dict)
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """What the server asks of an engine. All methods are called on the server's event loop."""
 
     name: str  # deterministic, embedded, vllm
     base_model: str  # the served name of the base model
     epoch: int  # grows by one with each start of the engine
+    _state: EngineState = "stopped"
 
     @property
-    def state(self) -> EngineState: ...
+    def state(self) -> EngineState:
+        """What the engine is doing."""
+        return self._state
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
 
     @property
     def upstream(self) -> Upstream | None:
         """Where requests are passed through to; None: ask `generate` and `stream`."""
+        return None
 
+    @abstractmethod
     async def start(self) -> None:
         """Start, without adapters. Raises EngineError with the reason if it can't be served."""
 
+    @abstractmethod
     async def stop(self) -> None:
         """End it, from any state. What still waits or runs fails with EngineError."""
 
+    @abstractmethod
     async def sleep(self) -> None:
         """Give the device's memory back, keep what can be kept elsewhere.
 
-        Raises EngineError if `capabilities.sleep` is false.
+        An engine that sleeps is left asleep. Raises EngineError if `capabilities.sleep` is false.
         """
 
+    @abstractmethod
     async def wake(self) -> None:
-        """Undo `sleep`. Adapters that survived it are still loaded; who calls proves them again."""
+        """Undo `sleep`, no error if it is awake. Adapters that survived it are still loaded; the
+        caller proves them again."""
 
     async def wait_dead(self) -> str:
         """Return why, once a running engine has ended without being asked to."""
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets this event")
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Answer, or raise EngineRequestError. Cancelling the await abandons the request."""
+        raise EngineError(f"the engine {self.name} answers at its own address")
 
     def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Answer piece by piece. Closing the iterator abandons the request.
 
         What is wrong with the request is raised before the first delta.
         """
+        raise EngineError(f"the engine {self.name} answers at its own address")
 
     async def tokenize(self, model: str, messages: tuple[dict[str, Any], ...]) -> tuple[int, ...]:
         """Token ids of the prompt these messages give, generation prompt included.
 
         Raises EngineRequestError for more than COUNTED_CONTEXTS times the context.
         """
+        raise EngineError(f"the engine {self.name} answers at its own address")
 
     @property
+    @abstractmethod
     def max_model_len(self) -> int:
-        """Longest prompt plus completion, in tokens."""
+        """Longest prompt plus completion, in tokens. Raises EngineError before the first start."""
 
+    @abstractmethod
     async def load_adapter(self, name: str, path: Path) -> None:
-        """Make the adapter in `path` answer to `name` without stopping anything."""
+        """Make the adapter in `path` answer to `name` without stopping anything.
 
+        Loading the same weights again does nothing; other weights under a name that is in use
+        raise EngineError, and so do files that aren't an adapter over this base.
+        """
+
+    @abstractmethod
     async def unload_adapter(self, name: str) -> None:
         """Forget an adapter; one that isn't loaded is no error."""
 
-    def loaded_adapters(self) -> tuple[str, ...]: ...
+    @abstractmethod
+    def loaded_adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that answer now, in the order they were loaded."""
 
+    @abstractmethod
     async def prove(self, name: str, path: Path) -> Proof:
-        """Check that `name` answers with the weights in `path`."""
+        """Check that `name`, an adapter or the base model, answers with the weights in `path`."""
 
+    @abstractmethod
     def status(self) -> dict[str, Any]:
         """JSON-encodable facts: state, epoch, requests served, device, versions."""
+
+    def _refuse_unless(self, *states: EngineState) -> None:
+        if self.state not in states:
+            raise EngineError(f"the engine is {self.state}")

@@ -8,12 +8,13 @@ that name the same adapter lie next to each other. A finished row is reported at
 the cache when a quarter of the rows are finished or when others join, since that copies the cache.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from nip_lm_server.engines.answers import AnswerText
 from nip_lm_server.engines.guided import Guide
 from nip_lm_server.engines.kv_cache import ROOM, Part, assemble, new_cache
 from nip_lm_server.engines.lora import LoraAdapter, RowwiseLora
@@ -21,16 +22,6 @@ from nip_lm_server.engines.sampling import Allowed, BatchSampler, RowRandom, Set
 
 PREFILL_TOKENS = 2048
 """Padded prompt tokens per forward pass; bounds memory, and small passes stay in a CPU's cache."""
-
-
-class StopText(Protocol):
-    """The text of a row as far as stop strings go; see `answers.AnswerText`."""
-
-    stopped: bool
-
-    def push(self, token: int) -> None: ...
-
-    def finish(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -46,13 +37,12 @@ class Row:
     max_tokens: int
     settings: Settings
     random: RowRandom
-    stop: tuple[str, ...] = ()
     wants_logprobs: bool = False
     wants_top: int = 0  # alternatives per token, likeliest first
     generated: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)  # id, logprob
-    text: StopText | None = None  # of a row with stop strings
+    text: AnswerText | None = None  # of a row with stop strings
     guide: Guide | None = None  # of a row whose answer has a grammar
     finish_reason: str | None = None
     cancelled: bool = False
@@ -75,8 +65,7 @@ def _live(row: Row) -> bool:
 class Decoder:
     """The batch that one model is running.
 
-    `text_of` begins the text of a row with stop strings. All methods must be called from one
-    thread, under ``torch.inference_mode()``.
+    All methods must be called from one thread, under ``torch.inference_mode()``.
     """
 
     def __init__(
@@ -84,15 +73,9 @@ class Decoder:
         model: Any,
         lora: RowwiseLora,
         stop_tokens: frozenset[int],
-        text_of: Callable[[tuple[str, ...]], StopText],
-        *,
-        pad_token: int = 0,
-        prefill_tokens: int = PREFILL_TOKENS,
     ):
-        self._model, self._lora, self._text_of = model, lora, text_of
+        self._model, self._lora = model, lora
         self._stop_tokens = stop_tokens
-        self._pad_token = pad_token
-        self._prefill_tokens = prefill_tokens
         self._device: torch.device = model.device
         self._rows: list[Row] = []
         self._cache: Any = None
@@ -196,7 +179,7 @@ class Decoder:
         chunks: list[list[Sequence[Row]]] = []
         for group in sorted(groups, key=lambda g: -len(g[0].prompt)):
             width = len(chunks[-1][0][0].prompt) if chunks else 0
-            if not chunks or (len(chunks[-1]) + 1) * width > self._prefill_tokens:
+            if not chunks or (len(chunks[-1]) + 1) * width > PREFILL_TOKENS:
                 chunks.append([])
             chunks[-1].append(group)
         for chunk in chunks:
@@ -210,10 +193,7 @@ class Decoder:
         width = max(map(len, sequences))
         pads = [width - len(sequence) for sequence in sequences]
         ids = torch.tensor(
-            [
-                [self._pad_token] * pad + list(sequence)
-                for pad, sequence in zip(pads, sequences, strict=True)
-            ],
+            [[0] * pad + [*sequence] for pad, sequence in zip(pads, sequences, strict=True)],
             device=self._device,
         )
         offsets = torch.arange(width, device=self._device)[None]
@@ -297,9 +277,7 @@ class Decoder:
             return "length"  # who reads the row tells why
         if token in self._stop_tokens:
             return "stop"
-        if row.stop:
-            if row.text is None:
-                row.text = self._text_of(row.stop)
+        if row.text is not None:
             row.text.push(token)
             if is_last:
                 row.text.finish()

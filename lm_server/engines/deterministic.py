@@ -25,14 +25,14 @@ from typing import Any
 from nip_lm_server.engines.base import (
     COUNTED_CONTEXTS,
     Capabilities,
-    Choice,
     Delta,
+    Engine,
     EngineError,
     EngineRequestError,
-    EngineState,
     GenerationRequest,
     GenerationResult,
     Proof,
+    room_for_answer,
 )
 from nip_lm_server.engines.drawn_answers import deltas_of, draw, drawn_call, follow
 from nip_lm_server.engines.pseudo_tokens import (
@@ -110,7 +110,7 @@ class _Rule:
         return self._replies[min(index, len(self._replies) - 1)]
 
 
-class DeterministicEngine:
+class DeterministicEngine(Engine):
     """Answers by rule and hash; see the module.
 
     `path` is the directory of a base model that the trainer made; None: one that was never trained.
@@ -134,7 +134,6 @@ class DeterministicEngine:
         self._adapters: dict[str, _Weights] = {}
         self._tries: OrderedDict[bytes, int] = OrderedDict()
         self._requests = 0
-        self._state: EngineState = "stopped"
 
     # Life
 
@@ -154,35 +153,16 @@ class DeterministicEngine:
 
     async def sleep(self) -> None:
         """Answer nothing until `wake`; there is no memory to give back."""
-        if self._state not in ("running", "sleeping"):
-            raise EngineError(f"the engine is {self._state}")
+        self._refuse_unless("running", "sleeping")
         self._state = "sleeping"
 
     async def wake(self) -> None:
-        """Answer again, with the same adapters."""
-        if self._state not in ("running", "sleeping"):
-            raise EngineError(f"the engine is {self._state}")
+        self._refuse_unless("running", "sleeping")
         self._state = "running"
-
-    async def wait_dead(self) -> str:
-        """Never return: there is nothing that could die."""
-        await asyncio.Event().wait()
-        raise AssertionError("nobody sets this event")
-
-    @property
-    def state(self) -> EngineState:
-        """What the engine is doing."""
-        return self._state
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do."""
         return Capabilities(sleep=True, max_lora_rank=self._replies.max_lora_rank)
-
-    @property
-    def upstream(self) -> None:
-        """Requests are answered here."""
-        return None
 
     @property
     def max_model_len(self) -> int:
@@ -190,7 +170,6 @@ class DeterministicEngine:
         return self._replies.max_model_len
 
     def status(self) -> dict[str, Any]:
-        """State and counters."""
         return {
             "state": self._state,
             "epoch": self.epoch,
@@ -215,7 +194,7 @@ class DeterministicEngine:
         """Answer by rule, a token of each choice at a time. Errors come before the first delta."""
         asked = await self._ask(request)
         choices = await self._answer(asked)
-        deltas = [deltas_of(i, choice, request) for i, choice in enumerate(choices)]
+        deltas = [deltas_of(choice) for choice in choices]
         first = True
         for position in range(max(map(len, deltas))):
             for of_choice in deltas:
@@ -252,11 +231,9 @@ class DeterministicEngine:
         self._adapters[name] = _Weights(path / ADAPTER_FILE)
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget an adapter; one that isn't loaded is no error."""
         self._adapters.pop(name, None)
 
     def loaded_adapters(self) -> tuple[str, ...]:
-        """Names of the loaded adapters."""
         return tuple(self._adapters)
 
     async def prove(self, name: str, path: Path) -> Proof:
@@ -283,8 +260,7 @@ class DeterministicEngine:
     # Inside
 
     def _generation(self, model: str) -> int:
-        if self._state != "running":
-            raise EngineError(f"the engine is {self._state}")
+        self._refuse_unless("running")
         if model == self.base_model:
             return self._base.generation if self._base else 0
         adapter = self._adapters.get(model)
@@ -294,51 +270,27 @@ class DeterministicEngine:
 
     async def _ask(self, request: GenerationRequest) -> _Asked:
         """Check a request, play its faults and wait for its latency."""
+        # 1. Refuse what can't be answered.
         if request.logprobs or request.top_logprobs:
             raise EngineRequestError(
                 "the deterministic engine has no log-probabilities", "unsupported", "logprobs"
             )
         generation = self._generation(request.model)
         prompt_tokens = _prompt_tokens(request)
-        limit = self._room(request, prompt_tokens)
+        limit = room_for_answer(request, prompt_tokens, self.max_model_len)
         messages, ids = _prompt(request)
+        # 2. Draw what becomes of it.
         digest = self._digest(request, messages)
-        asked = _Asked(
-            request=request,
-            messages=messages,
-            generation=generation,
-            digest=digest,
-            prompt_tokens=prompt_tokens,
-            limit=limit,
-            prompt_ids=(prompt_ids(messages) if ids is None else ids)
-            if request.return_token_ids
-            else None,
-        )
+        # 3. Fail or wait, as was drawn.
         self._requests += 1
         if self._replies.faults.any_transport:
             self._maybe_fail(digest)
         if self._replies.latency_s.mean or self._replies.latency_s.min:
             await asyncio.sleep(self._latency(digest))
-        return asked
-
-    def _room(self, request: GenerationRequest, prompt_tokens: int) -> int:
-        room = self.max_model_len - prompt_tokens
-        limit = room if request.max_tokens is None else request.max_tokens
-        if room < max(1, limit):
-            param, what = "messages", "messages take"
-            if request.prompt is not None:
-                param, what = "prompt", "prompt takes"
-            text = param
-            if room > 0:
-                param = "max_tokens"
-            asked = f" and {request.max_tokens} for the answer" if request.max_tokens else ""
-            raise EngineRequestError(
-                f"This model's context is {self.max_model_len} tokens; the {what} "
-                f"{prompt_tokens}{asked}. Shorten the {text} or lower max_tokens.",
-                "context_length_exceeded",
-                param,
-            )
-        return limit
+        if ids is None and request.return_token_ids:
+            ids = prompt_ids(messages)
+        shown = ids if request.return_token_ids else None
+        return _Asked(request, messages, generation, digest, prompt_tokens, limit, shown)
 
     def _digest(self, request: GenerationRequest, messages: tuple[dict[str, Any], ...]) -> bytes:
         parts = [request.model, str(request.seed)]
@@ -356,13 +308,13 @@ class DeterministicEngine:
         joined = f"{lengths}\n{''.join(parts)}".encode("utf-8", "surrogatepass")
         return hashlib.sha256(self._seed + b"\n" + joined).digest()
 
-    async def _answer(self, asked: _Asked) -> tuple[Choice, ...]:
+    async def _answer(self, asked: _Asked) -> tuple[Delta, ...]:
         """The choices; what has a form is drawn aside, since that can take a second."""
         if asked.request.schema is None and not asked.request.forced_tools:
             return self._choices(asked)
         return await asyncio.to_thread(self._choices, asked)
 
-    def _choices(self, asked: _Asked) -> tuple[Choice, ...]:
+    def _choices(self, asked: _Asked) -> tuple[Delta, ...]:
         rule = self._rule(asked)
         return tuple(self._choice(rule, asked, index) for index in range(asked.request.n))
 
@@ -372,11 +324,13 @@ class DeterministicEngine:
                 return rule
         return self._default
 
-    def _choice(self, rule: _Rule, asked: _Asked, index: int) -> Choice:
+    def _choice(self, rule: _Rule, asked: _Asked, index: int) -> Delta:
         generation, request = asked.generation, asked.request
         drawn = hashlib.sha256(asked.digest + index.to_bytes(4, "big")).digest()
         if request.forced_tools:
-            return drawn_call(request, Random(int.from_bytes(drawn[16:24], "big")), asked.limit)
+            return drawn_call(
+                index, request, Random(int.from_bytes(drawn[16:24], "big")), asked.limit
+            )
         reply, template = rule.draw(generation, int.from_bytes(drawn[:8], "big") / 2**64)
         finish_reason: str = reply.finish_reason
         if template.fixed is not None and not self._faults_in_text:
@@ -397,11 +351,12 @@ class DeterministicEngine:
             # A character that is cut in two is left out, so that there may be a token less.
             text = text.encode()[: asked.limit * TOKEN_BYTES].decode("utf-8", "ignore")
             finish_reason = "length"
-        return Choice(
-            text=text,
+        return Delta(
+            index,
+            text,
             finish_reason=finish_reason,
             completion_tokens=token_count(text),
-            token_ids=token_ids(text) if request.return_token_ids else None,
+            token_ids=token_ids(text) if request.return_token_ids else (),
         )
 
     def _text(

@@ -8,10 +8,11 @@ deltas_of    a choice token by token
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
 from typing import Any
 
-from nip_lm_server.engines.base import Choice, Delta, GenerationRequest
+from nip_lm_server.engines.base import Delta, GenerationRequest
 from nip_lm_server.engines.guided import begin, guidance, json_grammar, wrong_schema
 from nip_lm_server.engines.pseudo_tokens import TOKEN_BYTES, pieces, token_count, token_ids
 from nip_lm_server.formats.tool_calls import ToolCall, parameters_of
@@ -79,34 +80,35 @@ def _weight(token: int, inside_text: bool) -> float:
     return 0.02 if inside_text and token in _BRACKETS else _LIKELY.get(token, 0.02)
 
 
-def drawn_call(request: GenerationRequest, random: Random, limit: int) -> Choice:
+def drawn_call(index: int, request: GenerationRequest, random: Random, limit: int) -> Delta:
     """A call of one of the tools that must be called, with arguments that its schema allows."""
     name = random.choice(request.forced_tools)
-    index = [tool["function"]["name"] for tool in request.tools].index(name)
-    param = f"tools[{index}].function.parameters"
-    arguments = draw(parameters_of(request.tools[index]), random, limit, param)
+    place = [tool["function"]["name"] for tool in request.tools].index(name)
+    param = f"tools[{place}].function.parameters"
+    arguments = draw(parameters_of(request.tools[place]), random, limit, param)
     is_whole = token_count(arguments) <= limit
-    return Choice(
+    return Delta(
+        index,
         text="",
         finish_reason="tool_calls" if is_whole else "length",
         completion_tokens=min(token_count(arguments), limit),
-        token_ids=token_ids(arguments)[:limit] if request.return_token_ids else None,
+        token_ids=token_ids(arguments)[:limit] if request.return_token_ids else (),
         tool_calls=(ToolCall(name, arguments[: limit * TOKEN_BYTES]),),
     )
 
 
-def deltas_of(index: int, choice: Choice, request: GenerationRequest) -> list[Delta]:
-    """A choice token by token. One that has no text is one delta that ends it."""
-    ids = choice.token_ids or ()
-    texts = list(pieces(choice.text)) or [""]
+def deltas_of(choice: Delta) -> list[Delta]:
+    """A whole choice token by token. One that has no text is one delta that ends it."""
+    texts = [*pieces(choice.text)]
+    if not texts:
+        return [choice]
     return [
-        Delta(
-            index=index,
+        replace(
+            choice,
             text=text,
             finish_reason=choice.finish_reason if number == len(texts) - 1 else None,
-            token_ids=ids[number : number + 1],
-            completion_tokens=1 if choice.text else choice.completion_tokens,
-            tool_calls=choice.tool_calls,
+            token_ids=choice.token_ids[number : number + 1],
+            completion_tokens=1,
         )
         for number, text in enumerate(texts)
     ]

@@ -10,7 +10,6 @@ Log-probabilities are the model's own, before temperature, penalty and top-p.
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +17,10 @@ from typing import Any
 
 import torch
 
-from nip_lm_server.engines import probe
 from nip_lm_server.engines.base import (
     Capabilities,
     Delta,
+    Engine,
     EngineError,
     EngineRequestError,
     EngineState,
@@ -29,106 +28,64 @@ from nip_lm_server.engines.base import (
     GenerationResult,
     Proof,
 )
-from nip_lm_server.engines.loading import WorkerSettings
-from nip_lm_server.engines.lora import LoraAdapter, LoraFiles, read_lora
+from nip_lm_server.engines.loading import EmbeddedOptions
+from nip_lm_server.engines.lora import LoraAdapter, read_lora
+from nip_lm_server.engines.probe import prove, prove_base
 from nip_lm_server.engines.requests import (
     MAX_TOP_LOGPROBS,
+    RowReader,
     abandon,
     check_counts,
-    choice_of,
     encode_prompt,
     make_guide,
-    make_readers,
     make_rows,
     refuse_tools,
     refuse_unguided,
     with_calls,
 )
-from nip_lm_server.engines.worker import Listener, ModelWorker, Pending
+from nip_lm_server.engines.worker import ModelWorker, Pending
+from nip_lm_server.spec import base_served_name
 
 SLEEP_TIMEOUT_S = 60.0
 """Time that running requests have to end when the engine is put to sleep."""
 _MAX_RIVALS = 14  # other adapters that a proof compares with
 
 
-class EmbeddedEngine:
+class EmbeddedEngine(Engine):
     """Serves `model_path` (a directory or a hub name) and adapters over it.
 
-    `device` is "auto", "cpu" or "cuda"; `dtype` "auto" (float32 on CPU, bfloat16 on CUDA),
-    "float32", "bfloat16" or "float16". `max_batch` rows run at once, within `cache_bytes` of keys
-    and values (None: 2 GiB on CPU, 60 % of what the model leaves free on CUDA). An idle engine
-    waits `max_wait_s` for company after a first request. `threads` None means OMP_NUM_THREADS or
-    half the processors: small models gain little from more, and threads that must share a
-    processor with another program slow each other down many times over. Adapters of a higher rank
-    than `max_lora_rank` are refused.
+    `options` are those of `loading.EmbeddedOptions`.
     """
 
     name = "embedded"
 
-    def __init__(
-        self,
-        model_path: str,
-        served_name: str | None = None,
-        *,
-        device: str = "auto",
-        dtype: str = "auto",
-        max_batch: int = 64,
-        max_wait_s: float = 0.002,
-        max_model_len: int | None = None,
-        max_lora_rank: int = 512,
-        cache_bytes: int | None = None,
-        threads: int | None = None,
-        epoch: int = 0,
-    ):
-        self.model_path = model_path
-        local = Path(model_path).expanduser()
-        self.base_model = served_name or (local.resolve().name if local.is_dir() else model_path)
-        self.epoch = epoch
-        self._settings = WorkerSettings(
-            model_path,
-            device,
-            dtype,
-            max_batch,
-            max_wait_s,
-            max_model_len,
-            max_lora_rank,
-            cache_bytes,
-            threads,
-        )
+    def __init__(self, model_path: str, served_name: str | None = None, **options: Any):
+        self.base_model = base_served_name(model_path) if served_name is None else served_name
+        self.epoch = 0
+        self._model_path = model_path
+        self._options = EmbeddedOptions(**options)
         self._worker: ModelWorker | None = None
-        self._failed = False  # at the last start
-        self._died = asyncio.Event()
-        self._death = ""
         self._requests = 0
 
     # Life
 
     async def start(self) -> None:
-        """Load the model. Raises EngineError with the reason if it can't be served."""
         if self._worker is not None and self._worker.state != "failed":
             return
         await self.stop()
         self.epoch += 1
-        loop = asyncio.get_running_loop()
-        worker: ModelWorker
-
-        def died(reason: str) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed
-                loop.call_soon_threadsafe(self._note_death, worker, reason)
-
-        worker = self._worker = ModelWorker(self._settings, died)
+        worker = self._worker = ModelWorker(self._model_path, self._options)
         try:
             await worker.start()
         except BaseException:
             await self.stop()
-            self._failed = True
+            self._state = "failed"
             raise
 
     async def stop(self) -> None:
         """End the thread and free the model. What still waits or runs fails with EngineError."""
         worker, self._worker = self._worker, None
-        self._failed = False
-        self._died.clear()
+        self._state = "stopped"
         if worker is not None:
             await worker.stop()
 
@@ -136,46 +93,40 @@ class EmbeddedEngine:
         """Refuse requests, finish those there are, free the cache and, on CUDA, the weights.
 
         The weights and the adapters stay in the machine's memory. What has not ended after
-        SLEEP_TIMEOUT_S fails with EngineError. An engine that sleeps is left asleep.
+        SLEEP_TIMEOUT_S fails with EngineError.
         """
         if self.state != "sleeping":
             await self._serving().sleep(SLEEP_TIMEOUT_S)
 
     async def wake(self) -> None:
-        """Bring the weights back; the adapters answer again. No error if it is awake."""
-        worker = self._worker
-        if worker is None or worker.state not in ("sleeping", "running"):
-            raise EngineError(f"the engine is {self.state}")
-        if worker.state == "sleeping":
-            await worker.wake()
+        self._refuse_unless("sleeping", "running")
+        if self._worker is not None and self.state == "sleeping":
+            await self._worker.wake()
 
     async def wait_dead(self) -> str:
         """Return why, once the model's thread has ended without being asked to."""
-        await self._died.wait()
-        return self._death
-
-    def _note_death(self, worker: ModelWorker, reason: str) -> None:
-        if worker is self._worker:  # not one that was stopped meanwhile
-            self._death = reason
-            self._died.set()
+        if self._worker is None:
+            raise EngineError(f"the engine is {self.state}")
+        return await asyncio.shield(asyncio.wrap_future(self._worker.death))
 
     # Answering
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Answer, or raise EngineRequestError. Cancelling the await abandons the request."""
-        worker, pending = await self._prepare(request)
+        worker, pending = await self._prepare(request, streamed=False)
         worker.submit(pending)
         try:
-            await asyncio.wrap_future(pending.done)
+            await pending.progress.wait()
         finally:
             abandon(pending.rows)
+        if pending.failure is not None:
+            raise pending.failure
         refuse_unguided(pending.rows)
         self._requests += 1
         choices = []
-        for reader in make_readers(worker, pending.rows, request):
-            whole = reader.read()
+        for index, row in enumerate(pending.rows):
+            whole = RowReader(worker, row, index, request).read()
             assert whole is not None, "a row that has ended has something to tell"
-            choices.append(choice_of(with_calls(worker, whole, request), request))
+            choices.append(with_calls(worker, whole, request))
         prompt = pending.rows[0].prompt
         return GenerationResult(
             model=request.model,
@@ -185,23 +136,17 @@ class EmbeddedEngine:
         )
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
-        """Answer piece by piece. Closing the iterator abandons the request.
-
-        What is wrong with the request is raised before the first delta.
-        """
-        worker, pending = await self._prepare(request)
-        progress = asyncio.Event()
-        pending.listener = Listener(asyncio.get_running_loop(), progress)
+        worker, pending = await self._prepare(request, streamed=True)
         worker.submit(pending)
-        readers = make_readers(worker, pending.rows, request)
+        readers = [RowReader(worker, row, i, request) for i, row in enumerate(pending.rows)]
         prompt = pending.rows[0].prompt
         is_first = True
         try:
             while not all(reader.finished for reader in readers):
-                await progress.wait()
-                progress.clear()
-                if pending.done.done():
-                    pending.done.result()  # raises what ended it early
+                await pending.progress.wait()
+                pending.progress.clear()
+                if pending.failure is not None:
+                    raise pending.failure
                 refuse_unguided(pending.rows)
                 for row, reader in zip(pending.rows, readers, strict=True):
                     # Whether a text is a call is known at its end.
@@ -220,47 +165,49 @@ class EmbeddedEngine:
         self._requests += 1
 
     async def tokenize(self, model: str, messages: tuple[dict[str, Any], ...]) -> tuple[int, ...]:
-        """Token ids of the prompt these messages give, generation prompt included."""
         worker, _ = self._find(model)
         refuse_tools(worker, messages)
         return tuple(await worker.prompts.counted(messages))
 
     @property
     def max_model_len(self) -> int:
-        """Longest prompt plus completion, in tokens. Known once the engine has started."""
         worker = self._worker
         if worker is None or worker.state not in ("running", "sleeping"):
             raise EngineError(f"the engine is {self.state}")
         return worker.loaded.max_model_len
 
-    async def load_adapter(self, name: str, path: Path) -> None:
-        """Make the adapter in `path` answer to `name` without stopping anything.
+    # Adapters
 
-        Loading the same weights again does nothing; other weights under a name that is in use
-        raise EngineError, and so do files that aren't a LoRA adapter over this base.
-        """
+    async def load_adapter(self, name: str, path: Path) -> None:
         if name == self.base_model:
             raise EngineError(f"{name!r} is the base model's name")
         files = await asyncio.to_thread(read_lora, path)
-        if files.rank > self._settings.max_lora_rank:
+        if files.rank > self._options.max_lora_rank:
             raise EngineError(
                 f"the adapter in {path} has rank {files.rank}, but this engine takes at most "
-                f"{self._settings.max_lora_rank}: raise max_lora_rank"
+                f"{self._options.max_lora_rank}: raise max_lora_rank"
             )
         worker = self._serving()
-        await worker.run(lambda: self._attach(worker, name, files))
+
+        # In the worker's thread, so that two loads of one name come one after the other.
+        def attach() -> None:
+            present = worker.adapters.get(name)
+            if present is None:
+                adapter = worker.lora.prepare(name, files)
+                worker.lora.attach(adapter)
+                worker.adapters[name] = adapter
+            elif present.digest != files.digest:
+                raise EngineError(f"an adapter with other weights already answers to {name!r}")
+
+        await worker.run(attach)
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget an adapter; one that isn't loaded is no error.
-
-        Requests that are running with it are finished with it.
-        """
+        """Forget an adapter; requests that are running with it are finished with it."""
         worker = self._worker
         if worker is not None and worker.state != "failed" and name in worker.adapters:
             await worker.run(lambda: worker.adapters.pop(name, None))
 
     def loaded_adapters(self) -> tuple[str, ...]:
-        """Names of the adapters that answer now, in the order they were loaded."""
         return tuple(self._worker.adapters) if self._worker else ()
 
     async def prove(self, name: str, path: Path) -> Proof:
@@ -270,34 +217,34 @@ class EmbeddedEngine:
         """
         worker, adapter = self._find(name)
         if adapter is None:
-            return await worker.run(lambda: _prove_base(worker, path))
+            return await worker.run(lambda: prove_base(worker.decoder, worker.loaded, path))
         files = await asyncio.to_thread(read_lora, path)
-        return await worker.run(lambda: _prove(worker, name, files))
+
+        def compare() -> Proof:
+            served = worker.adapters.get(name)
+            if served is None:
+                raise EngineError(f"no adapter answers to {name!r}")
+            rivals = [other for key, other in worker.adapters.items() if key != name]
+            return prove(worker.decoder, worker.loaded, served, files, rivals[-_MAX_RIVALS:])
+
+        return await worker.run(compare)
+
+    # What it is
 
     @property
     def state(self) -> EngineState:
-        """What the engine is doing."""
-        if self._worker is None:
-            return "failed" if self._failed else "stopped"
-        return self._worker.state
+        return self._state if self._worker is None else self._worker.state
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do."""
         return Capabilities(
             logprobs=True,
             max_top_logprobs=MAX_TOP_LOGPROBS,
             sleep=True,
-            max_lora_rank=self._settings.max_lora_rank,
+            max_lora_rank=self._options.max_lora_rank,
         )
 
-    @property
-    def upstream(self) -> None:
-        """Requests are answered here."""
-        return None
-
     def status(self) -> dict[str, Any]:
-        """JSON-encodable facts: state, epoch, requests served, device, versions."""
         import transformers
 
         worker = self._worker
@@ -307,7 +254,7 @@ class EmbeddedEngine:
             "epoch": self.epoch,
             "base_model": self.base_model,
             "adapters": list(self.loaded_adapters()),
-            "max_batch": self._settings.max_batch,
+            "max_batch": self._options.max_batch,
             "requests": self._requests,
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         }
@@ -345,36 +292,14 @@ class EmbeddedEngine:
             )
         return worker, adapter
 
-    async def _prepare(self, request: GenerationRequest) -> tuple[ModelWorker, Pending]:
+    async def _prepare(
+        self, request: GenerationRequest, *, streamed: bool
+    ) -> tuple[ModelWorker, Pending]:
         """Check a request and make its rows. Raises EngineRequestError."""
         worker, adapter = self._find(request.model)
-        check_counts(request, self._settings.max_batch)
+        check_counts(request, self._options.max_batch)
         guide = None
         if request.schema is not None or request.tools:
             guide = await asyncio.to_thread(make_guide, worker, request)  # the first takes seconds
         prompt = await encode_prompt(worker, request)
-        return worker, Pending(make_rows(worker, request, prompt, adapter, guide))
-
-    def _attach(self, worker: ModelWorker, name: str, files: LoraFiles) -> None:
-        """In the worker's thread, so that two loads of one name come one after the other."""
-        present = worker.adapters.get(name)
-        if present is not None and present.digest != files.digest:
-            raise EngineError(f"an adapter with other weights already answers to {name!r}")
-        if present is None:
-            adapter = worker.lora.prepare(name, files)
-            worker.lora.attach(adapter)
-            worker.adapters[name] = adapter
-
-
-def _prove(worker: ModelWorker, name: str, files: LoraFiles) -> Proof:
-    """In the worker's thread."""
-    adapter = worker.adapters.get(name)
-    if adapter is None:
-        raise EngineError(f"no adapter answers to {name!r}")
-    rivals = [other for key, other in worker.adapters.items() if key != name][-_MAX_RIVALS:]
-    return probe.prove(worker.decoder, worker.loaded, adapter, files, rivals)
-
-
-def _prove_base(worker: ModelWorker, path: Path) -> Proof:
-    """In the worker's thread."""
-    return probe.prove_base(worker.decoder, worker.loaded, path)
+        return worker, Pending(make_rows(worker, request, prompt, adapter, guide), streamed)

@@ -1,6 +1,6 @@
 """Loading a model so that it can be served in batches.
 
-WorkerSettings    what is loaded and how much runs at once
+EmbeddedOptions   settings of the embedded engine
 LoadedModel       the model, its tokenizer and what was found out about them
 load_model        loads it
 check_batching    refuses a model that can't be batched; learns the size of its cache
@@ -22,10 +22,18 @@ from nip_lm_server.formats.tool_calls import ToolForm
 
 
 @dataclass(frozen=True)
-class WorkerSettings:
-    """See `EmbeddedEngine` for each."""
+class EmbeddedOptions:
+    """Settings of the embedded engine.
 
-    model_path: str
+    `device` is "auto", "cpu" or "cuda"; `dtype` "auto" (float32 on CPU, bfloat16 on CUDA),
+    "float32", "bfloat16" or "float16". `max_batch` rows run at once, within `cache_bytes` of keys
+    and values (None: 2 GiB on CPU, 60 % of what the model leaves free on CUDA). An idle engine
+    waits `max_wait_s` for company after a first request. `threads` None means OMP_NUM_THREADS or
+    half the processors: small models gain little from more, and threads that must share a
+    processor with another program slow each other down many times over. Adapters of a higher rank
+    than `max_lora_rank` are refused.
+    """
+
     device: str = "auto"
     dtype: str = "auto"
     max_batch: int = 64
@@ -52,17 +60,16 @@ class LoadedModel:
     tool_form: ToolForm | None = None  # how the chat template writes calls of tools
 
 
-def load_model(settings: WorkerSettings) -> LoadedModel:
+def load_model(path: str, options: EmbeddedOptions) -> LoadedModel:
     """Load a model and its tokenizer. Raises EngineError with the reason if it can't be served."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     gc.freeze()  # modules stay: searching them for garbage again and again delays every request
     logging.disable_progress_bar()  # the output is a log
-    path = settings.model_path
-    threads = settings.threads or int(os.environ.get("OMP_NUM_THREADS") or _half_the_processors())
+    threads = options.threads or int(os.environ.get("OMP_NUM_THREADS") or _half_the_processors())
     torch.set_num_threads(threads)
-    device, dtype = settings.device, settings.dtype
+    device, dtype = options.device, options.dtype
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype == "auto":
@@ -86,7 +93,7 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
     except (OSError, ValueError) as error:
         raise EngineError(f"can't load the model {path!r}: {error}") from error
     model.to(device).eval().requires_grad_(False)
-    limit = settings.max_model_len or chat_template.context_length(tokenizer, model.config)
+    limit = options.max_model_len or chat_template.context_length(tokenizer, model.config)
     if limit is None:
         raise EngineError(
             f"neither the configuration nor the tokenizer of {path!r} says how long its context "

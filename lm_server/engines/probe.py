@@ -1,7 +1,7 @@
 """The proof that a served model answers with its saved weights.
 
 probe_tokens    a fixed conversation and a fixed sequence of tokens, for one tokenizer
-merged          within it, a base model computes with an adapter's weights merged in
+applied         within it, a base model computes with an adapter's weights
 prove           compares what is served for an adapter with what its saved weights give
 prove_base      compares a served base model with the files of a model
 
@@ -20,7 +20,7 @@ the bitwise comparison of the weights in memory decides alone.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,12 @@ from nip_lm_server.engines.loading import LoadedModel
 from nip_lm_server.engines.lora import LoraAdapter, LoraFiles, is_transposed
 from nip_lm_server.engines.proof import (
     PROBE,
-    QUANTIZED_TOLERANCE,
     TOLERANCES,
     ProbeError,
+    Scores,
+    differences,
+    judge,
+    limits,
     read_probe,
 )
 from nip_lm_server.formats import chat_template
@@ -69,54 +72,32 @@ def probe_tokens(tokenizer: Any, max_model_len: int) -> list[int]:
 
 
 @contextmanager
-def merged(model: Any, files: LoraFiles) -> Iterator[None]:
-    """Within, `model` computes each adapted layer with W + scale B A, in float32."""
+def applied(model: Any, files: LoraFiles, *, merged: bool = True) -> Iterator[None]:
+    """Within, `model` computes each adapted layer with W + scale B A, in float32.
 
-    def compute(module: Any, rows: torch.Tensor, pair: Any, scale: float) -> torch.Tensor:
-        delta = scale * (pair[1].float() @ pair[0].float())
-        weight = module.weight.float()
-        weight = weight.T if is_transposed(module) else weight
-        bias = None if module.bias is None else module.bias.float()
-        return torch.nn.functional.linear(rows.float(), weight + delta, bias)
-
-    with _computing(model, files, compute):
-        yield
-
-
-@contextmanager
-def _unmerged(model: Any, files: LoraFiles) -> Iterator[None]:
-    """Within, `model` adds the low-rank product in its own precision, as an engine does.
-
-    How far that is from `merged` is what rounding alone may change.
+    Not `merged`, it adds the low-rank product in its own precision, as an engine does: how far
+    that is from the other is what rounding alone may change.
     """
-
-    def compute(module: Any, rows: torch.Tensor, pair: Any, scale: float) -> torch.Tensor:
-        down, up = (pair[0].float().to(rows.dtype), (pair[1].float() * scale).to(rows.dtype))
-        weight = module.weight.T if is_transposed(module) else module.weight
-        return torch.nn.functional.linear(rows, weight, module.bias) + (rows @ down.T) @ up.T
-
-    with _computing(model, files, compute):
-        yield
-
-
-@contextmanager
-def _computing(
-    model: Any,
-    files: LoraFiles,
-    compute: Callable[[Any, torch.Tensor, Any, float], torch.Tensor],
-) -> Iterator[None]:
     modules = dict(model.named_modules())
 
-    def override(name: str) -> Any:
+    def hook(name: str) -> Any:
         def replace(
             module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor
         ) -> torch.Tensor:
-            pair = tuple(half.to(output.device) for half in files.pairs[name])
-            return compute(module, inputs[0], pair, files.scale(name)).to(output.dtype)
+            rows, scale = inputs[0], files.scale(name)
+            down, up = (half.to(output.device).float() for half in files.pairs[name])
+            weight = module.weight.T if is_transposed(module) else module.weight
+            if merged:
+                bias = None if module.bias is None else module.bias.float()
+                weight = weight.float() + scale * (up @ down)
+                return torch.nn.functional.linear(rows.float(), weight, bias).to(output.dtype)
+            down, up = down.to(rows.dtype), (up * scale).to(rows.dtype)
+            plain = torch.nn.functional.linear(rows, weight, module.bias)
+            return (plain + (rows @ down.T) @ up.T).to(output.dtype)
 
         return modules[name].register_forward_hook(replace)
 
-    handles = [override(name) for name in files.pairs]
+    handles = [hook(name) for name in files.pairs]
     try:
         yield
     finally:
@@ -133,54 +114,40 @@ def prove(
 ) -> Proof:
     """Compare `adapter` as served with `files` as saved; `rivals` are the other adapters."""
     tokens = probe_tokens(loaded.tokenizer, loaded.max_model_len)
-    others: list[LoraAdapter | None] = [None, *rivals]
-    served = torch.tensor(decoder.score([tokens] * (1 + len(others)), [adapter, *others]))
-
-    def alone() -> torch.Tensor:
-        return torch.tensor(decoder.score([tokens], [None]))[0]
-
-    with merged(loaded.model, files):
-        expected = alone()
-    with _unmerged(loaded.model, files):
-        unmerged = alone()
-    own = (served[0] - expected).abs()
-    tolerance = TOLERANCES[loaded.dtype]
-    # The base in the batch and by itself, the adapter merged and not: they differ by rounding.
-    rounding = max(_mean(served[1], alone()), _mean(unmerged, expected), 1e-7)
-    distances, same, blurred, nearer = {}, [], [], True
-    for row, other in enumerate(others, start=1):
-        name = "base" if other is None else other.name
-        change = (0.0 if files.unchanged else 1.0) if other is None else _change(adapter, other)
-        if change <= _EXACT:
-            same.append(name)
-            continue
-        distances[name] = distance = _mean(served[row], expected)
-        if change <= SAME_CHANGE[loaded.dtype] or distance <= 4 * rounding:
-            blurred.append(name)
-        elif not float(own.mean()) < distance:
-            nearer = False
-    nearest = min(distances, key=lambda key: distances[key], default=None)
+    # 1. Score what is served, in one batch with the base and the other adapters.
+    batch = [adapter, None, *rivals]
+    served, served_base, *served_rivals = decoder.score([tokens] * len(batch), batch)
+    # 2. Score what is saved, and the base, by themselves.
+    (base,) = decoder.score([tokens], [None])
+    with applied(loaded.model, files):
+        (saved,) = decoder.score([tokens], [None])
+    with applied(loaded.model, files, merged=False):
+        (unmerged,) = decoder.score([tokens], [None])
+    # 3. Compare. The base in the batch and by itself, the adapter merged and not: they differ by
+    #    rounding alone.
+    rounding = max(differences(served_base, base)[1], differences(unmerged, saved)[1], 1e-7)
+    others = {"base": Scores(served_base, base, same_weights=files.unchanged)}
+    for rival, scores in zip(rivals, served_rivals, strict=True):
+        change = _change(adapter, rival)
+        near = change <= SAME_CHANGE[loaded.dtype]
+        others[rival.name] = Scores(scores, scores, change <= _EXACT, near)
+    matches, figures = judge(served, saved, others, TOLERANCES[loaded.dtype], rounding)
+    base_distance = None if files.unchanged else differences(served_base, saved)[1]
+    # 4. The bits of the weights, and what the training recorded, must be right too.
     equal = weights_equal(adapter, files)
     recorded = _compare_recorded(decoder, loaded, adapter, files.path)
-    within = bool(own.max() <= tolerance)  # False if anything is NaN
     return Proof(
-        matches=equal and within and nearer and recorded.get("probe_file_matches", True),
+        matches=matches and equal and recorded.get("probe_file_matches", True),
         detail={
             "kind": "logprobs",
             "unchanged": files.unchanged,
             "weights_equal": equal,
             "weights_sha256": files.digest,
             "dtype": loaded.dtype,
-            "tolerance": tolerance,
             "rounding": rounding,
-            "distance_max": float(own.max()),
-            "distance_mean": float(own.mean()),
-            "base_distance_mean": distances.get("base"),
-            "nearest_other": nearest,
-            "nearest_other_distance_mean": distances[nearest] if nearest else None,
-            "indistinguishable": blurred,
-            "same_weights_as": same,
+            "base_distance_mean": base_distance,
             "probe_tokens": len(tokens),
+            **figures,
             **recorded,
         },
     )
@@ -272,21 +239,14 @@ def _compare_recorded(
     except ProbeError as error:
         raise EngineError(str(error)) from error
     tokens = probe.tokens[: loaded.max_model_len]
-    saved = torch.tensor(probe.logprobs[: len(tokens) - 1])
-    tolerance = max(TOLERANCES[loaded.dtype], TOLERANCES[probe.dtype])
-    if probe.quantization != "none":
-        tolerance = max(tolerance, QUANTIZED_TOLERANCE)
-    served = torch.tensor(decoder.score([tokens], [adapter]))[0]
-    distance = float((served - saved).abs().max())
+    (served,) = decoder.score([tokens], [adapter])
+    largest, _ = differences(served, probe.logprobs[: len(tokens) - 1])
+    tolerance, _ = limits(probe, loaded.dtype)
     return {
-        "probe_file_matches": distance <= tolerance,  # False if it is NaN
-        "probe_file_distance_max": distance,
+        "probe_file_matches": largest <= tolerance,  # False if it is NaN
+        "probe_file_distance_max": largest,
         "probe_file_tolerance": tolerance,
     }
-
-
-def _mean(left: torch.Tensor, right: torch.Tensor) -> float:
-    return float((left - right).abs().mean())
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,9 @@
 """The comparison behind a proof: is what a model serves what its saved weights give? No torch.
 
-Probe, read_probe   what the training wrote beside the weights: tokens and their log-probabilities
 judge               served against saved, and against everything else that answers
+Probe, read_probe   what the training wrote beside the weights: tokens and their log-probabilities
+judge_probe         the same for a model whose saved log-probabilities are those of a probe
+limits              tolerance and noise of two precisions
 
 All log-probabilities are in nats.
 
@@ -11,7 +13,7 @@ precision. They are listed as indistinguishable.
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -60,12 +62,17 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Rival:
-    """Another model that answers: what it serves on the probe, and what it is known to give."""
+class Scores:
+    """What a model serves on some tokens, and what it is known to give there (None: unknown).
+
+    As a rival, it may have the same weights as the model in question, or nearly the same: then it
+    may be as near, but must not be listed as another.
+    """
 
     served: Sequence[float]
-    saved: Sequence[float] | None = None  # None: unknown on these tokens
+    saved: Sequence[float] | None = None
     same_weights: bool = False
+    nearly_same_weights: bool = False
 
 
 def read_probe(directory: Path) -> Probe:
@@ -87,8 +94,8 @@ def read_probe(directory: Path) -> Probe:
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ProbeError(f"{path} can't be read: {error!r}") from None
-    wanted = len(probe.tokens) - 1
-    if wanted < 1 or len(probe.logprobs) != wanted or len(probe.base_logprobs) != wanted:
+    expected = len(probe.tokens) - 1
+    if expected < 1 or {len(probe.logprobs), len(probe.base_logprobs)} != {expected}:
         raise ProbeError(
             f"{path} has {len(probe.tokens)} tokens, {len(probe.logprobs)} logprobs and "
             f"{len(probe.base_logprobs)} base_logprobs; expected one less than tokens of both"
@@ -101,60 +108,42 @@ def read_probe(directory: Path) -> Probe:
 
 
 def judge(
-    probe: Probe,
     served: Sequence[float],
-    rivals: Mapping[str, Rival],
-    *,
-    base: str | None,
-    dtype: str,
-    quantization: str = "none",
+    saved: Sequence[float],
+    rivals: Mapping[str, Scores],
+    tolerance: float,
+    noise: float,
 ) -> tuple[bool, dict[str, Any]]:
-    """(whether `served` is the probe's model, the figures). All of it is at the same places.
+    """(whether what is served is what is saved, the figures).
 
-    It is if no token differs by more than the tolerance, and the mean difference is smaller than
-    that of every rival which the model can be told from, by what is saved or by what is served.
-    `base` names the rival that is the base model of the probe: it must give what the probe has for
-    it, and shows how much two computations of the same weights differ. None: the base does not
-    answer any more, and is a rival as the probe has it.
+    It is if no token differs by more than `tolerance`, and the mean difference is smaller than
+    that of every rival which the model can be told from: `noise` is the mean difference that two
+    computations of the same weights have. A NaN anywhere is a failure.
     """
-    tolerance, noise = _limits(probe, dtype, quantization)
-    own_max, own = _differences(served, probe.logprobs)
-    base_max = 0.0
-    everyone = dict(rivals)
-    if base is None:
-        everyone["(what it was trained from)"] = Rival(probe.base_logprobs, probe.base_logprobs)
-    else:
-        base_max, base_mean = _differences(rivals[base].served, probe.base_logprobs)
-        noise = max(noise, base_mean)
+    largest, mean = differences(served, saved)
     distances: dict[str, float] = {}
     same, alike, nearer = [], [], []
-    for name, rival in everyone.items():
+    for name, rival in rivals.items():
+        # 1. The same weights under another name are no rival.
         if rival.same_weights:
             same.append(name)
             continue
-        distances[name] = _differences(rival.served, probe.logprobs)[1]
-        known = probe.base_logprobs if name == base else rival.saved
-        apart = _differences(rival.served, served)[1]
-        if known is not None:
-            apart = max(apart, _differences(known, probe.logprobs)[1])
-        if apart <= CLEARLY * noise:
+        # 2. Nor is what can't be told from the model, neither by what is served nor by what is
+        #    saved.
+        distances[name] = differences(rival.served, saved)[1]
+        apart = differences(rival.served, served)[1]
+        if rival.saved is not None:
+            apart = max(apart, differences(rival.saved, saved)[1])
+        if rival.nearly_same_weights or apart <= CLEARLY * noise:
             alike.append(name)
-        elif not own < distances[name]:
+        # 3. All others must be farther from what is saved.
+        elif not mean < distances[name]:
             nearer.append(name)
     nearest = min(distances, key=lambda key: distances[key], default=None)
-    # Written so that a NaN anywhere is a failure.
-    matches = own_max <= tolerance and base_max <= tolerance and not nearer
-    return matches, {
-        "dtype": dtype,
-        "quantization": quantization,
-        "probe_dtype": probe.dtype,
-        "probe_quantization": probe.quantization,
-        "probe_tokens": len(probe.logprobs),
+    return largest <= tolerance and not nearer, {
         "tolerance": tolerance,
-        "noise_mean": noise,
-        "distance_max": own_max,
-        "distance_mean": own,
-        "base_distance_max": base_max if base is not None else None,
+        "distance_max": largest,
+        "distance_mean": mean,
         "nearest_other": nearest,
         "nearest_other_distance_mean": distances[nearest] if nearest is not None else None,
         "nearer_than_own": nearer,
@@ -163,9 +152,46 @@ def judge(
     }
 
 
-def _limits(probe: Probe, dtype: str, quantization: str) -> tuple[float, float]:
+def judge_probe(
+    probe: Probe,
+    served: Sequence[float],
+    rivals: Mapping[str, Scores],
+    *,
+    base: str | None,
+    dtype: str,
+    quantization: str = "none",
+) -> tuple[bool, dict[str, Any]]:
+    """(whether `served` is the probe's model, the figures). All of it is at the same places.
+
+    `base` names the rival that is the base model of the probe: it must give what the probe has for
+    it, and shows how much two computations of the same weights differ. None: the base does not
+    answer any more, and is a rival as the probe has it.
+    """
+    tolerance, noise = limits(probe, dtype, quantization)
+    base_largest = 0.0
+    if base is None:
+        base_scores = Scores(probe.base_logprobs, probe.base_logprobs)
+        rivals = {**rivals, "(what it was trained from)": base_scores}
+    else:
+        base_largest, base_mean = differences(rivals[base].served, probe.base_logprobs)
+        noise = max(noise, base_mean)
+        rivals = {**rivals, base: replace(rivals[base], saved=probe.base_logprobs)}
+    matches, figures = judge(served, probe.logprobs, rivals, tolerance, noise)
+    return matches and base_largest <= tolerance, {
+        "dtype": dtype,
+        "quantization": quantization,
+        "probe_dtype": probe.dtype,
+        "probe_quantization": probe.quantization,
+        "probe_tokens": len(probe.logprobs),
+        "noise_mean": noise,
+        "base_distance_max": base_largest if base is not None else None,
+        **figures,
+    }
+
+
+def limits(probe: Probe, dtype: str, quantization: str = "none") -> tuple[float, float]:
     """(tolerance of a token, least noise of the mean) for these precisions."""
-    precisions: Collection[str] = (probe.dtype, dtype)
+    precisions = (probe.dtype, dtype)
     tolerance = max(TOLERANCES[precision] for precision in precisions)
     noise = max(NOISE[precision] for precision in precisions)
     if quantization != probe.quantization:
@@ -173,9 +199,9 @@ def _limits(probe: Probe, dtype: str, quantization: str) -> tuple[float, float]:
     return tolerance, noise
 
 
-def _differences(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+def differences(left: Sequence[float], right: Sequence[float]) -> tuple[float, float]:
     """(largest, mean) absolute difference; NaN if any is."""
-    differences = [abs(a - b) for a, b in zip(one, other, strict=True)]
-    if any(math.isnan(difference) for difference in differences):
+    each = [abs(a - b) for a, b in zip(left, right, strict=True)]
+    if any(map(math.isnan, each)):
         return math.nan, math.nan
-    return max(differences), fmean(differences)
+    return max(each), fmean(each)

@@ -5,9 +5,8 @@ refuse_tools      refuses tools that the model can't be told of
 make_guide        the grammar of an answer, where it has one
 encode_prompt     a request -> the token ids of its prompt
 make_rows         a request and these -> one row for each of its choices
-make_readers      rows -> their readers
+RowReader         what has been added to a row since the last look, as a `Delta`
 with_calls        what a reader told of a whole row, calls of tools apart from its text
-choice_of         that -> a choice
 """
 
 import secrets
@@ -15,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nip_lm_server.engines.answers import RowReader
+from nip_lm_server.engines.answers import AnswerText
 from nip_lm_server.engines.base import (
-    Choice,
     Delta,
     EngineRequestError,
     GenerationRequest,
+    TopLogprob,
+    room_for_answer,
 )
 from nip_lm_server.engines.batching import Row
 from nip_lm_server.engines.guided import Guide, call_grammar, json_grammar
@@ -45,7 +45,7 @@ async def encode_prompt(worker: ModelWorker, request: GenerationRequest) -> list
     if isinstance(prompt, str):
         ids = await worker.prompts.text(prompt)
     else:
-        _room_for(worker.loaded.max_model_len, len(prompt), request)
+        room_for_answer(request, len(prompt), worker.loaded.max_model_len)
         ids, vocabulary = list(prompt), worker.loaded.vocabulary
         wrong = next((token for token in ids if not 0 <= token < vocabulary), None)
         if wrong is not None:
@@ -82,7 +82,7 @@ def make_rows(
     guide: Guide | None,
 ) -> list[Row]:
     """The rows of a request. Raises EngineRequestError where they have no room."""
-    max_tokens = _room_for(worker.loaded.max_model_len, len(prompt), request)
+    max_tokens = room_for_answer(request, len(prompt), worker.loaded.max_model_len)
     seed = secrets.randbits(63) if request.seed is None else request.seed
     settings = Settings(request.temperature, request.top_p, request.repetition_penalty)
     return [
@@ -92,7 +92,7 @@ def make_rows(
             max_tokens=max_tokens,
             settings=settings,
             random=RowRandom(seed, choice),
-            stop=request.stop,
+            text=AnswerText(worker.decode, request.stop) if request.stop else None,
             wants_logprobs=request.logprobs,
             wants_top=request.top_logprobs,
             guide=guide if guide is None or choice == 0 else guide.copy(),
@@ -144,44 +144,56 @@ def refuse_unguided(rows: Sequence[Row]) -> None:
         )
 
 
-def _room_for(context: int, prompt_tokens: int, request: GenerationRequest) -> int:
-    """Tokens the answer may have."""
-    max_tokens = request.max_tokens
-    if max_tokens is not None and max_tokens < 1:
-        raise EngineRequestError(
-            f"max_tokens must be at least 1, got {max_tokens}", "invalid_value", "max_tokens"
-        )
-    room = context - prompt_tokens
-    if room < (max_tokens or 1):
-        what, param = ("messages take", "messages")
-        if request.prompt is not None:
-            what, param = ("prompt takes", "prompt")
-        if room > 0:
-            param = "max_tokens"
-        asked = f" and {max_tokens} for the answer" if max_tokens else ""
-        raise EngineRequestError(
-            f"This model's context is {context} tokens; the {what} {prompt_tokens}{asked}. "
-            f"Shorten the {what.partition(' ')[0]} or lower max_tokens.",
-            code="context_length_exceeded",
-            param=param,
-        )
-    return max_tokens or room
+class RowReader:
+    """Reads row `index` of a request, in pieces, while the worker's thread adds to it."""
 
+    def __init__(self, worker: ModelWorker, row: Row, index: int, request: GenerationRequest):
+        self._worker, self._row, self._index, self._request = worker, row, index, request
+        self._text = AnswerText(worker.decode, request.stop)
+        self._pushed = 0
+        self._told = 0
+        self.finished = False
 
-def make_readers(
-    worker: ModelWorker, rows: Sequence[Row], request: GenerationRequest
-) -> tuple[RowReader, ...]:
-    return tuple(
-        RowReader(
-            row,
-            index,
-            request,
-            worker.decode,
-            lambda token: worker.decode([token], special=True),
-            worker.loaded.stop_tokens,
+    def read(self) -> Delta | None:
+        """What became certain since the last call; None where there is no text yet.
+
+        Tokens whose text is held back are told with the text, or at the end.
+        """
+        row, request = self._row, self._request
+        # The end is set after the last token, so it is looked at before the tokens.
+        finish_reason = row.finish_reason
+        count = len(row.generated)
+        for token in row.generated[self._pushed : count]:
+            if token not in self._worker.loaded.stop_tokens:
+                self._text.push(token)
+        self._pushed = count
+        if finish_reason is not None:
+            self._text.finish()
+            self.finished = True
+        text = self._text.take()
+        if not text and not self.finished:
+            return None
+        new = slice(self._told, count)
+        self._told = count
+        ids = tuple(row.generated[new])
+        return Delta(
+            index=self._index,
+            text=text,
+            finish_reason=finish_reason,
+            tokens=tuple(map(self._show, ids)) if request.logprobs else (),
+            token_ids=ids if request.return_token_ids else (),
+            logprobs=tuple(row.logprobs[new]) if request.logprobs else (),
+            top_logprobs=tuple(map(self._alternatives, row.top_logprobs[new]))
+            if request.top_logprobs
+            else (),
+            completion_tokens=len(ids),
         )
-        for index, row in enumerate(rows)
-    )
+
+    def _alternatives(self, likeliest: Sequence[tuple[int, float]]) -> tuple[TopLogprob, ...]:
+        return tuple(TopLogprob(self._show(token), logprob) for token, logprob in likeliest)
+
+    def _show(self, token: int) -> str:
+        return self._worker.decode([token], special=True)
 
 
 def abandon(rows: Sequence[Row]) -> None:
@@ -202,16 +214,3 @@ def with_calls(worker: ModelWorker, whole: Delta, request: GenerationRequest) ->
         calls = calls[:1]
     reason = "tool_calls" if whole.finish_reason == "stop" else whole.finish_reason
     return replace(whole, text=text, tool_calls=calls, finish_reason=reason)
-
-
-def choice_of(whole: Delta, request: GenerationRequest) -> Choice:
-    return Choice(
-        text=whole.text,
-        tool_calls=whole.tool_calls,
-        finish_reason=whole.finish_reason or "length",
-        completion_tokens=whole.completion_tokens,
-        tokens=whole.tokens if request.logprobs else None,
-        token_ids=whole.token_ids if request.return_token_ids else None,
-        logprobs=whole.logprobs if request.logprobs else None,
-        top_logprobs=whole.top_logprobs if request.top_logprobs else None,
-    )

@@ -1,8 +1,8 @@
-"""The `vllm serve` child: how it is found, called, guarded, started and ended.
+"""The `vllm serve` child: how it is found, called, guarded, started, asked and ended.
 
 find_executable   the Python of vLLM's environment
 inspect           what that environment is: versions, CPU build or CUDA
-command_line      the arguments, ours and the user's
+checked_extra     the user's own arguments, none of which may override ours
 child_environment the environment of the child, without our own secrets
 VllmProcess       one child from start to end, behind `vllm_guard`
 
@@ -24,12 +24,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import aiohttp
 
 from nip_lm_server.api.auth import without_secrets
-from nip_lm_server.engines.base import EngineError
+from nip_lm_server.engines.base import EngineError, EngineRequestError
 from nip_lm_server.engines.vllm_guard import GRACE_S, end_recorded
 from nip_lm_server.processes import read_tail
 
@@ -37,6 +37,8 @@ HOST = "127.0.0.1"
 EXECUTABLE_VARIABLE = "NIP_VLLM"
 INSPECT_TIMEOUT_S = 120.0
 HEALTH_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 600.0
+"""For loading an adapter, sleeping, waking and the tokens of a proof."""
 KEEP_ALIVE_S = 600
 FEW_PROCESSORS = 4
 PROGRESS_INTERVAL_S = 15.0
@@ -216,6 +218,7 @@ class VllmProcess:
         self._environment = dict(environment)
         self._record = log_path.with_suffix(".process.json")
         self._guard: asyncio.subprocess.Process | None = None
+        self._session: aiohttp.ClientSession | None = None
 
     @property
     def pid(self) -> int | None:
@@ -224,13 +227,7 @@ class VllmProcess:
             return int(json.loads(self._record.read_text())["group"])
         return None
 
-    async def start(
-        self,
-        python: Path,
-        arguments: Sequence[str],
-        session: aiohttp.ClientSession,
-        timeout_s: float,
-    ) -> None:
+    async def start(self, python: Path, arguments: Sequence[str], timeout_s: float) -> None:
         """Start and wait until it answers. Raises EngineError with the log's end if it doesn't."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         if not await asyncio.to_thread(end_recorded, self._record):
@@ -260,11 +257,11 @@ class VllmProcess:
                     start_new_session=True,
                 )
             self.exited = asyncio.ensure_future(self._guard.wait())
-            await self._until_healthy(session, timeout_s)
+            await self._until_healthy(timeout_s)
 
-    async def _until_healthy(self, session: aiohttp.ClientSession, timeout_s: float) -> None:
+    async def _until_healthy(self, timeout_s: float) -> None:
         began = reported = time.monotonic()
-        while await self.health(session) != "ok":
+        while await self.health() != "ok":
             now = time.monotonic()
             if self.exited.done():
                 raise EngineError(f"vLLM {self.ending()}. End of {self.log_path}:\n{self._tail()}")
@@ -279,15 +276,37 @@ class VllmProcess:
                 _log.info("vLLM is starting, %.0f s so far; its log: %s", now - began, last[:300])
             await asyncio.wait({self.exited}, timeout=0.2)
 
-    async def health(self, session: aiohttp.ClientSession) -> Literal["ok", "dead", "silent"]:
+    async def health(self) -> Literal["ok", "dead", "silent"]:
         """Whether it answers; "dead" is its own word for an engine process that has ended."""
+        timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
         try:
-            async with session.get(
-                self.url + "/health", timeout=aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
-            ) as response:
+            async with self._connections().get(self.url + "/health", timeout=timeout) as response:
                 return "ok" if response.status == 200 else "dead"
         except (aiohttp.ClientError, TimeoutError, OSError):
             return "silent"
+
+    async def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Its answer, JSON or else a text. Raises EngineRequestError or EngineError."""
+        try:
+            url = self.url + path
+            async with self._connections().request(method, url, json=body) as response:
+                answer: Any = await response.text()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise EngineError(f"vLLM does not answer {path}: {error!r}") from error
+        with contextlib.suppress(ValueError):
+            answer = json.loads(answer)
+        if response.status != 200:
+            raise error_of(response.status, answer)
+        return answer
+
+    def _connections(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(None, sock_connect=10, sock_read=ANSWER_TIMEOUT_S),
+                headers={"Authorization": f"Bearer {self.key}"},
+            )
+        return self._session
 
     def ending(self) -> str:
         """How it ended, in words."""
@@ -314,6 +333,18 @@ class VllmProcess:
         await asyncio.wait({self.exited}, timeout=GRACE_S)
         if guard.stdin is not None:
             guard.stdin.close()
+        if self._session is not None:
+            await self._session.close()
 
     def _tail(self) -> str:
         return read_tail(self.log_path)
+
+
+def error_of(status: int, body: Any) -> EngineError:
+    """What to raise for an error of vLLM's: 4xx is the request's fault."""
+    error = body.get("error") if isinstance(body, Mapping) else None
+    error = error if isinstance(error, Mapping) else {"message": str(error or body)}
+    message = str(error.get("message") or f"status {status}")
+    if 400 <= status < 500 and status not in (401, 403, 429):
+        return EngineRequestError(message, param=error.get("param"))
+    return EngineError(f"vLLM answered with {status}: {message}")

@@ -1,7 +1,6 @@
 """The thread that owns a model: it loads it, runs its batches and takes commands in between.
 
-Pending           a request that waits or runs, and where its end is told
-Listener          an event of an event loop, set whenever a request has got more tokens
+Pending           a request that waits or runs, and where its progress is told
 ModelWorker       the thread; other threads only call its public methods
 
 Between two tokens the thread takes waiting commands (load, unload, prove) and lets waiting
@@ -23,13 +22,12 @@ from typing import TypeVar
 
 import torch
 
-from nip_lm_server.engines.answers import AnswerText
 from nip_lm_server.engines.base import EngineError, EngineState
 from nip_lm_server.engines.batching import Decoder, Row
 from nip_lm_server.engines.guided import Guides
 from nip_lm_server.engines.loading import (
+    EmbeddedOptions,
     LoadedModel,
-    WorkerSettings,
     check_batching,
     is_fatal,
     is_out_of_memory,
@@ -50,30 +48,28 @@ _T = TypeVar("_T")
 _log = logging.getLogger("nip.lm_server.engine")
 
 
-@dataclass(frozen=True)
-class Listener:
-    """`progress` is set on `loop`, its own, after every step that may have added tokens."""
-
-    loop: asyncio.AbstractEventLoop
-    progress: asyncio.Event
-
-
 @dataclass(eq=False)
 class Pending:
-    """A request that waits or runs; its rows share one prompt. `done` ends with the last row."""
+    """A request that waits or runs; its rows share one prompt.
+
+    It belongs to the event loop that it is made on. `progress` is set there once it has `ended`,
+    or has a `failure`, and where it is `streamed` also after every step that may have added tokens.
+    """
 
     rows: list[Row]
-    listener: Listener | None = None
-    done: "Future[None]" = field(default_factory=Future)
-    unfinished: int = 0
+    streamed: bool
+    failure: EngineError | None = None
+    ended: bool = False
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    progress: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class ModelWorker:
     """Loads the model and serves it until it is stopped; used once.
 
     After `start`, `loaded` says what was loaded. `adapters` (by served name) is changed by
-    commands alone. `state` is starting, running, sleeping or failed; `on_death` is called in the
-    thread, with the reason, when it ends after `start` without `stop`.
+    commands alone. `state` is starting, running, sleeping or failed; `death` has the reason once
+    the thread has ended after `start` without `stop`.
     """
 
     loaded: LoadedModel
@@ -81,9 +77,9 @@ class ModelWorker:
     decoder: Decoder
     prompts: PromptEncoder
 
-    def __init__(self, settings: WorkerSettings, on_death: Callable[[str], None]):
-        self._settings = settings
-        self._on_death = on_death
+    def __init__(self, model_path: str, options: EmbeddedOptions):
+        self._model_path, self._options = model_path, options
+        self.death: Future[str] = Future()
         self.state: EngineState = "starting"
         self.adapters: dict[str, LoraAdapter] = {}
         self.generated_tokens = 0
@@ -142,7 +138,6 @@ class ModelWorker:
 
     def submit(self, pending: Pending) -> None:
         """Queue a request. Setting `cancelled` on its rows abandons it."""
-        pending.unfinished = len(pending.rows)
         with self._wake:
             self._refuse_unless("running")
             self._waiting.append(pending)
@@ -220,28 +215,26 @@ class ModelWorker:
                 self._loop()
         except BaseException as error:
             reason = f"out of memory: {error}" if is_out_of_memory(error) else repr(error)
-            _log.exception("the engine of %s died", self._settings.model_path)
+            _log.exception("the engine of %s died", self._model_path)
             self.state = "failed"
         ended = "was stopped" if reason is None else f"died: {reason}"
         self._fail_all(EngineError(f"the engine {ended}"))
         self._release()
         if reason is not None:
-            self._on_death(reason)
+            self.death.set_result(reason)
 
     def _cant_serve(self, error: BaseException) -> EngineError:
-        failure = EngineError(f"can't serve {self._settings.model_path!r}: {error!r}")
+        failure = EngineError(f"can't serve {self._model_path!r}: {error!r}")
         failure.__cause__ = error
         return failure
 
     def _load(self) -> None:
-        loaded = self.loaded = load_model(self._settings)
+        loaded = self.loaded = load_model(self._model_path, self._options)
         self.prompts = PromptEncoder(loaded.tokenizer, self._tokenizer_lock, loaded.max_model_len)
         self.lora = RowwiseLora(loaded.model)
-        self.decoder = Decoder(
-            loaded.model, self.lora, loaded.stop_tokens, lambda stop: AnswerText(self.decode, stop)
-        )
-        token_bytes = check_batching(self.decoder, loaded, self._settings.model_path)
-        room = self._settings.cache_bytes
+        self.decoder = Decoder(loaded.model, self.lora, loaded.stop_tokens)
+        token_bytes = check_batching(self.decoder, loaded, self._model_path)
+        room = self._options.cache_bytes
         if room is None:
             room = _CPU_CACHE_BYTES
             if loaded.device != "cpu":
@@ -257,7 +250,7 @@ class ModelWorker:
                 if self._closing:
                     return
             self._run_commands()
-            if not self._running and len(self._waiting) < self._settings.max_batch:
+            if not self._running and len(self._waiting) < self._options.max_batch:
                 self._await_company()
             if steps >= JOIN_EVERY_STEPS or not self._running:
                 steps = 0
@@ -267,10 +260,10 @@ class ModelWorker:
 
     def _await_company(self) -> None:
         """Give requests that are sent at the same time the chance to run together."""
-        deadline = time.monotonic() + self._settings.max_wait_s
-        while self._waiting and len(self._waiting) < self._settings.max_batch:
+        deadline = time.monotonic() + self._options.max_wait_s
+        while self._waiting and len(self._waiting) < self._options.max_batch:
             before = len(self._waiting)
-            time.sleep(self._settings.max_wait_s / 4)
+            time.sleep(self._options.max_wait_s / 4)
             if len(self._waiting) == before or time.monotonic() > deadline:
                 return
 
@@ -292,11 +285,9 @@ class ModelWorker:
             return
         self.generated_tokens += sum(len(row.generated) for row in finished)
         for pending in self._running:
-            pending.unfinished = sum(row.finish_reason is None for row in pending.rows)
-            if pending.unfinished == 0:
-                _settle(pending, None)
-        _tell(self._running)
-        self._running = [p for p in self._running if p.unfinished and not p.rows[0].cancelled]
+            pending.ended = all(row.finish_reason is not None for row in pending.rows)
+        _tell([pending for pending in self._running if pending.ended or pending.streamed])
+        self._running = [p for p in self._running if not (p.ended or p.rows[0].cancelled)]
 
     def _admit(self) -> list[Row]:
         taken: list[Pending] = []
@@ -310,7 +301,7 @@ class ModelWorker:
                 need = len(pending.rows[0].prompt) + pending.rows[0].max_tokens
                 total = rows + len(pending.rows)
                 too_large = total * max(longest, need) > self._cache_tokens
-                if rows and (total > self._settings.max_batch or too_large):
+                if rows and (total > self._options.max_batch or too_large):
                     break
                 self._waiting.popleft()
                 taken.append(pending)
@@ -341,7 +332,7 @@ class ModelWorker:
 
     def _fail_running(self, failure: EngineError) -> None:
         for pending in self._running:
-            _settle(pending, failure)
+            pending.failure = failure
         _tell(self._running)
         self._running = []
 
@@ -367,21 +358,11 @@ class ModelWorker:
                 torch.cuda.empty_cache()
 
 
-def _settle(pending: Pending, failure: EngineError | None) -> None:
-    if pending.done.done() or not pending.done.set_running_or_notify_cancel():
-        return
-    if failure is None:
-        pending.done.set_result(None)
-    else:
-        pending.done.set_exception(failure)
-
-
 def _tell(requests: Sequence[Pending]) -> None:
-    """Wake all that listen, by one call to each event loop."""
+    """Set the requests' events, by one call to each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
     for pending in requests:
-        if pending.listener is not None:
-            by_loop.setdefault(pending.listener.loop, []).append(pending.listener.progress)
+        by_loop.setdefault(pending.loop, []).append(pending.progress)
     for loop, events in by_loop.items():
         with contextlib.suppress(RuntimeError):  # the loop was closed
             loop.call_soon_threadsafe(_set_all, events)

@@ -44,11 +44,11 @@ class Places(Protocol):
 
     def base_models(self) -> tuple[str, ...]: ...
     def training_place(self, base_model: str) -> TrainingPlace: ...
-    def keeper(self, base_model: str) -> "Keeper": ...
+    def base(self, base_model: str) -> "Base": ...
 
 
-class Keeper(Protocol):
-    """What is asked of `keeper.EngineKeeper`."""
+class Base(Protocol):
+    """What is asked of `served_base.ServedBase`."""
 
     @property
     def wanted(self) -> str: ...
@@ -108,7 +108,7 @@ def resolve(request: CreateJobRequest, places: Places, models: Models) -> Plan:
         named_after=_configured_base(start.base_model, models),
         parent=start.parent["name"] if start.parent is not None else None,
         settings=settings,
-        note=_note(settings, start.base_model, places.keeper(start.base_model).wanted),
+        note=_note(settings, start.base_model, places.base(start.base_model).wanted),
     )
 
 

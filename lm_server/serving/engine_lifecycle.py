@@ -1,18 +1,19 @@
 """Keeps one engine as it is wanted: running, asleep or stopped; and brings it back when it dies.
 
-EngineKeeper.set_wanted   what a user asks for: start, sleep, wake, stop
-EngineKeeper.lend         within, the engine leaves its device to a training
-EngineKeeper.is_ready     whether it answers; describe_absence says why not
+EngineLifecycle.set_wanted   what a user asks for: start, sleep, wake, stop
+EngineLifecycle.lend         within, the engine leaves its device to a training
+EngineLifecycle.is_ready     whether it answers; describe_absence says why not
 
 An engine that ends by itself is started again, after a pause that doubles up to MAX_PAUSE_S.
-Each start is a new epoch, and whatever brings the engine back, `restore` loads and proves its
+Each start is a new epoch, and whatever brings the engine back, `_restore` loads and proves its
 adapters before they answer again. All methods are called on the server's event loop.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Literal
 
@@ -29,32 +30,33 @@ Wanted = Literal["running", "sleeping", "stopped"]
 _log = logging.getLogger("nip.lm_server.engine")
 
 
-class EngineKeeper:
-    """One engine and its life.
+class EngineLifecycle(ABC):
+    """One engine and its life. A subclass says what comes with its ups and downs."""
 
-    `restore` loads and proves adapters after it came up, `went_down` is told before it goes,
-    `epoch_began` stores epochs. `restore` raises EngineError if the engine can't serve after all.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        restore: Callable[[Engine], Awaitable[None]],
-        went_down: Callable[[], None],
-        epoch_began: Callable[[Engine], None],
-    ):
+    def __init__(self, engine: Engine):
         self.engine = engine
         self.wanted: Wanted = "stopped"
         self.restarts = 0
         self.last_death: str | None = None
-        self._restore = restore
-        self._went_down = went_down
-        self._epoch_began = epoch_began
         self._lent = 0
         self._lock = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
+
+    @abstractmethod
+    async def _restore(self) -> None:
+        """Load and prove adapters after the engine came up.
+
+        Raises EngineError if the engine can't serve after all.
+        """
+
+    @abstractmethod
+    def _went_down(self) -> None:
+        """Forget what has answered: the engine goes, or is gone."""
+
+    @abstractmethod
+    def _epoch_began(self) -> None:
+        """Store the engine's epoch."""
 
     @property
     def is_ready(self) -> bool:
@@ -97,8 +99,7 @@ class EngineKeeper:
         finally:
             self._lent -= 1
             # Even when the work inside was cancelled, the engine has to come back.
-            back = asyncio.ensure_future(self._settle_or_retry())
-            await asyncio.shield(back)
+            await asyncio.shield(asyncio.ensure_future(self._settle_or_retry()))
 
     async def until_ready(self, timeout_s: float) -> None:
         """Wait for an engine that is coming up. Raises EngineError if it isn't in time."""
@@ -126,13 +127,15 @@ class EngineKeeper:
         return "sleeping" if self.engine.capabilities.sleep else "stopped"
 
     async def _settle(self) -> None:
-        """Bring the engine to its target."""
+        """Bring the engine to its target, and watch it if it is to run."""
         await self._stop_watching()
         try:
             async with self._lock:
                 await self._move()
         finally:
-            self._watch()
+            if self._watcher is None and self._target() == "running":
+                name = f"watch {self.engine.base_model}"
+                self._watcher = asyncio.create_task(self._bring_back_when_dead(), name=name)
 
     async def _settle_or_retry(self) -> None:
         try:
@@ -143,20 +146,7 @@ class EngineKeeper:
     async def _move(self) -> None:
         engine, target = self.engine, self._target()
         if target == "running":
-            if engine.state == "running" and self._ready.is_set():
-                return
-            if engine.state == "sleeping":
-                try:
-                    await engine.wake()
-                except EngineError as error:
-                    _log.warning("%s can't be woken, starting it: %s", engine.base_model, error)
-                    await engine.stop()
-            if engine.state != "running":
-                await engine.stop()
-                await engine.start()
-                self._epoch_began(engine)
-            await self._restore(engine)
-            self._ready.set()
+            await self._up()
             return
         await self._down()
         if target == "sleeping" and engine.state == "running":
@@ -168,17 +158,31 @@ class EngineKeeper:
         elif target == "stopped":
             await engine.stop()
 
+    async def _up(self) -> None:
+        engine = self.engine
+        if self.is_ready:
+            return
+        # 1. Wake it, if it only sleeps.
+        if engine.state == "sleeping":
+            try:
+                await engine.wake()
+            except EngineError as error:
+                _log.warning("%s can't be woken, starting it: %s", engine.base_model, error)
+                await engine.stop()
+        # 2. Else start it, as a new epoch.
+        if engine.state != "running":
+            await engine.stop()
+            await engine.start()
+            self._epoch_began()
+        # 3. Prove what it serves; only then it is ready.
+        await self._restore()
+        self._ready.set()
+
     async def _down(self) -> None:
         self._ready.clear()
         self._went_down()
 
     # Watching
-
-    def _watch(self) -> None:
-        if self._watcher is None and self._target() == "running":
-            self._watcher = asyncio.create_task(
-                self._keep_running(), name=f"keep {self.engine.base_model}"
-            )
 
     async def _stop_watching(self) -> None:
         watcher, self._watcher = self._watcher, None
@@ -187,21 +191,23 @@ class EngineKeeper:
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
 
-    async def _keep_running(self) -> None:
+    async def _bring_back_when_dead(self) -> None:
         pause_s = FIRST_PAUSE_S
         loop = asyncio.get_running_loop()
         while True:
+            # 1. Wait for its death, unless it is dead.
             if self.is_ready:
                 since = loop.time()
-                reason = await self.engine.wait_dead()
-                self.last_death = reason
+                self.last_death = await self.engine.wait_dead()
                 self.restarts += 1
-                _log.error("the engine of %s died: %s", self.engine.base_model, reason)
+                _log.error("the engine of %s died: %s", self.engine.base_model, self.last_death)
                 if loop.time() - since > QUIET_S:
                     pause_s = FIRST_PAUSE_S
                 await self._down()
+            # 2. Pause, longer each time.
             await asyncio.sleep(pause_s)
             pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+            # 3. Try to start it.
             try:
                 async with self._lock:
                     await self._move()

@@ -8,7 +8,6 @@ was proved; the table's row keeps the latest proof, or the problem that keeps it
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import sqlite3
@@ -49,12 +48,6 @@ def adapter_name(base_model: str, suffix: str | None, digest: str) -> str:
     """
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", suffix or "").strip("-")
     return f"ft:{base_model}:{readable}:{digest}"
-
-
-def served_name(model: str) -> str:
-    """The name under which a base model given by name or path is served, unless one is chosen."""
-    name = Path(model).name if os.path.sep in model and Path(model).exists() else model
-    return re.sub(r"[^A-Za-z0-9._/-]", "-", name)
 
 
 class ModelStore:

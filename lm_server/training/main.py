@@ -28,6 +28,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from nip_lm_server.devices import has_cuda
 from nip_lm_server.processes import die_with_parent_process
 from nip_lm_server.training import loading
 from nip_lm_server.training.job import (
@@ -156,8 +157,8 @@ def _launch(command: Sequence[str]) -> int:
 
 
 def _cuda_devices() -> int:
-    """The number of GPUs, without loading torch where there is no driver."""
-    if not Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidiactl").exists():
+    """The number of GPUs, without loading torch where there is none."""
+    if not has_cuda(os.environ):
         return 0
     import torch
 

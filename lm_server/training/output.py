@@ -206,7 +206,7 @@ def _probe(job: TrainingJob, text: loading.Text) -> dict[str, Any]:
     import torch
 
     from nip_lm_server.engines.lora import read_lora
-    from nip_lm_server.engines.probe import merged, probe_tokens
+    from nip_lm_server.engines.probe import applied, probe_tokens
     from nip_lm_server.training.arguments import choose_device, choose_precision
 
     device = choose_device()
@@ -217,7 +217,7 @@ def _probe(job: TrainingJob, text: loading.Text) -> dict[str, Any]:
             model = _load_plain(job, job.base_model_path, getattr(torch, precision), place)
             base = _logprobs(model, tokens)
             if job.hyperparameters.result == "adapter":
-                with merged(model, read_lora(job.output_dir)):
+                with applied(model, read_lora(job.output_dir)):
                     own = _logprobs(model, tokens)
             else:
                 model = None

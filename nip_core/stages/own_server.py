@@ -27,6 +27,7 @@ from nip_lm_server.client import (
     OwnerError,
     ServerHandle,
     ServerSpec,
+    has_cuda,
     is_running,
     start_or_attach,
     stop,
@@ -136,11 +137,6 @@ def _check_quantization(
         raise SettingsError(
             f"agents.{name}.quantization: {agent.quantization!r} can't be used here: {reason}"
         )
-
-
-def has_cuda(environment: Mapping[str, str]) -> bool:
-    """Whether there is a CUDA device for the server, found out without loading torch."""
-    return Path("/dev/nvidiactl").exists() and environment.get("CUDA_VISIBLE_DEVICES") != ""
 
 
 def server_directory(run: RunStore, environment: Mapping[str, str] = os.environ) -> Path:

@@ -17,13 +17,13 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.redaction import read_key
 from nip_core.rollouts.chat_client import Endpoint
+from nip_lm_server.client import base_served_name
 
 _ADDRESSES = {
     "OpenAI": ("OPENAI_BASE_URL", "https://api.openai.com/v1"),
@@ -157,7 +157,7 @@ def base_name(parameters: HyperParameters, agent: PureTextAgentParameters) -> st
     if agent.use_dummy_api:
         return dummy_name(agent.model_name)
     if uses_own_server(parameters, agent):
-        return served_name(agent.model_name)
+        return base_served_name(agent.model_name)
     return agent.model_name
 
 
@@ -166,10 +166,4 @@ def dummy_name(model_name: str) -> str:
 
     Not the model's own, with which another group may play on the same server.
     """
-    return "dummy-" + re.sub(r"[^A-Za-z0-9._-]", "-", served_name(model_name))
-
-
-def served_name(model_name: str) -> str:
-    """The name under which the run's own server serves a base model: a path's last part."""
-    path = Path(model_name)
-    return path.resolve().name if path.is_dir() else model_name
+    return "dummy-" + re.sub(r"[^A-Za-z0-9._-]", "-", base_served_name(model_name))

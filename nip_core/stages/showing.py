@@ -30,10 +30,11 @@ from nip_core.stages.estimate import is_tested, scheme_tests
 from nip_core.stages.measuring import transcripts_path
 from nip_core.stages.models import NOT_SCHEDULED
 from nip_core.stages.prepare import Prepared
-from nip_core.stages.providers import dummy_name, served_name
+from nip_core.stages.providers import dummy_name
 from nip_core.stages.too_long import in_words, recorded
 from nip_core.stages.transcripts import RunTranscripts
 from nip_core.stages.verification import check_run
+from nip_lm_server.client import base_served_name
 
 _NOT_DUE = {
     "id": None,
@@ -67,7 +68,7 @@ def _open(run: RunStore) -> tuple[RunRecord, _Shown]:
         for name, agent in record.parameters["agents"].items():
             if not agent.get("is_random"):
                 model = agent.get("model_name", _default(PureTextAgentParameters, "model_name"))
-                model = dummy_name(model) if agent.get("use_dummy_api") else served_name(model)
+                model = dummy_name(model) if agent.get("use_dummy_api") else base_served_name(model)
                 first_models.setdefault(agent.get("shared_model_group") or name, model)
         taken_over = (record.contents.get("origin") or [{}])[0]
         first_models |= {group: str(model["model"]) for group, model in taken_over.items()}

@@ -11,11 +11,11 @@ import os
 import subprocess
 from pathlib import Path
 
+import openai
 import pytest
 import pytest_asyncio
 from tiny_model import make_adapter, make_tokenizer
 
-from nip_lm_server.engines.base import GenerationRequest
 from nip_lm_server.engines.probe import probe_tokens
 from nip_lm_server.engines.vllm import VllmEngine
 
@@ -105,10 +105,17 @@ async def engine(base, adapters, tmp_path_factory):
 
 
 async def answers(engine: VllmEngine, names: list[str]) -> list[str]:
-    requests = [GenerationRequest(n, MESSAGES, max_tokens=16, temperature=0.0) for n in names]
-    results = await asyncio.gather(*(engine.generate(request) for request in requests))
+    upstream = engine.upstream
+    async with openai.AsyncOpenAI(
+        base_url=f"{upstream.url}/v1", api_key=upstream.api_key, max_retries=0
+    ) as client:
+        create = client.chat.completions.create
+        results = await asyncio.gather(
+            *(create(model=name, messages=MESSAGES, max_tokens=16, temperature=0.0)
+              for name in names)
+        )  # fmt: skip
     assert [result.model for result in results] == names
-    return [result.choices[0].text for result in results]
+    return [result.choices[0].message.content for result in results]
 
 
 async def test_it_runs_on_cuda_in_bfloat16_and_proves_its_adapters(engine, adapters):

@@ -58,7 +58,7 @@ class Workshop:
         assert base_model in self.bases
         return self._place
 
-    def keeper(self, base_model: str) -> "Workshop":
+    def base(self, base_model: str) -> "Workshop":
         assert base_model in self.bases
         return self
 

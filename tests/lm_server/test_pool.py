@@ -11,7 +11,7 @@ import pytest
 
 from nip_lm_server.engines.base import GenerationRequest
 from nip_lm_server.errors import ApiError
-from nip_lm_server.serving import pool as pool_module
+from nip_lm_server.serving import served_base
 from nip_lm_server.serving.placement import make_slots
 from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.spec import EngineSpec, ServerSpec
@@ -307,6 +307,6 @@ async def test_an_adapter_whose_trouble_has_passed_answers_again(
         file.write_bytes(content)
         with pytest.raises(ApiError, match="damaged"):
             await one.ask("a")  # not looked at again so soon
-        monkeypatch.setattr(pool_module, "RETRY_PROBLEM_S", 0.0)
+        monkeypatch.setattr(served_base, "RETRY_PROBLEM_S", 0.0)
         await one.ask("a")
         assert one.models.problems() == []

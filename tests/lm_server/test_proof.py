@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nip_lm_server.engines.proof import Probe, ProbeError, Rival, judge, read_probe
+from nip_lm_server.engines.proof import Probe, ProbeError, Scores, judge_probe, read_probe
 
 BASE = (-1.0, -2.0, -3.0)
 OWN = (-1.5, -2.5, -2.0)
@@ -15,9 +15,9 @@ OTHER = (-0.5, -4.0, -3.5)
 PROBE = Probe((1, 2, 3, 4), OWN, BASE, "float32")
 
 
-def verdict(served=OWN, *, probe=PROBE, dtype="float32", base=Rival(BASE), quantization="none",
+def verdict(served=OWN, *, probe=PROBE, dtype="float32", base=Scores(BASE), quantization="none",
             **rivals):  # fmt: skip
-    return judge(
+    return judge_probe(
         probe, served, {"base": base, **rivals}, base="base", dtype=dtype, quantization=quantization
     )
 
@@ -27,7 +27,7 @@ def moved(values, by):
 
 
 def test_the_saved_weights_match():
-    matches, detail = verdict(moved(OWN, 1e-5), other=Rival(OTHER, OTHER))
+    matches, detail = verdict(moved(OWN, 1e-5), other=Scores(OTHER, OTHER))
     assert matches
     assert detail["distance_max"] == pytest.approx(1e-5)
     assert detail["nearest_other"] == "base" and detail["indistinguishable"] == []
@@ -35,13 +35,13 @@ def test_the_saved_weights_match():
 
 def test_the_weights_of_another_do_not_whatever_the_tolerance():
     near = moved(OWN, 0.3)  # within the tolerance of bfloat16
-    matches, detail = verdict(near, dtype="bfloat16", near=Rival(near, near))
+    matches, detail = verdict(near, dtype="bfloat16", near=Scores(near, near))
     assert not matches and detail["nearer_than_own"] == ["near"]
     assert detail["distance_max"] <= detail["tolerance"]
 
 
 def test_another_that_answers_with_our_weights_is_noticed():
-    matches, detail = verdict(moved(OWN, 0.2), dtype="bfloat16", thief=Rival(OWN))
+    matches, detail = verdict(moved(OWN, 0.2), dtype="bfloat16", thief=Scores(OWN))
     assert not matches and detail["nearer_than_own"] == ["thief"]
 
 
@@ -52,7 +52,7 @@ def test_a_difference_beyond_the_tolerance_is_refused():
 
 
 def test_another_base_than_the_one_trained_over_is_refused():
-    matches, detail = verdict(base=Rival(moved(BASE, 0.5)))
+    matches, detail = verdict(base=Scores(moved(BASE, 0.5)))
     assert not matches and detail["base_distance_max"] == 0.5
 
 
@@ -62,13 +62,13 @@ def test_an_adapter_that_changes_nothing_is_listed_as_the_base():
 
 
 def test_equal_weights_are_no_rivals():
-    matches, detail = verdict(twin=Rival(OWN, OWN, same_weights=True))
+    matches, detail = verdict(twin=Scores(OWN, OWN, same_weights=True))
     assert matches and detail["same_weights_as"] == ["twin"]
 
 
 def test_a_base_has_to_be_nearer_than_what_it_was_trained_from():
-    assert judge(PROBE, OWN, {}, base=None, dtype="float32")[0]
-    matches, detail = judge(PROBE, BASE, {}, base=None, dtype="bfloat16")
+    assert judge_probe(PROBE, OWN, {}, base=None, dtype="float32")[0]
+    matches, detail = judge_probe(PROBE, BASE, {}, base=None, dtype="bfloat16")
     assert not matches and detail["nearer_than_own"] == ["(what it was trained from)"]
 
 
@@ -76,7 +76,7 @@ def test_a_base_has_to_be_nearer_than_what_it_was_trained_from():
 def test_what_is_not_a_number_proves_nothing(place, broken):
     served = (*OWN[:place], broken, *OWN[place + 1 :])
     assert not verdict(served)[0]
-    assert not verdict(base=Rival(served))[0]
+    assert not verdict(base=Scores(served))[0]
 
 
 def written(path, **changes):

@@ -293,7 +293,8 @@ async def test_a_template_that_refuses_a_system_message_is_reported_and_refuses(
 
 
 async def test_each_start_is_a_new_epoch(base):
-    engine = EmbeddedEngine(str(base), "mine", threads=1, epoch=4)
+    engine = EmbeddedEngine(str(base), "mine", threads=1)
+    engine.epoch = 4
     assert (engine.base_model, engine.epoch) == ("mine", 4)
     for expected in (5, 6):
         await engine.start()

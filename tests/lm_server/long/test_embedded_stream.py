@@ -13,7 +13,7 @@ pytest.importorskip("peft")
 
 from tiny_model import make_adapter, make_model
 
-from nip_lm_server.engines.base import Choice, EngineRequestError, GenerationRequest
+from nip_lm_server.engines.base import Delta, EngineRequestError, GenerationRequest
 from nip_lm_server.engines.embedded import EmbeddedEngine
 
 MODELS = ("tiny", "a")
@@ -39,7 +39,7 @@ def ask(text: str = "hello", model: str = "tiny", **more: Any) -> GenerationRequ
     )
 
 
-def join(deltas: list[Any], request: GenerationRequest) -> tuple[Choice, ...]:
+def join(deltas: list[Any], request: GenerationRequest) -> tuple[Delta, ...]:
     """The choices that a stream told."""
     choices = []
     for index in range(request.n):
@@ -49,10 +49,11 @@ def join(deltas: list[Any], request: GenerationRequest) -> tuple[Choice, ...]:
         ]
 
         def joined(name: str, asked: Any, own: list[Any] = own) -> Any:
-            return tuple(v for d in own for v in getattr(d, name)) if asked else None
+            return tuple(v for d in own for v in getattr(d, name)) if asked else ()
 
         choices.append(
-            Choice(
+            Delta(
+                index,
                 text="".join(delta.text for delta in own),
                 finish_reason=own[-1].finish_reason,
                 completion_tokens=sum(delta.completion_tokens for delta in own),

@@ -55,7 +55,7 @@ async def test_the_expected_figures_are_those_of_peft(engine, base):
     path = base.parent / "a1"
 
     def expected():
-        with probe.merged(engine._worker.loaded.model, read_lora(path)):
+        with probe.applied(engine._worker.loaded.model, read_lora(path)):
             return engine._worker.decoder.score([tokens], [None])[0]
 
     merged = await engine._worker.run(expected)

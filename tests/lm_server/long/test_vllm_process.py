@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,11 +11,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+import pytest_asyncio
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
-from nip_lm_server.engines.base import EngineError
+from nip_lm_server.engines.base import EngineError, EngineRequestError
 from nip_lm_server.engines.vllm import VllmEngine
 from nip_lm_server.engines.vllm_guard import end_recorded
 from nip_lm_server.engines.vllm_process import (
+    VllmProcess,
     checked_extra,
     child_environment,
     find_executable,
@@ -208,3 +213,70 @@ async def test_a_start_that_fails_says_why_and_can_be_tried_again(tmp_path):
             await engine.start()
         assert engine.state == "failed" and engine.epoch == epoch
     assert json.dumps(engine.status())
+
+
+class Child:
+    """A server that answers as vLLM does, in the place of the child of an engine."""
+
+    def __init__(self, engine: VllmEngine):
+        self.engine, self.bodies = engine, []
+        self.status, self.answer = 200, {}
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.bodies.append(await request.json())
+        assert request.headers["Authorization"] == "Bearer secret"
+        return web.json_response(self.answer, status=self.status)
+
+
+@pytest_asyncio.fixture
+async def child(tmp_path):
+    engine = VllmEngine("model", "tiny", state_dir=tmp_path, dtype="float32")
+    child = Child(engine)
+    app = web.Application()
+    app.router.add_post("/{path:.*}", child.handle)
+    async with TestServer(app) as server:
+        process = engine._process = VllmProcess(tmp_path / "log", {"VLLM_API_KEY": "secret"})
+        process.url = str(server.make_url("")).rstrip("/")
+        engine._state = "running"
+        yield child
+        await process._connections().close()
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "kind"),
+    [
+        (404, "The model `x` does not exist.", EngineRequestError),
+        (400, "greater than max_model_len=1024", EngineRequestError),
+        (400, "temperature must be non-negative", EngineRequestError),
+        (500, "EngineCore encountered an issue", EngineError),
+        (401, "Wrong or missing key", EngineError),
+    ],
+)
+async def test_errors_say_whose_fault_it_is(child, status, message, kind):
+    child.status, child.answer = status, {"error": {"message": message, "param": "p"}}
+    with pytest.raises(EngineError, match=re.escape(message)) as raised:
+        await child.engine._process.call("POST", "/v1/completions", {})
+    assert type(raised.value) is kind
+    if isinstance(raised.value, EngineRequestError):
+        assert raised.value.param == "p"
+
+
+async def test_a_forced_token_must_be_the_one_that_came_from_the_model_that_was_asked(
+    child, tmp_path
+):
+    choice = {"token_ids": [3], "logprobs": {"token_logprobs": [-1.25]}}
+    answer = child.answer = {"model": "tiny", "choices": [choice]}
+    saved = {"tokens": [1, 3], "logprobs": [-1.25], "base_logprobs": [-1.0], "dtype": "float32"}
+    (tmp_path / "probe.json").write_text(json.dumps(saved))
+    child.engine._max_model_len = 1024
+    assert (await child.engine.prove("tiny", tmp_path)).matches
+    (body,) = child.bodies
+    assert body["prompt"] == [1] and body["allowed_token_ids"] == [3]
+    for wrong in (
+        {**answer, "model": "other"},
+        {**answer, "choices": [{**choice, "token_ids": [4]}]},
+        {**answer, "choices": [{**choice, "logprobs": None}]},
+    ):
+        child.answer = wrong
+        with pytest.raises(EngineError, match="no log-probability"):
+            await child.engine.prove("tiny", tmp_path)

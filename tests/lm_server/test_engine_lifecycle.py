@@ -1,4 +1,4 @@
-"""The keeper against a real engine whose process is really killed."""
+"""The life of an engine, against a real engine whose process is really killed."""
 
 import asyncio
 import os
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from nip_lm_server.engines.base import Capabilities, Engine, EngineError
-from nip_lm_server.serving import engine_lifecycle as keeper_module
-from nip_lm_server.serving.engine_lifecycle import EngineKeeper
+from nip_lm_server.engines.base import Capabilities, EngineError
+from nip_lm_server.serving import engine_lifecycle
+from nip_lm_server.serving.engine_lifecycle import EngineLifecycle
 
 DEADLINE_S = 10.0
 
@@ -71,24 +71,25 @@ class ProcessEngine:
         os.kill(self.child.pid, signal.SIGKILL)
 
 
-class Kept:
+class Kept(EngineLifecycle):
+    """An engine's life that takes down what comes with its ups and downs."""
+
+    engine: ProcessEngine
+
     def __init__(self, engine: ProcessEngine):
-        self.engine = engine
+        super().__init__(engine)  # type: ignore[arg-type]
         self.restored: list[int] = []
         self.epochs: list[int] = []
         self.downs = 0
-        self.keeper = EngineKeeper(
-            engine,  # type: ignore[arg-type]
-            restore=self._restore,
-            went_down=self._went_down,
-            epoch_began=lambda e: self.epochs.append(e.epoch),
-        )
 
-    async def _restore(self, engine: Engine) -> None:
-        self.restored.append(engine.epoch)
+    async def _restore(self) -> None:
+        self.restored.append(self.engine.epoch)
 
     def _went_down(self) -> None:
         self.downs += 1
+
+    def _epoch_began(self) -> None:
+        self.epochs.append(self.engine.epoch)
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async def wait() -> None:
@@ -104,33 +105,33 @@ async def kept(**arguments: Any) -> AsyncIterator[Kept]:
     try:
         yield one
     finally:
-        await one.keeper.close()
+        await one.close()
         assert one.engine.child is None
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper_module, "FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(engine_lifecycle, "FIRST_PAUSE_S", 0.02)
 
 
 async def test_an_engine_that_is_killed_is_restarted_as_a_new_epoch_and_restored() -> None:
     async with kept() as one:
-        await one.keeper.set_wanted("running")
-        assert one.keeper.is_ready and one.epochs == [1] and one.restored == [1]
+        await one.set_wanted("running")
+        assert one.is_ready and one.epochs == [1] and one.restored == [1]
         for epoch in (2, 3):
             one.engine.kill()
-            await one.until(lambda: one.keeper.restarts == epoch - 1 and one.keeper.is_ready)
+            await one.until(lambda: one.restarts == epoch - 1 and one.is_ready)
             assert one.epochs[-1] == epoch == one.restored[-1]
-        assert one.keeper.last_death == "exited with -9"
+        assert one.last_death == "exited with -9"
         assert one.downs >= 2
 
 
 async def test_starting_is_tried_again_until_it_works() -> None:
     refusals = iter([False, True, True, False])
     async with kept(refuse=lambda: next(refusals, False)) as one:
-        await one.keeper.set_wanted("running")
+        await one.set_wanted("running")
         one.engine.kill()
-        await one.until(lambda: len(one.epochs) == 2 and one.keeper.is_ready)
+        await one.until(lambda: len(one.epochs) == 2 and one.is_ready)
         assert next(refusals, None) is None
 
 
@@ -138,8 +139,8 @@ async def test_a_first_start_that_fails_says_so_and_is_tried_again() -> None:
     refusals = iter([True, True])
     async with kept(refuse=lambda: next(refusals, False)) as one:
         with pytest.raises(EngineError, match="refused to start"):
-            await one.keeper.set_wanted("running")
-        await one.until(lambda: one.keeper.is_ready)
+            await one.set_wanted("running")
+        await one.until(lambda: one.is_ready)
 
 
 @pytest.mark.parametrize("can_sleep", [True, False])
@@ -147,13 +148,13 @@ async def test_a_lent_engine_leaves_and_comes_back_whatever_happens_inside(
     can_sleep: bool,
 ) -> None:
     async with kept(can_sleep=can_sleep) as one:
-        await one.keeper.set_wanted("running")
+        await one.set_wanted("running")
         with pytest.raises(RuntimeError, match="the job broke"):
-            async with one.keeper.lend():
+            async with one.lend():
                 assert one.engine.state == ("sleeping" if can_sleep else "stopped")
-                assert not one.keeper.is_ready
+                assert not one.is_ready
                 raise RuntimeError("the job broke")
-        assert one.keeper.is_ready
+        assert one.is_ready
         # Waking is no new epoch, starting is; both prove the adapters again.
         assert one.epochs == ([1] if can_sleep else [1, 2])
         assert len(one.restored) == 2
@@ -161,11 +162,11 @@ async def test_a_lent_engine_leaves_and_comes_back_whatever_happens_inside(
 
 async def test_an_engine_comes_back_when_the_job_that_had_its_device_is_cancelled() -> None:
     async with kept() as one:
-        await one.keeper.set_wanted("running")
+        await one.set_wanted("running")
         inside = asyncio.Event()
 
         async def job() -> None:
-            async with one.keeper.lend():
+            async with one.lend():
                 inside.set()
                 await asyncio.sleep(60)
 
@@ -174,34 +175,34 @@ async def test_an_engine_comes_back_when_the_job_that_had_its_device_is_cancelle
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await one.until(lambda: one.keeper.is_ready)
+        await one.until(lambda: one.is_ready)
 
 
 async def test_what_is_asked_for_while_the_device_is_lent_happens_afterwards() -> None:
     async with kept() as one:
-        await one.keeper.set_wanted("running")
-        async with one.keeper.lend():
-            await one.keeper.set_wanted("stopped")
-            await one.keeper.set_wanted("running")
+        await one.set_wanted("running")
+        async with one.lend():
+            await one.set_wanted("stopped")
+            await one.set_wanted("running")
             assert one.engine.state == "stopped"
-        assert one.keeper.is_ready
-        async with one.keeper.lend():
-            await one.keeper.set_wanted("stopped")
-        assert one.engine.state == "stopped" and not one.keeper.is_ready
+        assert one.is_ready
+        async with one.lend():
+            await one.set_wanted("stopped")
+        assert one.engine.state == "stopped" and not one.is_ready
 
 
 async def test_an_engine_that_dies_while_it_sleeps_is_started_when_it_is_needed() -> None:
     async with kept(can_sleep=True) as one:
-        await one.keeper.set_wanted("running")
-        async with one.keeper.lend():
+        await one.set_wanted("running")
+        async with one.lend():
             one.engine.kill()
             await one.until(lambda: one.engine.state == "failed")
-        assert one.keeper.is_ready and one.epochs == [1, 2]
+        assert one.is_ready and one.epochs == [1, 2]
 
 
 async def test_an_engine_that_cannot_sleep_is_not_put_to_sleep() -> None:
     async with kept() as one:
-        await one.keeper.set_wanted("running")
+        await one.set_wanted("running")
         with pytest.raises(EngineError, match="stop it instead"):
-            await one.keeper.set_wanted("sleeping")
-        assert one.keeper.is_ready
+            await one.set_wanted("sleeping")
+        assert one.is_ready
