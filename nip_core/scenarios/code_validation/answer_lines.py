@@ -2,21 +2,22 @@
 
 AnswerLines        an answer's lines, and which of them are quotations
 without_thinking   an answer without a reasoning model's block of thoughts
-header_starts      the lines that begin with a channel's header
-last_message_start the last line that begins with "Question:" or "Answer:"
-begins_question    whether a line begins with "Question:"
+part_starts        the lines with which the parts of an answer begin
 parts              the part for each channel
 
 Knows no decisions; see `parsing`.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from nip_core.scenarios.code_validation.decisions import (
     InvalidResponse,
     MissingPart,
+    any_case,
     is_blank,
     plain,
     simplified,
@@ -25,10 +26,9 @@ from nip_core.scenarios.code_validation.decisions import (
 NUMBERING = r"(?:(?:step )?[0-9]{1,2}[.):][ *_]*)?"
 _LEAD = rf"[ *_#`•✅⚖→➡👉-]*{NUMBERING}"
 _FENCE = re.compile(r"[ \t]*(?P<mark>`|~)(?P=mark){2,}(?P<info>[^`]*)$")
-_MESSAGE_START = re.compile(
-    rf"{_LEAD}(?:question|answer)(?: ?#?[0-9]{{1,3}})?[ *_`]*:", re.IGNORECASE
-)
-_QUESTION = re.compile(rf"{_LEAD}question(?: ?#?[0-9]{{1,3}})?[ *_`]*:", re.IGNORECASE)
+_NUMBER = r"(?: ?#?[0-9]{1,3})?[ *_`]*:"
+_MESSAGE_START = any_case(rf"{_LEAD}(?:question|answer){_NUMBER}")
+_QUESTION = any_case(rf"{_LEAD}question{_NUMBER}")
 _THINKING, _THOUGHT = "<think>", "</think>"
 
 
@@ -61,16 +61,16 @@ class AnswerLines:
         self.raw = text.split("\n")
         read = simplified(text)
         self.read = read.split("\n")
-        self._lower = read.lower()  # lower-case letters may be more, lines are the same
+        self._lower = read.lower()
         self.free = [True] * len(self.read)
         fences: dict[int, str] = {}
         if "```" in read or "~~~" in read:
             fences = {i: mark for i, line in enumerate(self.read) if (mark := _fence(line))}
-        around = [self._filled(0, 1, str.isspace), self._filled(-1, -1, str.isspace)]
-        if list(fences) in (around[:1], around):
-            for i in fences:
-                self.raw[i] = self.read[i] = ""
-            fences = {}
+            inked = [i for i, line in enumerate(self.read) if line.strip()]
+            if list(fences) in (inked[:1], [inked[0], inked[-1]]):
+                for i in fences:
+                    self.raw[i] = self.read[i] = ""
+                fences = {}
         if fences or ">" in read:
             self._mark_quotations(fences)
 
@@ -85,56 +85,58 @@ class AnswerLines:
             elif fence == opened:  # without a language, which only an opening fence has
                 opened = None
 
-    def contain(self, word: str) -> bool:
-        """Whether any line contains a lower-case word."""
-        return word in self._lower
+    def free_with(self, *words: str) -> list[tuple[int, str]]:
+        """Index and plain text of the free lines that contain one of some lower-case words."""
+        words = tuple(word for word in words if word in self._lower)
+        if not words:
+            return []
+        return [
+            (i, plain(self.read[i]))
+            for i, lower in enumerate(self._lower.split("\n"))
+            if self.free[i] and any(word in lower for word in words)
+        ]
 
-    def free_with(self, word: str) -> Iterator[tuple[int, str]]:
-        """Index and plain text of the free lines that contain a lower-case word."""
-        line = counted = 0
-        at = self._lower.find(word)
-        while at >= 0:
-            line += self._lower.count("\n", counted, at)
-            counted = at
-            if self.free[line]:
-                yield line, plain(self.read[line])
-            end = self._lower.find("\n", at)
-            at = self._lower.find(word, end) if end >= 0 else -1
+    @cached_property
+    def filled(self) -> list[int]:
+        """The lines with more than markup."""
+        return [i for i, line in enumerate(self.read) if not is_blank(line)]
 
-    def free_lines(self, first: int) -> Iterator[int]:
-        """The indices of the free lines from `first` on."""
-        return (i for i in range(first, len(self.read)) if self.free[i])
+    def filled_from(self, first: int) -> int | None:
+        """The next line with more than markup, from `first` on."""
+        at = bisect_left(self.filled, first)
+        return self.filled[at] if at < len(self.filled) else None
 
-    def whole(self, first: int) -> str:
-        """Everything from line `first` on, as it was written."""
-        return "\n".join(self.raw[first:]).strip()
+    def filled_above(self, first: int) -> Iterator[int]:
+        """The lines before `first` with more than markup, the nearest one first."""
+        return (self.filled[i] for i in range(bisect_left(self.filled, first) - 1, -1, -1))
 
-    def is_all(self, first: int, last: int, own: int) -> bool:
-        """Whether nothing but the lines `first` and `last` stands in the lines from `own` on."""
-        end = len(self.read) - 1
-        ends = {self.next_filled(own, 1), self.next_filled(end, -1)} - {None}
-        return ends <= {first, last}
+    @cached_property
+    def questions(self) -> list[int]:
+        """The free lines that begin with "Question:"."""
+        free = (i for i, is_free in enumerate(self.free) if is_free)
+        return [i for i in free if _QUESTION.match(plain(self.read[i]))]
 
-    def next_filled(self, at: int, step: int) -> int | None:
-        """The first line from `at` on, in steps of 1 or -1, with more than markup; None: none."""
-        found = self._filled(at, step, is_blank) if 0 <= at < len(self.read) else -1
-        return found if found >= 0 else None
-
-    def _filled(self, at: int, step: int, blank: Callable[[str], bool]) -> int:
-        at %= len(self.read)
-        while 0 <= at < len(self.read):
-            if self.read[at] and not blank(self.read[at]):
-                return at
-            at += step
-        return -1
+    @cached_property
+    def quoted(self) -> set[int]:
+        """The lines after one that opens a quotation, up to the one that closes it."""
+        inside: set[int] = set()
+        opened: int | None = None
+        for i, line in enumerate(self.read):
+            if '"' in line and self.free[i] and line.count('"') % 2:
+                if opened is None:
+                    opened = i
+                else:
+                    inside.update(range(opened + 1, i + 1))
+                    opened = None
+        return inside
 
 
 def _fence(line: str) -> str | None:
     """The mark of the fence that a line is, with its language, if it is one."""
     if "```" not in line and "~~~" not in line:
         return None
-    found = _FENCE.match(line)
-    return found["mark"] + found["info"].strip() if found else None
+    fence = _FENCE.match(line)
+    return fence["mark"] + fence["info"].strip() if fence else None
 
 
 @dataclass(frozen=True)
@@ -145,42 +147,45 @@ class Start:
     rest: str
 
 
-def begins_question(line: str) -> bool:
-    """Whether a plain line begins with "Question:"."""
-    return _QUESTION.match(line) is not None
+def part_starts(
+    lines: AnswerLines, channels: Sequence[str], headers: Mapping[str, str], has_reasoning: bool
+) -> dict[int, Start]:
+    """The lines that begin a part, in order.
+
+    For several channels those with a header; behind reasoning the last one that begins with
+    "Question:" or "Answer:".
+    """
+    if len(channels) > 1:
+        patterns = [(channel, *_header_pattern(headers[channel])) for channel in channels]
+        return _starts(lines, patterns)
+    if not has_reasoning:
+        return {}
+    starts = _starts(lines, [(channels[0], _MESSAGE_START, ("question", "answer"))])
+    return dict([*starts.items()][-1:])
 
 
-def last_message_start(lines: AnswerLines, channel: str) -> dict[int, Start]:
-    """The last line that begins with "Question:" or "Answer:", if there is one."""
-    found: dict[int, Start] = {}
-    for word in ("question", "answer"):
-        for i, line in lines.free_with(word):
-            if start := _MESSAGE_START.match(line):
-                found[i] = Start(channel, line[start.end() :])
-    return {i: found[i] for i in sorted(found)[-1:]}
-
-
-def header_starts(lines: AnswerLines, headers: Mapping[str, str]) -> dict[int, Start]:
-    """The lines that begin with a header, in order; `headers` are by channel."""
-    found: dict[int, Start] = {}
-    for channel, header in headers.items():
-        pattern, word = _header_pattern(header)
-        for i, line in lines.free_with(word):
+def _starts(
+    lines: AnswerLines, patterns: Iterable[tuple[str, re.Pattern[str], Sequence[str]]]
+) -> dict[int, Start]:
+    """The lines that match: by channel a pattern, and the words of which one is in every match."""
+    starts: dict[int, Start] = {}
+    for channel, pattern, words in patterns:
+        for i, line in lines.free_with(*words):
             if start := pattern.match(line):
-                found[i] = Start(channel, line[start.end() :])
-    return dict(sorted(found.items()))
+                starts[i] = Start(channel, line[start.end() :])
+    return dict(sorted(starts.items()))
 
 
-def _header_pattern(header: str) -> tuple[re.Pattern[str], str]:
+def _header_pattern(header: str) -> tuple[re.Pattern[str], Sequence[str]]:
     """What a line matches that begins with the header, and a lower-case word that it contains."""
-    said = plain(simplified(header))
-    words = re.findall(r"[^\W\d_]+|[0-9]+", said)
+    text = plain(simplified(header))
+    words = re.findall(r"[^\W\d_]+|[0-9]+", text)
     if not words:
-        return re.compile(_LEAD + re.escape(said)), said
-    sign = re.escape(said[: said.index(words[0])])
+        return re.compile(_LEAD + re.escape(text)), [text]
+    sign = re.escape(text[: text.index(words[0])])
     spelled = r"(?:[^\w:]|_){0,6}".join(map(re.escape, words))
-    end = r"[ *_`)\]]*(?::|$)" if said.endswith(":") else r"(?![^\W_])"
-    return re.compile(rf"{_LEAD}(?:{sign})?{spelled}{end}", re.IGNORECASE), words[0].lower()
+    end = r"[ *_`)\]]*(?::|$)" if text.endswith(":") else r"(?![^\W_])"
+    return any_case(rf"{_LEAD}(?:{sign})?{spelled}{end}"), [words[0].lower()]
 
 
 def parts(
@@ -197,13 +202,13 @@ def parts(
     for channel in channels:
         if channel not in begun:
             raise MissingPart(f"no part that begins with {headers[channel]!r}")
-    found: dict[str, str] = {}
+    written: dict[str, str] = {}
     ends = [*list(starts)[1:], len(lines.raw)]
     for (i, start), end in zip(starts.items(), ends, strict=True):
         name = headers.get(start.channel, "Question: or Answer:")
-        if start.channel in found:
+        if start.channel in written:
             raise MissingPart(f"two parts that begin with {name!r}")
         if is_blank("\n".join((start.rest, *lines.read[i + 1 : end]))):
             raise MissingPart(f"an empty part that begins with {name!r}")
-        found[start.channel] = "\n".join(lines.raw[i:end]).strip()
-    return {channel: found[channel] for channel in channels}
+        written[start.channel] = "\n".join(lines.raw[i:end]).strip()
+    return {channel: written[channel] for channel in channels}

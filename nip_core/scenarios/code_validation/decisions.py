@@ -11,10 +11,16 @@ no nested repetition and look-backs are bounded, so that each reading takes line
 import re
 import unicodedata
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from nip_core.protocols.scales import DecisionScale
 
 _SHOWN = 40  # characters of an answer in a reason
+
+
+def any_case(pattern: str) -> re.Pattern[str]:
+    """`pattern`, compiled such that case makes no difference."""
+    return re.compile(pattern, re.IGNORECASE)
 
 
 class InvalidResponse(ValueError):
@@ -51,14 +57,12 @@ _PLAIN: dict[int, str | None] = {
 _LATEX = re.compile(
     r"\\(?:boxed|text(?:bf|it|rm|sf|tt)?|math(?:bf|rm|tt)|emph)\s*\{|\\[\[\]()]|\$+"
 )
-_LABEL_TAG = re.compile(
+_LABEL_TAG = any_case(
     r"<(?P<end>/?)(?:final[_ -]?)?(?P<label>decision|verdict|conclusion|judge?ment|ruling)\s{0,3}>"
-    r"(?P<clause>\s*[a-z])?",
-    re.IGNORECASE,
+    r"(?P<clause>\s*[a-z])?"
 )
-_TAGS = re.compile(
-    r"</?(?:b|strong|i|em|u|mark|br|p|answer|final_answer)\s{0,3}/?>|</s>|<\|[a-z_]{1,30}\|>",
-    re.IGNORECASE,
+_TAGS = any_case(
+    r"</?(?:b|strong|i|em|u|mark|br|p|answer|final_answer)\s{0,3}/?>|</s>|<\|[a-z_]{1,30}\|>"
 )
 
 
@@ -115,21 +119,19 @@ _IS_CORRECT = (
     r"(?: for (?:every|all) inputs?(?: that the problem allows)?\b)?"
 )
 # "The solution should be rejected": meant, but by whom?
-_BECOMES = re.compile(
+_BECOMES = any_case(
     r"(?:(?:it follows|this means|i (?:think|believe|conclude))(?: that)? )?"
     rf"{_OF_THE_SOLUTION} (?:is|was|gets|has been|(?:must|should|will|can|cannot|can't) be|isn't)"
-    r" (?:(?:not|therefore|thus|hereby) )?(?:accepted|rejected|(?:un)?acceptable)\W{0,6}$",
-    re.IGNORECASE,
+    r" (?:(?:not|therefore|thus|hereby) )?(?:accepted|rejected|(?:un)?acceptable)\W{0,6}$"
 )
 # The contrary of a verdict: a word right behind it, or a sentence about the solution.
-_WRONG = re.compile(r"[ *_]*[.!;:,(-] ?(?:wrong|incorrect|denied)[*_]{0,4} ?([.!;,)]|$)", re.I)
-_JUDGED = re.compile(
-    r"(?:^|[.!;] ?)[*_ ]{0,4}(?:(?:however|but|so|thus|therefore|hence),? )?"
+_WRONG = any_case(r"[ *_]*[.!;:,(-] ?(?:wrong|incorrect|denied)[*_]{0,4} ?([.!;,)]|$)")
+_JUDGED = any_case(
+    r"(?m)(?:^|[.!;] ?)[*_ ]{0,4}(?:(?:however|but|so|thus|therefore|hence),? )?"
     rf"(?!it\b){_OF_THE_SOLUTION} (?:is|(?:must|should|has to) be)"
     r" (?:(?:clearly|therefore|thus|still) )?"
     r"(?:(?P<bad>wrong|incorrect|buggy|not correct|rejected)|correct|accepted)[*_]{0,4}"
-    r" ?(?:[.!;,]|because\b|$)",
-    re.IGNORECASE | re.MULTILINE,
+    r" ?(?:[.!;,]|because\b|$)"
 )
 _BECAUSE = r"(?:because|since|due to|based on|given)\b"
 # Words that, right behind a verdict, take it back or make it a condition or a guess.
@@ -139,52 +141,54 @@ _TAKEN_BACK = (
     r"|overruled|withdrawn|retracted"
     r"|i(?: have|'ve)? changed my mind|never ?mind|disregard|ignore (?:that|this))\b"
 )
-_UNDONE = re.compile(
+_UNDONE = any_case(
     _TAKEN_BACK
     + r"|(?:or|rather|maybe|perhaps|possibly|probably|likely|presumably|tentative(?:ly)?"
     r"|not final|for now|i (?:guess|suppose|think not)|says?|said|according to|wrote|claims?"
-    r"|quoted?|(?:the )?(?:expert|prover)[a-z_0-9]*'s)\b|(?:expert|prover)[ _]?[0-9]?\W{0,3}$",
-    re.IGNORECASE,
+    r"|quoted?|(?:the )?(?:expert|prover)[a-z_0-9]*'s)\b|(?:expert|prover)[ _]?[0-9]?\W{0,3}$"
 )
-_CONDITION = re.compile(
+_CONDITION = any_case(
     r"(?:but |and |only )*(?:if|unless|provided|assuming|pending|when|once|until"
-    r"|as long as|subject to|conditional(?:ly)?)\b",
-    re.IGNORECASE,
+    r"|as long as|subject to|conditional(?:ly)?)\b"
 )
 # Words that, anywhere behind a verdict, make it a guess.
-_HEDGE = re.compile(
+_HEDGE = any_case(
     r"\bnot (?:yet |my |a |the )?(?:final|definitive|decided|decision|verdict)\b"
     r"|\b(?:tentative|preliminary|provisional)(?:ly)?\b|\bsubject to change\b"
     r"|\b(?:may|might) (?:still |yet )?change\b"
     r"|\bnot (?:sure|certain)(?: yet\b|[.,;!]|$)|\bsarcas"
-    r"|\b(?:caveats?|reservations?)\b",
-    re.IGNORECASE,
+    r"|\b(?:caveats?|reservations?)\b"
 )
 # "I cannot accept this" goes with a rejection; the words must follow each other, in one clause.
-_DENIAL = (
+_DENIED = any_case(
     r"\b(?:(?:can|could|do|does|did|will|would|must|should|shall)(?:n't| ?not)|can't|won't|never"
     r"|unable to|refuse to|no reason to|rather than|instead of)"
     r"(?: (?!only|merely|simply)[a-z]+ly| yet| ever)? $"
 )
-_DENIED = re.compile(_DENIAL, re.IGNORECASE)
-_RETRACTING_LINE = re.compile(
-    rf"^[ \t*_#\"'(-]{{0,20}}(?:{_TAKEN_BACK}|(?:actually,? (?:no|not|i)|edit"
+_RETRACTING_LINE = any_case(
+    rf"(?m)^[ \t*_#\"'(-]{{0,20}}(?:{_TAKEN_BACK}|(?:actually,? (?:no|not|i)|edit"
     r"|do(?: not|n't) take|ignore|quote|(?:this|that)(?: i| wa|')s (?:a quote|what|an? example"
     r"|wrong|not my|the (?:expert|prover))"
-    r"|(?:the )?(?:expert|prover)(?:_[0-9])?$)\b)",
-    re.IGNORECASE | re.MULTILINE,
+    r"|(?:the )?(?:expert|prover)(?:_[0-9])?$)\b)"
 )
-_SUPPOSED = re.compile(r"\b(?:if|had|were|otherwise|unless)\b", re.IGNORECASE)
-_REPORTED = re.compile(r"\b(?:that|if|whether|unless|until|before|why|when|had) $", re.IGNORECASE)
+_SUPPOSED = any_case(r"\b(?:if|had|were|otherwise|unless)\b")
+_REPORTED = any_case(r"\b(?:that|if|whether|unless|until|before|why|when|had) $")
 # What goes on with the sentence of the line before.
 _CONTINUED = re.compile(r"\s*(?:is|was|isn't|would|will|should|could|may|might|says?|said|or|if)\b")
 _ASKED = re.compile(r"[^.!?]*\?")
-_OTHER_NUMBER = re.compile(
-    r"\b(?:or|maybe|perhaps|possibly|rather|actually)(?: even)? [*_`]*[0-9]", re.IGNORECASE
-)
-_DEGREES = re.compile(r"\b(?:strongly|somewhat|slightly|partly|partially|neither)\b", re.IGNORECASE)
+_OTHER_NUMBER = any_case(r"\b(?:or|maybe|perhaps|possibly|rather|actually)(?: even)? [*_`]*[0-9]")
+_DEGREES = any_case(r"\b(?:strongly|somewhat|slightly|partly|partially|neither)\b")
+_COMPOUND = re.compile(rf"[-']{_LETTER}|\.[a-z_]")
+_ABOUT_SOLUTION = any_case(rf"(?!it\b){_OF_THE_SOLUTION}")
 _CROSSED = re.compile(f"[{CROSSES}]|:(?:x|thumbsdown|-1):")
 _DOUBTED = re.compile("[❓❔⁉🤔🤷]")
+
+
+class Declaration(NamedTuple):
+    """What a sentence of the agent's own declares."""
+
+    answer: str
+    has_object: bool  # "the solution", or what else is judged
 
 
 class VerdictReader:
@@ -192,89 +196,62 @@ class VerdictReader:
 
     def __init__(self, scale: DecisionScale):
         self._scale = scale
-        self.stems = tuple(sorted({_stem(answer) for answer in scale.values}))
-        answers = sorted(scale.values, key=len, reverse=True)
-        if scale.is_numeric:
-            self._start = re.compile(
-                r"(?P<answer>[0-9]{1,6})(?:\.0{1,2}(?![0-9]))?(?![0-9])"
-                rf"(?:{_MARKS}(?:/|out of|of){_MARKS}(?P<of>[0-9]{{1,6}})(?![0-9])"
-                rf"|{_MARKS}(?P<percent>%|percent\b))?(?!{_LETTER})",
-                re.IGNORECASE,
-            )
-            self._mention = self._own = self._concluded = self._last = None
-        else:
-            words = "|".join(_spelled(answer) for answer in answers)
-            self._own = re.compile(
-                r"\b(?:i|we)(?:'ll|'m)?(?: (?:now|must|will|therefore|thus|hence|hereby|have to"
-                r"|have|am|should|shall|would(?! have)|instead|actually|finally|decide to"
-                r"|decided to|choose to|vote to)"
-                r"){0,3}"
-                rf" (?P<answer>{words})(?:ed|d|ing)?(?!{_LETTER})",
-                re.IGNORECASE,
-            )
-            self._concluded = re.compile(
-                r"(?:\b(?:so|thus|therefore|hence|then),?|[:(→>]) ?(?:to )?[*_\"'` ]{0,3}"
-                rf"(?P<answer>{words})(?:e?d)?[*_\"'`) .!]{{0,6}}$",
-                re.IGNORECASE | re.MULTILINE,
-            )
-            self._start = re.compile(
-                rf"(?:- )?(?:to |(?:i|we)(?: hereby| will|'ll)? )?{_MARKS}(?P<answer>{words})"
-                rf"(?:e?d|s|(?P<noun>ing|ance|ion))?(?!{_LETTER})",
-                re.IGNORECASE,
-            )
-            self._mention = re.compile(
-                rf"(?<!{_LETTER})(?P<answer>{words})(?:e?d|s|ing|ance|ion)?(?!{_LETTER})",
-                re.IGNORECASE,
-            )
-            self._last = re.compile(
-                rf"(?<!{_LETTER})(?P<answer>{words})(?:e?d)?"
-                rf"(?: (?:it|this|that|(?:the|this) (?:solution|code|program)))?"
-                r"[*_\"'`)\]}~ .!]{0,9}$",
-                re.IGNORECASE,
-            )
-        more = _BECAUSE
-        self._object = None
-        if "accept" in scale.values:
-            more = rf"{_BECAUSE}|as (?!long|soon|if)|for (?!now)|{_CONFIDENT}"
-            self._object = re.compile(_OF_THE_SOLUTION, re.IGNORECASE)
-        elif not scale.is_numeric:
-            self._object = re.compile(_IS_CORRECT, re.IGNORECASE)
-        self._reason_follows = re.compile(more, re.IGNORECASE)
-
-    @property
-    def is_numeric(self) -> bool:
-        """Whether the answers are numbers."""
-        return self._scale.is_numeric
-
-    @property
-    def accepts(self) -> bool:
+        self.is_numeric = scale.is_numeric
+        self.accepts = "accept" in scale.values
         """Whether to accept is an answer."""
-        return "accept" in self._scale.values
+        self.stems = tuple(sorted({_stem(answer) for answer in scale.values}))
+        # In running text only worded answers are looked for: every number would be one.
+        words = "|".join(map(_spelled, sorted(scale.values, key=len, reverse=True)))
+        answer = r"(?!)" if scale.is_numeric else rf"(?P<answer>{words})"
+        self._own = any_case(
+            r"\b(?:i|we)(?:'ll|'m)?(?: (?:now|must|will|therefore|thus|hence|hereby|have to"
+            r"|have|am|should|shall|would(?! have)|instead|actually|finally|decide to"
+            r"|decided to|choose to|vote to)"
+            rf"){{0,3}} {answer}(?:ed|d|ing)?(?!{_LETTER})"
+        )
+        self._concluded = any_case(
+            r"(?m)(?:\b(?:so|thus|therefore|hence|then),?|[:(→>]) ?(?:to )?[*_\"'` ]{0,3}"
+            rf"{answer}(?:e?d)?[*_\"'`) .!]{{0,6}}$"
+        )
+        self._mention = any_case(rf"(?<!{_LETTER}){answer}(?:e?d|s|ing|ance|ion)?(?!{_LETTER})")
+        self._last = any_case(
+            rf"(?<!{_LETTER}){answer}(?:e?d)?"
+            r"(?: (?:it|this|that|(?:the|this) (?:solution|code|program)))?[*_\"'`)\]}~ .!]{0,9}$"
+        )
+        self._start = any_case(
+            rf"(?:- )?(?:to |(?:i|we)(?: hereby| will|'ll)? )?{_MARKS}{answer}"
+            rf"(?:e?d|s|(?P<noun>ing|ance|ion))?(?!{_LETTER})"
+            if not scale.is_numeric
+            else r"(?P<answer>[0-9]{1,6})(?:\.0{1,2}(?![0-9]))?(?![0-9])"
+            rf"(?:{_MARKS}(?:/|out of|of){_MARKS}(?P<of>[0-9]{{1,6}})(?![0-9])"
+            rf"|{_MARKS}(?P<percent>%|percent\b))?(?!{_LETTER})"
+        )
+        confident = rf"|as (?!long|soon|if)|for (?!now)|{_CONFIDENT}" if self.accepts else ""
+        self._reason_follows = any_case(_BECAUSE + confident)
+        worded_object = _OF_THE_SOLUTION if self.accepts else _IS_CORRECT
+        self._object = any_case(r"(?!)" if scale.is_numeric else worded_object)
 
     def begins(self, text: str) -> bool:
         """Whether the text begins with an answer, be it a negated one."""
         text = text.lstrip(_OPENING)
         if self._start.match(text):
             return True
-        first = _WORD.findall(text[:80].lower())[: 2 + _NEGATION_REACH]
-        return _negated(first, self.stems)
+        return self._is_negated(_WORD.findall(text[:80].lower())[: 2 + _NEGATION_REACH])
 
     def behind(self, text: str) -> str | None:
         """What follows the answer with which the text begins; None: it begins with none."""
         text = text.lstrip(_OPENING)
-        found = self._start.match(text)
-        return None if found is None else text[found.end() :]
+        start = self._start.match(text)
+        return None if start is None else text[start.end() :]
 
     def mentions(self, text: str) -> set[str]:
-        """The answers that stand anywhere in the text; those of a scale of numbers are not looked
-        for."""
-        found = () if self._mention is None else self._mention.finditer(text)
-        return {self._canonical(match["answer"]) for match in found}
+        """The worded answers that stand anywhere in the text."""
+        return {self._canonical(match["answer"]) for match in self._mention.finditer(text)}
 
     def at_end(self, text: str) -> int | None:
-        """Where the answer begins with which the text ends, marks and "the solution" aside."""
-        found = None if self._last is None else self._last.search(text)
-        return None if found is None else found.start("answer")
+        """Where the worded answer begins with which the text ends, marks and its object aside."""
+        end = self._last.search(text)
+        return None if end is None else end.start("answer")
 
     def is_exactly(self, text: str) -> bool:
         """Whether the text is an answer and nothing else, marks aside."""
@@ -289,38 +266,46 @@ class VerdictReader:
         """
         is_crossed = _CROSSED.search(text) is not None
         text = text.lstrip(_OPENING)
-        found = self._start.match(text)
-        answer = None if found is None else self._answer(found)
-        if found is None or answer is None:
+        start = self._start.match(text)
+        answer = None if start is None else self._answer(start)
+        if start is None or answer is None:
             raise InvalidDecision(f"invalid decision {text[:_SHOWN]!r}")
-        rest = text[found.end() :]
-        problem = self._problem(answer, rest)
+        problem = self._problem(answer, text[start.end() :])
         if is_crossed and self._scale.values[answer] >= 0:
             problem = "a cross"
-        if problem is None and found.groupdict().get("noun") and not self.is_exactly(text):
+        elif problem is None and start.groupdict().get("noun") and not self.is_exactly(text):
             problem = "a clause"
         if problem is not None:
             raise InvalidDecision(f"decision with {problem} {text[:_SHOWN]!r}")
         return answer
 
+    def read_if_clear(self, text: str) -> str | None:
+        """As `read`, but None where that raises."""
+        try:
+            return self.read(text)
+        except InvalidDecision:
+            return None
+
     def is_about_solution(self, text: str) -> bool:
         """Whether a sentence says what becomes of the solution, in whichever words."""
-        found = None if self._own is None or not self.accepts else self._own.match(text)
-        if found is None:
-            return self.accepts and _BECOMES.match(text) is not None
-        tail = text[found.end() :].lstrip(_CLOSING).removeprefix("that ")
-        return re.match(rf"(?!it\b){_OF_THE_SOLUTION}", tail, re.IGNORECASE) is not None
+        if not self.accepts:
+            return False
+        own = self._own.match(text)
+        if own is None:
+            return _BECOMES.match(text) is not None
+        tail = text[own.end() :].lstrip(_CLOSING).removeprefix("that ")
+        return _ABOUT_SOLUTION.match(tail) is not None
 
-    def declared(self, text: str) -> tuple[str, bool] | None:
-        """The answer of a sentence like "I reject the solution.", and whether it has its object.
+    def declared(self, text: str) -> Declaration | None:
+        """What a sentence like "I reject the solution." declares.
 
         None for other sentences, and where more follows.
         """
-        found = None if self._own is None else self._own.match(text)
-        if found is None:
+        own = self._own.match(text)
+        if own is None:
             return None
-        tail = text[found.end() :].lstrip(_CLOSING)
-        about = None if self._object is None else self._object.match(tail)
+        tail = text[own.end() :].lstrip(_CLOSING)
+        about = self._object.match(tail)
         if about is not None:
             tail = tail[about.end() :]
         else:
@@ -328,7 +313,7 @@ class VerdictReader:
         if tail.strip(_CLOSING + ".,;!"):
             return None
         has_object = about is not None and about[0].lower() != "it"
-        return self._canonical(found["answer"]), has_object
+        return Declaration(self._canonical(own["answer"]), has_object)
 
     def is_retracted(self, answer: str, later: str) -> bool:
         """Whether the simplified lines after a decision begin by taking it back, or deny it."""
@@ -336,19 +321,21 @@ class VerdictReader:
             return True
         if self._is_contradicted(answer, later):
             return True
-        for pattern in (self._own, self._concluded) if self.accepts else ():
-            for match in pattern.finditer(later) if pattern is not None else ():
+        if not self.accepts:
+            return False
+        # 1. "so I reject it", unless it is only supposed, or told of.
+        for pattern in (self._own, self._concluded):
+            for match in pattern.finditer(later):
                 before = later[max(0, match.start() - 20) : match.start()]
                 line = later[later.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0]
                 supposed = "would" in match[0].lower() and _SUPPOSED.search(line)
                 reported = supposed or _REPORTED.search(before)
                 if self._canonical(match["answer"]) != answer and not reported:
                     return True
-        if self._mention is None or not self.accepts:
-            return False
-        for found in self._mention.finditer(later):
-            words = _WORD.findall(later[max(0, found.start() - 60) : found.end()].lower())[-7:]
-            denied = found["answer"].lower() == answer and _negated(words, (_stem(answer),))
+        # 2. "I can't accept it".
+        for mention in self._mention.finditer(later):
+            words = _WORD.findall(later[max(0, mention.start() - 60) : mention.end()].lower())[-7:]
+            denied = mention["answer"].lower() == answer and self._is_negated(words, answer)
             if denied and {"i", "we"} & set(words):
                 return True
         return False
@@ -360,13 +347,25 @@ class VerdictReader:
             return any(is_wrong) or _WRONG.match(text) is not None
         return answer == "reject" and not all(is_wrong)
 
-    def _answer(self, found: re.Match[str]) -> str | None:
-        text = found["answer"]
-        if not self._scale.is_numeric:
+    def _is_negated(self, words: Sequence[str], answer: str | None = None) -> bool:
+        """Whether a negation stands shortly before the answer, or before any."""
+        stems = self.stems if answer is None else (_stem(answer),)
+        since = _NEGATION_REACH + 1
+        for word in words:
+            same = word in stems or (word[0].isalpha() and word.startswith(stems))
+            if same and since <= _NEGATION_REACH:
+                return True
+            since = 0 if word in _NEGATIONS or word.endswith("n't") else since + 1
+        return False
+
+    def _answer(self, start: re.Match[str]) -> str | None:
+        """The answer of a text that begins so; None for a number that is none."""
+        text = start["answer"]
+        if not self.is_numeric:
             return self._canonical(text)
         highest = self._scale.highest
-        in_units = (found["of"] or highest) == highest
-        if found["percent"] and highest != "100":
+        in_units = (start["of"] or highest) == highest
+        if start["percent"] and highest != "100":
             return None
         return text if in_units and text in self._scale.values else None
 
@@ -376,46 +375,39 @@ class VerdictReader:
 
     def _problem(self, answer: str, rest: str) -> str | None:
         """What in the rest of the line forbids to take the answer, if anything."""
-        if _ASKED.match(rest):
-            return "a question mark"
-        if self._names_another(answer, rest):
-            return "a second answer"
-        if self._is_contradicted(answer, rest):
-            return "its contrary"
-        if _negated(_WORD.findall(rest.lower()), (_stem(answer),)):
-            return "a negation"
-        if _DOUBTED.search(rest) or _HEDGE.search(rest):
-            return "a doubt"
-        if re.match(rf"[-']{_LETTER}|\.[a-z_]", rest):
-            return "a compound"
-        if rest.startswith("(") and not self._scale.is_numeric:
-            return "a call"
+        # 1. What may stand nowhere behind it.
+        anywhere = (
+            ("a question mark", _ASKED.match(rest)),
+            ("a second answer", self._names_another(answer, rest)),
+            ("its contrary", self._is_contradicted(answer, rest)),
+            ("a negation", self._is_negated(_WORD.findall(rest.lower()), answer)),
+            ("a doubt", _DOUBTED.search(rest) or _HEDGE.search(rest)),
+            ("a compound", _COMPOUND.match(rest)),
+            ("a call", rest.startswith("(") and not self.is_numeric),
+        )
+        for name, is_there in anywhere:
+            if is_there:
+                return name
+        # 2. A reason for it may follow, and what is accepted.
         tail = rest.lstrip(_CLOSING)
-        if self._object is not None and (about := self._object.match(tail)):
+        if about := self._object.match(tail):
             tail = tail[about.end() :].lstrip(_CLOSING)
         if not tail or self._reason_follows.match(tail):
             return None
-        if tail[0].isalnum() or tail[0] in "?=/<>+&|^~%@\\":
-            return "an unclear continuation"
-        if unicodedata.category(tail[0]).startswith("M"):
-            return "struck-out letters"
-        return self._problem_behind_mark(tail)
-
-    def _problem_behind_mark(self, tail: str) -> str | None:
-        said = re.search(_LETTER, tail)
-        if said is None:
-            return None
-        mark, said_text = tail[: said.start()], tail[said.start() :]
-        if self._scale.is_numeric and said_text[0].isdigit():
-            return "another number"
-        if _UNDONE.match(said_text):
-            return "a retraction"
-        if not re.search(r"[.!]", mark) and _CONDITION.match(said_text):
-            return "a condition"
-        return None
+        # 3. Behind a mark, another sentence may.
+        letter = re.search(_LETTER, tail)
+        mark, words = (tail[: letter.start()], tail[letter.start() :]) if letter else (tail, "")
+        at_start = (
+            ("an unclear continuation", tail[0].isalnum() or tail[0] in "?=/<>+&|^~%@\\"),
+            ("struck-out letters", unicodedata.category(tail[0]).startswith("M")),
+            ("another number", self.is_numeric and words[:1].isdigit()),
+            ("a retraction", letter and _UNDONE.match(words)),
+            ("a condition", letter and not re.search(r"[.!]", mark) and _CONDITION.match(words)),
+        )
+        return next((name for name, is_there in at_start if is_there), None)
 
     def _names_another(self, answer: str, rest: str) -> bool:
-        if self._mention is None:
+        if self.is_numeric:
             return _OTHER_NUMBER.search(rest) is not None
         if not self.accepts and _DEGREES.search(rest):
             return True
@@ -426,18 +418,6 @@ class VerdictReader:
                 m for m in others if not _DENIED.search(rest[max(0, m.start() - 40) : m.start()])
             ]
         return bool(others)
-
-
-def _negated(words: Sequence[str], stems: tuple[str, ...]) -> bool:
-    """Whether a negation stands shortly before one of the stems."""
-    since = _NEGATION_REACH + 1
-    for word in words:
-        same = word in stems or (word[0].isalpha() and word.startswith(stems))
-        if same and since <= _NEGATION_REACH:
-            return True
-        negates = word in _NEGATIONS or word.endswith("n't")
-        since = 0 if negates else since + 1
-    return False
 
 
 def _stem(answer: str) -> str:

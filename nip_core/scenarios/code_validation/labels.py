@@ -1,23 +1,23 @@
 """Lines that begin with "Decision:" or another label of a verdict, and whose words they are.
 
-DECISION, VERDICT  how such a line begins: with "Decision", with another word for it
+Answer             what is read: lines, from where on they count, and for which scale
 labelled_lines     the lines of an answer that begin so and go on with a verdict
 is_introduced      whether the line before gives a line to somebody else
-in_quotations      the lines within quotations of several lines
 
-What follows a label is read by `verdicts`, lines come from `headers`.
+What follows a label is read by `decisions`, lines come from `answer_lines`.
 """
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from nip_core.scenarios.code_validation.answer_lines import NUMBERING, AnswerLines
+from nip_core.scenarios.code_validation.answer_lines import NUMBERING, AnswerLines, Start
 from nip_core.scenarios.code_validation.decisions import (
     CROSSES,
     TICKS,
     InvalidDecision,
     VerdictReader,
+    any_case,
     is_blank,
     plain,
 )
@@ -50,60 +50,87 @@ def beginning(words: Sequence[str], separator: str, lead: str = "*") -> str:
 _COLON = r"(?P<colon>:)|(?<=[ *_])is\b ?:?"
 # In code "verdict = accept" is an assignment, so that other words take no equals sign.
 OTHER_SEPARATOR = _COLON + r"|(?<=[ *_])- |->|=>|→|\||$"
-DECISION = re.compile(beginning(["decision"], _COLON + r"|[-=]>?|→|$"), re.IGNORECASE)
-VERDICT = re.compile(beginning(WORDS[1:], OTHER_SEPARATOR), re.IGNORECASE)
+_DECISION = any_case(beginning(["decision"], _COLON + r"|[-=]>?|→|$"))
+_VERDICT = any_case(beginning(WORDS[1:], OTHER_SEPARATOR))
 
 _CROSS = set(CROSSES)
 _APART = set("`\"'([{")  # before a label they set the line apart, like somebody's words
 _MOST = 100  # lines that begin like a decision
 
-_INTRODUCTION = re.compile(
+_INTRODUCTION = any_case(
     r"(?P<speaker>(?:[a-z'_0-9]+ ){0,3})(?:(?:wrote|writes?|written|said|says?|claims?|claimed"
     r"|answers?|answered|states?|stated|told|replied|replies|concludes?|concluded|quotes?|quoted)"
-    r"\b[^.!?]{0,60}:|(?:wrote|writes?|said|says?|claimed|stated))$",
-    re.IGNORECASE,
+    r"\b[^.!?]{0,60}:|(?:wrote|writes?|said|says?|claimed|stated))$"
 )
-_OWN_ANSWER = re.compile(
+_OWN_ANSWER = any_case(
     r"[ *_#-]{0,9}(?:so |thus,? |therefore,? )?(?:my |the )?(?:final )?answer(?: is)?[ *_]*:?$"
     r"|[ *_#-]{0,9}(?:after|based on|considering|given|having)\b.*, (?:here is |here's )?"
-    r"(?:my (?:final )?(?:decision|answer|conclusion)(?: is)?|i (?:conclude|decide)) ?:$",
-    re.IGNORECASE,
+    r"(?:my (?:final )?(?:decision|answer|conclusion)(?: is)?|i (?:conclude|decide)) ?:$"
 )
-_SPEAKS_ITSELF = re.compile(
-    r"(?:i|we|i'll|we'll)(?! (?:not|never|would|could|should|might)\b)(?: [a-z]+)? $", re.IGNORECASE
+_SPEAKS_ITSELF = any_case(
+    r"(?:i|we|i'll|we'll)(?! (?:not|never|would|could|should|might)\b)(?: [a-z]+)? $"
 )
-_LABEL = re.compile(
+_LABEL = any_case(
     r"[ *_#>-]*(?:the )?(?:expert|prover|opponent|simulator|user|human|you|he|she|they|quote)"
     r"[ _]?[0-9]{0,2}[ *_]*:$"
     r"|[ *_#>\[-]*(?:expert|prover|opponent)[ _]?[0-9]{0,2}[ *_\]]*$"
-    r"|.*<(?:blockquote|quote|q|cite|pre|code|del|s|strike|(?:expert|prover)\w{0,3})(?: [^>]*)?>$",
-    re.IGNORECASE,
+    r"|.*<(?:blockquote|quote|q|cite|pre|code|del|s|strike|(?:expert|prover)\w{0,3})(?: [^>]*)?>$"
 )
-_SUPPOSITION = re.compile(
+_SUPPOSITION = any_case(
     r"[ *_#-]{0,9}(?:if|unless|suppose|assuming)\b.*(?:[,:;]|\bthen)$"
     r"|.*\b(?:examples?|options?)(?: (?:is|are))? ?:$"
-    r"|.*\b(?:wants?|wanted|expects?|writes?|say|(?:sample|example|expected)(?: [a-z]+)?)$",
-    re.IGNORECASE,
+    r"|.*\b(?:wants?|wanted|expects?|writes?|say|(?:sample|example|expected)(?: [a-z]+)?)$"
 )
 # What ends with a colon introduces the agent's own words only if it says so.
-_HEADING = re.compile(
+_HEADING = any_case(
     rf"[ *_#>-]{{0,9}}{NUMBERING}"
     r"(?:(?:the|my|our|final|overall|brief|short|step|verifier(?:'s)?|assistant)"
     r"[ *_:]{1,3}){0,3}"
     r"(?:[0-9]{1,2}|answer|verdict|conclusion|decision|summary|result|output|response|judge?ment"
     r"|reasoning|reasons?|analysis|assessment|evaluation|explanation|justification|review"
     r"|thoughts?|therefore|thus|hence|so|finally|overall|in conclusion|in summary|to conclude"
-    r"|verifier|assistant)[^a-z]{0,9}:?$",
-    re.IGNORECASE,
+    r"|verifier|assistant)[^a-z]{0,9}:?$"
 )
-_OWN_WORDS = re.compile(r"\b(?:my|i|we|our|i'll|i've|i'm|we'll|here is|here's)\b", re.IGNORECASE)
-_NOT_OWN = re.compile(
+_OWN_WORDS = any_case(r"\b(?:my|i|we|our|i'll|i've|i'm|we'll|here is|here's)\b")
+_NOT_OWN = any_case(
     r"\b(?:not (?:my|our|what)|never|cannot|would|could|should|might|may|can|either|if|supposed"
     r"|asked|told|instructed|allowed|want|wants|wanted|expect(?:s|ed)?|write|type|output|quote"
-    r"|instructions?|refuse|examples?|options?)\b",
-    re.IGNORECASE,
+    r"|instructions?|refuse|examples?|options?)\b"
 )
 _LOOKED_AT = 400  # characters of the line before a decision
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is read for verdicts: an answer's lines from line `begin` on."""
+
+    lines: AnswerLines
+    reader: VerdictReader
+    begin: int  # what stands before is reasoning
+    starts: Mapping[int, Start]  # lines where parts for others begin
+
+    @cached_property
+    def whole(self) -> str:
+        """All of it, as it was written."""
+        return "\n".join(self.lines.raw[self.begin :]).strip()
+
+    @cached_property
+    def filled(self) -> list[int]:
+        """The lines with more than markup."""
+        return [i for i in self.lines.filled if i >= self.begin]
+
+    @cached_property
+    def questions(self) -> list[int]:
+        """The lines that begin with "Question:"."""
+        return [i for i in self.lines.questions if i >= self.begin]
+
+    def free_with(self, *words: str) -> list[tuple[int, str]]:
+        """Index and plain text of lines that are no quotations and contain one of some words."""
+        return [(i, line) for i, line in self.lines.free_with(*words) if i >= self.begin]
+
+    def consists_of(self, *lines: int) -> bool:
+        """Whether it begins and ends with some of these lines, and so is nothing else."""
+        return {*self.filled[:1], *self.filled[-1:]} <= {*lines}
 
 
 @dataclass(frozen=True)
@@ -117,73 +144,48 @@ class LabelledLine:
     is_apart: bool  # in quotation marks, brackets or backticks
 
 
-def labelled_lines(
-    lines: AnswerLines,
-    reader: VerdictReader,
-    begins: re.Pattern[str],
-    words: Sequence[str],
-    own: int,
-) -> list[LabelledLine]:
-    """The lines from line `own` on that begin so. `words` are those that `begins` may find.
+def labelled_lines(answer: Answer, *, decisions: bool) -> list[LabelledLine]:
+    """The lines that begin with "Decision:", or else those that begin with another label.
 
     Raises InvalidDecision if there are too many.
     """
-    candidates = {i: line for word in words for i, line in lines.free_with(word) if i >= own}
+    lines, reader = answer.lines, answer.reader
+    pattern = _DECISION if decisions else _VERDICT
     labelled: list[LabelledLine] = []
     seen = 0
-    for i in sorted(candidates):
-        line = candidates[i]
-        start = begins.match(line)
+    for i, line in answer.free_with(*(WORDS[:1] if decisions else WORDS[1:])):
+        start = pattern.match(line)
         if start is None:
             continue
         seen += 1
         if seen > _MOST:
             raise InvalidDecision(f"more than {_MOST} lines that begin like a decision")
+        # 1. The verdict may stand in the next line.
         last, rest = i, line[start.end() :].strip()
-        if is_blank(rest):
-            below = lines.next_filled(i + 1, 1)
-            if below is not None:
-                last, rest = below, plain(lines.read[below])
-                if lines.free[below] and (again := begins.match(rest)) and again["colon"]:
-                    continue  # a heading of the decision
+        if is_blank(rest) and (below := lines.filled_from(i + 1)) is not None:
+            last, rest = below, plain(lines.read[below])
+            if lines.free[below] and (again := pattern.match(rest)) and again["colon"]:
+                continue  # a heading of the decision
         if start["colon"] is None and not reader.begins(rest):
             continue  # "the decision is hard": talk
+        # 2. Signs before the label belong to the verdict, what sets them apart goes around both.
         if not _CROSS.isdisjoint(start["lead"]):
             rest = f"❌ {rest}"
         is_apart = not _APART.isdisjoint(start["lead"])
-        if is_apart and not reader.is_exactly(rest):
-            continue
-        labelled.append(LabelledLine(i, last, start["label"].lower(), rest, is_apart))
+        if not is_apart or reader.is_exactly(rest):
+            labelled.append(LabelledLine(i, last, start["label"].lower(), rest, is_apart))
     return labelled
 
 
 def is_introduced(lines: AnswerLines, first: int) -> bool:
     """Whether the line before `first` says that somebody else decides so, or that nobody does."""
-    before, said = lines.next_filled(first - 1, -1), ""
-    while before is not None:
-        said = plain(lines.read[before])[-_LOOKED_AT:].rstrip("*_` ")
-        if not _OWN_ANSWER.match(said):
-            break
-        before, said = lines.next_filled(before - 1, -1), ""
-    if _SUPPOSITION.match(said) or _LABEL.match(said):
+    above = (plain(lines.read[i])[-_LOOKED_AT:].rstrip("*_` ") for i in lines.filled_above(first))
+    before = next((line for line in above if not _OWN_ANSWER.match(line)), "")
+    if _SUPPOSITION.match(before) or _LABEL.match(before):
         return True
-    said_by = _INTRODUCTION.search(said)
-    if said_by is not None and _SPEAKS_ITSELF.search(said_by["speaker"]) is None:
+    reported = _INTRODUCTION.search(before)
+    if reported is not None and _SPEAKS_ITSELF.search(reported["speaker"]) is None:
         return True
-    if not said.endswith(":") or _HEADING.match(said):
+    if not before.endswith(":") or _HEADING.match(before):
         return False
-    return _OWN_WORDS.search(said) is None or _NOT_OWN.search(said) is not None
-
-
-def in_quotations(lines: AnswerLines) -> set[int]:
-    """The lines after one that opens a quotation, up to the one that closes it."""
-    inside: set[int] = set()
-    opened: int | None = None
-    for i, line in enumerate(lines.read):
-        if '"' in line and lines.free[i] and line.count('"') % 2:
-            if opened is None:
-                opened = i
-            else:
-                inside.update(range(opened + 1, i + 1))
-                opened = None
-    return inside
+    return _OWN_WORDS.search(before) is None or _NOT_OWN.search(before) is not None

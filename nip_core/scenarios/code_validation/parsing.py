@@ -11,21 +11,20 @@ parse_response  the move in a text
 parse_decision  the answer of the scale in a text, if it decides
 lacks_decision  whether a move is a message where only a decision is of use
 
-Lines and parts come from `headers`, decision lines from `labels`, other words from `other_words`,
-what follows a label is read by `verdicts`. All of it takes linear time in the length of the text.
+The rules of each step have a module, in this order: `answer_lines` (lines, parts for channels),
+`labels` (lines that begin with a label), `decisions` (the verdict in a line) and `other_words`
+(verdicts elsewhere). All of it takes linear time in the length of the text.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nip_core.protocols import NO_DECISION, Move
 from nip_core.protocols.scales import DecisionScale, discrete
 from nip_core.scenarios.code_validation.answer_lines import (
     AnswerLines,
-    Start,
-    header_starts,
-    last_message_start,
+    part_starts,
     parts,
     without_thinking,
 )
@@ -33,14 +32,13 @@ from nip_core.scenarios.code_validation.decisions import (
     InvalidDecision,
     InvalidResponse,
     VerdictReader,
-    is_blank,
+    any_case,
     simplified,
 )
 from nip_core.scenarios.code_validation.labels import (
-    DECISION,
     WORDS,
+    Answer,
     LabelledLine,
-    in_quotations,
     is_introduced,
     labelled_lines,
 )
@@ -48,10 +46,9 @@ from nip_core.scenarios.code_validation.other_words import Claim, claims
 
 NO_DECISION_GIVEN = "no decision, where nothing else is of use"  # why such a move is invalid
 # What asks or supposes something, so that a verdict in it may be meant otherwise.
-_ASKING = re.compile(
+_ASKING = any_case(
     r"\?|\b(?:why|whether|how|what|which|explain|show|tell|trace|describe|convince|prove|please"
-    r"|if|unless|would|could|should|might|may)\b",
-    re.IGNORECASE,
+    r"|if|unless|would|could|should|might|may)\b"
 )
 _SENTENCE = re.compile(r"(?<=[.!;]) ")
 _TELLING = ("accept", "reject", *WORDS)  # words without which no answer decides
@@ -87,17 +84,14 @@ def parse_response(text: str, form: AnswerForm) -> Move:
         raise InvalidResponse("empty answer")
     # 2. Where its parts begin.
     lines = AnswerLines(text)
-    starts: dict[int, Start] = {}
-    if len(form.channels) > 1:
-        starts = header_starts(lines, {c: form.headers[c] for c in form.channels})
-    elif form.has_reasoning:
-        starts = last_message_start(lines, form.channels[0])
+    starts = part_starts(lines, form.channels, form.headers, form.has_reasoning)
     # 3. The decision, if there is one and the agent may decide.
     if form.scale is not None:
-        own = min(starts, default=0) if form.has_reasoning else 0
-        answer = _decision(lines, form.scale, own, starts, last_counts=form.has_reasoning)
-        if answer is not None:
-            value = form.scale.values[answer]
+        begin = min(starts, default=0) if form.has_reasoning else 0
+        answer = Answer(lines, _reader(form.scale), begin, starts)
+        verdict = _verdict(answer, last_counts=form.has_reasoning)
+        if verdict is not None:
+            value = form.scale.values[verdict]
             return Move(decision=discrete(value), value=value)
     # 4. Otherwise all of it is a message, or each part is one.
     if len(form.channels) == 1 and not starts:
@@ -133,7 +127,7 @@ def parse_decision(text: str, scale: DecisionScale) -> str | None:
 
     Raises InvalidDecision.
     """
-    return _decision(AnswerLines(text), scale, 0, {}, last_counts=False)
+    return _verdict(Answer(AnswerLines(text), _reader(scale), 0, {}), last_counts=False)
 
 
 _READERS: dict[tuple[tuple[str, float], ...], VerdictReader] = {}
@@ -147,97 +141,104 @@ def _reader(scale: DecisionScale) -> VerdictReader:
     return _READERS[answers]
 
 
-def _decision(
-    lines: AnswerLines,
-    scale: DecisionScale,
-    own: int,
-    starts: Mapping[int, Start],
-    *,
-    last_counts: bool,
-) -> str | None:
-    """The answer that is decided for in line `own` or behind it, if any.
+def _verdict(answer: Answer, *, last_counts: bool) -> str | None:
+    """The answer of the scale that is decided for, if any.
 
     With `last_counts` a decision in the last line makes what is before it reasoning.
     """
-    reader = _reader(scale)
     # 1. Decision lines decide, and what is wrong with one of them makes the answer invalid.
-    decisions = labelled_lines(lines, reader, DECISION, ["decision"], own)
-    if any(line.is_apart for line in decisions) and not _are_all(lines, decisions, own):
-        decisions = [line for line in decisions if not line.is_apart]
-    if last_counts and decisions and lines.next_filled(decisions[-1].last + 1, 1) is None:
-        decisions = _final_run(lines, decisions)
-    quoted = in_quotations(lines) if decisions else set()
-    answers: set[str] = set()
-    for line in decisions:
-        if is_introduced(lines, line.first):
-            raise InvalidDecision("a decision that the line before it gives to somebody else")
-        if line.first in quoted:
-            raise InvalidDecision("a decision in a quotation of several lines")
-        answers.add(reader.read(line.rest))
+    decisions = _decision_lines(answer, last_counts=last_counts)
+    verdicts = {_read(answer, line) for line in decisions}
     # 2. So do verdicts in other words, where they are clear; if not, only without a decision line.
-    claimed = claims(lines, reader, own, starts)
-    clear = [claim for claim in claimed if claim.answer is not None]
+    claimed = claims(answer)
     if decisions:
-        begin = decisions[0].first if last_counts else own
-        answers |= {claim.answer for claim in clear if claim.answer and claim.first >= begin}
-    elif not clear:
-        is_meant = any(claim.is_meant for claim in claimed)
-        is_meant |= not claimed and _concludes_within(lines, reader, own)
-        if is_meant or (claimed and not _goes_on_asking(lines, claimed)):
-            raise InvalidDecision("a verdict that is not clear")
-        return None
+        begin = decisions[0].first if last_counts else answer.begin
+        verdicts |= {claim.answer for claim in claimed if claim.answer and claim.first >= begin}
+        last = max(line.last for line in decisions)
     else:
-        end = lines.next_filled(len(lines.read) - 1, -1)
-        if last_counts and any(claim.last == end for claim in clear):
-            clear = claimed = [claim for claim in clear if claim.last == end]
-        answers = {claim.answer for claim in clear if claim.answer}
-        places = {claim.first for claim in clear}
-        if any(claim.answer is None and claim.first not in places for claim in claimed):
-            raise InvalidDecision("a verdict and another that is not clear")
-        if _goes_on_asking(lines, claimed):
-            raise InvalidDecision("a verdict before a question")
+        clear = _clear_claims(answer, claimed, last_counts=last_counts)
+        if not clear:
+            return None
+        verdicts = {claim.answer for claim in clear if claim.answer}
+        last = max(claim.last for claim in clear)
     # 3. They must agree, and nothing behind them may take them back.
-    if len(answers) > 1:
+    if len(verdicts) > 1:
         raise InvalidDecision("two contradicting decisions")
-    (answer,) = answers
-    after = 1 + max(line.last for line in (decisions or clear))
-    later = [line for i, line in enumerate(lines.read[after:], after) if lines.free[i]]
-    if reader.is_retracted(answer, "\n".join(later)):
+    (verdict,) = verdicts
+    lines = answer.lines
+    later = [line for i, line in enumerate(lines.read) if i > last and lines.free[i]]
+    if answer.reader.is_retracted(verdict, "\n".join(later)):
         raise InvalidDecision("a decision that is taken back")
-    return answer
+    return verdict
 
 
-def _are_all(lines: AnswerLines, decisions: Sequence[LabelledLine], own: int) -> bool:
-    """Whether nothing else stands in the answer."""
+def _decision_lines(answer: Answer, *, last_counts: bool) -> list[LabelledLine]:
+    """The decision lines that count."""
+    lines = answer.lines
+    decisions = labelled_lines(answer, decisions=True)
+    # 1. One in quotation marks counts only where nothing else stands in the answer.
     covered = {i for line in decisions for i in (line.first, line.last)}
-    return all(i in covered or is_blank(line) for i, line in enumerate(lines.read) if i >= own)
+    if not covered.issuperset(answer.filled):
+        decisions = [line for line in decisions if not line.is_apart]
+    # 2. Where the answer ends with some, those before are reasoning.
+    if last_counts and decisions and lines.filled_from(decisions[-1].last + 1) is None:
+        first = len(decisions) - 1
+        while first and lines.filled_from(decisions[first - 1].last + 1) == decisions[first].first:
+            first -= 1
+        decisions = decisions[first:]
+    return decisions
 
 
-def _final_run(lines: AnswerLines, decisions: Sequence[LabelledLine]) -> list[LabelledLine]:
-    """The last decision lines, as many as have nothing between them."""
-    first = len(decisions) - 1
-    while first and lines.next_filled(decisions[first - 1].last + 1, 1) == decisions[first].first:
-        first -= 1
-    return list(decisions[first:])
+def _read(answer: Answer, line: LabelledLine) -> str:
+    """The verdict in a decision line. Raises InvalidDecision, also if others may have said it."""
+    if is_introduced(answer.lines, line.first):
+        raise InvalidDecision("a decision that the line before it gives to somebody else")
+    if line.first in answer.lines.quoted:
+        raise InvalidDecision("a decision in a quotation of several lines")
+    return answer.reader.read(line.rest)
 
 
-def _concludes_within(lines: AnswerLines, reader: VerdictReader, own: int) -> bool:
+def _clear_claims(answer: Answer, claimed: list[Claim], *, last_counts: bool) -> list[Claim]:
+    """The clear ones among claims where there is no decision line; none for a message.
+
+    Raises InvalidDecision where it is not clear whether a verdict is meant, or which.
+    """
+    clear = [claim for claim in claimed if claim.answer is not None]
+    if not clear:
+        is_meant = any(claim.is_meant for claim in claimed)
+        is_meant |= not claimed and _concludes_within(answer)
+        if is_meant or (claimed and not _goes_on_asking(answer, claimed)):
+            raise InvalidDecision("a verdict that is not clear")
+        return []
+    at_end = [claim for claim in clear if claim.last == answer.lines.filled[-1]]
+    if last_counts and at_end:
+        clear = claimed = at_end
+    places = {claim.first for claim in clear}
+    if any(claim.answer is None and claim.first not in places for claim in claimed):
+        raise InvalidDecision("a verdict and another that is not clear")
+    if _goes_on_asking(answer, claimed):
+        raise InvalidDecision("a verdict before a question")
+    return clear
+
+
+def _concludes_within(answer: Answer) -> bool:
     """Whether a line ends with "Accept." or "I accept the solution.", and nothing asks."""
-    if not reader.accepts or _ASKING.search(lines.whole(own)):
+    reader = answer.reader
+    if not reader.accepts or _ASKING.search(answer.whole):
         return False
-    ends = [
-        _SENTENCE.split(line)[-1].strip(" *_")
-        for stem in reader.stems
-        for i, line in lines.free_with(stem)
-        if i >= own
-    ]
-    declared = map(reader.declared, ends)
-    return any(map(reader.is_exactly, ends)) or any(found and found[1] for found in declared)
+    for _, line in answer.free_with(*reader.stems):
+        end = _SENTENCE.split(line)[-1].strip(" *_")
+        declared = reader.declared(end)
+        if reader.is_exactly(end) or (declared and declared.has_object):
+            return True
+    return False
 
 
-def _goes_on_asking(lines: AnswerLines, claimed: Sequence[Claim]) -> bool:
+def _goes_on_asking(answer: Answer, claimed: list[Claim]) -> bool:
     """Whether a question follows the last verdict."""
+    lines = answer.lines
     last = max(claim.last for claim in claimed)
-    if any("?" in lines.read[i] for i in lines.free_lines(last + 1)):
+    later = (line for i, line in enumerate(lines.read) if i > last and lines.free[i])
+    if any("?" in line for line in later):
         return True
     return all("?" in claim.rest for claim in claimed if claim.last == last)
