@@ -2,6 +2,7 @@
 
 AnswerLines        an answer's lines, and which of them are quotations
 without_thinking   an answer without a reasoning model's block of thoughts
+begins_question    whether a line begins with "Question:"
 part_starts        the lines with which the parts of an answer begin
 parts              the part for each channel
 
@@ -87,19 +88,21 @@ class AnswerLines:
 
     def free_with(self, *words: str) -> list[tuple[int, str]]:
         """Index and plain text of the free lines that contain one of some lower-case words."""
-        words = tuple(word for word in words if word in self._lower)
-        if not words:
-            return []
-        return [
-            (i, plain(self.read[i]))
-            for i, lower in enumerate(self._lower.split("\n"))
-            if self.free[i] and any(word in lower for word in words)
-        ]
+        places: set[int] = set()
+        for word in words:
+            if word in self._lower:
+                places.update(i for i, line in enumerate(self._lower_lines) if word in line)
+        return [(i, plain(self.read[i])) for i in sorted(places) if self.free[i]]
+
+    @cached_property
+    def _lower_lines(self) -> list[str]:
+        return self._lower.split("\n")
 
     @cached_property
     def filled(self) -> list[int]:
         """The lines with more than markup."""
-        return [i for i, line in enumerate(self.read) if not is_blank(line)]
+        lines = enumerate(self.read)
+        return [i for i, line in lines if line[:1].isalnum() or not is_blank(line)]
 
     def filled_from(self, first: int) -> int | None:
         """The next line with more than markup, from `first` on."""
@@ -109,12 +112,6 @@ class AnswerLines:
     def filled_above(self, first: int) -> Iterator[int]:
         """The lines before `first` with more than markup, the nearest one first."""
         return (self.filled[i] for i in range(bisect_left(self.filled, first) - 1, -1, -1))
-
-    @cached_property
-    def questions(self) -> list[int]:
-        """The free lines that begin with "Question:"."""
-        free = (i for i, is_free in enumerate(self.free) if is_free)
-        return [i for i in free if _QUESTION.match(plain(self.read[i]))]
 
     @cached_property
     def quoted(self) -> set[int]:
@@ -137,6 +134,11 @@ def _fence(line: str) -> str | None:
         return None
     fence = _FENCE.match(line)
     return fence["mark"] + fence["info"].strip() if fence else None
+
+
+def begins_question(line: str) -> bool:
+    """Whether a plain line begins with "Question:"."""
+    return _QUESTION.match(line) is not None
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,13 @@ What follows a label is read by `decisions`, lines come from `answer_lines`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
-from nip_core.scenarios.code_validation.answer_lines import NUMBERING, AnswerLines, Start
+from nip_core.scenarios.code_validation.answer_lines import (
+    NUMBERING,
+    AnswerLines,
+    Start,
+    begins_question,
+)
 from nip_core.scenarios.code_validation.decisions import (
     CROSSES,
     TICKS,
@@ -100,29 +104,23 @@ _NOT_OWN = any_case(
 _LOOKED_AT = 400  # characters of the line before a decision
 
 
-@dataclass(frozen=True)
 class Answer:
-    """What is read for verdicts: an answer's lines from line `begin` on."""
+    """What is read for verdicts: an answer's lines from line `begin` on, and for which scale.
 
-    lines: AnswerLines
-    reader: VerdictReader
-    begin: int  # what stands before is reasoning
-    starts: Mapping[int, Start]  # lines where parts for others begin
+    whole      all of it, as it was written
+    filled     the lines with more than markup
+    questions  those, outside of quotations, that begin with "Question:"
+    """
 
-    @cached_property
-    def whole(self) -> str:
-        """All of it, as it was written."""
-        return "\n".join(self.lines.raw[self.begin :]).strip()
-
-    @cached_property
-    def filled(self) -> list[int]:
-        """The lines with more than markup."""
-        return [i for i in self.lines.filled if i >= self.begin]
-
-    @cached_property
-    def questions(self) -> list[int]:
-        """The lines that begin with "Question:"."""
-        return [i for i in self.lines.questions if i >= self.begin]
+    def __init__(
+        self, lines: AnswerLines, reader: VerdictReader, begin: int, starts: Mapping[int, Start]
+    ):
+        """What stands before `begin` is reasoning; at `starts` parts for others begin."""
+        self.lines, self.reader, self.begin, self.starts = lines, reader, begin, starts
+        self.whole = "\n".join(lines.raw[begin:]).strip()
+        self.filled = [i for i in lines.filled if i >= begin]
+        free = (i for i in self.filled if lines.free[i])
+        self.questions = [i for i in free if begins_question(plain(lines.read[i]))]
 
     def free_with(self, *words: str) -> list[tuple[int, str]]:
         """Index and plain text of lines that are no quotations and contain one of some words."""
