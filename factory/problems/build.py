@@ -29,12 +29,14 @@ from factory.problems.sources import SOURCES
 from factory.problems.sources.source import Source
 from nip_core.errors import DatasetError
 from nip_core.hashing import derive_key, derive_seed
-from nip_core.problems.mutate import Mutant, mutants, normalise
-from nip_core.problems.rewrite import rewrites
-from nip_core.problems.sandbox import (
+from nip_core.problems import (
     Limits,
+    Mutant,
     Suite,
     TestReport,
+    mutants,
+    normalise,
+    rewrites,
     run_tests_batch,
 )
 

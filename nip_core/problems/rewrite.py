@@ -13,7 +13,16 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nip_core.problems.mutate import negated, normalise
+from nip_core.problems.syntax import (
+    MIRROR,
+    both_ways,
+    call,
+    called,
+    load,
+    negated,
+    normalise,
+    store,
+)
 
 
 @dataclass(frozen=True)
@@ -68,14 +77,28 @@ def apply(source: str, kind: str) -> str:
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
 
 
-_MIRROR: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.Gt,
-    ast.Gt: ast.Lt,
-    ast.LtE: ast.GtE,
-    ast.GtE: ast.LtE,
-    ast.Eq: ast.Eq,
-    ast.NotEq: ast.NotEq,
-}
+_MIRROR = {**MIRROR, **both_ways((ast.Eq, ast.Eq), (ast.NotEq, ast.NotEq))}
+_Statements = list[ast.stmt]
+
+
+class _Rewriter(ast.NodeTransformer):
+    """A kind of rewriting. Statements may become several; the innermost are rewritten first."""
+
+    free_names: tuple[str, ...] = ()
+    """For a variable of its own: the first that the code does not use."""
+    name = ""
+    """The one it is."""
+
+    @classmethod
+    def rewrite(cls, tree: ast.Module) -> ast.Module:
+        """The tree, rewritten wherever it applies; as it was where all its names are taken."""
+        rewriter, names = cls(), _names(tree)
+        rewriter.name = next((name for name in cls.free_names if name not in names), "")
+        if cls.free_names and not rewriter.name:
+            return tree
+        new = rewriter.visit(tree)
+        assert isinstance(new, ast.Module)
+        return new
 
 
 def _is_plain(node: ast.AST) -> bool:
@@ -83,7 +106,7 @@ def _is_plain(node: ast.AST) -> bool:
     return not any(isinstance(n, ast.Call | ast.Await | ast.NamedExpr) for n in ast.walk(node))
 
 
-class _Mirrored(ast.NodeTransformer):
+class _Mirrored(_Rewriter):
     """a < b becomes b > a."""
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
@@ -97,7 +120,7 @@ class _Mirrored(ast.NodeTransformer):
         return ast.Compare(right, [_MIRROR[op]()], [node.left])
 
 
-class _SplitChain(ast.NodeTransformer):
+class _SplitChain(_Rewriter):
     """a < b < c becomes a < b and b < c."""
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
@@ -114,17 +137,17 @@ class _SplitChain(ast.NodeTransformer):
         )
 
 
-class _Expanded(ast.NodeTransformer):
+class _Expanded(_Rewriter):
     """x += e becomes x = x + e."""
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         if not isinstance(node.target, ast.Name) or isinstance(node.value, ast.List):
             return node
-        old = ast.Name(node.target.id, ast.Load())
-        return ast.Assign([node.target], ast.BinOp(old, node.op, node.value))
+        value = ast.BinOp(load(node.target.id), node.op, node.value)
+        return ast.Assign([node.target], value)
 
 
-class _Contracted(ast.NodeTransformer):
+class _Contracted(_Rewriter):
     """x = x + e becomes x += e."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
@@ -141,7 +164,7 @@ class _Contracted(ast.NodeTransformer):
         return node
 
 
-class _InvertedIf(ast.NodeTransformer):
+class _InvertedIf(_Rewriter):
     """if c: A else: B becomes if not c: B else: A."""
 
     def visit_If(self, node: ast.If) -> ast.AST:
@@ -161,183 +184,134 @@ class _InvertedIf(ast.NodeTransformer):
         return ast.IfExp(negated(node.test), node.orelse, node.body)
 
 
-def _ends(body: list[ast.stmt]) -> bool:
-    return isinstance(body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break)
+class _NoElse(_Rewriter):
+    """An else after a branch that leaves is dropped, its statements stay."""
+
+    def visit_If(self, node: ast.If) -> ast.stmt | _Statements:
+        self.generic_visit(node)
+        leaves = isinstance(node.body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break)
+        if not node.orelse or not leaves:
+            return node
+        return [ast.If(node.test, node.body, []), *node.orelse]
 
 
-class _Bodies(ast.NodeTransformer):
-    """Rewrites lists of statements, the innermost first."""
+class _WhileLoops(_Rewriter):
+    """for i in range(a, b) becomes a while loop."""
+
+    def visit_For(self, node: ast.For) -> ast.stmt | _Statements:
+        self.generic_visit(node)
+        bounds, target = node.iter, node.target
+        if node.orelse or not isinstance(target, ast.Name) or target.id == "_":
+            return node
+        if called(bounds) != "range" or not isinstance(bounds, ast.Call) or len(bounds.args) > 2:
+            return node
+        for inner in (n for statement in node.body for n in ast.walk(statement)):
+            is_stored = isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+            if isinstance(inner, ast.Continue) or (is_stored and inner.id == target.id):  # type: ignore[attr-defined]
+                return node
+        start = ast.Constant(0) if len(bounds.args) == 1 else bounds.args[0]
+        one = ast.AugAssign(store(target.id), ast.Add(), ast.Constant(1))
+        test = ast.Compare(load(target.id), [ast.Lt()], [bounds.args[-1]])
+        return [ast.Assign([store(target.id)], start), ast.While(test, [*node.body, one], [])]
+
+
+class _IndexLoops(_Rewriter):
+    """for i, x in enumerate(xs) becomes for i in range(len(xs)), x = xs[i]."""
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        self.generic_visit(node)
+        match node:
+            case ast.For(
+                target=ast.Tuple(elts=[ast.Name() as index, element]),
+                iter=ast.Call(
+                    func=ast.Name(id="enumerate"), args=[ast.Name() as items], keywords=[]
+                ),
+            ):
+                item = ast.Subscript(items, load(index.id), ast.Load())
+                body = [ast.Assign([element], item), *node.body]
+                return ast.For(index, call("range", call("len", items)), body, [])
+        return node
+
+
+class _Unrolled(_Rewriter):
+    """A list comprehension that is returned or assigned becomes a loop that appends."""
+
+    free_names = ("collected", "gathered", "picked_items")
+
+    def visit_Return(self, node: ast.Return) -> ast.stmt | _Statements:
+        loop = self._loop(node.value, self.name)
+        return [*loop, ast.Return(load(self.name))] if loop else node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.stmt | _Statements:
+        target = node.targets[0]
+        is_variable = len(node.targets) == 1 and isinstance(target, ast.Name)
+        return self._loop(node.value, target.id) or node if is_variable else node  # type: ignore[attr-defined]
+
+    def _loop(self, value: ast.expr | None, name: str) -> _Statements:
+        if not isinstance(value, ast.ListComp) or name in _names(value):
+            return []
+        append = ast.Attribute(load(name), "append", ast.Load())
+        inner: _Statements = [ast.Expr(ast.Call(append, [value.elt], []))]
+        for part in reversed(value.generators):
+            for test in reversed(part.ifs):
+                inner = [ast.If(test, inner, [])]
+            inner = [ast.For(part.target, part.iter, inner, [])]
+        return [ast.Assign([store(name)], ast.List([], ast.Load())), *inner]
+
+
+class _Conditional(_Rewriter):
+    """A conditional expression that is returned or assigned becomes an if statement."""
+
+    def visit_Return(self, node: ast.Return) -> ast.stmt | _Statements:
+        value = node.value
+        if not isinstance(value, ast.IfExp):
+            return node
+        return [ast.If(value.test, [ast.Return(value.body)], []), ast.Return(value.orelse)]
+
+    def visit_Assign(self, node: ast.Assign) -> ast.stmt:
+        value = node.value
+        if not isinstance(value, ast.IfExp):
+            return node
+        then, other = (ast.Assign(node.targets, v) for v in (value.body, value.orelse))
+        return ast.If(value.test, [then], [other])
+
+
+class _Endings(_Rewriter):
+    """Rewrites how lists of statements end."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
         for field in ("body", "orelse"):
             body = getattr(node, field, None)
-            if isinstance(body, list) and body:
-                setattr(node, field, self.rewritten(body))
+            if isinstance(body, list) and body and isinstance(body[-1], ast.Return):
+                setattr(node, field, self.rewritten(body, body[-1]))
         return node
 
-    def rewritten(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        """The statements that take the place of `body`."""
+    def rewritten(self, body: _Statements, last: ast.Return) -> _Statements:
+        """The statements that take the place of `body`, which ends with `last`."""
         raise NotImplementedError
 
 
-class _NoElse(_Bodies):
-    """An else after a branch that leaves is dropped, its statements stay."""
-
-    def rewritten(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        new: list[ast.stmt] = []
-        for statement in body:
-            if isinstance(statement, ast.If) and statement.orelse and _ends(statement.body):
-                new.append(ast.If(statement.test, statement.body, []))
-                new.extend(statement.orelse)
-            else:
-                new.append(statement)
-        return new
-
-
-class _AddElse(_Bodies):
+class _AddElse(_Endings):
     """What follows a branch that leaves goes into an else, where it is the end of a function."""
 
-    def rewritten(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        if len(body) < 2 or not isinstance(body[-1], ast.Return):
-            return body
-        branch = body[-2]
-        if (
-            isinstance(branch, ast.If)
-            and not branch.orelse
-            and isinstance(branch.body[-1], ast.Return)
-        ):
-            return [*body[:-2], ast.If(branch.test, branch.body, [body[-1]])]
+    def rewritten(self, body: _Statements, last: ast.Return) -> _Statements:
+        match body[-2:-1]:
+            case [ast.If(test=test, body=[*_, ast.Return()] as branch, orelse=[])]:
+                return [*body[:-2], ast.If(test, branch, [last])]
         return body
 
 
-class _WhileLoops(_Bodies):
-    """for i in range(a, b) becomes a while loop."""
-
-    def rewritten(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        new: list[ast.stmt] = []
-        for statement in body:
-            new.extend(self._loop(statement) or [statement])
-        return new
-
-    def _loop(self, node: ast.stmt) -> list[ast.stmt] | None:
-        if not isinstance(node, ast.For) or node.orelse or not isinstance(node.target, ast.Name):
-            return None
-        call, name = node.iter, node.target.id
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
-            return None
-        if call.func.id != "range" or len(call.args) > 2 or name == "_":
-            return None
-        inside = [n for statement in node.body for n in ast.walk(statement)]
-        for n in inside:
-            if isinstance(n, ast.Continue):
-                return None
-            if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store):
-                return None
-        start: ast.expr = ast.Constant(0) if len(call.args) == 1 else call.args[0]
-        one = ast.AugAssign(ast.Name(name, ast.Store()), ast.Add(), ast.Constant(1))
-        test = ast.Compare(ast.Name(name, ast.Load()), [ast.Lt()], [call.args[-1]])
-        first = ast.Assign([ast.Name(name, ast.Store())], start)
-        return [first, ast.While(test, [*node.body, one], [])]
-
-
-class _IndexLoops(ast.NodeTransformer):
-    """for i, x in enumerate(xs) becomes for i in range(len(xs)), x = xs[i]."""
-
-    def visit_For(self, node: ast.For) -> ast.AST:
-        self.generic_visit(node)
-        call, target = node.iter, node.target
-        if not (
-            isinstance(call, ast.Call)
-            and isinstance(call.func, ast.Name)
-            and call.func.id == "enumerate"
-            and len(call.args) == 1
-            and not call.keywords
-            and isinstance(call.args[0], ast.Name)
-            and isinstance(target, ast.Tuple)
-            and isinstance(target.elts[0], ast.Name)
-        ):
-            return node
-        sequence, index = call.args[0], target.elts[0]
-        length = ast.Call(ast.Name("len", ast.Load()), [sequence], [])
-        item = ast.Subscript(sequence, ast.Name(index.id, ast.Load()), ast.Load())
-        body = [ast.Assign([target.elts[1]], item), *node.body]
-        return ast.For(index, ast.Call(ast.Name("range", ast.Load()), [length], []), body, [])
-
-
-class _Unrolled(_Bodies):
-    """A list comprehension that is returned or assigned becomes a loop that appends."""
-
-    def __init__(self, taken: set[str]) -> None:
-        self._name = next(n for n in ("collected", "gathered", "picked_items") if n not in taken)
-
-    def rewritten(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        new: list[ast.stmt] = []
-        for statement in body:
-            new.extend(self._loop(statement) or [statement])
-        return new
-
-    def _loop(self, node: ast.stmt) -> list[ast.stmt] | None:
-        if isinstance(node, ast.Return):
-            name = self._name
-        elif (
-            isinstance(node, ast.Assign)
-            and len(node.targets) == 1
-            and isinstance(node.targets[0], ast.Name)
-        ):
-            name = node.targets[0].id
-        else:
-            return None
-        value = node.value
-        if not isinstance(value, ast.ListComp):
-            return None
-        if any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(value)):
-            return None
-        append = ast.Attribute(ast.Name(name, ast.Load()), "append", ast.Load())
-        inner: list[ast.stmt] = [ast.Expr(ast.Call(append, [value.elt], []))]
-        for part in reversed(value.generators):
-            for test in reversed(part.ifs):
-                inner = [ast.If(test, inner, [])]
-            inner = [ast.For(part.target, part.iter, inner, [])]
-        first = ast.Assign([ast.Name(name, ast.Store())], ast.List([], ast.Load()))
-        last = [ast.Return(ast.Name(name, ast.Load()))] if isinstance(node, ast.Return) else []
-        return [first, *inner, *last]
-
-
-class _Statements(_Bodies):
-    """A conditional expression that is returned or assigned becomes an if statement."""
-
-    def rewritten(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        new: list[ast.stmt] = []
-        for node in body:
-            if isinstance(node, ast.Return) and isinstance(node.value, ast.IfExp):
-                value = node.value
-                new.append(ast.If(value.test, [ast.Return(value.body)], []))
-                new.append(ast.Return(value.orelse))
-            elif isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp):
-                value = node.value
-                then = ast.Assign(node.targets, value.body)
-                other = ast.Assign(node.targets, value.orelse)
-                new.append(ast.If(value.test, [then], [other]))
-            else:
-                new.append(node)
-        return new
-
-
-class _NamedResult(_Bodies):
+class _NamedResult(_Endings):
     """The expression that a function ends with gets a name first."""
 
-    def __init__(self, taken: set[str]) -> None:
-        self._name = next(n for n in ("outcome", "final_value", "the_answer") if n not in taken)
+    free_names = ("outcome", "final_value", "the_answer")
 
-    def rewritten(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        last = body[-1]
-        if not isinstance(last, ast.Return) or isinstance(
-            last.value, ast.Name | ast.Constant | None
-        ):
+    def rewritten(self, body: _Statements, last: ast.Return) -> _Statements:
+        if last.value is None or isinstance(last.value, ast.Name | ast.Constant):
             return body
-        name = ast.Assign([ast.Name(self._name, ast.Store())], last.value)
-        return [*body[:-1], name, ast.Return(ast.Name(self._name, ast.Load()))]
+        named = ast.Assign([store(self.name)], last.value)
+        return [*body[:-1], named, ast.Return(load(self.name))]
 
 
 _NEW_NAMES = tuple("abcdepqrstuvwxyzfghmn")  # plain, so that none misleads
@@ -387,38 +361,18 @@ def _names(tree: ast.AST) -> set[str]:
     return found
 
 
-def _by(transformer: type[ast.NodeTransformer]) -> Callable[[ast.Module], ast.Module]:
-    def rewrite(tree: ast.Module) -> ast.Module:
-        new = transformer().visit(tree)
-        assert isinstance(new, ast.Module)
-        return new
-
-    return rewrite
-
-
-def _by_naming(
-    transformer: type[_Unrolled] | type[_NamedResult],
-) -> Callable[[ast.Module], ast.Module]:
-    def rewrite(tree: ast.Module) -> ast.Module:
-        new = transformer(_names(tree)).visit(tree)
-        assert isinstance(new, ast.Module)
-        return new
-
-    return rewrite
-
-
 REWRITES: dict[str, Callable[[ast.Module], ast.Module]] = {
-    "unroll_comprehension": _by_naming(_Unrolled),
-    "conditional_statement": _by(_Statements),
-    "index_loop": _by(_IndexLoops),
-    "invert_if": _by(_InvertedIf),
-    "drop_else": _by(_NoElse),
-    "add_else": _by(_AddElse),
-    "expand_assignment": _by(_Expanded),
-    "contract_assignment": _by(_Contracted),
-    "split_chain": _by(_SplitChain),
-    "while_loop": _by(_WhileLoops),
-    "mirror_comparison": _by(_Mirrored),
-    "name_result": _by_naming(_NamedResult),
+    "unroll_comprehension": _Unrolled.rewrite,
+    "conditional_statement": _Conditional.rewrite,
+    "index_loop": _IndexLoops.rewrite,
+    "invert_if": _InvertedIf.rewrite,
+    "drop_else": _NoElse.rewrite,
+    "add_else": _AddElse.rewrite,
+    "expand_assignment": _Expanded.rewrite,
+    "contract_assignment": _Contracted.rewrite,
+    "split_chain": _SplitChain.rewrite,
+    "while_loop": _WhileLoops.rewrite,
+    "mirror_comparison": _Mirrored.rewrite,
+    "name_result": _NamedResult.rewrite,
     "rename_locals": _renamed,
 }

@@ -22,8 +22,8 @@ from factory.problems.build import (
 from factory.problems.sources import SOURCES
 from factory.problems.sources.source import MIN_TESTS, problem
 from nip_core.errors import DatasetError
-from nip_core.problems.mutate import KINDS, normalise
-from nip_core.problems.sandbox import Suite, run_tests_batch
+from nip_core.problems import Suite, normalise, run_tests_batch
+from nip_core.problems.mutators import KINDS
 from nip_core.scenarios.code_validation import datasets
 
 DATA = datasets.BUNDLED_DATA

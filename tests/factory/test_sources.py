@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from factory.problems.sources import SOURCES
-from nip_core.problems.mutate import KINDS, mutants, normalise
-from nip_core.problems.rewrite import REWRITES, rewrites
+from nip_core.problems import mutants, normalise, rewrites
+from nip_core.problems.mutators import KINDS
+from nip_core.problems.rewrite import REWRITES
 from nip_core.problems.sandbox import Suite, run_tests_batch
 
 

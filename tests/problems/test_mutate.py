@@ -2,7 +2,7 @@
 
 import pytest
 
-from nip_core.problems.mutate import mutants, normalise
+from nip_core.problems import mutants, normalise
 from nip_core.problems.rewrite import apply
 
 

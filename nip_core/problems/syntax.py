@@ -1,0 +1,68 @@
+"""Syntax trees, as mutation and rewriting share them.
+
+normalise           the text of a solution as this package writes it
+negated             the opposite of a condition
+load, store, call   expressions in short
+both_ways           a table that is read in both directions
+"""
+
+import ast
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def both_ways(*pairs: tuple[T, T]) -> dict[T, T]:
+    """From each to the other."""
+    return {**dict(pairs), **{second: first for first, second in pairs}}
+
+
+OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    **both_ways((ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot)),
+    **both_ways((ast.Lt, ast.GtE), (ast.Gt, ast.LtE)),
+}
+"""What holds exactly where a comparison does not."""
+MIRROR: dict[type[ast.cmpop], type[ast.cmpop]] = both_ways((ast.Lt, ast.Gt), (ast.LtE, ast.GtE))
+"""The same order, told from the other side."""
+
+
+def normalise(source: str) -> str:
+    """The text of `source` without comments and formatting of its own.
+
+    Raises:
+        SyntaxError: `source` is not Python.
+    """
+    return ast.unparse(ast.parse(source)) + "\n"
+
+
+def negated(test: ast.expr) -> ast.expr:
+    """The opposite condition, as a person would write it: a >= b for a < b, no double `not`."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return test.operand
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        return ast.Compare(test.left, [OPPOSITE[type(test.ops[0])]()], test.comparators)
+    return ast.UnaryOp(ast.Not(), test)
+
+
+def load(name: str) -> ast.Name:
+    """A variable that is read."""
+    return ast.Name(name, ast.Load())
+
+
+def store(name: str) -> ast.Name:
+    """A variable that is written."""
+    return ast.Name(name, ast.Store())
+
+
+def call(function: str, *arguments: ast.expr) -> ast.Call:
+    """A function by its name, called."""
+    return ast.Call(load(function), list(arguments), [])
+
+
+def called(node: ast.AST) -> str:
+    """What a call calls: the name of a function, or that of a method behind a dot; else ""."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return "." + node.func.attr
+    return ""
