@@ -228,7 +228,7 @@ class _Played:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What follows from the turns."""
+    """The arrays that follow from the turns."""
 
     messages: Array  # (N, T, C): what was written to a channel in a round
     senders: Array  # (N, T, C)
@@ -298,7 +298,7 @@ def _replay(played: _Played, outcome: _Outcome, n: int, episode: Row) -> None:
 
 
 def _put_problems(batch: NestedArrayDict, played: _Played, episodes: pa.Table) -> None:
-    """What does not change within an episode."""
+    """Put what does not change within an episode."""
     shape = batch.batch_size
 
     def put(key: str, values: Sequence[int]) -> None:
@@ -344,7 +344,7 @@ def _put_histories(batch: NestedArrayDict, played: _Played, outcome: _Outcome) -
 
 
 def _put_agents(batch: NestedArrayDict, played: _Played, outcome: _Outcome) -> None:
-    """What the agents did in each round, and the calls that it took."""
+    """Put what the agents did in each round, and the calls that it took."""
     cells, moving = played.cells, outcome.moving
     calls = _present(cells["key"]).sum(axis=-1)
     last = np.maximum(calls - 1, 0)[..., None]

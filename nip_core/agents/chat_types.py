@@ -18,7 +18,7 @@ class SupervisedDatasetItem(TypedDict):
 
 
 class DpoInput(TypedDict):
-    """What both answers of a pair answer."""
+    """The prompt that both answers of a pair answer."""
 
     messages: list[PromptMessage]
 

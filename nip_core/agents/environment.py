@@ -147,7 +147,7 @@ class PureTextEnvironment:
         return data
 
     def is_over(self, data: NestedArrayDict) -> bool:
-        """Whether no episode of the batch goes on."""
+        """Return True if no episode of the batch goes on."""
         return bool(np.all(data["done"] | data["terminated"]))
 
     def _stance(self, spec: EpisodeSpec) -> int:

@@ -1,4 +1,4 @@
-"""What goes wrong between an agent and its model.
+"""The errors between an agent and its model.
 
 GenerationError                       no answer that can be used, after all retries
   NotGuessedError                     the verifier had to decide and did not

@@ -32,7 +32,7 @@ _BY_CHANNEL = ("message", "retry_count", "token_limit")
 
 
 def no_actions(shape: tuple[int, ...], channels: int) -> dict[str, Array]:
-    """What agents do in a round, by key, where they do nothing; some have a place per channel."""
+    """The arrays of a round in which no agent acts, by key; some have a place per channel."""
     arrays = {}
     for name, nothing in _NOTHING_DONE.items():
         wide = (*shape, channels) if name in _BY_CHANNEL else shape
@@ -41,7 +41,7 @@ def no_actions(shape: tuple[int, ...], channels: int) -> dict[str, Array]:
 
 
 def present(value: Any) -> bool:
-    """Whether the place holds a text.
+    """Return True if the place holds a text.
 
     An empty one is none: no answer that counts is empty, and arrays of strings that can't hold None
     have nothing else for a missing one.
@@ -50,7 +50,7 @@ def present(value: Any) -> bool:
 
 
 def situation_of(place: NestedArrayDict) -> Situation:
-    """What the episode at one place (a batch of size ()) is about.
+    """Return the situation of the episode at one place (a batch of size ()).
 
     The seed, which decides the order of channels and whatever else the protocol draws, is 0 where
     the batch has none.

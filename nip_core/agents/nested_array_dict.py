@@ -171,7 +171,7 @@ class NestedArrayDict:
         return cls(joined, new)
 
     def equals(self, other: "NestedArrayDict") -> bool:
-        """Whether batch size, keys, shapes, types and values are the same; NaN is equal to NaN."""
+        """Compare batch size, keys, shapes, types and values; NaN is equal to NaN."""
         mine, theirs = dict(self.items()), dict(other.items())
         return (
             self._batch_size == other.batch_size

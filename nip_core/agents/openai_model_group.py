@@ -88,7 +88,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
 
     @property
     def training_client_type(self) -> Literal["openai", "lm_server"]:
-        """Who trains the model: an API as OpenAI's, or our lm_server."""
+        """The kind of server that trains the model: an API as OpenAI's, or our lm_server."""
         return "lm_server" if speaks_nip(self.agent_params) else "openai"
 
     @property
@@ -399,7 +399,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
     # State.
 
     def get_state(self) -> OpenAiSharedModelGroupState:
-        """What a checkpoint has to keep: the job, the model, the number of jobs so far."""
+        """The state for a checkpoint: the job, the model, the number of jobs so far."""
         return self._state
 
     def set_state(self, checkpoint: OpenAiSharedModelGroupState | dict[str, Any]) -> None:

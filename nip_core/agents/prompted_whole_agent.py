@@ -17,7 +17,7 @@ _REPLACES_NOTHING = (
 
 
 class PromptedWholeAgent(PureTextWholeAgent):
-    """What an agent sees, and what it can be trained on.
+    """An agent that makes the chats it sees, and those it can be trained on.
 
     `Game.render` makes the chats and `own_side` ends them for training, as in the loop.
     """

@@ -85,15 +85,15 @@ class ProtocolHandler:
         return self.protocol.max_questions(seed)
 
     def is_agent_active(self, agent_name: str, round_id: int, channel_name: str, seed: int) -> bool:
-        """Whether the agent writes to the channel in a round of an episode of this seed."""
+        """True if the agent writes to the channel in this round of an episode of this seed."""
         return channel_name in self.protocol.active(round_id, seed).get(agent_name, ())
 
     def may_be_silent(self, agent_name: str) -> bool:
-        """Whether the game goes on, at a price, when the agent has no valid answer."""
+        """True if the game goes on, at a price, when the agent has no valid answer."""
         return self.protocol.may_be_silent(agent_name)
 
     def get_active_agents_mask(self, round_id: int, seed: int) -> np.ndarray[Any, np.dtype[Any]]:
-        """Who writes where in a round, as booleans of shape (agent, channel)."""
+        """The writers of each channel in a round, as booleans of shape (agent, channel)."""
         return np.array(
             [
                 [

@@ -56,7 +56,7 @@ class PureTextSharedModelGroup(ABC):
 
     @property
     def is_trainable(self) -> bool:
-        """Whether it is trained at all; a frozen group keeps its model."""
+        """True if it is trained at all; a frozen group keeps its model."""
         return not self.agent_params.freeze_agent
 
     @property
@@ -128,7 +128,7 @@ class PureTextSharedModelGroup(ABC):
         """Why the job ended without a model."""
 
     async def fine_tune_job_failed(self) -> bool:
-        """Whether the job has failed."""
+        """Return True if the job has failed."""
         status = await self.get_fine_tune_job_status()
         return status == "failed"
 
@@ -151,7 +151,7 @@ class PureTextSharedModelGroup(ABC):
     # State.
 
     def get_state(self) -> PureTextSharedModelGroupState:
-        """What a checkpoint has to keep: nothing, unless a subclass keeps something."""
+        """The state for a checkpoint: nothing, unless a subclass keeps something."""
         return PureTextSharedModelGroupState()
 
     def get_state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What an agent and a group keep in a checkpoint: plain values, to and from a dictionary."""
+"""The states of agents and groups in a checkpoint: plain values, to and from a dictionary."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -22,7 +22,7 @@ class _State:
 
 @dataclass(frozen=True)
 class AgentState(_State):
-    """What an agent keeps; its model is the group's and stands in the group's state."""
+    """The state of an agent; its model is the group's and stands in the group's state."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class OpenAiWholeAgentState(AgentState):
 
 @dataclass(frozen=True)
 class PureTextSharedModelGroupState(_State):
-    """What a group keeps."""
+    """The state of a group."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ Seeds = Callable[[int], int]
 
 @dataclass(frozen=True)
 class _ParsedChatCompletion:
-    """What came of one turn of an agent."""
+    """The outcome of one turn of an agent."""
 
     messages: dict[str, str] = field(default_factory=dict)
     """By channel; none beside a decision."""
@@ -129,12 +129,12 @@ class PureTextWholeAgent(ABC):
 
     @property
     def is_prover(self) -> bool:
-        """Whether it argues for a verdict."""
+        """True if it argues for a verdict."""
         return self.protocol_handler.protocol.is_prover(self.agent_name)
 
     @property
     def is_verifier(self) -> bool:
-        """Whether the verdict of the game is its own."""
+        """True if the verdict of the game is its own."""
         return self.agent_name == "verifier"
 
     @property
@@ -171,7 +171,7 @@ class PureTextWholeAgent(ABC):
     # Its state, which is the group's where it has a model.
 
     def get_state_dict(self) -> dict[str, Any]:
-        """What `set_state` takes, as plain values."""
+        """The state that `set_state` takes, as plain values."""
         return AgentState().to_dict()
 
     def set_state(self, checkpoint: AgentState | Mapping[str, Any]) -> None:  # noqa: B027 - not every agent has one
@@ -230,10 +230,10 @@ class PureTextWholeAgent(ABC):
         seeds: Seeds,
         client: Any,
     ) -> _ParsedChatCompletion:
-        """What the agent says in `round_` after `turns`."""
+        """Give the agent's answer in `round_` after `turns`."""
 
     def _client_for_calls(self) -> AbstractAsyncContextManager[Any]:
-        """What `_answer` gets as `client`, for one batch."""
+        """The `client` that `_answer` gets, for one batch."""
         return nullcontext()
 
     def _as_arrays(

@@ -122,7 +122,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             raise UnhealthyError(f"Failed to connect to ART backend. {problem}")
 
     async def is_healthy(self) -> bool:
-        """Whether the server at the configured port takes the key and has the model."""
+        """Return True if the server at the configured port takes the key and has the model."""
         problem = await self._problem()
         if problem is not None:
             logger.warning("not healthy: %s", problem)
@@ -403,7 +403,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             self._server.count(self.model, step)
 
     def _is_claimed(self, step: StepJob) -> bool:
-        """Whether a reference names the job of this step."""
+        """Return True if a reference names the job of this step."""
         model = self.model
         return self._jobs.has(model.project, model.name, step.step, step.submission)
 

@@ -105,7 +105,7 @@ class ARTTrainerAdapterConfig(TrainerAdapterConfig):
         return self
 
     def options(self) -> dict[str, Any]:
-        """What goes to `train`, checked and of its types. Raises SettingsError for anything in
+        """The options for `train`, checked and of its types. Raises SettingsError for anything in
         `training` that can't be done."""
         model_options({"trainer_args": self.trainer_args()})
         given = dict(self.training or {})
@@ -118,6 +118,6 @@ class ARTTrainerAdapterConfig(TrainerAdapterConfig):
         return train_options(asked).model_dump(include=set(asked))
 
     def trainer_args(self) -> dict[str, Any]:
-        """What goes into the model's configuration."""
+        """The options for the model's configuration."""
         given = self.training or {}
         return {n: v for n, v in given.items() if n != "beta" and not is_train_option(n)}

@@ -154,7 +154,7 @@ class LmServerBackend:
         return address, self._api_key
 
     def _model_inference_name(self, model: "art.Model[Any, Any]", step: int | None = None) -> str:
-        """What the server calls the model of `step`, or of the newest one."""
+        """The server's name for the model of `step`, or of the newest one."""
         if not model.trainable:
             return str(model.inference_model_name or model.name)
         record = self._record(model)

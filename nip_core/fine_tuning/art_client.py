@@ -1,4 +1,4 @@
-"""What ART's own client and ours have no words for.
+"""Calls that ART's own client and ours have no words for.
 
 TokenIdsClient   an OpenAI client that asks for token ids wherever log-probabilities are asked for
 health_problem   what is wrong with a server, within a few seconds
@@ -21,7 +21,7 @@ _NOT_FOUND, _NEEDED = 404, 409
 
 
 class TokenIdsClient(AsyncOpenAI):
-    """What `model.openai_client()` gives, with ART's own timeouts.
+    """The client that `model.openai_client()` gives, with ART's own timeouts.
 
     ART's servers are started so that tokens are named by their ids. Here a request that wants
     log-probabilities asks for the ids; they are then in the answer's choices as ``token_ids``.
@@ -39,7 +39,7 @@ class TokenIdsClient(AsyncOpenAI):
 
 
 async def health_problem(root: str) -> str | None:
-    """What is wrong with the server at `root`; None if nothing is.
+    """Return the trouble with the server at `root`; None if there is none.
 
     An engine that has left its device to a training comes back by itself, and is no problem.
     """

@@ -115,7 +115,7 @@ def _to_art(trajectory: Trajectory, place: str) -> "art.Trajectory":
 
 
 def trains_anything(groups: "Sequence[art.TrajectoryGroup]", *, without_logprobs: bool) -> bool:
-    """Whether a message of any group is trained: a choice; `without_logprobs`, any answer."""
+    """True if a message of any group is trained: a choice; `without_logprobs`, any answer."""
     return any(
         isinstance(item, Choice)
         or (without_logprobs and isinstance(item, Mapping) and item.get("role") == "assistant")
@@ -143,7 +143,7 @@ def _item(item: EpisodeItem | DPOItem, place: str) -> Any:
 
 
 def _scored_tokens(item: EpisodeItem, place: str) -> list[dict[str, Any]]:
-    """What a chat answer has under ``logprobs.content``, with token ids where there are any."""
+    """The tokens as under ``logprobs.content`` of a chat answer, by their ids where known."""
     token_ids, logprobs = sampled_tokens(item, place)
     if token_ids is not None:
         if len(token_ids) != len(logprobs):

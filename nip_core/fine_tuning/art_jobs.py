@@ -53,11 +53,11 @@ class AdapterJob(BaseModel):
     model: str | None = None
 
     def owner_is_gone(self) -> bool:
-        """Whether the process that submitted it ran on this machine and has ended."""
+        """True if the process that submitted it ran on this machine and has ended."""
         return ThisMachine().is_gone(Owner.read(self.owner))
 
     def owner_is_me(self) -> bool:
-        """Whether this process submitted it."""
+        """True if this process submitted it."""
         me = ThisMachine().owner()
         submitter = Owner.read(self.owner)
         return (submitter.machine, submitter.pid) == (me.machine, me.pid) and (
@@ -84,7 +84,7 @@ class AdapterJobs:
         return None if loaded is None else loaded[0]
 
     def has(self, project: str, name: str, step: int, submission: int | None) -> bool:
-        """Whether one of the jobs is this submission of a model's step."""
+        """True if one of the jobs is this submission of a model's step."""
         store, place = self._documents.store, (project, name, step, submission)
         runs = [f"art-jobs/{run.rstrip('/')}" for run in store.list("art-jobs")]
         loaded = (self._documents.load(f"{run}/{file}") for run in runs for file in store.list(run))
@@ -112,7 +112,7 @@ class AdapterJobs:
 def status_of(
     ref: TrainingJobRef, job: AdapterJob, view: JobView | None, trouble: str
 ) -> TrainingJobStatus:
-    """What is known of a job; `view`: what its server says, `trouble`: why it says nothing."""
+    """The status of a job; `view`: what its server says, `trouble`: why it says nothing."""
     status = TrainingStatusEnum(job.state)
     if view is not None and view.status in ("validating_files", "queued"):
         status = TrainingStatusEnum.PENDING

@@ -1,4 +1,4 @@
-"""What the ART trainer adapter's model is configured with. Needs the package `art`.
+"""The configuration of the ART trainer adapter's model. Needs the package `art`.
 
 model_config   ART's configuration of a model, from the adapter's; checked for a back-end
 """

@@ -1,4 +1,4 @@
-"""What an ART program may ask of a training, and what our server is told of it.
+"""The options of an ART program for a training, and our server's words for them.
 
 TrainOptions    the arguments of ART's `backend.train`, checked; what the server can't do is refused
 SftOptions      those of its supervised training
@@ -99,7 +99,7 @@ class SftOptions(_Options):
 
 
 class ModelOptions(_Options):
-    """What is read of a model's `_internal_config`, in the server's words."""
+    """The part of a model's `_internal_config` that is read, in the server's words."""
 
     max_length: Annotated[int, Field(ge=8)] | None = None
     quantization: Literal["none", "8bit", "4bit"] | None = None
@@ -131,7 +131,7 @@ def train_options(given: Mapping[str, Any]) -> TrainOptions:
 
 
 def is_train_option(name: str) -> bool:
-    """Whether an option is one of `train`, and not of a model's configuration."""
+    """True if an option is one of `train`, and not of a model's configuration."""
     return name in TrainOptions.model_fields or name in _CANT
 
 
@@ -151,7 +151,7 @@ def sft_options(given: Mapping[str, Any]) -> SftOptions:
 
 
 def model_options(config: Mapping[str, Any] | None) -> ModelOptions:
-    """What a model's `_internal_config` asks for. Raises SettingsError for what can't be done."""
+    """Read a model's `_internal_config`. Raises SettingsError for what can't be done."""
     config = dict(config or {})
     parts = {
         part: dict(config.pop(part, None) or {})

@@ -39,7 +39,7 @@ class _Record(BaseModel):
 
 
 class Step(_Record):
-    """What a step made."""
+    """A step and the model that it made."""
 
     model: str  # as the server names it
     digest: str | None = None  # of the data it was trained on

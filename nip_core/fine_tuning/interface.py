@@ -143,7 +143,7 @@ class TrainingJobRef(ByFields):
 
 
 class TrainingJobStatus(ByFields):
-    """What is known of a submission. `progress` is in percent."""
+    """The state of a submission. `progress` is in percent."""
 
     run_id: RunId
     backend: str
@@ -154,7 +154,7 @@ class TrainingJobStatus(ByFields):
 
 
 class EpisodeItemRole(StrEnum):
-    """Who speaks."""
+    """The speaker of a message."""
 
     USER = "user"
     ASSISTANT = "assistant"
@@ -208,7 +208,7 @@ _KINDS = ("messages", "pairs")
 
 
 def _kind_of_items(episode: Any) -> Literal["messages", "pairs"]:
-    """What the items of an episode are, by the first: errors are told for that kind alone."""
+    """The kind of an episode's items, by the first: errors are told for that kind alone."""
     first = episode[0] if isinstance(episode, list | tuple) and episode else None
     names = {*(first if isinstance(first, Mapping) else getattr(type(first), "model_fields", ()))}
     is_pair = "role" not in names and bool({"chosen_response", "rejected_response"} & names)
@@ -233,7 +233,7 @@ class Trajectory(ByFields):
 
 
 class TrajectoryCollection(ByFields):
-    """What is submitted. Each inner list holds the trajectories of one example."""
+    """A submission. Each inner list holds the trajectories of one example."""
 
     trajectories: list[list[Trajectory]]
     run_id: RunId
@@ -263,7 +263,7 @@ class TrainerAdapterConfig(_ComponentConfig):
 
 
 class FinetuneRunConfig(ByFields):
-    """What the command line of NeMo's `nat finetune` says. No adapter here reads it."""
+    """The arguments of NeMo's command `nat finetune`. No adapter here reads them."""
 
     config_file: Path | BaseModel | None = None
     dataset: str | Path | None = None
@@ -277,7 +277,7 @@ class FinetuneRunConfig(ByFields):
 
 
 class FinetuneConfig(ByFields):
-    """What `initialize` is given. The adapters here read `reward_function` of it."""
+    """The argument of `initialize`. The adapters here read `reward_function` of it."""
 
     enabled: bool = False
     trainer: str | None = None
@@ -323,7 +323,7 @@ class TrainerAdapter(ABC):
 
     @abstractmethod
     async def is_healthy(self) -> bool:
-        """Whether the back-end would take a job now."""
+        """Return True if the back-end would take a job now."""
 
     @abstractmethod
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:

@@ -74,7 +74,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
         await self._settings()
 
     async def is_healthy(self) -> bool:
-        """Whether the server knows the key and the model, fits this version, and shows its jobs."""
+        """True if the server knows the key and the model, fits this version, and shows its jobs."""
         return await self._problem() is None
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:

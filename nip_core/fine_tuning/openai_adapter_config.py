@@ -99,7 +99,7 @@ class OpenAITrainerAdapterConfig(TrainerAdapterConfig):
 
     @property
     def integrations(self) -> list[dict[str, Any]]:
-        """Who else is told of the jobs, in the words of OpenAI's API."""
+        """The services that are told of the jobs, in the words of OpenAI's API."""
         project = self.wandb_project
         return [] if project is None else [{"type": "wandb", "wandb": {"project": project}}]
 

@@ -99,7 +99,7 @@ def job_key(
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What to train, completely: two equal specs are one job."""
+    """A job to be, completely: two equal specs are one job."""
 
     run: str
     iteration: int
@@ -144,7 +144,7 @@ class JobSpec:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What the job carries at the back-end, so that it can be found again."""
+        """The metadata that the job carries at the back-end, so that it can be found again."""
         return {
             KEY_METADATA: self.key,
             "nip_run": self.run,
@@ -205,7 +205,7 @@ class JobRecord(BaseModel):
 
     @property
     def succeeded(self) -> bool:
-        """Whether there is a new model."""
+        """True if there is a new model."""
         return self.outcome == "succeeded"
 
 

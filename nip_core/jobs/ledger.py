@@ -55,7 +55,7 @@ _SENDS = 3  # creates, or uploads, with unknown outcome before giving up
 
 @dataclass(frozen=True)
 class _Look:
-    """What one look at a job gave."""
+    """The result of one look at a job."""
 
     record: JobRecord  # with what is new
     asked_s: float | None = None  # how long to wait before the next look, as the back-end says
@@ -107,7 +107,7 @@ class Ledger:
         self._waiting = Waiting(backend.address, self._clock, settle_s, patience_s)
 
     def record(self, iteration: int, group: str) -> JobRecord | None:
-        """What is recorded of the newest attempt, or None. Raises CorruptionError."""
+        """Return the record of the newest attempt, or None. Raises CorruptionError."""
         return self._document(iteration, group).load()
 
     async def ensure_job(

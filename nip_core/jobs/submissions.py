@@ -77,7 +77,7 @@ class Submissions:
         return run
 
     def record(self, run_id: str, number: int) -> JobRecord | None:
-        """What is recorded of a submission, or None if there is none of this number."""
+        """Return the record of a submission, or None if there is none of this number."""
         return self._document(run_id, number).load() if 0 <= number <= 9999 else None
 
     def newest(self, run_id: str) -> tuple[int, JobRecord] | None:

@@ -71,7 +71,7 @@ class Waiting:
                 await self.clock.sleep(pause_s)
 
     async def until_settled(self, find: Callable[[], Awaitable[_T | None]]) -> _T | None:
-        """What `find` finds, or None when it still finds nothing `settle_s` from now.
+        """Return what `find` finds, or None when it still finds nothing `settle_s` from now.
 
         Only a `find` that began late enough and was answered counts as nothing found. Raises
         JobError if there is none within another `patience_s`.

@@ -1,11 +1,16 @@
-"""Trainers: pure functions from rollouts to training examples, see `base`.
+"""Trainers: from rollouts to the lines that are trained on, in this order.
 
-expert_iteration   conversations that went well for an agent, to imitate
-malt               pairs of better and worse answers from trees of responses
-grpo               an agent's own tokens with group-relative advantages
-curriculum         which problems are used, for any of them
-sides              rollouts as `expert_iteration` looks at them
-chooser            the trainer of a method
+base        rollouts, and the examples that are chosen from them
+curriculum  which problems' rollouts are chosen from, for any trainer
+chooser     the trainer of a method, a pure function from rollouts to examples:
+              expert_iteration   conversations that went well for an agent, to imitate
+              malt               pairs of better and worse answers from trees of responses
+              grpo               an agent's own tokens with group-relative advantages
+episodes    rollouts as these look at them
+dataset     examples -> a Parquet file with their lineage, its digest; the source of all formats
+lines       rows of a dataset -> the JSONL file of a job, checked by its receiver's rules
+
+Who calls them in a run is `nip_core.stages.training_data`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""What all trainers share: from rollouts to training examples.
+"""The data of all trainers: rollouts, and the examples chosen from them.
 
 Rollouts      committed rollouts that can be read again and again, whole or shard by shard
-InMemory      such ones that are tables already; OfProblems, those of some problems only
+OfProblems    those of some problems only
 Example       a conversation to imitate (method ``supervised``)
 Pair          a better and a worse answer to one prompt (``dpo``)
 Trajectory    what an agent generated in an episode, with its advantage (``trajectories``)
@@ -44,25 +44,6 @@ class Rollouts(Protocol):
         """Each shard as rollouts of its own, in order; they are picklable."""
 
 
-@dataclass(frozen=True)
-class InMemory:
-    """Rollouts that are tables in memory already."""
-
-    tables: tuple[Shard, ...]
-
-    def episodes(self, columns: Sequence[str]) -> pa.Table:
-        return pa.concat_tables([shard.episodes.select(columns) for shard in self.tables])
-
-    def generations(self, columns: Sequence[str]) -> pa.Table:
-        return pa.concat_tables([shard.generations.select(columns) for shard in self.tables])
-
-    def shards(self) -> Iterator[Shard]:
-        return iter(self.tables)
-
-    def parts(self) -> "list[InMemory]":
-        return [InMemory((shard,)) for shard in self.tables]
-
-
 class OfProblems:
     """The part of some rollouts that is of certain problems."""
 
@@ -71,34 +52,30 @@ class OfProblems:
 
     def episodes(self, columns: Sequence[str]) -> pa.Table:
         """See `Rollouts`."""
-        return self._of_problems(self._rollouts, columns)
+        return self._admitted(self._rollouts.episodes(_with(columns, "problem"))).select(columns)
 
     def generations(self, columns: Sequence[str]) -> pa.Table:
         """See `Rollouts`."""
-        return self._of_episodes(self._rollouts, columns, self.episodes(["key"])["key"])
+        table = self._rollouts.generations(_with(columns, "episode"))
+        return _of_episodes(table, self.episodes(["key"])).select(columns)
 
     def shards(self) -> Iterator[Shard]:
         """See `Rollouts`."""
         for shard in self._rollouts.shards():
-            here = InMemory((shard,))
-            episodes = self._of_problems(here, shard.episodes.column_names)
-            columns = shard.generations.column_names
-            yield Shard(episodes, self._of_episodes(here, columns, episodes["key"]))
+            episodes = self._admitted(shard.episodes)
+            yield Shard(episodes, _of_episodes(shard.generations, episodes))
 
     def parts(self) -> "list[OfProblems]":
         """See `Rollouts`."""
         problems = self._problems.to_pylist()
         return [OfProblems(part, problems) for part in self._rollouts.parts()]
 
-    def _of_problems(self, rollouts: Rollouts, columns: Sequence[str]) -> pa.Table:
-        table = rollouts.episodes(_with(columns, "problem"))
-        admitted = pc.is_in(table["problem"], value_set=self._problems)
-        return table.filter(admitted).select(columns)
+    def _admitted(self, episodes: pa.Table) -> pa.Table:
+        return episodes.filter(pc.is_in(episodes["problem"], value_set=self._problems))
 
-    @staticmethod
-    def _of_episodes(rollouts: Rollouts, columns: Sequence[str], keys: pa.ChunkedArray) -> pa.Table:
-        table = rollouts.generations(_with(columns, "episode"))
-        return table.filter(pc.is_in(table["episode"], value_set=keys)).select(columns)
+
+def _of_episodes(generations: pa.Table, episodes: pa.Table) -> pa.Table:
+    return generations.filter(pc.is_in(generations["episode"], value_set=episodes["key"]))
 
 
 def _with(columns: Sequence[str], column: str) -> list[str]:
@@ -150,7 +127,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory(_Lineage):
-    """What an agent generated in an episode, and how much better than expected it went."""
+    """An agent's tokens in an episode, and how much better than expected it went."""
 
     turns: tuple[Turn, ...]
     group_id: str  # equal for episodes that are compared with each other
@@ -177,7 +154,7 @@ class InParts:
 
 @dataclass
 class Choice:
-    """What a trainer chose. `counts` is complete when `examples` is exhausted."""
+    """The choice of a trainer. `counts` is complete when `examples` is exhausted."""
 
     method: Method
     examples: Iterable[AnyExample]

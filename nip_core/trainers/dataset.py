@@ -108,7 +108,7 @@ FILES: Mapping[Method, str] = {
 
 @dataclass(frozen=True)
 class Written:
-    """What was written to a file."""
+    """The number and digest of the examples in a file."""
 
     examples: int
     digest: str
@@ -151,7 +151,7 @@ def _make(method: Method, examples: Iterable[AnyExample]) -> Iterator[_Made]:
 
 
 def _make_part(method: Method, make: Callable[[Any], Iterable[AnyExample]], part: Any) -> _Made:
-    """What a process of its own makes of a part."""
+    """Make a part, in a process of its own."""
     made = list(_make(method, make(part)))
     tables = [SCHEMAS[method].empty_table(), *(table for table, _ in made)]
     return pa.concat_tables(tables), [one for _, hashes in made for one in hashes]

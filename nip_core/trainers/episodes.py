@@ -68,7 +68,7 @@ class Sides:
 
 
 class Own(NamedTuple):
-    """What an agent did in an episode."""
+    """An agent's answers in an episode."""
 
     generations: tuple[str, ...]  # keys of its valid ones, in order
     tokens: int | None  # prompt and answer of the last one; None: not reported
@@ -89,7 +89,7 @@ class Episode:
     answers: Sequence[_Answer]
 
     def own(self, agent: str) -> Own:
-        """What the agent did."""
+        """Return the agent's answers."""
         own = [answer for answer in self.answers if answer[2] == agent]
         own.sort(key=_ROUND_AND_KEY)
         *_, prompt, completion = own[-1]

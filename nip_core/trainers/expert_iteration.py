@@ -72,7 +72,7 @@ def choose_examples(
 def _pick(
     game: Game, agent: str, iteration: int, sides: Sides, counts: Counter[str]
 ) -> list[_Pick]:
-    """What is chosen of the agent's sides, before anything that looks at texts or at others."""
+    """Choose from the agent's sides, without a look at texts or at other agents."""
     parameters = game.parameters
     settings, seed = parameters.pure_text_ei, parameters.seed
     failed, spoke = sides.failed, sides.spoke[agent]
@@ -280,7 +280,7 @@ def _by_part(sides: Sides, picks: Sequence[_Pick]) -> list[_Part]:
 
 
 def _played(game: Game, part: _Part) -> Iterator[tuple[Episode, _Chosen]]:
-    """What was chosen from a shard with its episodes, in the order of play."""
+    """Yield what was chosen from a shard with its episodes, in the order of play."""
     rollouts, chosen = part
     by_episode: dict[str, list[_Chosen]] = defaultdict(list)
     for one in chosen:

@@ -93,7 +93,7 @@ def choose_trajectories(
 
 
 def advantages(rewards: Sequence[float], settings: PureTextGrpoParameters) -> list[float] | None:
-    """What each reward is above the baseline of the others; None if all are equal.
+    """How far each reward is above the baseline of the others; None if all are equal.
 
     They sum to zero. The standard deviation is that of a sample (n - 1).
     """

@@ -1,12 +1,9 @@
 """From rows of a dataset to the lines of the files that are trained on.
 
 JSONL            by method, a row as the line that OpenAI's API and lm_server take
-TRL              by method, a row as TRL's trainers take it
-trl_completion   the same with the last answer apart from what came before
 write_jsonl      rows -> a file, every line checked by the rules of whoever receives it
 
-What the receivers' rules are stands in `nip_lm_server.formats`. TRL has no format for
-trajectories: its trainers generate themselves.
+The receivers' rules stand in `nip_lm_server.formats`.
 """
 
 import json
@@ -47,28 +44,10 @@ def _trajectory(row: Row) -> dict[str, Any]:
     }
 
 
-def _trl_preference(row: Row) -> dict[str, Any]:
-    return {
-        "prompt": _chat(row["messages"]),
-        "chosen": _answer(row["chosen"]),
-        "rejected": _answer(row["rejected"]),
-    }
-
-
-def trl_completion(row: Row) -> dict[str, Any]:
-    """A row of method ``supervised`` in TRL's form in which only the last answer is learned."""
-    chat = _chat(row["messages"])
-    return {"prompt": chat[:-1], "completion": chat[-1:]}
-
-
 JSONL: Mapping[Method, Callable[[Row], dict[str, Any]]] = {
     "supervised": _supervised,
     "dpo": _preference,
     "trajectories": _trajectory,
-}
-TRL: Mapping[Method, Callable[[Row], dict[str, Any]]] = {
-    "supervised": _supervised,
-    "dpo": _trl_preference,
 }
 
 

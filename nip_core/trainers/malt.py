@@ -110,7 +110,7 @@ class _Tree:
         )
 
     def asked(self, node: Path, agent: str) -> bool:
-        """Whether the agent moved after `node`, validly or not."""
+        """True if the agent moved after `node`, validly or not."""
         return any(
             row["agent"] == agent
             for child in self.children[node]

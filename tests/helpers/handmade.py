@@ -3,12 +3,12 @@
 import random
 
 import pyarrow as pa
+from in_memory import InMemory
 
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
 from nip_core.rollouts.tables import Rollouts as Shard
-from nip_core.trainers.base import InMemory
 from nip_core.trainers.expert_iteration import choose_examples
 
 ACCEPT, REJECT = "Decision: accept", "Decision: reject"

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
+from in_memory import InMemory
 from playing import agent_of, play_at, problems
 from pydantic import BaseModel
 from scripted_server import scripted_server
@@ -39,7 +40,6 @@ from nip_core.parameters.checks import GROUP_SETTINGS
 from nip_core.protocols import find_protocol, protocol_names
 from nip_core.protocols.scales import SCALES
 from nip_core.rollouts.plan import plan_episodes
-from nip_core.trainers.base import InMemory
 from nip_core.trainers.expert_iteration import choose_examples
 
 Value = Any

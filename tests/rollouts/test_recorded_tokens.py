@@ -14,6 +14,7 @@ from aiohttp import web
 
 pytest.importorskip("trl")
 
+from in_memory import InMemory
 from playing import MemoryLog, make_table, problems
 from scripted_server import scripted_server
 from served_here import KEY, serve
@@ -29,7 +30,6 @@ from nip_core.rollouts.engine import play_shard
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.tables import build_tables
 from nip_core.scenarios.code_validation.datasets import load_problems
-from nip_core.trainers.base import InMemory
 from nip_core.trainers.grpo import choose_trajectories
 from nip_lm_server import formats
 from nip_lm_server.formats import chat_template

@@ -7,10 +7,10 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_memory import InMemory
 
 from nip_core.parameters import CurriculumParameters, load_parameters
 from nip_core.rollouts.tables import Rollouts, build_tables
-from nip_core.trainers.base import InMemory
 from nip_core.trainers.curriculum import admit, percentile
 
 LAWS = settings(max_examples=60, deadline=None)

@@ -26,7 +26,7 @@ from nip_core.trainers.dataset import (
     validation_side,
     write_examples,
 )
-from nip_core.trainers.lines import JSONL, TRL, trl_completion, write_jsonl
+from nip_core.trainers.lines import JSONL, write_jsonl
 from nip_lm_server.formats import read_preferences, read_supervised, read_trajectories
 
 HARD_TEXT = 'Ünïcödé 🐍 \u2028 line separator, "quotes",\nnew line,\ttab, \x00, </s>, end\r\n'
@@ -246,19 +246,6 @@ def test_the_trajectory_lines_are_read_as_the_same_tokens(tmp_path):
             assert turn.logprobs == expected
 
 
-def test_trl_gets_conversations_completions_and_preferences(tmp_path):
-    [row] = written(tmp_path, "supervised", [example(3)]).rows()
-    messages = list(example(3).messages)
-    assert TRL["supervised"](row) == {"messages": messages}
-    assert trl_completion(row) == {"prompt": messages[:-1], "completion": messages[-1:]}
-    [row] = written(tmp_path, "dpo", [pair(3)]).rows()
-    assert TRL["dpo"](row) == {
-        "prompt": list(pair(3).messages),
-        "chosen": [{"role": "assistant", "content": "Decision: accept"}],
-        "rejected": [{"role": "assistant", "content": "no 3"}],
-    }
-
-
 BROKEN = {
     "supervised": replace(example(3), messages=({"role": "judge", "content": "x"},)),
     "dpo": replace(pair(3), messages=({"role": "assistant", "content": "x"},)),
@@ -283,7 +270,7 @@ def test_a_number_that_is_none_is_refused_with_its_line(tmp_path):
 
 
 def test_every_method_has_its_lines():
-    assert set(JSONL) == set(SCHEMAS) == set(FILES) >= set(TRL)
+    assert set(JSONL) == set(SCHEMAS) == set(FILES)
 
 
 # What is held out

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_memory import InMemory
 
 from nip_core.errors import StageError
 from nip_core.game.render import Game
 from nip_core.parameters import PureTextGrpoParameters, load_parameters
 from nip_core.rollouts.tables import Rollouts, build_tables
-from nip_core.trainers.base import InMemory, OfProblems
+from nip_core.trainers.base import OfProblems
 from nip_core.trainers.grpo import advantages, choose_trajectories
 
 LAWS = settings(max_examples=40, deadline=None)

@@ -9,10 +9,11 @@ from handmade import ACCEPT, REJECT, choice, make_game
 from handmade import Rollouts as Made
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_memory import InMemory
 
 from nip_core.errors import StageError
 from nip_core.rollouts.tables import Rollouts as Shard
-from nip_core.trainers.base import InMemory, OfProblems
+from nip_core.trainers.base import OfProblems
 from nip_core.trainers.dataset import dataset_digest, to_table, write_examples
 from nip_core.trainers.expert_iteration import choose_examples
 

@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_memory import InMemory
 from playing import agent_of, play, problems
 
 from nip_core.errors import StageError
@@ -17,7 +18,6 @@ from nip_core.protocols import Move, Turn
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
 from nip_core.rollouts.tables import Rollouts
 from nip_core.rollouts.trees import Branching, ancestors, generations_by_episode, steps
-from nip_core.trainers.base import InMemory
 from nip_core.trainers.expert_iteration import choose_examples
 from nip_core.trainers.malt import choose_pairs
 
