@@ -171,13 +171,13 @@ class _Played:
     @cached_property
     def turns(self) -> list[list[Turn]]:
         """By episode, what was validly said, in the order of play."""
-        found = []
+        by_episode = []
         for episode in self.episodes:
             try:
-                found.append(self.game.turns(self._rows[episode["key"]], episode["seed"]))
+                by_episode.append(self.game.turns(self._rows[episode["key"]], episode["seed"]))
             except (InvalidResponse, KeyError) as error:
                 _refuse(episode, f"an answer recorded as valid is none ({error})")
-        return found
+        return by_episode
 
     def _cells(self, generations: pa.Table) -> dict[str, Array]:
         """The columns of `generations` with the shape (N, T, A, K)."""
@@ -218,9 +218,9 @@ class _Played:
         numbered = generations.select(["episode", "branch_path"]).to_pylist()
         for number, row in enumerate(numbered):
             row["number"] = number
-        found = generations_by_episode(self.episodes, numbered)
+        by_episode = generations_by_episode(self.episodes, numbered)
         pairs = [
-            (self._position[key], row["number"]) for key, rows in found.items() for row in rows
+            (self._position[key], row["number"]) for key, rows in by_episode.items() for row in rows
         ]
         both = np.array(pairs, dtype=int).reshape(-1, 2)
         return both[:, 0], both[:, 1]
@@ -327,15 +327,15 @@ def _put_histories(batch: NestedArrayDict, played: _Played, outcome: _Outcome) -
     t = played.rounds
     # Before round r there have been the rounds below r; the last row is after the last round.
     now, earlier = np.nonzero(np.tri(t + 1, t, -1, dtype=bool))
-    for key, said in (
+    for key, written in (
         ("message_history", outcome.messages),
         ("message_agent_id", outcome.senders),
         ("raw_message_history", outcome.raw),
     ):
-        history = _missing((played.size, t + 1, *said.shape[1:]), said.dtype)
+        history = _missing((played.size, t + 1, *written.shape[1:]), written.dtype)
         if key == "message_agent_id":
             history[:] = _NOBODY
-        history[:, now, earlier] = said[:, earlier]
+        history[:, now, earlier] = written[:, earlier]
         batch[key], batch["next", key] = history[:, :-1], history[:, 1:]
     for key, state in (("done", outcome.done), ("terminated", outcome.terminated)):
         batch[key], batch["next", key] = state[:, :-1], state[:, 1:]

@@ -111,7 +111,7 @@ class CodeValidationProtocolHandler(ProtocolHandler):
     def agent_spec(self, agent_name: str, seed: int = 0) -> CodeValidationAgentSpec:
         """How the agent appears in an episode of this seed. Raises KeyError for no agent."""
         protocol = self.protocol
-        own = protocol.agents[agent_name]
+        spec = protocol.agents[agent_name]
         headers: dict[str, str] = {}
         for round_ in range(protocol.max_message_rounds):
             channels = protocol.active(round_, seed).get(agent_name, ())
@@ -121,9 +121,9 @@ class CodeValidationProtocolHandler(ProtocolHandler):
             human_name=protocol.human_name(agent_name, seed),
             response_channel_headers=headers,
             channel_order=protocol.visible_channels(agent_name),
-            anonymous=own.anonymous,
+            anonymous=spec.anonymous,
             last_round_system_message=(
-                self.game.prompts.last_round_message if own.last_round_message else None
+                self.game.prompts.last_round_message if spec.last_round_message else None
             ),
-            default_stance=own.stance,
+            default_stance=spec.stance,
         )

@@ -244,13 +244,13 @@ class PureTextWholeAgent(ABC):
     ) -> NestedArrayDict:
         channels = self.protocol_handler.message_channel_names
         out = NestedArrayDict(no_actions(size, len(channels)), size)
-        for place, (own, turn) in zip(places, turns, strict=True):
+        for place, (channels_written, turn) in zip(places, turns, strict=True):
             out["raw_message"][place] = turn.raw_message
             out["decision"][place] = turn.decision
             if turn.continuous_decision is not None:
                 out["continuous_decision"][place] = turn.continuous_decision
             for c, channel in enumerate(channels):
-                if channel in own:
+                if channel in channels_written:
                     out["message"][(*place, c)] = turn.messages.get(channel)
                     out["retry_count"][(*place, c)] = turn.retry_count
                     out["token_limit"][(*place, c)] = turn.token_limit

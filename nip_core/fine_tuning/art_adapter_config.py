@@ -108,16 +108,16 @@ class ARTTrainerAdapterConfig(TrainerAdapterConfig):
         """The options for `train`, checked and of its types. Raises SettingsError for anything in
         `training` that can't be done."""
         model_options({"trainer_args": self.trainer_args()})
-        given = dict(self.training or {})
-        if "beta" in given:
-            if "kl_penalty_coef" in given:
+        training = dict(self.training or {})
+        if "beta" in training:
+            if "kl_penalty_coef" in training:
                 raise SettingsError("training: beta and kl_penalty_coef are the same; give one")
-            given["kl_penalty_coef"] = given.pop("beta")
-        given.setdefault("learning_rate", DEFAULT_LEARNING_RATE)
-        asked = {name: value for name, value in given.items() if is_train_option(name)}
+            training["kl_penalty_coef"] = training.pop("beta")
+        training.setdefault("learning_rate", DEFAULT_LEARNING_RATE)
+        asked = {name: value for name, value in training.items() if is_train_option(name)}
         return train_options(asked).model_dump(include=set(asked))
 
     def trainer_args(self) -> dict[str, Any]:
         """The options for the model's configuration."""
-        given = self.training or {}
-        return {n: v for n, v in given.items() if n != "beta" and not is_train_option(n)}
+        training = self.training or {}
+        return {n: v for n, v in training.items() if n != "beta" and not is_train_option(n)}

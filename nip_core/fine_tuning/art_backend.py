@@ -305,8 +305,8 @@ class LmServerBackend:
         """The newest job of the step after the newest one, of whichever process."""
         record = self._records.load(model.project, model.name)
         self._see(model, record)
-        found = self._submissions.newest(record.run_id(record.step + 1))
-        return None if found is None else (StepJob(record.step + 1, found[0], {}), found[1])
+        newest = self._submissions.newest(record.run_id(record.step + 1))
+        return None if newest is None else (StepJob(record.step + 1, newest[0], {}), newest[1])
 
     def count(self, model: "art.TrainableModel[Any, Any]", step: StepJob) -> None:
         """Count a step that was trained and that no call of `train` has returned."""
@@ -378,14 +378,14 @@ class LmServerBackend:
         if not last.returned and last.digest == digest:
             return StepJob(record.step, last.submission, counted)
         number, run_id = record.step + 1, record.run_id(record.step + 1)
-        found = self._submissions.newest(run_id)
-        if found is not None and found[1].succeeded:
-            if found[1].dataset_digest != digest:
+        newest = self._submissions.newest(run_id)
+        if newest is not None and newest[1].succeeded:
+            if newest[1].dataset_digest != digest:
                 raise LiveSubmission(
                     f"model {record.project}/{record.name}: another program has trained step "
                     f"{number}; register the model again to go on from there"
                 )
-            return StepJob(number, found[0], counted)
+            return StepJob(number, newest[0], counted)
         hyper_parameters, extensions = settings
         seed = model_options(model._internal_config).seed
 
@@ -402,7 +402,7 @@ class LmServerBackend:
                 extensions=extensions,
             )
 
-        cut_short = found if found is not None and found[1].state == "intent" else None
+        cut_short = newest if newest is not None and newest[1].state == "intent" else None
         if cut_short is not None and make_spec(cut_short[0]).key != cut_short[1].key:
             await self._submissions.cancel(run_id, cut_short[0], self._server)
         submission, _ = await self._submissions.submit(run_id, make_spec, data.jsonl, self._server)
@@ -446,10 +446,10 @@ class LmServerBackend:
     async def _take_over(self, model: "art.TrainableModel[Any, Any]") -> None:
         """Wait for the job that an earlier program left, and count its step."""
         record = self._record(model)
-        found = self._submissions.newest(record.run_id(record.step + 1))
-        if found is None:
+        newest = self._submissions.newest(record.run_id(record.step + 1))
+        if newest is None:
             return
-        submission, job = found
+        submission, job = newest
         if job.state == "submitted":
             _log.info("step %d is under way as job %s: waiting", record.step + 1, job.id)
             try:

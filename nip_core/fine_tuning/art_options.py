@@ -161,7 +161,7 @@ def model_options(config: Mapping[str, Any] | None) -> ModelOptions:
     for name, value in config.items():
         if value:
             raise SettingsError(f"_internal_config.{name}: {value!r} means nothing to lm_server")
-    found = {
+    settings = {
         **_init_settings(parts["init_args"]),
         **_peft_settings(parts["peft_args"]),
         **_trainer_settings(parts["trainer_args"]),
@@ -170,11 +170,11 @@ def model_options(config: Mapping[str, Any] | None) -> ModelOptions:
         for name, value in left.items():
             if value not in _CANT_CONFIG[part].get(name, ()):
                 raise SettingsError(f"{part}.{name}: {value!r} can't be done by lm_server")
-    if not found.get("use_lora", True):
+    if not settings.get("use_lora", True):
         for name in ("lora_rank", "lora_alpha"):
-            if name in found:
+            if name in settings:
                 raise SettingsError("init_args.full_finetuning: it leaves no adapter to shape")
-    return _checked(ModelOptions, found, "_internal_config")
+    return _checked(ModelOptions, settings, "_internal_config")
 
 
 def refuse_server_arguments(config: Mapping[str, Any] | None) -> None:
@@ -237,17 +237,22 @@ def _without(given: Mapping[str, Any], cant: Mapping[str, Any]) -> dict[str, Any
     return left
 
 
-def _init_settings(given: dict[str, Any]) -> dict[str, Any]:
-    found = {"max_length": given.pop("max_seq_length", None)}
-    eight, four = given.pop("load_in_8bit", None), given.pop("load_in_4bit", None)
+def _init_settings(arguments: dict[str, Any]) -> dict[str, Any]:
+    settings = {"max_length": arguments.pop("max_seq_length", None)}
+    eight, four = arguments.pop("load_in_8bit", None), arguments.pop("load_in_4bit", None)
     if eight is not None or four is not None:
-        found["quantization"] = "4bit" if four else "8bit" if eight else "none"
-    if given.pop("full_finetuning", False):
-        found["use_lora"] = False
-    return {name: value for name, value in found.items() if value is not None}
+        settings["quantization"] = "4bit" if four else "8bit" if eight else "none"
+    if arguments.pop("full_finetuning", False):
+        settings["use_lora"] = False
+    return {name: value for name, value in settings.items() if value is not None}
 
 
-def _peft_settings(given: dict[str, Any]) -> dict[str, Any]:
+def _taken(arguments: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Take out the arguments that have a name of ours, and give them under it."""
+    return {name: arguments.pop(theirs) for theirs, name in names.items() if theirs in arguments}
+
+
+def _peft_settings(arguments: dict[str, Any]) -> dict[str, Any]:
     names = {
         "r": "lora_rank",
         "lora_alpha": "lora_alpha",
@@ -256,13 +261,13 @@ def _peft_settings(given: dict[str, Any]) -> dict[str, Any]:
         "max_seq_length": "max_length",
         "random_state": "seed",
     }
-    found = {ours: given.pop(theirs) for theirs, ours in names.items() if theirs in given}
-    if "use_gradient_checkpointing" in given:
-        found["gradient_checkpointing"] = bool(given.pop("use_gradient_checkpointing"))
-    return found
+    settings = _taken(arguments, names)
+    if "use_gradient_checkpointing" in arguments:
+        settings["gradient_checkpointing"] = bool(arguments.pop("use_gradient_checkpointing"))
+    return settings
 
 
-def _trainer_settings(given: dict[str, Any]) -> dict[str, Any]:
+def _trainer_settings(arguments: dict[str, Any]) -> dict[str, Any]:
     names = {
         "num_train_epochs": "n_epochs",
         "weight_decay": "weight_decay",
@@ -273,23 +278,23 @@ def _trainer_settings(given: dict[str, Any]) -> dict[str, Any]:
         "seed": "seed",
         "gradient_checkpointing": "gradient_checkpointing",
     }
-    found = {ours: given.pop(theirs) for theirs, ours in names.items() if theirs in given}
+    settings = _taken(arguments, names)
     for name in ("lr_scheduler", "optimizer"):  # ART has enumerations of both
-        if name in found:
-            found[name] = getattr(found[name], "value", found[name])
-    if "per_device_train_batch_size" in given or "gradient_accumulation_steps" in given:
-        device = given.pop("per_device_train_batch_size", DEFAULT_BATCH_SIZE)
-        found["batch_size"] = device * given.pop("gradient_accumulation_steps", 1)
+        if name in settings:
+            settings[name] = getattr(settings[name], "value", settings[name])
+    if "per_device_train_batch_size" in arguments or "gradient_accumulation_steps" in arguments:
+        device = arguments.pop("per_device_train_batch_size", DEFAULT_BATCH_SIZE)
+        settings["batch_size"] = device * arguments.pop("gradient_accumulation_steps", 1)
     for name, precision in (("bf16", "bfloat16"), ("fp16", "float16")):
-        if given.pop(name, False):
-            found["precision"] = precision
+        if arguments.pop(name, False):
+            settings["precision"] = precision
     for name in ("learning_rate", "beta"):
-        if name in given:
+        if name in arguments:
             raise SettingsError(
                 f"trainer_args.{name}: ART gives it with each training; "
                 f"pass {'kl_penalty_coef' if name == 'beta' else name} to train()"
             )
-    return found
+    return settings
 
 
 def _checked(kind: type[_Model], given: Mapping[str, Any], where: str) -> _Model:

@@ -151,14 +151,14 @@ def _trajectory_lines(
     trajectory: "art.Trajectory", where: str, options: TrainOptions
 ) -> list[_Line]:
     histories = [trajectory, *trajectory.additional_histories]
-    found = []
+    lines = []
     for number, history in enumerate(histories):
         place = where if number == 0 else f"{where}, additional history {number - 1}"
         _refuse_tools(history.tools, place)
         line = _line(history.messages_and_choices, place, options)
         if line is not None:
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
 def _line(items: Sequence[Any], where: str, options: TrainOptions) -> _Line | None:
@@ -215,13 +215,13 @@ def _tokens(choice: Choice) -> tuple[list[int] | None, list[float] | None]:
 def _message(item: Any, where: str) -> dict[str, Any]:
     """Role, content and name. Raises SettingsError for anything else that says something."""
     if isinstance(item, Choice):
-        given: Mapping[str, Any] = item.message.model_dump(exclude_none=True)
+        fields: Mapping[str, Any] = item.message.model_dump(exclude_none=True)
     else:
-        given = item
+        fields = item
     for key in ("tool_calls", "function_call", "tool_call_id", "audio"):
-        if given.get(key):
+        if fields.get(key):
             raise SettingsError(f"{where}: {key} can't be trained by lm_server")
-    role, content = given.get("role"), given.get("content")
+    role, content = fields.get("role"), fields.get("content")
     if content is None:
         content = ""
     if not isinstance(content, str):
@@ -230,8 +230,8 @@ def _message(item: Any, where: str) -> dict[str, Any]:
             raise SettingsError(f"{where}: only text can be trained by lm_server")
         content = "".join(parts)
     message = {"role": role, "content": content}
-    if given.get("name"):
-        message["name"] = given["name"]
+    if fields.get("name"):
+        message["name"] = fields["name"]
     return message
 
 

@@ -81,12 +81,12 @@ def sampled_tokens(item: EpisodeItem, place: str) -> tuple[list[int] | None, lis
     stand there as ``"token_id:17"``, or in the item's metadata as ``token_ids``. Raises ValueError
     for anything else.
     """
-    given = item.logprobs
-    if isinstance(given, BaseModel):
-        given = given.model_dump()
+    logprobs = item.logprobs
+    if isinstance(logprobs, BaseModel):
+        logprobs = logprobs.model_dump()
     token_ids = (item.metadata or {}).get("token_ids")
-    if isinstance(given, Mapping):
-        entries = given.get("content")
+    if isinstance(logprobs, Mapping):
+        entries = logprobs.get("content")
         if not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
             raise ValueError(
                 f"{place}.logprobs has no list of tokens under 'content' (got {entries!r}); ask "
@@ -97,10 +97,10 @@ def sampled_tokens(item: EpisodeItem, place: str) -> tuple[list[int] | None, lis
         if token_ids is None and len(written) == len(pairs):
             token_ids = [_number(token, place) for token in written]
         return token_ids, [logprob for _, logprob in pairs]
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        return token_ids, list(given)
+    if isinstance(logprobs, Sequence) and not isinstance(logprobs, str):
+        return token_ids, list(logprobs)
     raise ValueError(
-        f"{place}.logprobs is {type(given).__name__}; expected a list of numbers, or an object "
+        f"{place}.logprobs is {type(logprobs).__name__}; expected a list of numbers, or an object "
         "whose 'content' lists tokens with their 'logprob'"
     )
 

@@ -73,16 +73,16 @@ class NipModelConfig(OpenAIModelConfig, name="nip_art_model"):  # type: ignore[m
             model = record.served
         except LookupError:
             model = self.base_model
-        given = self.model_dump(exclude={"type", *_OURS}, exclude_unset=True)
+        settings = self.model_dump(exclude={"type", *_OURS}, exclude_unset=True)
         key = self.api_key.get_secret_value() if self.api_key else ""
-        extra_body = {"return_tokens_as_token_ids": True, **given.pop("extra_body", {})}
+        extra_body = {"return_tokens_as_token_ids": True, **settings.pop("extra_body", {})}
         ours = {
             "model_name": model,
             "api_key": SecretStr(environment_key(key)),
             "logprobs": True,
             "extra_body": extra_body,
         }
-        return OpenAIModelConfig(**{**given, **ours})
+        return OpenAIModelConfig(**{**settings, **ours})
 
 
 _OURS = ("project", "base_model", "state_dir")

@@ -146,9 +146,9 @@ class Ledger:
         # 3. A create was sent and its answer is not on record: adopt the job that it made.
         if record.creates_open:
             document.tell(record, "a submission was cut short; looking for its job")
-            found = await self._find_job(spec.key)
-            if found is not None:
-                return self._submitted(document, record, found, adopted=True)
+            view = await self._find_job(spec.key)
+            if view is not None:
+                return self._submitted(document, record, view, adopted=True)
         # 4. Upload the files, unless they are there; then create, once.
         try:
             if record.file_id is None:
@@ -363,17 +363,17 @@ class Ledger:
         async def upload() -> str:
             return await self._backend.upload(filename, dataset)
 
-        found = await self._waiting.until_answered(find)
+        file_id = await self._waiting.until_answered(find)
         for _ in range(_SENDS):
-            if found is not None:
-                return found
+            if file_id is not None:
+                return file_id
             try:
                 return await self._waiting.until_answered(upload, repeat_unknown=False)
             except NoAnswer as error:
                 _log.warning("upload of %s: %s; looking whether it arrived", filename, error)
-                found = await self._waiting.until_settled(find)
-        if found is not None:
-            return found
+                file_id = await self._waiting.until_settled(find)
+        if file_id is not None:
+            return file_id
         raise JobError(
             f"{self._backend.address}: {_SENDS} uploads of {filename} got no answer and did not "
             "arrive; run again when the server is well"
@@ -402,9 +402,9 @@ class Ledger:
                 trouble = str(error)
             # 3. No answer: adopt the job if it is listed; only its sure absence allows another.
             document.tell(record, f"outcome of the submission unknown: {trouble}")
-            found = await self._find_job(spec.key)
-            if found is not None:
-                return self._submitted(document, record, found, adopted=True)
+            adopted = await self._find_job(spec.key)
+            if adopted is not None:
+                return self._submitted(document, record, adopted, adopted=True)
         raise JobError(
             f"{self._backend.address}: {_SENDS} submissions got no answer and left no job with "
             f"metadata nip_key={spec.key} (last: {trouble}); run again when the server is well"

@@ -126,7 +126,7 @@ class OpenAIBackend:
     async def find_jobs(self, key: str) -> list[JobView]:
         # A server that ignores the filter sends all jobs; the comparison here is what counts.
         async def find() -> list[JobView]:
-            found: list[JobView] = []
+            views: list[JobView] = []
             after: str | None = None
             for _ in range(_MOST_PAGES):
                 query = {f"metadata[{KEY_METADATA}]": key, "limit": _PAGE}
@@ -136,11 +136,11 @@ class OpenAIBackend:
                 jobs = getattr(page, "data", None)
                 if not isinstance(jobs, list):
                     raise NoAnswer(f"{self._address}: its list of jobs has no data")
-                found += [
+                views += [
                     self._view(job) for job in jobs if (job.metadata or {}).get(KEY_METADATA) == key
                 ]
                 if not jobs or not page.has_more:
-                    return found
+                    return views
                 if jobs[-1].id == after:
                     break
                 after = jobs[-1].id

@@ -263,15 +263,15 @@ class Submissions:
                 jobs = await backend.find_jobs(key)
                 return min(jobs, key=lambda job: (job.created_at, job.id), default=None)
 
-            found = await waiting.until_settled(find)
-            if found is not None:
+            job = await waiting.until_settled(find)
+            if job is not None:
                 return document.save(
                     record,
-                    f"found and adopted {found.id}",
+                    f"found and adopted {job.id}",
                     state="submitted",
-                    id=found.id,
+                    id=job.id,
                     submitted_at=record.sent_at or time.time(),
-                    status=found.status,
+                    status=job.status,
                 )
         return document.end(record, "cancelled", "before there was a job", "cancelled")
 

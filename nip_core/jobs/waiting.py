@@ -82,9 +82,9 @@ class Waiting:
             began_s = self.clock.monotonic()
             asked_s: float | None = None
             try:
-                found = await find()
-                if found is not None or began_s - start_s >= self.settle_s:
-                    return found
+                result = await find()
+                if result is not None or began_s - start_s >= self.settle_s:
+                    return result
                 left_s = start_s + self.settle_s - self.clock.monotonic()
             except Refused as error:
                 raise self._unknown("is refused", error) from error

@@ -142,13 +142,13 @@ def _numbers(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
 
 def _rewards(rewards: pa.ChunkedArray, agent: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The agent's reward in each episode; NaN where it is not there."""
-    found = np.full(len(rewards), np.nan)
+    earned = np.full(len(rewards), np.nan)
     at = 0
     for chunk in rewards.chunks:
         entries = chunk.flatten()
         is_agent = pc.equal(entries.field("agent"), agent)
         parents = pc.list_parent_indices(chunk).filter(is_agent).to_numpy(zero_copy_only=False)
         values = entries.field("reward").filter(is_agent).to_numpy(zero_copy_only=False)
-        found[at + parents] = values
+        earned[at + parents] = values
         at += len(chunk)
-    return found
+    return earned

@@ -76,28 +76,28 @@ def _pick(
     parameters = game.parameters
     settings, seed = parameters.pure_text_ei, parameters.seed
     failed, spoke = sides.failed, sides.spoke[agent]
-    there = np.flatnonzero(~failed & spoke).tolist()
+    played = np.flatnonzero(~failed & spoke).tolist()
     counts["failed"] += int(failed.sum())
     counts["silent"] += int((~failed & ~spoke).sum())
     proportion = replacement_proportion(parameters.text_rl, iteration)
     # An annealed share such as 0.5 - 3 * 0.1 may fall short of 0.2 by a rounding error.
-    replaced = int(proportion * len(there) + 1e-9) if agent == "verifier" else 0
+    replaced = int(proportion * len(played) + 1e-9) if agent == "verifier" else 0
     if replaced:
-        there.sort(key=lambda i: derive_key("replace", seed, iteration, agent, sides.places[i]))
-    picks = [_Pick(index, agent, TRUE_LABEL, 0) for index in there[:replaced]]
-    others = there[replaced:]
+        played.sort(key=lambda i: derive_key("replace", seed, iteration, agent, sides.places[i]))
+    picks = [_Pick(index, agent, TRUE_LABEL, 0) for index in played[:replaced]]
+    remaining = played[replaced:]
     by_threshold = settings.rollout_selection_method == "threshold"
     drawn = select(
-        sides.rewards[agent][others].tolist(),
-        [] if by_threshold else [sides.places[i] for i in others],
+        sides.rewards[agent][remaining].tolist(),
+        [] if by_threshold else [sides.places[i] for i in remaining],
         settings,
         derive_seed("select", seed, iteration, agent),
     )
     reason = "threshold" if by_threshold else "weighted"
-    picks += [_Pick(others[i], agent, reason, draw) for i, draw in drawn]
+    picks += [_Pick(remaining[i], agent, reason, draw) for i, draw in drawn]
     repeated = sum(draw > 0 for _, draw in drawn)
     counts["below_threshold" if by_threshold else "not_drawn"] += (
-        len(others) - len(drawn) + repeated
+        len(remaining) - len(drawn) + repeated
     )
     counts["repeated"] += repeated
     return picks
@@ -187,9 +187,9 @@ def _balanced(
     What became the true label counts as no verdict of the agent. With both settings, as many right
     verdicts of the one kind stay as of the other, and as many wrong ones, so that both are even.
     """
-    own = [pick for pick in picks if pick.agent == agent]
-    chosen = [pick for pick in own if pick.reason != TRUE_LABEL]
-    replaced = [pick for pick in own if pick.reason == TRUE_LABEL]
+    of_agent = [pick for pick in picks if pick.agent == agent]
+    chosen = [pick for pick in of_agent if pick.reason != TRUE_LABEL]
+    replaced = [pick for pick in of_agent if pick.reason == TRUE_LABEL]
 
     def order(pick: _Pick) -> tuple[str, int]:
         return sides.places[pick.at], pick.draw
@@ -201,7 +201,7 @@ def _balanced(
         return int(sides.decision[pick.at])
 
     if not settings.balance_decisions or agent != "verifier":
-        return _even(own, label, order) if settings.balance_labels else own
+        return _even(of_agent, label, order) if settings.balance_labels else of_agent
     if not settings.balance_labels:
         return _even(chosen, verdict, order) + replaced
     right = [pick for pick in chosen if verdict(pick) == label(pick)]
@@ -283,30 +283,30 @@ def _played(game: Game, part: _Part) -> Iterator[tuple[Episode, _Chosen]]:
     """Yield what was chosen from a shard with its episodes, in the order of play."""
     rollouts, chosen = part
     by_episode: dict[str, list[_Chosen]] = defaultdict(list)
-    for one in chosen:
-        by_episode[one.episode].append(one)
+    for choice in chosen:
+        by_episode[choice.episode].append(choice)
     agents = {agent: i for i, agent in enumerate(game.protocol.agent_names)}
     for episode in played(game, rollouts, by_episode.keys()):
-        own = by_episode[episode.key]
-        own.sort(key=lambda one: (agents[one.pick.agent], one.pick.reason, one.pick.draw))
-        for one in own:
-            yield episode, one
+        choices = by_episode[episode.key]
+        choices.sort(key=lambda c: (agents[c.pick.agent], c.pick.reason, c.pick.draw))
+        for choice in choices:
+            yield episode, choice
 
 
 def _examples(game: Game, part: _Part) -> Iterator[Example]:
     for episode, (_, pick, reward) in _played(game, part):
-        own = episode.own(pick.agent)
+        answers = episode.own(pick.agent)
         yield Example(
             key=derive_key("example", episode.key, pick.agent, pick.reason, pick.draw),
             agent=pick.agent,
             episode=episode.key,
-            generations=own.generations,
+            generations=answers.generations,
             iteration=episode.iteration,
             problem=episode.problem,
             question_id=episode.question_id,
             y=episode.y,
             reward=reward,
             reason=pick.reason,
-            tokens=own.tokens,
+            tokens=answers.tokens,
             messages=tuple(_conversation(game, episode, pick)),
         )

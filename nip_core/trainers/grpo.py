@@ -154,9 +154,9 @@ def _trajectories(
         rows = _valid_rows(shard)
         for episode in shard.episodes["key"].to_pylist():
             for agent in agents:
-                one = chosen.get((episode, agent))
-                if one is not None:
-                    yield _trajectory(one, shard.generations, rows[episode, agent], baseline)
+                trained = chosen.get((episode, agent))
+                if trained is not None:
+                    yield _trajectory(trained, shard.generations, rows[episode, agent], baseline)
 
 
 def _valid_rows(shard: Shard) -> dict[tuple[str, str], list[int]]:
@@ -170,9 +170,9 @@ def _valid_rows(shard: Shard) -> dict[tuple[str, str], list[int]]:
 
 
 def _trajectory(
-    one: _Chosen, generations: pa.Table, rows: Sequence[int], baseline: str
+    trained: _Chosen, generations: pa.Table, rows: Sequence[int], baseline: str
 ) -> Trajectory:
-    episode, agent = one.side.episode, one.side.agent
+    episode, agent = trained.side.episode, trained.side.agent
     # One trajectory's tokens are Python objects at a time; those of a shard would not fit.
     recorded = generations.select(["key", *_TOKENS]).take(rows).to_pylist()
     for row in recorded:
@@ -199,10 +199,10 @@ def _trajectory(
         problem=episode["problem"],
         question_id=episode["question_id"],
         y=episode["y"],
-        reward=one.side.reward,
+        reward=trained.side.reward,
         reason=f"baseline {baseline}",
         tokens=sum(len(t.prompt_token_ids) + len(t.completion_token_ids) for t in turns),
         turns=turns,
-        group_id=one.group_id,
-        advantage=one.advantage,
+        group_id=trained.group_id,
+        advantage=trained.advantage,
     )

@@ -119,14 +119,14 @@ class _Tree:
 
     def candidates(self, node: Path, agent: str) -> list[_Candidate]:
         """The agent's valid answers after `node` that are worth something known."""
-        found = []
+        answers = []
         for child in self.children[node]:
             value = self.values[child]
             for row in self.generations.get(child, ()):
                 if value is None or row["agent"] != agent or row["invalid_reason"] is not None:
                     continue
-                found.append(_Candidate(child, row, value[agent]))
-        return found
+                answers.append(_Candidate(child, row, value[agent]))
+        return answers
 
     def leaf_below(self, node: Path) -> str:
         """The key of the first episode below that did not fail."""
