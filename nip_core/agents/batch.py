@@ -44,11 +44,12 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
+from nip_core.agents.history import NO_STANCE, no_actions
 from nip_core.agents.nested_array_dict import STRING, Array, NestedArrayDict
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game, InvalidResponse, Situation
 from nip_core.hashing import digest
-from nip_core.protocols import NO_DECISION, Turn
+from nip_core.protocols import Turn
 from nip_core.rewards import TOLERANCE
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
 from nip_core.rollouts.trees import generations_by_episode, steps
@@ -56,7 +57,6 @@ from nip_core.rollouts.trees import generations_by_episode, steps
 Row = dict[str, Any]
 
 _NOBODY = -1
-_NO_STANCE = -1
 _DATAPOINT_DIGITS = 15  # 60 bits, so that two problems don't meet and int64 holds them
 _PROMPT_FIELDS = ("role", "content", "name")
 # The place of a generation in the batch says these.
@@ -232,11 +232,8 @@ class _Outcome:
 
     messages: Array  # (N, T, C): what was written to a channel in a round
     senders: Array  # (N, T, C)
-    raw: Array  # (N, T, A)
-    own: Array  # (N, T, A, C): what an agent wrote
-    moving: Array  # (N, T, A, C): where it was asked to write
-    decision: Array  # (N, T, A)
-    value: Array  # (N, T, A)
+    actions: dict[str, Array]  # (N, T, A) or (N, T, A, C), as `no_actions` has them
+    moving: Array  # (N, T, A, C): where an agent was asked to write
     reward: Array  # (N, T, A)
     done: Array  # (N, T + 1): before round 0, ..., after round T - 1
     terminated: Array  # (N, T + 1)
@@ -247,11 +244,8 @@ class _Outcome:
         return cls(
             messages=_missing((n, t, c), STRING),
             senders=np.full((n, t, c), _NOBODY),
-            raw=_missing((n, t, a), STRING),
-            own=_missing((n, t, a, c), STRING),
+            actions=no_actions((n, t, a), c),
             moving=np.zeros((n, t, a, c), dtype=bool),
-            decision=np.full((n, t, a), NO_DECISION),
-            value=np.full((n, t, a), np.nan),
             reward=np.zeros((n, t, a)),
             done=np.zeros((n, t + 1), dtype=bool),
             terminated=np.zeros((n, t + 1), dtype=bool),
@@ -260,17 +254,19 @@ class _Outcome:
 
 def _replay(played: _Played, outcome: _Outcome, n: int, episode: Row) -> None:
     """Fill in the episode's places by playing it again, and check it against its record."""
-    turns = played.turns[n]
+    # 1. Put down who said and decided what.
+    turns, actions = played.turns[n], outcome.actions
     for turn in turns:
         t, a = turn.round, played.agents[turn.agent]
-        outcome.raw[n, t, a] = turn.text
-        outcome.decision[n, t, a] = turn.move.decision
+        actions["raw_message"][n, t, a] = turn.text
+        actions["decision"][n, t, a] = turn.move.decision
         if turn.move.value is not None:
-            outcome.value[n, t, a] = turn.move.value
+            actions["continuous_decision"][n, t, a] = turn.move.value
         for channel, message in turn.move.messages.items():
             c = played.channels[channel]
-            outcome.own[n, t, a, c] = outcome.messages[n, t, c] = message
+            actions["message"][n, t, a, c] = outcome.messages[n, t, c] = message
             outcome.senders[n, t, c] = a
+    # 2. Let the protocol judge round after round.
     protocol, seed = played.game.protocol, episode["seed"]
     earned = dict.fromkeys(played.agents, 0.0)
     for t in range(episode["rounds"]):
@@ -288,6 +284,7 @@ def _replay(played: _Played, outcome: _Outcome, n: int, episode: Row) -> None:
             earned[agent] += reward
         outcome.done[n, t + 1 :] = result.done
         outcome.terminated[n, t + 1 :] = result.terminated
+    # 3. What it pays must be what was recorded, or the settings are others.
     recorded = {entry["agent"]: entry["reward"] for entry in episode["rewards"]}
     same = recorded.keys() == earned.keys() and all(
         np.isclose(recorded[agent], earned[agent], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
@@ -315,7 +312,7 @@ def _put_problems(batch: NestedArrayDict, played: _Played, episodes: pa.Table) -
         put(key, [row[key] for row in played.episodes])
     put("datapoint_id", [datapoint_number(row["problem"]) for row in played.episodes])
     stances = [played.game.protocol.shared_stance(row["prover_stance"]) for row in played.episodes]
-    put("prover_stance", [_NO_STANCE if stance is None else stance for stance in stances])
+    put("prover_stance", [NO_STANCE if stance is None else stance for stance in stances])
     for key in ("question", "solution"):
         batch[key] = batch["next", key] = batch["episode", key]
     lengths = np.array([row["rounds"] for row in played.episodes], dtype=int).reshape(-1, 1)
@@ -330,7 +327,7 @@ def _put_histories(batch: NestedArrayDict, played: _Played, outcome: _Outcome) -
     for key, written in (
         ("message_history", outcome.messages),
         ("message_agent_id", outcome.senders),
-        ("raw_message_history", outcome.raw),
+        ("raw_message_history", outcome.actions["raw_message"]),
     ):
         history = _missing((played.size, t + 1, *written.shape[1:]), written.dtype)
         if key == "message_agent_id":
@@ -350,10 +347,7 @@ def _put_agents(batch: NestedArrayDict, played: _Played, outcome: _Outcome) -> N
     last = np.maximum(calls - 1, 0)[..., None]
     reason = np.take_along_axis(cells["finish_reason"], last, axis=-1)
     batch["agents"] = {
-        "message": outcome.own,
-        "raw_message": outcome.raw,
-        "decision": outcome.decision,
-        "continuous_decision": outcome.value,
+        **outcome.actions,
         "retry_count": np.where(moving, last, 0),
         "token_limit": moving & (reason == "length"),
     }

@@ -166,9 +166,11 @@ class PureTextEnvironment:
     def _play(self, step: NestedArrayDict, n: int) -> None:
         """Put the agents' moves into the histories of one episode, and judge its round."""
         handler, round_, seed = self.protocol_handler, int(step["round"][n]), int(step["seed"][n])
+        # 1. Who may move follows from the rounds before.
         protocol, after = handler.protocol, step["next"]
         before = self._turns(step, n)
         movers = protocol.movers(round_, seed, before)
+        # 2. Put down what they said; who had to speak and did not is refused, or silent.
         silent = set()
         for a, agent in enumerate(handler.agent_names):
             raw = step["agents", "raw_message"][n, a]
@@ -187,6 +189,7 @@ class PureTextEnvironment:
                 if present(message) and channel in movers[agent]:
                     after["message_history"][n, round_, c] = message
                     after["message_agent_id"][n, round_, c] = a
+        # 3. The protocol says what follows.
         situation = situation_of(step[n])
         turns = self._turns(after, n)
         result = protocol.judge(

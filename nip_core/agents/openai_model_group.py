@@ -252,16 +252,19 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
 
         Raises ValueError for another method.
         """
+        # 1. A model that plays is done with its job: the next one begins.
         _check_method(method)
         if self._state.has_switched:
             self._change(
                 fine_tune_job_id=None, has_switched=False, iteration=self._state.iteration + 1
             )
+        # 2. A frozen group, or one without a model, needs no job.
         if not self.is_trainable or self._is_dummy:
             no_job = FROZEN_JOB if not self.is_trainable else DUMMY_JOB
             self.settings.log.info("group %s: no job (%s)", self.group_name, no_job)
             self._change(fine_tune_job_id=no_job)
             return
+        # 3. Start from the base model or from the present one, at whoever trains it.
         scratch = self.agent_params.fine_tune_from_scratch
         model_name = self.base_model_name if scratch else self.model_name
         if self.training_client_type == "lm_server":
@@ -370,6 +373,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         says so; done again it changes nothing. Raises JobError for a job that has not succeeded,
         StageError for a model that does not answer with the weights that were trained.
         """
+        # 1. What was done is done; what made no job keeps the model.
         job_id, state = self._job_id, self._state
         if state.has_switched:
             return
@@ -380,12 +384,14 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
             name = DUMMY_MODEL if job_id == DUMMY_JOB else state.fine_tuned_model_name
             self._change(fine_tuned_model_name=name, has_switched=job_id != FROZEN_JOB)
             return
+        # 2. Only a job that succeeded has made one.
         status, error = await self._status_and_error()
         if status != "succeeded":
             raise JobError(
                 f"job {job_id} of group {self.group_name!r} is {status}"
                 f"{f' ({error})' if error else ''}; a model comes only of one that succeeded"
             )
+        # 3. Prove that it answers with its weights; then play with it.
         made = await self._jobs.made_model(job_id, state.iteration)
         proved = await self._jobs.proved(made, self.base_model_name, job_id)
         self.settings.log.info("group %s: plays with %s", self.group_name, made)

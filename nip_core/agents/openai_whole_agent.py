@@ -167,9 +167,11 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         seeds: Seeds,
         client: ChatClient,
     ) -> _ParsedChatCompletion:
+        # 1. What it is shown, and the form that its answer must have.
         game = self.protocol_handler.game
         form = game.form(self.agent_name, round_, situation.seed, turns)
         chat = game.render(self.agent_name, situation, turns, round_)
+        # 2. Ask until an answer can be used, each time with a seed of its own.
         error: GenerationError | None = None
         for attempt in range(self.agent_params.num_invalid_generation_retries + 1):
             answer = await self._ask(chat, form, seeds(attempt), client)
@@ -193,6 +195,7 @@ class OpenAiWholeAgent(PromptedWholeAgent):
                     retry_count=attempt,
                     token_limit=answer.finish_reason == "length",
                 )
+        # 3. None could: be silent where the game allows it, or say why.
         assert error is not None
         if self.protocol_handler.may_be_silent(self.agent_name):
             return _ParsedChatCompletion(retry_count=error.num_retries)

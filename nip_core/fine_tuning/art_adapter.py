@@ -112,14 +112,12 @@ class ARTTrainerAdapter(TrainerAdapter):
         """Register the model. Raises UnhealthyError, a ConnectionError, if the back-end is not
         healthy; SettingsError for a configuration that it can't do."""
         await super().initialize(run_config)
-        server_config, problem = self.adapter_config.backend.server_config, None
+        server_config = self.adapter_config.backend.server_config
         if self._server is not None:  # it runs already, and has been told
-            server_config, problem = None, await self._problem()
-        if problem is not None:
-            raise UnhealthyError(f"Failed to connect to ART backend. {problem}")
+            server_config = None
+            await self._check()
         await self.model.register(self.remote_backend, _openai_client_config=server_config)
-        if (problem := await self._problem()) is not None:
-            raise UnhealthyError(f"Failed to connect to ART backend. {problem}")
+        await self._check()
 
     async def is_healthy(self) -> bool:
         """Return True if the server at the configured port takes the key and has the model."""
@@ -152,6 +150,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         trajectories = as_ours(TrajectoryCollection, trajectories)
         options = self.adapter_config.options()
         async with self._submitting:
+            # 1. Refuse what can't be trained on before anything is on record.
             groups = await self._construct_trajectory_groups(trajectories.trajectories)
             if not trains_anything(
                 groups, without_logprobs=options.get("allow_training_without_logprobs", False)
@@ -160,11 +159,16 @@ class ARTTrainerAdapter(TrainerAdapter):
                     f"No valid trajectory groups to submit. (run_id {trajectories.run_id!r}: no "
                     "message of the assistant's with log-probabilities is in any)"
                 )
+            # 2. Claim a place for it, or find its own of an earlier process.
             job = await self._begin_job(trajectories)
             if job.step is not None and job.submission is not None:
                 return self._reference(job)  # of a process that is gone, and submitted
+            # 3. Make room, then submit.
             if self.adapter_config.backend.delete_old_checkpoints:
-                await self._delete_old_checkpoints()
+                try:
+                    await self.model.delete_checkpoints()
+                except Exception as error:
+                    logger.warning("old checkpoints can't be deleted: %s", error)
             try:
                 job = await self._start(job, groups, options)
             except BaseException as error:
@@ -253,6 +257,10 @@ class ARTTrainerAdapter(TrainerAdapter):
 
     # Inside -----------------------------------------------------------------------------------
 
+    async def _check(self) -> None:
+        if (problem := await self._problem()) is not None:
+            raise UnhealthyError(f"Failed to connect to ART backend. {problem}")
+
     async def _problem(self) -> str | None:
         """Why the back-end would not take a job, or None."""
         where = self.adapter_config.backend
@@ -264,28 +272,31 @@ class ARTTrainerAdapter(TrainerAdapter):
 
     async def _begin_job(self, trajectories: TrajectoryCollection) -> AdapterJob:
         """The record of a new submission, or of one of the same that was cut short."""
+        # 1. Tell what is submitted by its content.
         run_id = trajectories.run_id
         plain = trajectories.model_dump(
             mode="json", include={"trajectories"}, fallback=lambda value: type(value).__qualname__
         )
         content = digest(plain)
+        # 2. The same one, of a process that is gone, goes on.
         newest = self._jobs.newest(run_id)
         if newest is not None and newest.state == "running":
             same = newest.digest == content and newest.owner_is_gone()
             if same and newest.submission is not None:
                 return newest
             newest, _, _ = await self._refreshed(newest)
+        # 3. While another one is under way there is no place for this.
         if newest is not None and newest.state == "running":
             raise JobExistsError(f"Training job with run_id {run_id} already exists.")
+        # 4. Claim the next number; of several processes one gets it.
         where = self.adapter_config.backend
-        owner = ThisMachine().owner()
         job = AdapterJob(
             run_id=run_id,
             number=0 if newest is None else newest.number + 1,
             project=where.project,
             name=where.name,
             digest=content,
-            owner=vars(owner),
+            owner=vars(ThisMachine().owner()),
             created_at=time.time(),
         )
         if not self._jobs.add(job):
@@ -299,7 +310,9 @@ class ARTTrainerAdapter(TrainerAdapter):
         if self._server is None:
             work = self._train(job, groups, options)
         else:
+            # 1. Count the step of a job that nobody waited for, so that this one is the next.
             await self._settle()
+            # 2. Submit, and put on record what the job is.
             step = await self._server.begin(self.model, groups, **options)
             made = self._server.job(self.model, step)
             job_id = None if made is None else made.id
@@ -310,12 +323,14 @@ class ARTTrainerAdapter(TrainerAdapter):
                 job_id=job_id,
                 metrics=step.counted,
             )
-            if job.state != "running":  # another process has cancelled it meanwhile
+            # 3. Another process may have cancelled it meanwhile, or it has nothing to train.
+            if job.state != "running":
                 await self._server.cancel(self.model, step)
                 return job
             if step.submission is None:
                 return self._end(job, "canceled", NOTHING_TRAINED, metrics=step.counted)
             work = self._follow(job, step)
+        # 4. Wait for its end in the background, so that it is on record.
         task = asyncio.create_task(work, name=f"art-train:{job.run_id}")
         self._training_jobs[job.run_id] = task
         task.add_done_callback(lambda _: self._forget(job.run_id, task))
@@ -414,12 +429,6 @@ class ARTTrainerAdapter(TrainerAdapter):
         if newest is None or newest[1].created_at < since_s or self._is_claimed(newest[0]):
             return
         await self._server.cancel(self.model, newest[0])
-
-    async def _delete_old_checkpoints(self) -> None:
-        try:
-            await self.model.delete_checkpoints()
-        except Exception as error:
-            logger.warning("old checkpoints can't be deleted: %s", error)
 
     def _end(self, job: AdapterJob, state: str, message: str | None, **changes: Any) -> AdapterJob:
         if message is not None:

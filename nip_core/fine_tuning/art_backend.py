@@ -20,7 +20,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 try:
     import art
@@ -66,6 +66,7 @@ from nip_core.redaction import read_key, redact
 KEY_VARIABLE = "NIP_API_KEY"
 DEFAULT_STATE_DIR = ".art/lm_server"
 _GROUP = "art"
+_Model: TypeAlias = "art.TrainableModel[Any, Any]"
 _log = logging.getLogger(__name__)
 
 
@@ -101,12 +102,14 @@ class LmServerBackend:
         if not key:
             raise SettingsError(f"api_key: none is given; pass it, or set {KEY_VARIABLE}")
         self._root = base_url.rstrip("/").removesuffix("/v1")
+        self._address = self._root + "/v1"
         self._api_key = key
         self._state_dir = os.fspath(state_dir)
         self._poll_interval_s, self._deadline_s = poll_interval_s, deadline_s
-        address = self._root + "/v1"
-        self._client = AsyncOpenAI(base_url=address, api_key=key, max_retries=0, timeout=120.0)
-        self._server = OpenAIBackend(address, key, extensions=True, client=self._client)
+        self._client = AsyncOpenAI(
+            base_url=self._address, api_key=key, max_retries=0, timeout=120.0
+        )
+        self._server = OpenAIBackend(self._address, key, extensions=True, client=self._client)
         self._submissions = Submissions(self._state_dir, _GROUP, settle_s=0.0)
         self._records = StepRecords(self._state_dir)
         self._wait_at_register = wait_at_register
@@ -141,17 +144,15 @@ class LmServerBackend:
             await self._take_over(model)
 
     async def _prepare_backend_for_training(
-        self, model: "art.TrainableModel[Any, Any]", config: Mapping[str, Any] | None = None
+        self, model: _Model, config: Mapping[str, Any] | None = None
     ) -> tuple[str, str]:
         """Address and key for the model's OpenAI client."""
         refuse_server_arguments(config)
         self._record(model)
-        address = self._root + "/v1"
         if model._openai_client is None:
-            client = TokenIdsClient(address, self._api_key)
-            self._clients.append(client)
-            model._openai_client = client
-        return address, self._api_key
+            model._openai_client = TokenIdsClient(self._address, self._api_key)
+            self._clients.append(model._openai_client)
+        return self._address, self._api_key
 
     def _model_inference_name(self, model: "art.Model[Any, Any]", step: int | None = None) -> str:
         """The server's name for the model of `step`, or of the newest one."""
@@ -167,26 +168,21 @@ class LmServerBackend:
             )
         return record.steps[step].model
 
-    async def _get_step(self, model: "art.TrainableModel[Any, Any]") -> int:
+    async def _get_step(self, model: _Model) -> int:
         return self._record(model).step
 
-    async def _delete_checkpoint_files(
-        self, model: "art.TrainableModel[Any, Any]", steps_to_keep: list[int]
-    ) -> None:
+    async def _delete_checkpoint_files(self, model: _Model, steps_to_keep: list[int]) -> None:
         """Delete the models of all other steps. The server keeps one that another came of."""
         record = self._record(model)
-        kept = {record.steps[step].model for step in {*steps_to_keep, record.step} if step >= 0}
+        keep = {record.steps[step].model for step in {*steps_to_keep, record.step} if step >= 0}
         names = dict.fromkeys(step.model for step in reversed(record.steps))
-        for name in names:
-            if name in kept or name == record.base_model:
-                continue
-            needed = await delete_model(self._client, name)
-            if needed:
+        for name in [name for name in names if name not in {*keep, record.base_model}]:
+            if needed := await delete_model(self._client, name):
                 _log.info("checkpoint %s stays: %s", name, needed)
 
     async def train(
         self,
-        model: "art.TrainableModel[Any, Any]",
+        model: _Model,
         trajectory_groups: "Iterable[art.TrajectoryGroup]",
         **options: Any,
     ) -> LmServerTrainResult:
@@ -201,7 +197,7 @@ class LmServerBackend:
 
     async def _train_model(
         self,
-        model: "art.TrainableModel[Any, Any]",
+        model: _Model,
         trajectory_groups: "list[art.TrajectoryGroup]",
         config: "art.TrainConfig",
         dev_config: Mapping[str, Any],
@@ -215,15 +211,15 @@ class LmServerBackend:
 
     async def _train_sft(
         self,
-        model: "art.TrainableModel[Any, Any]",
+        model: _Model,
         trajectories: "Iterable[art.Trajectory]",
         config: "art.TrainSFTConfig",
         dev_config: Mapping[str, Any],
         verbose: bool = False,
     ) -> AsyncIterator[dict[str, float]]:
         """Learn the assistant messages of trajectories, once each; figures as `_train_model`."""
-        for name in dev_config:
-            raise SettingsError(f"train_sft: there is no option {name!r}")
+        if dev_config:
+            raise SettingsError(f"train_sft: there is no option {next(iter(dev_config))!r}")
         configured = model_options(model._internal_config)
         data = sft_data(trajectories)
         if data.lines == 0:
@@ -237,11 +233,12 @@ class LmServerBackend:
 
     async def begin(
         self,
-        model: "art.TrainableModel[Any, Any]",
+        model: _Model,
         trajectory_groups: "Iterable[art.TrajectoryGroup]",
         **options: Any,
     ) -> StepJob:
         """The first half of `train`: returns when the job of the step is submitted."""
+        # 1. Check the options, before anything is sent.
         groups, checked = list(trajectory_groups), train_options(options)
         record = self._record(model)
         reference = checked.kl_penalty_reference_step
@@ -250,6 +247,7 @@ class LmServerBackend:
                 f"kl_penalty_reference_step: {reference} can't be done by lm_server; the reference "
                 f"is the step that is trained from, which is {record.step}"
             )
+        # 2. Make the lines and the settings of the job.
         data = training_data(groups, checked)
         summary = build_training_summary_metrics(
             summarize_trajectory_groups(groups), include_trainable_groups=True
@@ -258,19 +256,18 @@ class LmServerBackend:
             checked, model_options(model._internal_config), repeats=data.repeats
         )
         counted = {**summary, **data.metrics}
+        # 3. Submit it; without a line the step advances all the same.
         if data.lines:
             return await self._begin(model, "trajectories", data, settings, counted)
         _log.warning("no group says what is better: the step advances and nothing is trained")
-        self._add(model, Step(model=record.served))
+        self._put(model, record, *record.steps, Step(model=record.served))
         return StepJob(record.step + 1, None, {**counted, "data/step_trainer_tokens": 0.0})
 
-    async def finish(
-        self, model: "art.TrainableModel[Any, Any]", step: StepJob
-    ) -> LmServerTrainResult:
+    async def finish(self, model: _Model, step: StepJob) -> LmServerTrainResult:
         """The second half of `train`: waits for the step's model. Raises JobFailed."""
         samples = await self._figures(model, step)
         record = self._record(model)
-        job = self._job(record, step)
+        job = self.job(model, step)
         return LmServerTrainResult(
             step=step.step,
             metrics=average_metric_samples(samples),
@@ -278,14 +275,12 @@ class LmServerBackend:
             job_id=None if job is None else job.id,
         )
 
-    async def look(
-        self, model: "art.TrainableModel[Any, Any]", step: StepJob
-    ) -> tuple[JobRecord, JobView | None]:
+    async def look(self, model: _Model, step: StepJob) -> tuple[JobRecord, JobView | None]:
         """The record of a step's job, and what the server says while it goes on. It has one."""
         run_id, number = self._record(model).run_id(step.step), step.submission
         return await self._submissions.look(run_id, -1 if number is None else number, self._server)
 
-    async def cancel(self, model: "art.TrainableModel[Any, Any]", step: StepJob) -> None:
+    async def cancel(self, model: _Model, step: StepJob) -> None:
         """Stop the job of a step; one that has ended, or has none, stays as it is."""
         if step.submission is not None:
             run_id = self._record(model).run_id(step.step)
@@ -301,22 +296,25 @@ class LmServerBackend:
                 problem = redact(str(error), self._api_key)
         return None if problem is None else f"{self._root} is not healthy: {problem}"
 
-    def under_way(self, model: "art.TrainableModel[Any, Any]") -> tuple[StepJob, JobRecord] | None:
+    def under_way(self, model: _Model) -> tuple[StepJob, JobRecord] | None:
         """The newest job of the step after the newest one, of whichever process."""
         record = self._records.load(model.project, model.name)
         self._see(model, record)
         newest = self._submissions.newest(record.run_id(record.step + 1))
         return None if newest is None else (StepJob(record.step + 1, newest[0], {}), newest[1])
 
-    def count(self, model: "art.TrainableModel[Any, Any]", step: StepJob) -> None:
+    def count(self, model: _Model, step: StepJob) -> None:
         """Count a step that was trained and that no call of `train` has returned."""
-        job = self._job(self._record(model), step)
+        record, job = self._record(model), self.job(model, step)
         if step.submission is not None and job is not None and job.succeeded:
-            self._add(model, step_of(step.submission, job, returned=False))
+            made = step_of(step.submission, job, returned=False)
+            self._put(model, record, *record.steps, made)
 
-    def job(self, model: "art.TrainableModel[Any, Any]", step: StepJob) -> JobRecord | None:
+    def job(self, model: _Model, step: StepJob) -> JobRecord | None:
         """The job of a step as recorded; None if it trained nothing."""
-        return self._job(self._record(model), step)
+        if step.submission is None:
+            return None
+        return self._submissions.record(self._record(model).run_id(step.step), step.submission)
 
     # Inside ---------------------------------------------------------------------------------------
 
@@ -329,25 +327,14 @@ class LmServerBackend:
                 "model.register(backend) first"
             ) from None
 
-    def _add(self, model: "art.TrainableModel[Any, Any]", step: Step) -> None:
-        record = self._record(model)
-        self._put(model, record, steps=(*record.steps, step))
+    def _put(self, model: _Model, record: ModelRecord, *steps: Step) -> None:
+        self._see(model, self._records.put(record, steps))
 
-    def _put(
-        self, model: "art.TrainableModel[Any, Any]", record: ModelRecord, **changes: Any
-    ) -> None:
-        self._see(model, self._records.put(record, **changes))
-
-    def _see(self, model: "art.TrainableModel[Any, Any]", record: ModelRecord) -> None:
+    def _see(self, model: _Model, record: ModelRecord) -> None:
         """Go on from what is on record."""
         self._models[model.project, model.name] = record
         if model.inference_model_name is not None:
             model.inference_model_name = record.served
-
-    def _job(self, record: ModelRecord, step: StepJob) -> JobRecord | None:
-        if step.submission is None:
-            return None
-        return self._submissions.record(record.run_id(step.step), step.submission)
 
     async def _check_base(self, base_model: str) -> None:
         try:
@@ -366,17 +353,19 @@ class LmServerBackend:
 
     async def _begin(
         self,
-        model: "art.TrainableModel[Any, Any]",
+        model: _Model,
         method: str,
         data: Data,
         settings: tuple[dict[str, Any], dict[str, Any]],
         counted: dict[str, float],
     ) -> StepJob:
         """Submit the job of the next step, or find the one that was submitted before."""
+        # 1. The newest step was trained on this data, and no call of `train` has returned it.
         record, digest = self._record(model), hashlib.sha256(data.jsonl).hexdigest()
         last = record.steps[-1]
         if not last.returned and last.digest == digest:
             return StepJob(record.step, last.submission, counted)
+        # 2. The next one has ended already: it is this one, or another program's.
         number, run_id = record.step + 1, record.run_id(record.step + 1)
         newest = self._submissions.newest(run_id)
         if newest is not None and newest[1].succeeded:
@@ -386,6 +375,7 @@ class LmServerBackend:
                     f"{number}; register the model again to go on from there"
                 )
             return StepJob(number, newest[0], counted)
+        # 3. Say what the job is.
         hyper_parameters, extensions = settings
         seed = model_options(model._internal_config).seed
 
@@ -402,28 +392,30 @@ class LmServerBackend:
                 extensions=extensions,
             )
 
+        # 4. What was cut short with other data makes room; then submit, or find it.
         cut_short = newest if newest is not None and newest[1].state == "intent" else None
         if cut_short is not None and make_spec(cut_short[0]).key != cut_short[1].key:
             await self._submissions.cancel(run_id, cut_short[0], self._server)
         submission, _ = await self._submissions.submit(run_id, make_spec, data.jsonl, self._server)
         return StepJob(number, submission, counted)
 
-    async def _figures(
-        self, model: "art.TrainableModel[Any, Any]", step: StepJob
-    ) -> list[dict[str, float]]:
+    async def _figures(self, model: _Model, step: StepJob) -> list[dict[str, float]]:
         """Wait for a step's model, count the step, and give the figures of its training."""
         if step.submission is None:
             return [{**step.counted, TRAIN_GRADIENT_STEPS_KEY: 0.0}]
+        # 1. Wait for the job's end.
         job = await self._follow(self._record(model), step.step, step.submission)
+        # 2. Count the step once, whoever else waited for it.
         async with self._lock:
             record = self._records.load(model.project, model.name)  # others may wait for it too
             self._see(model, record)
             if record.step < step.step:
-                self._add(model, step_of(step.submission, job, returned=True))
+                made = step_of(step.submission, job, returned=True)
+                self._put(model, record, *record.steps, made)
             elif not record.steps[step.step].returned:
                 steps = list(record.steps)
                 steps[step.step] = steps[step.step].model_copy(update={"returned": True})
-                self._put(model, record, steps=tuple(steps))
+                self._put(model, record, *steps)
         return [{**step.counted, **figures} for figures in job_metrics(job)]
 
     async def _follow(self, record: ModelRecord, step: int, submission: int) -> JobRecord:
@@ -443,7 +435,7 @@ class LmServerBackend:
             )
         return job
 
-    async def _take_over(self, model: "art.TrainableModel[Any, Any]") -> None:
+    async def _take_over(self, model: _Model) -> None:
         """Wait for the job that an earlier program left, and count its step."""
         record = self._record(model)
         newest = self._submissions.newest(record.run_id(record.step + 1))
@@ -457,4 +449,4 @@ class LmServerBackend:
             except JobFailed as error:
                 _log.warning("%s; the step is still to be trained", error)
         if job.succeeded:
-            self._add(model, step_of(submission, job, returned=False))
+            self._put(model, record, *record.steps, step_of(submission, job, returned=False))

@@ -51,14 +51,24 @@ class _Line:
     without_ids: int  # messages to train whose token ids are not known
 
 
+@dataclass(frozen=True)
+class _Trained:
+    """The conversations of a trajectory that is trained."""
+
+    group: str
+    reward: float
+    advantage: float
+    lines: list[_Line]
+
+
 def training_data(groups: "Sequence[art.TrajectoryGroup]", options: TrainOptions) -> Data:
     """The lines to train on; none if no group says what is better.
 
     Raises SettingsError, naming group and trajectory, for what the server can't be given: tools,
     images, roles that it doesn't know, a reward that is no number.
     """
-    trained: list[tuple[str, float, float, list[_Line]]] = []  # group, reward, advantage, lines
-    used: set[int] = set()
+    # 1. Take the trajectories that are better or worse than others of their group.
+    trained: list[_Trained] = []
     for number, group in enumerate(groups):
         members = list(group)
         advantages = _advantages([t.reward for t in members], options.scale_rewards, number)
@@ -68,19 +78,20 @@ def training_data(groups: "Sequence[art.TrajectoryGroup]", options: TrainOptions
             where = f"group {number}, trajectory {index}"
             lines = _trajectory_lines(trajectory, where, options)
             if lines:
-                used.add(number)
                 balanced = _balanced(advantage, options.advantage_balance)
-                trained.append((str(number), trajectory.reward, balanced, lines))
+                trained.append(_Trained(str(number), trajectory.reward, balanced, lines))
+    # 2. Weigh them, and count what there is.
     rows = _weighted(trained)
+    used = len({trajectory.group for trajectory in trained})
     counted = {
-        "data/step_num_groups_trainable": float(len(used)),
-        "data/step_num_groups_dropped": float(len(groups) - len(used)),
+        "data/step_num_groups_trainable": float(used),
+        "data/step_num_groups_dropped": float(len(groups) - used),
         "data/step_num_lines": float(len(rows)),
         "data/step_num_choices_without_token_ids": float(
-            sum(line.without_ids for *_, lines in trained for line in lines)
+            sum(line.without_ids for one in trained for line in one.lines)
         ),
     }
-    known = [line.tokens for *_, lines in trained for line in lines]
+    known = [line.tokens for one in trained for line in one.lines]
     if known and all(tokens is not None for tokens in known):
         counted["data/step_trainer_tokens"] = float(sum(tokens or 0 for tokens in known))
     return _data("trajectories", rows, counted)
@@ -121,26 +132,26 @@ def _balanced(advantage: float, balance: float) -> float:
     return advantage
 
 
-def _weighted(trained: Sequence[tuple[str, float, float, list[_Line]]]) -> list[dict[str, Any]]:
+def _weighted(trained: Sequence[_Trained]) -> list[dict[str, Any]]:
     """Lines with advantages such that trajectories count alike, 1 on average over all tokens.
 
     The server's loss is a mean over tokens, so a trajectory's advantage is divided by the number
     of its tokens. Where that is not known for all of them, tokens count alike.
     """
-    sizes = [[line.tokens for line in lines] for *_, lines in trained]
+    sizes = [[line.tokens for line in one.lines] for one in trained]
     known = all(size is not None for trajectory in sizes for size in trajectory)
     totals = [sum(size or 0 for size in trajectory) if known else 1 for trajectory in sizes]
     tokens = sum(totals)
-    scale = sum(abs(advantage) for _, _, advantage, _ in trained) / tokens if tokens else 0.0
+    scale = sum(abs(one.advantage) for one in trained) / tokens if tokens else 0.0
     return [
         {
             "messages": line.messages,
-            "group_id": group,
-            "reward": reward,
-            "advantage": advantage / total / scale if scale else 0.0,
+            "group_id": one.group,
+            "reward": one.reward,
+            "advantage": one.advantage / total / scale if scale else 0.0,
         }
-        for (group, reward, advantage, lines), total in zip(trained, totals, strict=True)
-        for line in lines
+        for one, total in zip(trained, totals, strict=True)
+        for line in one.lines
     ]
 
 

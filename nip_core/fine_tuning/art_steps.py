@@ -13,7 +13,7 @@ Step 0 is the base model. A step without a submission trained nothing and has th
 """
 
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -151,11 +151,11 @@ class StepRecords:
         """The record. Raises LookupError if there is none."""
         return self._load(project, name)[0]
 
-    def put(self, before: ModelRecord, **changes: Any) -> ModelRecord:
-        """Replace `before`, unless another process was faster. Raises JobError."""
+    def put(self, before: ModelRecord, steps: tuple[Step, ...]) -> ModelRecord:
+        """Replace the steps of `before`, unless another process was faster. Raises JobError."""
         stored, etag = self._load(before.project, before.name)
         path = _path(before.project, before.name)
-        after = before.model_copy(update=changes)
+        after = before.model_copy(update={"steps": steps})
         if stored == after:
             return after
         if stored != before or not self._documents.put(path, after, etag):

@@ -85,6 +85,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
         the next submission. Raises ValueError for what can't be trained on, before anything is
         sent; JobError for a job that the server refuses.
         """
+        # 1. Make the lines, by the settings that this server takes.
         trajectories = as_ours(TrajectoryCollection, trajectories)
         config, run_id = self.config, trajectories.run_id
         words, extensions = await self._settings()
@@ -94,6 +95,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
             reward_threshold=config.reward_threshold,
             advantage=words.get("advantage") or "group_std",
         )
+        # 2. Say what the job is, for whichever number it gets.
         submissions = self._submissions()
 
         def make(number: int) -> JobSpec:
@@ -113,6 +115,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
                 integrations=config.integrations,
             )
 
+        # 3. Submit it, or find it.
         async with self._backend() as backend:
             number, record = await submissions.submit(run_id, make, data, backend)
         return TrainingJobRef(

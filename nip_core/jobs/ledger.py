@@ -5,6 +5,7 @@ Ledger.ensure_job  submit a job, or find the one that was submitted before, what
 Ledger.poll        follow a job to its end
 Ledger.give_up     cancel a job whose deadline has passed
 Ledger.record      what is recorded of a job
+Ledger.abandon     end a submission that was cut short
 Ledger.cancel      ask the back-end to stop a job
 
 A job's document goes intent -> submitted -> terminal. Before every create the document says that
@@ -295,6 +296,21 @@ class Ledger:
                 f"job {record.id}: was to be cancelled, because it is {reason}, but still goes on "
                 f"{self._waiting.patience_s:g} s later; cancel it at the back-end and run again"
             ) from error
+
+    async def abandon(self, record: JobRecord) -> JobRecord:
+        """End a submission that was cut short, unless there is a job of it, which is adopted then.
+
+        Raises JobError if that can't be learned.
+        """
+        document = self._document(record.iteration, record.group)
+        record = document.load() or record
+        if record.state != "intent":
+            return record
+        if record.creates_open:
+            view = await self._find_job(record.key)
+            if view is not None:
+                return self._submitted(document, record, view, adopted=True)
+        return document.end(record, "cancelled", "before there was a job", "cancelled")
 
     async def cancel(self, record: JobRecord) -> None:
         """Ask the back-end to stop the job; `poll` then sees how it ended. Raises JobError."""

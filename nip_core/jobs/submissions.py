@@ -26,10 +26,9 @@ from typing import Any
 from nip_core.concurrency import in_thread
 from nip_core.errors import JobError, LeaseError, NipError, SettingsError
 from nip_core.hashing import digest
-from nip_core.jobs.document import JobDocument
-from nip_core.jobs.job import Backend, Clock, JobRecord, JobSpec, JobView
+from nip_core.jobs.document import read_job
+from nip_core.jobs.job import Backend, JobRecord, JobSpec, JobView
 from nip_core.jobs.ledger import Ledger
-from nip_core.jobs.waiting import Waiting
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.run import RUN_NAME, RunStore
 from nip_core.run_store.store import open_store
@@ -78,7 +77,10 @@ class Submissions:
 
     def record(self, run_id: str, number: int) -> JobRecord | None:
         """Return the record of a submission, or None if there is none of this number."""
-        return self._document(run_id, number).load() if 0 <= number <= 9999 else None
+        if not 0 <= number <= 9999:
+            return None
+        run = self.run(run_id)
+        return read_job(run, run.job(number, self._group))
 
     def newest(self, run_id: str) -> tuple[int, JobRecord] | None:
         """The last submission and its number, or None if there is none."""
@@ -148,6 +150,7 @@ class Submissions:
         number begins. Raises JobError as `Ledger.ensure_job`, LeaseError if another process is
         still submitting under this run id after the time to bear with a back-end.
         """
+        # One process at a time decides under which number it submits, and does so.
         async with self._submitting(run_id) as lease:
             number = self._number(run_id, make_spec, adopt_same=adopt_same)
             ledger = self._ledger(run_id, backend, lease)
@@ -209,7 +212,7 @@ class Submissions:
         record = self._known(run_id, number)
         if record.state == "intent":
             async with self._submitting(run_id) as lease:
-                record = await self._give_up(self._document(run_id, number, lease), backend)
+                record = await self._ledger(run_id, backend, lease).abandon(record)
         await self._ledger(run_id, backend).cancel(record)
         return self._known(run_id, number)
 
@@ -217,17 +220,20 @@ class Submissions:
 
     def _number(self, run_id: str, make_spec: MakeSpec, *, adopt_same: bool) -> int:
         """The number under which to submit. Raises LiveSubmission."""
+        # 1. After an end the next number begins; of a refusal no job came.
         newest = self.newest(run_id)
         if newest is None:
             return 0
         number, record = newest
         if record.outcome == "refused":
-            return number  # no job came of it
+            return number
         if record.state == "terminal":
             return number + 1
+        # 2. The same submission goes on under its number.
         same = make_spec(number).key == record.key
         if same and (adopt_same or record.state == "intent"):
             return number
+        # 3. Anything else has to wait, or the earlier one to be cancelled.
         if record.state == "submitted":
             state = f"under way as job {record.id} (last status {record.status!r})"
             advice = "wait for its end or cancel it"
@@ -247,42 +253,16 @@ class Submissions:
             )
         return record
 
-    async def _give_up(self, document: JobDocument, backend: Backend) -> JobRecord:
-        """End a submission that was cut short, unless there is a job of it."""
-        record = document.load()
-        assert record is not None  # documents are never deleted
-        if record.state != "intent":
-            return record
-        if record.creates_open:
-            key, waiting = (
-                record.key,
-                Waiting(backend.address, Clock(), self._settle_s, self._patience_s),
-            )
-
-            async def find() -> JobView | None:
-                jobs = await backend.find_jobs(key)
-                return min(jobs, key=lambda job: (job.created_at, job.id), default=None)
-
-            job = await waiting.until_settled(find)
-            if job is not None:
-                return document.save(
-                    record,
-                    f"found and adopted {job.id}",
-                    state="submitted",
-                    id=job.id,
-                    submitted_at=record.sent_at or time.time(),
-                    status=job.status,
-                )
-        return document.end(record, "cancelled", "before there was a job", "cancelled")
-
     @asynccontextmanager
     async def _submitting(self, run_id: str) -> AsyncIterator[Lease]:
         """Hold the lease of the run id, once whoever holds it now is done."""
+        # 1. Write down whose place this is; whoever was first has it.
         run = self.run(run_id)
         run.write_json_once(
             f"{run.root}/run_id.json", {"format_version": FORMAT_VERSION, "run_id": run_id}
         )
-        self.run(run_id)  # whoever was first has the place
+        self.run(run_id)
+        # 2. Wait for the lease, as long as its holder may bear with the back-end.
         give_up_s = time.monotonic() + self._patience_s + self._settle_s
         while True:
             taking = asyncio.create_task(
@@ -298,6 +278,7 @@ class Submissions:
                 if time.monotonic() > give_up_s:
                     raise
                 await asyncio.sleep(0.2)
+        # 3. Give it back, whatever happens meanwhile.
         try:
             yield lease
         finally:
@@ -314,10 +295,6 @@ class Submissions:
 
     def _path(self, run_id: str, number: int) -> str:
         return self.run(run_id).job(number, self._group)
-
-    def _document(self, run_id: str, number: int, lease: Lease | None = None) -> JobDocument:
-        path = self._path(run_id, number)
-        return JobDocument(self._store, path, lease=lease, clock=Clock(), on_event=None)
 
 
 def _release(taking: "asyncio.Task[Lease]") -> None:
