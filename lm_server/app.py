@@ -67,7 +67,7 @@ async def open_server(
         pool = EnginePool(slots, database, models)
         jobs = JobTable(database, files, models, pool)
         jobs.refuse_broken_rows()
-        supervisor = JobSupervisor(state_dir / JOBS, database, jobs, files, models, pool)
+        supervisor = JobSupervisor(state_dir / JOBS, jobs)
         for path in state_dir.glob("responses.sqlite3*"):
             path.unlink()  # answers that earlier servers kept, for a header that is refused now
         created_at = _created_at(database)

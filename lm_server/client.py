@@ -46,12 +46,12 @@ from nip_lm_server.processes import (
 )
 from nip_lm_server.spec import EngineSpec, ServerSpec, base_served_name
 from nip_lm_server.state.directory import DATABASE, FILES, KEY_FILE, MODELS, StateError
+from nip_lm_server.state.disk import MANIFEST
 from nip_lm_server.state.examine import Examined, examine, stored_ids
 from nip_lm_server.state.garbage import State, StateInUseError, read_state, remove
 from nip_lm_server.state.import_models import adopt_models, find_model
 from nip_lm_server.state.models import (
     CHECKSUM,
-    MANIFEST,
     AdapterError,
     checksum_of,
     content_digest,

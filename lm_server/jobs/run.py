@@ -23,19 +23,17 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nip_lm_server.engines.base import EngineError, Proof
 from nip_lm_server.errors import ApiError
 from nip_lm_server.jobs.events import step_data
-from nip_lm_server.jobs.settings import Places, client_param, total_rank
+from nip_lm_server.jobs.settings import client_param, total_rank
 from nip_lm_server.jobs.table import JobTable
-from nip_lm_server.state.database import Database, dump
-from nip_lm_server.state.files import FileStore
-from nip_lm_server.state.models import AdapterError, ModelStore
+from nip_lm_server.state.database import dump
+from nip_lm_server.state.models import AdapterError
 from nip_lm_server.training.job import (
     CHECKPOINTS,
     METRICS_FILE,
@@ -52,32 +50,12 @@ _RESULT_COLUMNS = ("step", "train_loss", "learning_rate", "epoch", "tokens")
 _NOT_RESULTS = ("total_steps", "time_left_s")
 
 
-class Pool(Places, Protocol):
-    """What is asked of `pool.EnginePool`."""
-
-    def training_on_device(self, base_model: str) -> AbstractAsyncContextManager[None]: ...
-    async def publish(self, name: str, digest: str) -> Proof: ...
-    async def withdraw(self, name: str) -> None: ...
-
-
 class JobRunner:
     """Runs jobs of one server, each in a directory of its own under `directory`."""
 
-    def __init__(
-        self,
-        directory: Path,
-        database: Database,
-        jobs: JobTable,
-        files: FileStore,
-        models: ModelStore,
-        pool: Pool,
-    ):
+    def __init__(self, directory: Path, jobs: JobTable):
         self._directory = directory
-        self._database = database
-        self._jobs = jobs
-        self._files = files
-        self._models = models
-        self._pool = pool
+        self._jobs, self._models, self._pool = jobs, jobs.models, jobs.pool
 
     async def run(self, row: sqlite3.Row, place: TrainingPlace, stop: asyncio.Event) -> None:
         """Bring a queued job to its end; `stop` ends its training with a checkpoint.
@@ -152,9 +130,9 @@ class JobRunner:
         """Enter the proved model and end the job. False if it was cancelled or paused meanwhile."""
         id, training = row["id"], manifest["training"]
         metrics = _all_steps(self._jobs.events.metrics(id), self._directory / id / METRICS_FILE)
-        result_file = self._files.store_result(id, _metrics_csv(metrics), "step_metrics.csv")
+        result_file = self._jobs.files.store_result(id, _metrics_csv(metrics), "step_metrics.csv")
         result = {"unchanged": False, **training, "swap_s": swap_s, "proof": asdict(proof)}
-        with self._database.transaction():
+        with self._jobs.database.transaction():
             if not self._jobs.transition(
                 id,
                 ("running",),
@@ -241,7 +219,7 @@ class JobRunner:
     async def _intact(self, file_id: str) -> Path:
         """Compared right before it is used: hours may lie between a job's making and its turn."""
         try:
-            return await self._files.intact(file_id)
+            return await self._jobs.files.intact(file_id)
         except ApiError as error:
             raise TrainingError(error.code or "file_damaged", error.message) from None
 

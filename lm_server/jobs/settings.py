@@ -10,12 +10,12 @@ that can't work is refused when it is created, not when it runs.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from sqlite3 import Row
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from nip_lm_server import wire
 from nip_lm_server.errors import ApiError, model_not_found
+from nip_lm_server.state.models import ModelStore
 from nip_lm_server.training.trainers import TrainingPlace
 from nip_lm_server.wire import (
     CreateJobRequest,
@@ -26,32 +26,12 @@ from nip_lm_server.wire import (
     TrajectoriesHyperparameters,
 )
 
+if TYPE_CHECKING:
+    from nip_lm_server.serving.pool import EnginePool
+
 ADAPTER_CONFIG = "adapter_config.json"
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
 _EIGHT_BIT = ("adamw_8bit", "paged_adamw_8bit")
-
-
-class Models(Protocol):
-    """What is asked of `models.ModelStore`."""
-
-    def row(self, name: str) -> Row | None: ...
-    def manifest(self, digest: str) -> dict[str, Any]: ...
-    def path(self, digest: str) -> Path: ...
-
-
-class Places(Protocol):
-    """What is asked of `pool.EnginePool`."""
-
-    def base_models(self) -> tuple[str, ...]: ...
-    def training_place(self, base_model: str) -> TrainingPlace: ...
-    def base(self, base_model: str) -> "Base": ...
-
-
-class Base(Protocol):
-    """What is asked of `served_base.ServedBase`."""
-
-    @property
-    def wanted(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -73,14 +53,14 @@ class _Start:
     parent: Row | None  # the adapter or the base model that was trained here
 
 
-def resolve(request: CreateJobRequest, places: Places, models: Models) -> Plan:
+def resolve(request: CreateJobRequest, pool: "EnginePool", models: ModelStore) -> Plan:
     """Fill in every default. Raises ApiError 400 for what can't be trained, 503 if the engine of
     the base model has not run yet, so that its limits aren't known.
     """
     method, hyper = _method(request)
     nip = request.nip
-    start = _start(request, places, models)
-    place = places.training_place(start.base_model)
+    start = _start(request, pool, models)
+    place = pool.training_place(start.base_model)
     _check_applies(nip, method, start)
     _check_device(nip, place, start)
     _check_max_length(nip, place)
@@ -108,7 +88,7 @@ def resolve(request: CreateJobRequest, places: Places, models: Models) -> Plan:
         named_after=_configured_base(start.base_model, models),
         parent=start.parent["name"] if start.parent is not None else None,
         settings=settings,
-        note=_note(settings, start.base_model, places.base(start.base_model).wanted),
+        note=_note(settings, start.base_model, pool.base(start.base_model).wanted),
     )
 
 
@@ -193,11 +173,11 @@ def _method_settings(method: str, hyper: Hyperparameters, nip: NipSettings) -> d
 # Where it starts
 
 
-def _start(request: CreateJobRequest, places: Places, models: Models) -> _Start:
+def _start(request: CreateJobRequest, pool: "EnginePool", models: ModelStore) -> _Start:
     asked, name = request.nip.start_from, request.model
     row = models.row(name)
     if row is None or row["kind"] == "base":
-        if name not in places.base_models():
+        if name not in pool.base_models():
             raise model_not_found(name, status=400)
         if asked == "stack" or (asked == "continue" and row is None):
             raise _invalid(
@@ -211,7 +191,7 @@ def _start(request: CreateJobRequest, places: Places, models: Models) -> _Start:
             code="model_not_served",
             param="model",
         )
-    if row["base_model"] not in places.base_models():
+    if row["base_model"] not in pool.base_models():
         raise model_not_found(name, status=400)
     start_from = asked or "continue"
     if start_from == "stack" and not request.nip.use_lora:
@@ -222,7 +202,7 @@ def _start(request: CreateJobRequest, places: Places, models: Models) -> _Start:
     return _Start(start_from, row["base_model"], None if start_from == "base" else row)
 
 
-def _configured_base(base_model: str, models: Models) -> str:
+def _configured_base(base_model: str, models: ModelStore) -> str:
     """The base model of the configuration; for one that was trained here, that it comes from."""
     seen: set[str] = set()
     while (row := models.row(base_model)) is not None and base_model not in seen:
@@ -298,7 +278,7 @@ def _check_targets(targets: str | list[str] | None) -> None:
 
 
 def _shape(
-    nip: NipSettings, start: _Start, place: TrainingPlace, models: Models
+    nip: NipSettings, start: _Start, place: TrainingPlace, models: ModelStore
 ) -> tuple[dict[str, Any], Literal["adapter", "base"]]:
     """The new adapter's shape (all None without LoRA), and what the training makes."""
     if not nip.use_lora:
@@ -343,7 +323,7 @@ def _shape(
     )
 
 
-def _adapter_shape(row: Row, models: Models) -> dict[str, Any]:
+def _adapter_shape(row: Row, models: ModelStore) -> dict[str, Any]:
     """The shape of an adapter as it was saved; where it is no LoRA file, as it was asked for."""
     manifest = models.manifest(row["digest"])
     shape: dict[str, Any] = {name: manifest["settings"][name] for name in _LORA}

@@ -21,12 +21,9 @@ from pathlib import Path
 from nip_lm_server import formats
 from nip_lm_server.devices import one_queue
 from nip_lm_server.errors import ApiError
-from nip_lm_server.jobs.run import JobRunner, Pool
+from nip_lm_server.jobs.run import JobRunner
 from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.processes import end_process
-from nip_lm_server.state.database import Database
-from nip_lm_server.state.files import FileStore
-from nip_lm_server.state.models import ModelStore
 from nip_lm_server.training.trainers import TrainingPlace
 from nip_lm_server.wire import ACTIVE_STATUSES, EffectiveSettings
 
@@ -50,24 +47,11 @@ class _Run:
 
 
 class JobSupervisor:
-    """Runs the jobs of one server. `pool` says where each is trained."""
+    """Runs the jobs of one server; its pool says where each is trained."""
 
-    def __init__(
-        self,
-        directory: Path,
-        database: Database,
-        jobs: JobTable,
-        files: FileStore,
-        models: ModelStore,
-        pool: Pool,
-        *,
-        stop_grace_s: float = STOP_GRACE_S,
-    ):
-        self._database = database
-        self._jobs = jobs
-        self._files = files
-        self._pool = pool
-        self._runner = JobRunner(directory, database, jobs, files, models, pool)
+    def __init__(self, directory: Path, jobs: JobTable, *, stop_grace_s: float = STOP_GRACE_S):
+        self._jobs, self._pool = jobs, jobs.pool
+        self._runner = JobRunner(directory, jobs)
         self._stop_grace_s = stop_grace_s
         self._wake_validator = asyncio.Event()
         self._wake_runner = asyncio.Event()
@@ -173,7 +157,7 @@ class JobSupervisor:
             if file_id is None:
                 continue
             try:
-                path = await self._files.intact(file_id)
+                path = await self._jobs.files.intact(file_id)
             except ApiError as error:
                 self._jobs.fail(row["id"], error.code or "file_damaged", error.message, param)
                 return
@@ -189,12 +173,8 @@ class JobSupervisor:
                     param,
                 )
                 return
-        with self._database.transaction():
-            valid = self._jobs.transition(row["id"], ("validating_files",), "queued")
-            if valid:
-                self._jobs.events.add(row["id"], "Files validated, moving job to queued state")
-        if valid:
-            self._jobs.events.log(row["id"], "queued")
+        told = "Files validated, moving job to queued state"
+        self._jobs.move(row["id"], ("validating_files",), "queued", told)
         self._wake_runner.set()
 
     # Running

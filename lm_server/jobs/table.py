@@ -15,26 +15,28 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nip_lm_server import wire
 from nip_lm_server.errors import ApiError, not_found
 from nip_lm_server.jobs.events import JobEvents
-from nip_lm_server.jobs.settings import Places, resolve
+from nip_lm_server.jobs.settings import resolve
 from nip_lm_server.state.database import UNFINISHED, Database, damaged, dump, load
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore, adapter_digest, adapter_name
 from nip_lm_server.wire import CreateJobRequest, EffectiveSettings
 
+if TYPE_CHECKING:
+    from nip_lm_server.serving.pool import EnginePool
+
 
 class JobTable:
     """The jobs of one server."""
 
-    def __init__(self, database: Database, files: FileStore, models: ModelStore, pool: Places):
-        self._database = database
-        self._files = files
-        self._models = models
-        self._pool = pool
+    def __init__(
+        self, database: Database, files: FileStore, models: ModelStore, pool: "EnginePool"
+    ):
+        self.database, self.files, self.models, self.pool = database, files, models, pool
         self.events = JobEvents(database)
 
     # Creating
@@ -53,29 +55,31 @@ class JobTable:
         raises before a new job is entered. There is no await in here and the key's column is
         unique, so two requests that race make one job.
         """
+        # 1. The same request again is the first job. Ids of files are drawn, so that names of
+        #    models, and a key sent again with the same files uploaded anew, go by their content.
         payload_digest = _digest(payload)
-        # Ids of files are drawn, so that the model's name goes by their content.
         content_digest = _digest(self._with_file_contents(payload))
-        if key is not None:
-            first = self._database.one("SELECT * FROM jobs WHERE idempotency_key = ?", key)
-            if first is not None:
-                same = first["payload_digest"] == payload_digest
-                if not same and first["adapter_digest"] != adapter_digest(key, content_digest):
-                    raise ApiError(
-                        409,
-                        f"Idempotency-Key {key!r} was used for job {first['id']} with another "
-                        "payload: use a new key for a new job",
-                        code="idempotency_key_reused",
-                        param="Idempotency-Key",
-                    )
-                return self.object(first), False
+        first = self.database.one("SELECT * FROM jobs WHERE idempotency_key = ?", key)
+        if first is not None:
+            same = first["payload_digest"] == payload_digest
+            if not same and first["adapter_digest"] != adapter_digest(str(key), content_digest):
+                raise ApiError(
+                    409,
+                    f"Idempotency-Key {key!r} was used for job {first['id']} with another "
+                    "payload: use a new key for a new job",
+                    code="idempotency_key_reused",
+                    param="Idempotency-Key",
+                )
+            return self.object(first), False
+        # 2. What can't be trained is refused before anything is written.
         self._check_files(request)
-        plan = resolve(request, self._pool, self._models)
+        plan = resolve(request, self.pool, self.models)
         admit()
+        # 3. From here on there is a job.
         id = "ftjob-" + secrets.token_hex(12)
         digest = adapter_digest(key or id, content_digest)
-        with self._database.transaction():
-            seq = self._database.insert(
+        with self.database.transaction():
+            seq = self.database.insert(
                 "jobs",
                 id=id,
                 idempotency_key=key,
@@ -96,12 +100,7 @@ class JobTable:
                 created_at=time.time(),
             )
             for name, value in (request.metadata or {}).items():
-                self._database.execute(
-                    "INSERT INTO job_metadata (job_seq, key, value) VALUES (?, ?, ?)",
-                    seq,
-                    name,
-                    value,
-                )
+                self.database.insert("job_metadata", job_seq=seq, key=name, value=value)
             self.events.add(id, f"Created fine-tuning job: {id}")
             self.events.add(id, f"Validating training file: {request.training_file}")
             if plan.note is not None:
@@ -114,7 +113,7 @@ class JobTable:
         """The payload with the SHA-256 of each file that is there in place of its id."""
         contents = dict(payload)
         for field in ("training_file", "validation_file"):
-            row = self._database.one("SELECT sha256 FROM files WHERE id = ?", payload.get(field))
+            row = self.database.one("SELECT sha256 FROM files WHERE id = ?", payload.get(field))
             if row is not None:
                 contents[field] = row["sha256"]
         return contents
@@ -125,7 +124,7 @@ class JobTable:
             if id is None:
                 continue
             try:
-                purpose = self._files.purpose(id)
+                purpose = self.files.purpose(id)
             except ApiError:
                 raise ApiError(
                     400, f"invalid {param}: {id}", code="invalid_file", param=param
@@ -142,24 +141,24 @@ class JobTable:
 
     def row(self, id: str) -> sqlite3.Row:
         """The table's row of a job. Raises ApiError 404."""
-        row = self._database.one("SELECT * FROM jobs WHERE id = ?", id)
+        row = self.database.one("SELECT * FROM jobs WHERE id = ?", id)
         if row is None:
             raise not_found("fine-tuning job", id, "fine_tuning_job_id")
         return row
 
     def refuse_broken_rows(self) -> None:
         """Raise StateError if a job can't be read any more: it could be neither shown nor run."""
-        for row in self._database.all("SELECT * FROM jobs"):
+        for row in self.database.all("SELECT * FROM jobs"):
             try:
                 self.object(row)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 problem = f"job {row['id']}: {' '.join(str(error).split())}"
-                raise damaged(self._database.path, problem) from error
+                raise damaged(self.database.path, problem) from error
 
     def rows_in(self, statuses: Sequence[str]) -> list[sqlite3.Row]:
         """Jobs in any of these statuses, oldest first."""
         marks = ", ".join("?" * len(statuses))
-        return self._database.all(
+        return self.database.all(
             f"SELECT * FROM jobs WHERE status IN ({marks}) ORDER BY seq",  # noqa: S608
             *statuses,
         )
@@ -218,7 +217,7 @@ class JobTable:
         where, values = ["1"], []
         if after is not None:
             where.append("seq < ?")
-            found = self._database.one("SELECT seq FROM jobs WHERE id = ?", after)
+            found = self.database.one("SELECT seq FROM jobs WHERE id = ?", after)
             if found is None:
                 raise not_found("fine-tuning job", after, "after")
             values.append(found["seq"])
@@ -227,7 +226,7 @@ class JobTable:
         for key, value in (metadata or {}).items():
             where.append("seq IN (SELECT job_seq FROM job_metadata WHERE key = ? AND value = ?)")
             values += [key, value]
-        rows = self._database.all(
+        rows = self.database.all(
             f"SELECT * FROM jobs WHERE {' AND '.join(where)} ORDER BY seq DESC LIMIT ?",  # noqa: S608
             *values,
             limit + 1,
@@ -261,13 +260,10 @@ class JobTable:
     # Changing
 
     def transition(self, id: str, before: Sequence[str], after: str, **columns: Any) -> bool:
-        """Set the status if it is one of `before`, together with `columns`. False if it was not.
-
-        Log the new status once the transaction is committed, if there is one around it.
-        """
+        """Set the status if it is one of `before`, together with `columns`. False if it was not."""
         names = "".join(f", {name} = ?" for name in columns)
         marks = ", ".join("?" * len(before))
-        changed = self._database.execute(
+        changed = self.database.execute(
             f"UPDATE jobs SET status = ?{names} WHERE id = ? AND status IN ({marks})",  # noqa: S608
             after,
             *columns.values(),
@@ -276,10 +272,29 @@ class JobTable:
         )
         return changed == 1
 
+    def move(
+        self,
+        id: str,
+        before: Sequence[str],
+        after: str,
+        message: str,
+        failure: Mapping[str, Any] | None = None,
+        **columns: Any,
+    ) -> bool:
+        """`transition` with an event that says so, and a line of the job's log."""
+        level = "info" if failure is None else "error"
+        with self.database.transaction():
+            changed = self.transition(id, before, after, **columns)
+            if changed:
+                self.events.add(id, message, level=level, data=failure)
+        if changed:
+            self.events.log(id, after, level, **(failure or {}))
+        return changed
+
     def begin(self, id: str) -> bool:
         """From `queued` to `running`, as one more attempt. False if it is not to run any more."""
-        with self._database.transaction():
-            changed = self._database.execute(
+        with self.database.transaction():
+            changed = self.database.execute(
                 "UPDATE jobs SET status = 'running', attempts = attempts + 1, "
                 "started_at = coalesce(started_at, ?) "
                 "WHERE id = ? AND status = 'queued' AND paused = 0",
@@ -292,7 +307,7 @@ class JobTable:
             attempt, progress = row["attempts"], load(row["progress"])
             if progress is not None:
                 # The pace of an earlier attempt tells nothing about when this one ends.
-                self._database.execute(
+                self.database.execute(
                     "UPDATE jobs SET progress = ? WHERE id = ?",
                     dump({**progress, "time_left_s": None}),
                     id,
@@ -306,8 +321,8 @@ class JobTable:
         """Keep a job that has not ended from running; returns (its object, whether it ran or
         could have). Pausing a paused job is no error. Raises ApiError 404, 400 if it ended.
         """
-        with self._database.transaction():
-            changed = self._database.execute(
+        with self.database.transaction():
+            changed = self.database.execute(
                 "UPDATE jobs SET paused = 1, "  # noqa: S608
                 "status = CASE status WHEN 'running' THEN 'queued' ELSE status END "
                 f"WHERE id = ? AND paused = 0 AND {UNFINISHED}",
@@ -327,8 +342,8 @@ class JobTable:
 
         Raises ApiError 404, 400 if it is not paused.
         """
-        with self._database.transaction():
-            changed = self._database.execute(
+        with self.database.transaction():
+            changed = self.database.execute(
                 "UPDATE jobs SET paused = 0 WHERE id = ? AND paused = 1",
                 id,
             )
@@ -350,14 +365,14 @@ class JobTable:
 
         Cancelling a cancelled job is no error. Raises ApiError 404, 400 if it succeeded or failed.
         """
-        with self._database.transaction():
-            changed = self.transition(
-                id, wire.ACTIVE_STATUSES, "cancelled", finished_at=time.time(), paused=0
-            )
-            if changed:
-                self.events.add(id, "The job was cancelled")
-        if changed:
-            self.events.log(id, "cancelled")
+        changed = self.move(
+            id,
+            wire.ACTIVE_STATUSES,
+            "cancelled",
+            "The job was cancelled",
+            finished_at=time.time(),
+            paused=0,
+        )
         row = self.row(id)
         if row["status"] != "cancelled":
             raise _ended(row, "cancelled")
@@ -366,32 +381,24 @@ class JobTable:
     def fail(self, id: str, code: str, message: str, param: str | None = None) -> None:
         """End a job without a model; one that was cancelled meanwhile stays so."""
         error = {"code": code, "message": message, "param": param}
-        with self._database.transaction():
-            changed = self.transition(
-                id,
-                wire.ACTIVE_STATUSES,
-                "failed",
-                finished_at=time.time(),
-                error=dump(error),
-                paused=0,
-            )
-            if changed:
-                self.events.add(id, f"The job failed: {message}", level="error", data=error)
-        if changed:
-            self.events.log(id, "failed", "error", **error)
+        self.move(
+            id,
+            wire.ACTIVE_STATUSES,
+            "failed",
+            f"The job failed: {message}",
+            failure=error,
+            finished_at=time.time(),
+            error=dump(error),
+            paused=0,
+        )
 
     def requeue(self, id: str, message: str) -> None:
         """From `running` back to `queued`, with an event; a job that is not running is left."""
-        with self._database.transaction():
-            changed = self.transition(id, ("running",), "queued")
-            if changed:
-                self.events.add(id, message)
-        if changed:
-            self.events.log(id, "queued")
+        self.move(id, ("running",), "queued", message)
 
     def set_child(self, id: str, pid: int | None, identity: str | None) -> None:
         """Write down the training process, so that the next start can end one that is left."""
-        self._database.execute(
+        self.database.execute(
             "UPDATE jobs SET child_pid = ?, child_identity = ? WHERE id = ?", pid, identity, id
         )
         if pid is not None:

@@ -137,12 +137,12 @@ class Database:
         if not path.exists() or not path.stat().st_size:
             refuse_lost_database(path.parent)  # before SQLite deletes a log that has no database
         self.path = path
-        self._connection = connect(path)
+        self._connection = _connect(path)
         self._connection.row_factory = sqlite3.Row
         try:
             found = self._format()
-            refuse_damage(self._connection, path)
-            make_private(path)
+            _refuse_damage(self._connection, path)
+            _make_private(path)
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
                 self._connection.execute(f"PRAGMA {pragma}")
             steps = (
@@ -240,42 +240,40 @@ class Database:
         self.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", key, str(value))
 
 
-def connect(path: Path, timeout_s: float = 5.0) -> sqlite3.Connection:
+def _connect(path: Path) -> sqlite3.Connection:
     """A connection to a database; a new one can only be read by its owner. Raises StateError."""
     try:
         if not path.is_file():
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-        return sqlite3.connect(
-            path, isolation_level=None, check_same_thread=False, timeout=timeout_s
-        )
+        return sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     except (OSError, sqlite3.Error) as error:
         raise StateError(f"{path} can't be used: {error}") from error
 
 
-def make_private(path: Path) -> None:
+def _make_private(path: Path) -> None:
     """Let nobody but its owner read a database and its logs; later logs become as it is."""
     for end in ("", "-wal", "-shm"):
         with contextlib.suppress(PermissionError, FileNotFoundError):  # not ours; no log
             path.with_name(path.name + end).chmod(0o600)
 
 
-def refuse_damage(connection: sqlite3.Connection, path: Path, remedy: str = _REMEDY) -> None:
+def _refuse_damage(connection: sqlite3.Connection, path: Path) -> None:
     """Read the whole database; raise StateError if its pages or indices don't fit together."""
     problem = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if problem != "ok":
-        raise damaged(path, " ".join(problem.split()), remedy)
+        raise damaged(path, " ".join(problem.split()))
 
 
-def unusable(path: Path, error: Exception, remedy: str = _REMEDY) -> StateError:
+def unusable(path: Path, error: Exception) -> StateError:
     """The error for a database that SQLite can't open, read or write."""
     if isinstance(error, sqlite3.OperationalError):  # the disk is full, or away
         return StateError(f"{path} can't be used: {error}")
-    return damaged(path, str(error), remedy)
+    return damaged(path, str(error))
 
 
-def damaged(path: Path, problem: str, remedy: str = _REMEDY) -> StateError:
+def damaged(path: Path, problem: str) -> StateError:
     """The error for a database that is not as it was written."""
-    return StateError(f"{path} is damaged ({problem}): {remedy}")
+    return StateError(f"{path} is damaged ({problem}): {_REMEDY}")
 
 
 def dump(value: Any) -> str | None:

@@ -1,8 +1,21 @@
-"""What makes a file durable, and what says that it is the same."""
+"""Files that survive a power loss, and directories that are whole or not there.
+
+sha256_of, sync   one file
+publish           a directory gets its manifest, and by one rename its name
+sealed            the same for a new directory of plain files, whose manifest has their SHA-256
+damage            what is wrong with such a directory
+"""
 
 import hashlib
+import json
 import os
+import shutil
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
 
 
 def sha256_of(path: Path) -> str:
@@ -18,3 +31,49 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def publish(part: Path, path: Path, manifest: Mapping[str, Any] | None = None) -> None:
+    """Let `path` be what the directory `part` is, together with its `manifest`, if one is given."""
+    if manifest is not None:
+        text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+        (part / MANIFEST).write_text(text)
+    # Contents before names: after a power loss the rename must not be there without them.
+    for written in (*part.rglob("*"), part):
+        sync(written)
+    part.rename(path)
+    sync(path.parent)
+
+
+@contextmanager
+def sealed(path: Path) -> Iterator[Path]:
+    """Publish the directory that is given to be filled, in place of what is at `path`.
+
+    Where filling it fails nothing is changed. Leftovers of writes that were cut short are removed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in path.parent.glob(".*.part"):
+        shutil.rmtree(leftover)
+    part = path.with_name(f".{path.name}.part")
+    part.mkdir()
+    try:
+        yield part
+        files = {file.name: sha256_of(file) for file in sorted(part.iterdir())}
+        shutil.rmtree(path, ignore_errors=True)
+        publish(part, path, {"format": 1, "files": files})
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def damage(path: Path, needed: Set[str] = frozenset()) -> str | None:
+    """What is wrong with a sealed directory, which must have the files `needed`; None: nothing."""
+    try:
+        listed = json.loads((path / MANIFEST).read_text())["files"]
+        for name, expected in listed.items():
+            if sha256_of(path / name) != expected:
+                return f"{name} does not have the SHA-256 of its manifest"
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    missing = needed - set(listed)
+    return f"the manifest lacks {sorted(missing)}" if missing else None

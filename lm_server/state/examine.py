@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nip_lm_server.state.directory import DATABASE, FILES, MODELS
-from nip_lm_server.state.disk import sha256_of
-from nip_lm_server.state.models import CHECKSUM, MANIFEST, checksum_of, content_digest
+from nip_lm_server.state.disk import MANIFEST, sha256_of
+from nip_lm_server.state.models import CHECKSUM, checksum_of, content_digest
 
 
 @dataclass(frozen=True)

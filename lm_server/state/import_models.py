@@ -10,7 +10,6 @@ model before it answers, as it does with its own.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,8 +18,8 @@ from typing import Any
 from nip_lm_server.engines.base import Proof
 from nip_lm_server.state.database import Database, dump
 from nip_lm_server.state.directory import DATABASE, MODELS, StateError, check_state_dir
-from nip_lm_server.state.disk import sync
-from nip_lm_server.state.models import MANIFEST, AdapterError, ModelStore
+from nip_lm_server.state.disk import MANIFEST, publish
+from nip_lm_server.state.models import AdapterError, ModelStore
 
 _ASIDE = "adopted.part"
 
@@ -94,10 +93,7 @@ def _copy(
         except shutil.Error as error:
             raise AdapterError(f"{path} can't be copied: {error}") from error
         _check(copies.verify(path.name), name, digest)
-        for written in (*copied.rglob("*"), copied):
-            sync(written)
-        os.rename(copied, there.path(path.name))
-        sync(there.path(path.name).parent)
+        publish(copied, there.path(path.name))
     manifest = there.verify(path.name)
     _check(manifest, name, digest)
     return manifest

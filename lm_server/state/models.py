@@ -19,9 +19,8 @@ from typing import Any
 
 from nip_lm_server.engines.base import Proof
 from nip_lm_server.state.database import UNFINISHED, Database, dump
-from nip_lm_server.state.disk import sha256_of, sync
+from nip_lm_server.state.disk import MANIFEST, publish, sha256_of
 
-MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
 CHECKSUM = "checksum"
 """In a manifest, over all of it; earlier versions wrote none."""
@@ -100,15 +99,7 @@ class ModelStore:
             "files": files,
         }
         manifest[CHECKSUM] = checksum_of(manifest)
-        (part / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
-        for path in part.rglob("*"):
-            if path.is_dir():
-                sync(path)
-            else:
-                sync(path)
-        sync(part)
-        part.rename(self.path(digest))
-        sync(self._directory)
+        publish(part, self.path(digest), manifest)
         return manifest
 
     def verify(self, digest: str) -> dict[str, Any]:

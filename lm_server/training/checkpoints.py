@@ -27,11 +27,11 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from nip_lm_server.state.disk import sha256_of, sync
+from nip_lm_server.state.disk import damage, sealed
 from nip_lm_server.training.job import Events, TrainingError, TrainingJob
 
-MANIFEST = "manifest.json"
 TRAINED, TENSORS, STATE = "trained.safetensors", "state.safetensors", "state.json"
+TRAINER_STATE = "trainer_state.json"
 KEPT = 2
 """Newest checkpoints that stay; a damaged newest one leaves the one before."""
 MIN_INTERVAL_S = 30.0
@@ -44,26 +44,13 @@ def newest(job: TrainingJob, events: Events) -> Path | None:
     Leftovers of a write that was cut short are removed by the next write.
     """
     for path in sorted(job.checkpoints_dir.glob("step-*"), reverse=True):
-        problem = damage(path)
+        problem = damage(path, {TRAINED, TENSORS, STATE, TRAINER_STATE})
         if problem is None:
             return path
         events.message(
             f"checkpoint {path.name} is damaged ({problem}); using an older one", level="warn"
         )
     return None
-
-
-def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
-    try:
-        listed = json.loads((path / MANIFEST).read_text())["files"]
-        for name, expected in listed.items():
-            if sha256_of(path / name) != expected:
-                return f"{name} does not have the SHA-256 of its manifest"
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        return f"{type(error).__name__}: {error}"
-    missing = {TRAINED, TENSORS, STATE, "trainer_state.json"} - set(listed)
-    return f"the manifest lacks {sorted(missing)}" if missing else None
 
 
 class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
@@ -183,31 +170,13 @@ def write(path: Path, trained: dict[str, Any], state: dict[str, Any], trainer_st
     """
     from safetensors.torch import save_file
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in path.parent.glob(".*.part"):
-        shutil.rmtree(leftover)
-    part = path.parent / f".{path.name}.part"
-    part.mkdir()
-    try:
+    with sealed(path) as part:
         tensors: dict[str, Any] = {}
         packed = _pack(state, tensors, "")
         save_file({name: t.cpu().contiguous() for name, t in trained.items()}, part / TRAINED)
         save_file(tensors, part / TENSORS)
         (part / STATE).write_text(json.dumps(packed))
-        trainer_state.save_to_json(str(part / "trainer_state.json"))
-        files = {file.name: sha256_of(file) for file in sorted(part.iterdir())}
-        for name in files:
-            sync(part / name)
-        (part / ".manifest").write_text(json.dumps({"format": 1, "files": files}, indent=1))
-        sync(part / ".manifest")
-        (part / ".manifest").rename(part / MANIFEST)
-        sync(part)
-        shutil.rmtree(path, ignore_errors=True)  # a damaged one of the same step
-        part.rename(path)
-        sync(path.parent)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+        trainer_state.save_to_json(str(part / TRAINER_STATE))
     for old in sorted(path.parent.glob("step-*"), reverse=True)[KEPT:]:
         shutil.rmtree(old)
 

@@ -20,6 +20,7 @@ from typing import Any
 from nip_lm_server import formats
 from nip_lm_server.engines.pseudo_tokens import token_count
 from nip_lm_server.engines.reply_rules import ReplyFile
+from nip_lm_server.state.disk import damage, sealed
 from nip_lm_server.training.job import TrainingError, TrainingJob, TrainingStopped
 from nip_lm_server.training.trainers import Report, TrainingResult
 
@@ -186,37 +187,23 @@ def _write_model(job: TrainingJob, inputs: _Inputs, result: TrainingResult) -> N
     (job.output_dir / TRAINING_RESULT).write_text(json.dumps(figures, indent=1))
 
 
-# Checkpoints: a directory for each, whose manifest has the digest of its one file.
-
-
 def _write_checkpoint(job: TrainingJob, step: int, total: int) -> None:
-    """Publish a checkpoint by one rename, and remove the one before it."""
+    """Write a checkpoint, and remove the one before it."""
     path = job.checkpoints_dir / f"step-{step:08}"
-    part = path.with_name(".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    state = json.dumps({"step": step, "total_steps": total}).encode()
-    manifest = {"files": {"state.json": hashlib.sha256(state).hexdigest()}}
-    (part / "state.json").write_bytes(state)
-    (part / "manifest.json").write_text(json.dumps(manifest))
-    before = [old for old in job.checkpoints_dir.glob("step-*") if old != path]
-    shutil.rmtree(path, ignore_errors=True)
-    part.rename(path)
-    for old in before:
-        shutil.rmtree(old, ignore_errors=True)
+    with sealed(path) as part:
+        (part / "state.json").write_text(json.dumps({"step": step, "total_steps": total}))
+    for old in path.parent.glob("step-*"):
+        if old != path:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _newest_checkpoint(job: TrainingJob, total: int) -> int:
     """The step of the newest checkpoint that is whole; 0 if there is none."""
     for path in sorted(job.checkpoints_dir.glob("step-*"), reverse=True):
-        try:
-            listed = json.loads((path / "manifest.json").read_text())["files"]["state.json"]
-            state = (path / "state.json").read_bytes()
-            found = json.loads(state)
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if hashlib.sha256(state).hexdigest() == listed and found["total_steps"] == total:
-            return int(found["step"])
+        if damage(path, {"state.json"}) is None:
+            state = json.loads((path / "state.json").read_text())
+            if state["total_steps"] == total:
+                return int(state["step"])
     return 0
 
 

@@ -363,10 +363,7 @@ async def test_a_model_is_committed_before_the_engine_comes_back(tmp_path: Path)
     id = workshop.jobs.create(request, request.model_dump(), None)[0]["id"]
     workshop.jobs.transition(id, ("validating_files",), "queued")
     (tmp_path / "jobs").mkdir()
-    runner = JobRunner(
-        tmp_path / "jobs", workshop.database, workshop.jobs, workshop.files, workshop.models,
-        workshop,
-    )  # fmt: skip
+    runner = JobRunner(tmp_path / "jobs", workshop.jobs)
     place = replace(workshop.training_place("sim"), trainer=trainer)
     await runner.run(workshop.jobs.row(id), place, asyncio.Event())
     assert workshop.jobs.row(id)["status"] == "succeeded", workshop.jobs.row(id)["error"]

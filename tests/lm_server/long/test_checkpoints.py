@@ -26,6 +26,7 @@ from training_jobs import (
     weights,
 )
 
+from nip_lm_server.state import disk
 from nip_lm_server.training import checkpoints
 from nip_lm_server.training.main import STOPPED, main
 
@@ -119,7 +120,7 @@ def test_a_checkpoint_has_a_manifest_of_everything_and_no_pickle(unbroken):
         assert set(json.loads((path / "manifest.json").read_text())["files"]) == FILES - {
             "manifest.json"
         }
-        assert checkpoints.damage(path) is None
+        assert disk.damage(path) is None
 
 
 def test_the_last_two_are_kept(base, unbroken, tmp_path):
@@ -135,9 +136,9 @@ def test_a_damaged_checkpoint_counts_for_nothing(unbroken, tmp_path, file):
     data = bytearray((path / file).read_bytes())
     data[len(data) // 2] ^= 1
     (path / file).write_bytes(data)
-    assert checkpoints.damage(path) is not None
+    assert disk.damage(path) is not None
     (path / file).unlink()
-    assert checkpoints.damage(path) is not None
+    assert disk.damage(path) is not None
 
 
 def test_with_the_newest_damaged_the_one_before_is_used(base, unbroken, tmp_path):
