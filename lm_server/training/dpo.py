@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from nip_lm_server.formats import PreferenceExample
-from nip_lm_server.training import loading
-from nip_lm_server.training.encoding import ExampleError, encode_turn, read_file
-from nip_lm_server.training.job import Events, TrainingError, TrainingJob
+from nip_lm_server.training import encoding, loading
+from nip_lm_server.training.encoding import ExampleError, check_length, encode_turn
+from nip_lm_server.training.job import Events, TrainingJob
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,11 @@ def prepare(job: TrainingJob, text: loading.Text, events: Events) -> loading.Pre
 
 def encode_file(path: Path | None, text: loading.Text, param: str) -> list[EncodedPair]:
     """Every pair of a JSONL file, none for None. Raises TrainingError, naming the line."""
-    try:
-        return [
-            encode_pair(example, text, line)
-            for line, example in (read_file("dpo", path, param) if path else ())
-        ]
-    except ExampleError as error:
-        raise TrainingError(error.code, str(error), param) from error
+
+    def encode(line: int, example: PreferenceExample) -> EncodedPair:
+        return encode_pair(example, text, line)
+
+    return encoding.encode_file("dpo", path, param, encode)
 
 
 def encode_pair(example: PreferenceExample, text: loading.Text, line: int) -> EncodedPair:
@@ -76,12 +74,7 @@ def encode_pair(example: PreferenceExample, text: loading.Text, line: int) -> En
     ]
     for turn in turns:
         size = len(turn.prompt) + len(turn.answer)
-        if size > text.max_length:
-            raise ExampleError(
-                "example_too_long",
-                line,
-                f"prompt and answer have {size} tokens, but at most {text.max_length} are allowed",
-            )
+        check_length(size, text.max_length, line, "prompt and answer have")
     if turns[0].answer == turns[1].answer:
         raise ExampleError(
             "nothing_to_learn", line, "both answers are the same, so neither can be preferred"

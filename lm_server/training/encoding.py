@@ -1,9 +1,10 @@
 """From conversations to token ids and labels, so that the text trained is the text served.
 
-read_file          the checked examples of a job's file, each with its line
-EncodedExample     token ids and labels of one training sequence
+encode_file        every example of a job's file
+EncodedSequence    token ids of one training sequence, and which of them are learned
 encode_example     one conversation -> its sequences
 encode_turn        a prompt as it is served, and what is learned after it
+join               turns -> sequences
 ExampleError       an example that can't be trained on, with its code and line
 
 For each assistant message that is to be learned, the prompt is what the server would be asked
@@ -14,14 +15,17 @@ template that rewrites earlier turns, or writes no stop token), each turn is a s
 own. So nothing is ever trained in another context than it is served in.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nip_lm_server import formats
 from nip_lm_server.formats import chat_template
 from nip_lm_server.training.job import TrainingError
+
+_T = TypeVar("_T")
 
 IGNORED = -100
 """The label of a token that is not learned."""
@@ -39,36 +43,58 @@ class ExampleError(ValueError):
 
 
 @dataclass(frozen=True)
-class EncodedExample:
-    """One training sequence. `labels` has IGNORED where a token is only context."""
+class Turn:
+    """Token ids of a prompt, and of what is learned after it up to its stop token."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    logprobs: Sequence[float] | None = None  # of the answer, by the policy that wrote it
+
+
+@dataclass(frozen=True)
+class EncodedSequence:
+    """One training sequence; all tuples have one entry per token."""
 
     input_ids: tuple[int, ...]
-    labels: tuple[int, ...]
-    line: int
+    actions: tuple[bool, ...]
+    """Whether the model writes this token, and it is learned. Never true for the first."""
+    logprobs: tuple[float, ...]
+    """Of the policy that acted; NaN where the data has none, 0 where there is no action."""
+
+    @property
+    def labels(self) -> list[int]:
+        """The ids, IGNORED where a token is only context."""
+        return [
+            token if action else IGNORED
+            for token, action in zip(self.input_ids, self.actions, strict=True)
+        ]
 
     @property
     def learned(self) -> int:
         """Number of tokens that the loss counts."""
-        return sum(label != IGNORED for label in self.labels)
+        return sum(self.actions)
 
 
-@dataclass(frozen=True)
-class Turn:
-    """Token ids of a prompt, and of what is learned after it up to its stop token."""
+def encode_file(
+    method: str,
+    path: Path | None,
+    param: str,
+    encode: Callable[[int, Any], _T],
+    advantage: formats.AdvantageMode | None = None,
+) -> list[_T]:
+    """What `encode` makes of line and example of everything in a job's file; none for None.
 
-    prompt: list[int]
-    answer: list[int]
-
-
-def read_file(method: str, path: Path, param: str) -> list[tuple[int, Any]]:
-    """Line and example of everything in a job's file. Raises TrainingError, naming the line.
-
-    `param` is the setting that the file was given by.
+    Raises TrainingError, naming the line. `param` is the setting that the file was given by.
     """
+    if path is None:
+        return []
     try:
-        return formats.read_examples(method, path, 1)
+        examples = formats.read_examples(method, path, advantage=advantage)
+        return [encode(line, example) for line, example in examples]
     except formats.FormatError as error:
         raise TrainingError(error.problems[0].code, str(error), param) from error
+    except ExampleError as error:
+        raise TrainingError(error.code, str(error), param) from error
     except (OSError, formats.JsonlError) as error:
         raise TrainingError("invalid_file", f"{path.name}: {error}", param) from error
 
@@ -80,7 +106,7 @@ def encode_example(
     stop_tokens: frozenset[int],
     max_length: int,
     line: int,
-) -> list[EncodedExample]:
+) -> list[EncodedSequence]:
     """The sequences of one conversation: one, if the template allows it.
 
     Assistant messages are learned unless their `weight` is 0. Raises ExampleError with the code
@@ -94,25 +120,37 @@ def encode_example(
     ]
     if not learned:
         raise ExampleError("nothing_to_learn", line, "no assistant message is to be learned")
-    sequences: list[tuple[list[int], list[int]]] = []
-    for index in learned:
-        turn = encode_turn(tokenizer, messages[: index + 1], stop_tokens, line)
-        ids = turn.prompt + turn.answer
-        labels = [IGNORED] * len(turn.prompt) + turn.answer
+    turns = [encode_turn(tokenizer, messages[: i + 1], stop_tokens, line) for i in learned]
+    sequences = join(turns)
+    for sequence in sequences:
+        check_length(len(sequence.input_ids), max_length, line, "the example has")
+    return sequences
+
+
+def join(turns: Sequence[Turn]) -> list[EncodedSequence]:
+    """One sequence for turns that continue each other."""
+    sequences: list[EncodedSequence] = []
+    for turn in turns:
+        ids, context = (*turn.prompt, *turn.answer), len(turn.prompt)
+        actions = (*[False] * context, *[True] * len(turn.answer))
+        logprobs = (*[0.0] * context, *(turn.logprobs or [math.nan] * len(turn.answer)))
         if sequences:
-            before, before_labels = sequences[-1]
-            if turn.prompt[: len(before)] == before:
+            before = sequences[-1]
+            size = len(before.input_ids)
+            # Only a whole turn that is part of the next prompt can be learned in its context.
+            if size <= context and ids[:size] == before.input_ids:
                 sequences.pop()
-                labels[: len(before)] = before_labels
-        sequences.append((ids, labels))
-    for ids, _ in sequences:
-        if len(ids) > max_length:
-            raise ExampleError(
-                "example_too_long",
-                line,
-                f"the example has {len(ids)} tokens, but at most {max_length} are allowed",
-            )
-    return [EncodedExample(tuple(ids), tuple(labels), line) for ids, labels in sequences]
+                actions = (*before.actions, *actions[size:])
+                logprobs = (*before.logprobs, *logprobs[size:])
+        sequences.append(EncodedSequence(ids, actions, logprobs))
+    return sequences
+
+
+def check_length(size: int, most: int, line: int, what: str) -> None:
+    """Raise ExampleError, beginning with `what`, for more tokens than are allowed."""
+    if size > most:
+        message = f"{what} {size} tokens, but at most {most} are allowed"
+        raise ExampleError("example_too_long", line, message)
 
 
 def encode_turn(

@@ -1,6 +1,6 @@
 """The data of method `trajectories`, ready to train on: episodes as marked token ids.
 
-read_episodes     a file -> `Episode`s, each with its `ActionSequence`s
+read_episodes     a file -> `Episode`s, each with its sequences
 check_known       whether the model knows all tokens
 with_advantages   the setting `advantage`: the rows' own, or each reward against its group's
 
@@ -10,7 +10,6 @@ the message's text. Where a turn's prompt begins with all tokens of the turn bef
 sequence; else each is its own, as in the other methods (`encoding`).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,19 +19,16 @@ from nip_lm_server import formats
 from nip_lm_server.formats import chat_template
 from nip_lm_server.formats.advantages import Deviation, group_advantages
 from nip_lm_server.training import loading
-from nip_lm_server.training.encoding import ExampleError, encode_turn
+from nip_lm_server.training.encoding import (
+    EncodedSequence,
+    ExampleError,
+    Turn,
+    check_length,
+    encode_file,
+    encode_turn,
+    join,
+)
 from nip_lm_server.training.job import TrainingError
-
-
-@dataclass(frozen=True)
-class ActionSequence:
-    """One training sequence; all tuples have one entry per token."""
-
-    input_ids: tuple[int, ...]
-    actions: tuple[bool, ...]
-    """Whether the model chose this token. Never true for the first."""
-    logprobs: tuple[float, ...]
-    """Of the policy that acted; NaN where the data has none, 0 where there is no action."""
 
 
 @dataclass(frozen=True)
@@ -43,29 +39,18 @@ class Episode:
     group_id: str
     reward: float
     advantage: float | None
-    sequences: tuple[ActionSequence, ...]
-
-
-@dataclass(frozen=True)
-class _Turn:
-    prompt: Sequence[int]
-    answer: Sequence[int]
-    logprobs: Sequence[float] | None
+    sequences: tuple[EncodedSequence, ...]
 
 
 def read_episodes(
-    path: Path, text: loading.Text, mode: formats.AdvantageMode | None, param: str
+    path: Path | None, text: loading.Text, mode: formats.AdvantageMode | None, param: str
 ) -> list[Episode]:
-    """Every episode of a JSONL file. Raises TrainingError, naming the line."""
-    try:
-        examples = formats.read_examples("trajectories", path, advantage=mode)
-        return [_encode(line, example, text) for line, example in examples]
-    except formats.FormatError as error:
-        raise TrainingError(error.problems[0].code, str(error), param) from error
-    except ExampleError as error:
-        raise TrainingError(error.code, str(error), param) from error
-    except (OSError, formats.JsonlError) as error:
-        raise TrainingError("invalid_file", f"{path.name}: {error}", param) from error
+    """Every episode of a JSONL file, none for None. Raises TrainingError, naming the line."""
+
+    def encode(line: int, example: formats.Trajectory) -> Episode:
+        return _encode(line, example, text)
+
+    return encode_file("trajectories", path, param, encode, mode)
 
 
 def with_advantages(
@@ -114,26 +99,21 @@ def check_known(episodes: Sequence[Episode], vocabulary: int, param: str) -> Non
 def _encode(line: int, example: formats.Trajectory, text: loading.Text) -> Episode:
     if example.turns:
         turns = [
-            _Turn(turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
+            Turn(turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
             for turn in example.turns
         ]
     else:
         turns = _message_turns(line, example.messages, text)
-    sequences = _join(turns)
+    sequences = tuple(join(turns))
     for sequence in sequences:
-        if len(sequence.input_ids) > text.max_length:
-            raise ExampleError(
-                "example_too_long",
-                line,
-                f"the episode has a sequence of {len(sequence.input_ids)} tokens, but at most "
-                f"{text.max_length} are allowed",
-            )
+        size = len(sequence.input_ids)
+        check_length(size, text.max_length, line, "the episode has a sequence of")
     return Episode(line, example.group_id, example.reward, example.advantage, sequences)
 
 
 def _message_turns(
     line: int, messages: Sequence[formats.Message], text: loading.Text
-) -> list[_Turn]:
+) -> list[Turn]:
     plain = [message.to_dict() for message in messages]
     turns = []
     for index, message in enumerate(messages):
@@ -153,7 +133,7 @@ def _message_turns(
                 f"messages[{index}] has {len(message.logprobs)} logprobs, but its text is "
                 f"{len(answer)} tokens with the stop token: give the generated 'token_ids' too",
             )
-        turns.append(_Turn(prompt, answer, message.logprobs))
+        turns.append(Turn(prompt, answer, message.logprobs))
     return turns
 
 
@@ -175,23 +155,3 @@ def _check_text(line: int, index: int, message: formats.Message, text: loading.T
             f"messages[{index}].token_ids are the text {decoded[:60]!r}, but its content is "
             f"{message.content[:60]!r}: they are not of the same message, or of another model",
         )
-
-
-def _join(turns: Sequence[_Turn]) -> tuple[ActionSequence, ...]:
-    """One sequence for turns that continue each other."""
-    sequences: list[ActionSequence] = []
-    for turn in turns:
-        ids = (*turn.prompt, *turn.answer)
-        context = len(turn.prompt)
-        given = turn.logprobs or [math.nan] * len(turn.answer)
-        actions = (*[False] * context, *[True] * len(turn.answer))
-        logprobs = (*[0.0] * context, *given)
-        if sequences:
-            before = sequences[-1]
-            size = len(before.input_ids)
-            if ids[:size] == before.input_ids and size <= context:
-                sequences.pop()
-                actions = (*before.actions, *actions[size:])
-                logprobs = (*before.logprobs, *logprobs[size:])
-        sequences.append(ActionSequence(ids, actions, logprobs))
-    return tuple(sequences)

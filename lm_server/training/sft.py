@@ -10,13 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nip_lm_server.training import loading
-from nip_lm_server.training.encoding import (
-    EncodedExample,
-    ExampleError,
-    encode_example,
-    read_file,
-)
+from nip_lm_server.formats import SupervisedExample
+from nip_lm_server.training import encoding, loading
+from nip_lm_server.training.encoding import EncodedSequence, encode_example
 from nip_lm_server.training.job import Events, TrainingError, TrainingJob
 
 
@@ -33,29 +29,29 @@ def prepare(job: TrainingJob, text: loading.Text, events: Events) -> loading.Pre
     return loading.Prepared(trainer, tokens)
 
 
-def encode_file(path: Path | None, text: loading.Text, param: str) -> list[EncodedExample]:
+def encode_file(path: Path | None, text: loading.Text, param: str) -> list[EncodedSequence]:
     """Every sequence of a JSONL file, none for None. Raises TrainingError, naming the line."""
-    encoded: list[EncodedExample] = []
-    for line, example in read_file("supervised", path, param) if path else ():
-        try:
-            encoded += encode_example(
-                text.tokenizer,
-                [message.to_dict() for message in example.messages],
-                stop_tokens=text.stop_tokens,
-                max_length=text.max_length,
-                line=line,
-            )
-        except ExampleError as error:
-            raise TrainingError(error.code, str(error), param) from error
-    return encoded
+
+    def encode(line: int, example: SupervisedExample) -> list[EncodedSequence]:
+        messages = [message.to_dict() for message in example.messages]
+        return encode_example(
+            text.tokenizer,
+            messages,
+            stop_tokens=text.stop_tokens,
+            max_length=text.max_length,
+            line=line,
+        )
+
+    encoded = encoding.encode_file("supervised", path, param, encode)
+    return [sequence for sequences in encoded for sequence in sequences]
 
 
 def build_trainer(
     job: TrainingJob,
     model: Any,
     text: loading.Text,
-    training: Sequence[EncodedExample],
-    validation: Sequence[EncodedExample],
+    training: Sequence[EncodedSequence],
+    validation: Sequence[EncodedSequence],
 ) -> Any:
     """TRL's trainer over encoded sequences."""
     from trl import SFTConfig, SFTTrainer
@@ -121,12 +117,12 @@ def keeps_apart(model: Any) -> bool:
     return bool(difference <= 0.1 * seen)  # what is left is rounding
 
 
-def _dataset(examples: Sequence[EncodedExample]) -> Any:
+def _dataset(examples: Sequence[EncodedSequence]) -> Any:
     from datasets import Dataset
 
     return Dataset.from_dict(
         {
             "input_ids": [list(example.input_ids) for example in examples],
-            "labels": [list(example.labels) for example in examples],
+            "labels": [example.labels for example in examples],
         }
     )
