@@ -7,7 +7,7 @@ version      SERVER_VERSION, compatible
 the wire     NipSettings, METHOD_HYPERPARAMETERS; ACTIVE_STATUSES, ENDED_STATUSES of a job
 training data   formats: what a line of each method holds, and its checks; group_advantages
 a server's files, while it does not run   examine, stored_ids, collectable files (State,
-             read_state, remove), adopt_models, find_model, and names in a state directory
+             read_state, remove), import_models, find_model, and names in a state directory
 processes    identities of processes, ending with a parent, the end of a log
 vLLM         describe_vllm
 
@@ -49,7 +49,7 @@ from nip_lm_server.state.directory import DATABASE, FILES, KEY_FILE, MODELS, Sta
 from nip_lm_server.state.disk import MANIFEST
 from nip_lm_server.state.examine import Examined, examine, stored_ids
 from nip_lm_server.state.garbage import State, StateInUseError, read_state, remove
-from nip_lm_server.state.import_models import adopt_models, find_model
+from nip_lm_server.state.import_models import find_model, import_models
 from nip_lm_server.state.models import (
     CHECKSUM,
     AdapterError,
@@ -91,7 +91,6 @@ __all__ = [
     "StateError",
     "StateInUseError",
     "VllmMissingError",
-    "adopt_models",
     "base_served_name",
     "checksum_of",
     "compatible",
@@ -104,6 +103,7 @@ __all__ = [
     "formats",
     "group_advantages",
     "has_cuda",
+    "import_models",
     "is_running",
     "process_identity",
     "read_state",

@@ -84,7 +84,7 @@ class FileStore:
             )
         self._unmarked: set[str] = set()
 
-    async def stage(self, chunks: AsyncIterator[bytes], filename: str) -> "StagedFile":
+    async def stage(self, chunks: AsyncIterator[bytes], filename: str) -> StagedFile:
         """Write an upload beside the files and check it; `admit` or `discard` it afterwards.
 
         Raises ApiError 400 if it isn't JSONL, is empty or has more than `max_rows` lines, 413 if
@@ -123,20 +123,26 @@ class FileStore:
         return StagedFile(id, part, filename, size, digest.hexdigest())
 
     def admit(
-        self, staged: "StagedFile", purpose: str, expires_after_s: int | None = None
+        self, staged: StagedFile, purpose: str, expires_after_s: int | None = None
     ) -> dict[str, Any]:
         """Make a staged upload a file, and return its object."""
-        return self._enter(
-            staged.id,
-            staged.part,
-            staged.filename,
-            purpose,
-            staged.size,
-            staged.sha256,
-            expires_after_s,
+        now = self._clock()
+        # The content first: a row always has its whole content.
+        staged.part.rename(self._directory / staged.id)
+        sync(self._directory)
+        self._database.insert(
+            "files",
+            id=staged.id,
+            filename=staged.filename,
+            purpose=purpose,
+            bytes=staged.size,
+            sha256=staged.sha256,
+            created_at=now,
+            expires_at=None if expires_after_s is None else int(now) + expires_after_s,
         )
+        return self.retrieve(staged.id)
 
-    def discard(self, staged: "StagedFile") -> None:
+    def discard(self, staged: StagedFile) -> None:
         """Drop a staged upload."""
         staged.part.unlink(missing_ok=True)
 
@@ -151,33 +157,8 @@ class FileStore:
             file.flush()
             os.fsync(file.fileno())
         digest = hashlib.sha256(content).hexdigest()
-        self._enter(id, part, filename, "fine-tune-results", len(content), digest)
+        self.admit(StagedFile(id, part, filename, len(content), digest), "fine-tune-results")
         return id
-
-    def _enter(
-        self,
-        id: str,
-        part: Path,
-        filename: str,
-        purpose: str,
-        size: int,
-        sha256: str,
-        expires_after_s: int | None = None,
-    ) -> dict[str, Any]:
-        now = self._clock()
-        part.rename(self._directory / id)
-        sync(self._directory)
-        self._database.insert(
-            "files",
-            id=id,
-            filename=filename,
-            purpose=purpose,
-            bytes=size,
-            sha256=sha256,
-            created_at=now,
-            expires_at=None if expires_after_s is None else int(now) + expires_after_s,
-        )
-        return self.retrieve(id)
 
     def retrieve(self, id: str) -> dict[str, Any]:
         """The object of a file. Raises ApiError 404."""

@@ -99,8 +99,7 @@ def remove(state_dir: Path, models: Collection[str], files: Collection[str]) -> 
     if lock is None:
         raise StateInUseError(f"{state_dir}: a server runs there; stop it and try again")
     try:
-        database = Database(state_dir / DATABASE)
-        try:
+        with closing(Database(state_dir / DATABASE)) as database:
             store = ModelStore(state_dir / MODELS, database)
             for name in models:
                 row = store.row(name)
@@ -110,8 +109,6 @@ def remove(state_dir: Path, models: Collection[str], files: Collection[str]) -> 
             uploads = FileStore(state_dir / FILES, database, max_bytes=0)
             for id in files:
                 uploads.delete(id)
-        finally:
-            database.close()
     finally:
         os.close(lock)
 

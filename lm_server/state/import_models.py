@@ -12,6 +12,7 @@ model before it answers, as it does with its own.
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,15 @@ def find_model(state_dir: Path, name: str) -> Path | None:
     """Where a server with this state keeps the fine-tuned model, or None if it has none."""
     path = state_dir / MODELS / name.rpartition(":")[2]
     try:
-        found = json.loads((path / MANIFEST).read_text())["name"] == name
+        return path if json.loads((path / MANIFEST).read_text())["name"] == name else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return path if found else None
 
 
-def adopt_models(source: Path, target: Path, wanted: Mapping[str, str | None]) -> None:
+def import_models(source: Path, target: Path, expected: Mapping[str, str | None]) -> None:
     """Copy models from the state directory `source` into `target`.
 
-    `wanted` has by name the content digest that the model must have (None: whatever its manifest
+    `expected` has by name the content digest that the model must have (None: whatever its manifest
     says). Base models that these are adapters over, and that were made there, come with them.
     Raises AdapterError for a model that is missing or damaged, or if `target` is no server's,
     OSError if the disk refuses.
@@ -50,65 +50,60 @@ def adopt_models(source: Path, target: Path, wanted: Mapping[str, str | None]) -
     shutil.rmtree(aside, ignore_errors=True)
     target.mkdir(parents=True, exist_ok=True)
     target.chmod(0o700)  # as whoever starts a server there would
-    database = Database(target / DATABASE)
     try:
-        there, copies = ModelStore(target / MODELS, database), ModelStore(aside, database)
-        for name, digest in _with_bases(source, wanted).items():
-            if there.row(name) is None:
-                manifest = _copy(source, name, digest, there, copies)
-                with database.transaction():
-                    _enter(database, there, manifest, source)
+        with closing(Database(target / DATABASE)) as database:
+            models, copies = ModelStore(target / MODELS, database), ModelStore(aside, database)
+            for name, digest in _with_bases(source, expected).items():
+                if models.row(name) is None:
+                    manifest = _copy(source, name, digest, models, copies)
+                    with database.transaction():
+                        _enter(database, models, manifest, source)
     finally:
-        database.close()
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _with_bases(source: Path, wanted: Mapping[str, str | None]) -> dict[str, str | None]:
-    """`wanted` with the base models of this server's making that they stand on, those first."""
-    found: dict[str, str | None] = {}
-    for name, digest in wanted.items():
+def _with_bases(source: Path, expected: Mapping[str, str | None]) -> dict[str, str | None]:
+    """`expected` with the base models of this server's making that they stand on, those first."""
+    ordered: dict[str, str | None] = {}
+    for name, digest in expected.items():
         chain: list[tuple[str, str | None]] = [(name, digest)]
         while (path := find_model(source, chain[-1][0])) is not None:
             base = json.loads((path / MANIFEST).read_text())["base_model"]
             if find_model(source, base) is None:
                 break
             chain.append((base, None))
-        for one, its_digest in reversed(chain):
-            found[one] = its_digest or found.get(one)
-    return found
+        for model, content_digest in reversed(chain):
+            ordered[model] = content_digest or ordered.get(model)
+    return ordered
 
 
 def _copy(
-    source: Path, name: str, digest: str | None, there: ModelStore, copies: ModelStore
+    source: Path, name: str, digest: str | None, models: ModelStore, copies: ModelStore
 ) -> dict[str, Any]:
     """Put the model's directory among those of the new state; returns its manifest."""
     path = find_model(source, name)
     if path is None:
         raise AdapterError(f"{source} has no model {name}")
-    if not there.is_committed(path.name):
-        copied = copies.path(path.name)
-        shutil.rmtree(copied, ignore_errors=True)
+    is_there = models.is_committed(path.name)
+    if not is_there:
         try:
-            shutil.copytree(path, copied)
+            shutil.copytree(path, copies.path(path.name))
         except shutil.Error as error:
             raise AdapterError(f"{path} can't be copied: {error}") from error
-        _check(copies.verify(path.name), name, digest)
-        publish(copied, there.path(path.name))
-    manifest = there.verify(path.name)
-    _check(manifest, name, digest)
-    return manifest
-
-
-def _check(manifest: Mapping[str, Any], name: str, digest: str | None) -> None:
+    # Checked aside, so that what is damaged never gets a place among models.
+    manifest = (models if is_there else copies).verify(path.name)
     if digest is not None and manifest["content_digest"] != digest:
         raise AdapterError(
             f"model {name} has other weights than those on record (content digest "
             f"{manifest['content_digest']}, on record {digest})"
         )
+    if not is_there:
+        publish(copies.path(path.name), models.path(path.name))
+    return manifest
 
 
 def _enter(
-    database: Database, there: ModelStore, manifest: Mapping[str, Any], source: Path
+    database: Database, models: ModelStore, manifest: Mapping[str, Any], source: Path
 ) -> None:
     """Enter the model, and the job that made it as one that is over."""
     proof = Proof(False, {"not proved here yet, copied from": str(source)})
@@ -130,4 +125,4 @@ def _enter(
         finished_at=manifest["created_at"],
         result=dump(manifest["training"]),
     )
-    there.record(manifest, manifest["parent"], proof)
+    models.record(manifest, manifest["parent"], proof)

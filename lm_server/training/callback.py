@@ -1,7 +1,7 @@
 """What the trainer tells while it runs: progress as events, and a stop when the loss breaks.
 
-make_callback    told of every step by the trainer
-step_figures     what is told of a step
+ProgressCallback    told of every step by the trainer
+step_figures        what is told of a step
 """
 
 import math
@@ -17,10 +17,11 @@ _PASSED_ON = ("rewards/", "logps/", "policy/", "kl", "mean_token_accuracy", "ent
 """Beginnings of the names of a method's own figures that go into progress events."""
 
 
-class _EventCallback(TrainerCallback):  # type: ignore[misc]
-    def __init__(self, events: Events, clock: Callable[[], float]):
-        self._events = events
-        self._clock = clock
+class ProgressCallback(TrainerCallback):  # type: ignore[misc]
+    """Writes `events`, and raises TrainingError at a loss that is not finite."""
+
+    def __init__(self, events: Events, clock: Callable[[], float] = time.monotonic):
+        self._events, self._clock = events, clock
         self._first: tuple[int, float] = (0, clock())
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -63,8 +64,3 @@ def step_figures(logs: Mapping[str, Any]) -> dict[str, Any]:
         "tokens": int(logs.get("num_tokens", 0)),
         **{k: float(v) for k, v in logs.items() if k.startswith(_PASSED_ON)},
     }
-
-
-def make_callback(events: Events, clock: Callable[[], float] = time.monotonic) -> TrainerCallback:
-    """A callback that writes `events` and raises TrainingError at a loss that is not finite."""
-    return _EventCallback(events, clock)

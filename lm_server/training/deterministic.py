@@ -127,12 +127,7 @@ def _read_inputs(job: TrainingJob) -> _Inputs:
 
 
 def _read(method: str, path: Path) -> tuple[Any, ...]:
-    readers: dict[str, Callable[[Path], tuple[Any, ...]]] = {
-        "supervised": formats.read_supervised,
-        "dpo": formats.read_preferences,
-        "trajectories": formats.read_trajectories,
-    }
-    return readers[method](path)
+    return tuple(example for _, example in formats.read_examples(method, path))
 
 
 def _learned(example: Any) -> int:

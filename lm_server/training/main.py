@@ -55,11 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--job-dir", type=Path, required=True)
     job_dir: Path = parser.parse_args(arguments).job_dir
     path = job_dir / "events.jsonl"
-    events = Events(path if _rank() == 0 else Path(os.devnull))
+    events = Events(path if os.environ.get("RANK", "0") == "0" else Path(os.devnull))
     handler = signal.getsignal(signal.SIGTERM)
     try:
         job = read_job(job_dir)
-        command = launch_command(job, _cuda_devices()) if _rank_or_none() is None else None
+        command = launch_command(job, _cuda_devices()) if not _is_launched() else None
         if command is not None:
             return _launch(command)
         return _train(job, events)
@@ -165,14 +165,9 @@ def _cuda_devices() -> int:
     return int(torch.cuda.device_count())
 
 
-def _rank_or_none() -> int | None:
-    """The number of this process among those of a launcher, or None without one."""
-    rank = os.environ.get("RANK")
-    return None if rank is None else int(rank)
-
-
-def _rank() -> int:
-    return _rank_or_none() or 0
+def _is_launched() -> bool:
+    """Whether this is one of several processes, by a launcher."""
+    return "RANK" in os.environ
 
 
 def run_as_child() -> int:
@@ -181,7 +176,7 @@ def run_as_child() -> int:
     # that the launcher starts, which come here directly.
     die_with_parent_process(os.getppid())
     status = main()
-    if _rank_or_none() is None:
+    if not _is_launched():
         # Everything is on disk, and the server waits: tearing torch down takes half a second.
         sys.stdout.flush()
         sys.stderr.flush()

@@ -13,12 +13,13 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
 from typing import Any
+
+from transformers import PrinterCallback
 
 from nip_lm_server.training import checkpoints, loading, output
 from nip_lm_server.training.arguments import choose_device, effective_arguments
-from nip_lm_server.training.callback import make_callback, step_figures
+from nip_lm_server.training.callback import ProgressCallback, step_figures
 from nip_lm_server.training.job import Events, TrainingError, TrainingJob, TrainingStopped
 
 
@@ -39,17 +40,20 @@ def run(
         _write_unchanged(prepared.unchanged, job, text, started_s)
         return
     evaluate = trainer.eval_dataset is not None
-    _float32_adapters(trainer.model)
+    # 1. TRL takes bfloat16 for adapters over a quantized base; small updates would vanish in it.
+    for parameter in trained_parameters(trainer):
+        parameter.data = parameter.data.float()
+    # 2. What listens: to SIGTERM and the clock for checkpoints, to every step for progress.
     trainer.checkpoints_dir = job.checkpoints_dir
     stopper = checkpoints.CheckpointCallback(settings.checkpoint_steps, agree=_agree(trainer))
     stopper.listen()
     trainer.add_callback(stopper)
-    progress = make_callback(events)
-    trainer.add_callback(progress)
-    _remove_printer(trainer)
+    trainer.add_callback(ProgressCallback(events))
+    trainer.remove_callback(PrinterCallback)
     events.message(
         "effective arguments " + json.dumps(effective_arguments(trainer), sort_keys=True)
     )
+    # 3. Train, from the newest checkpoint on.
     checkpoint = checkpoints.newest(job, events)
     if checkpoint is not None:
         events.message(f"continues from step {int(checkpoint.name.removeprefix('step-'))}")
@@ -58,6 +62,7 @@ def run(
     train_s = time.monotonic() - ready_s
     if stopper.stopped_at is not None:
         raise TrainingStopped(stopper.stopped_at)
+    # 4. What came of it.
     validation = _validation(trainer) if evaluate else {}
     figures = {
         **_losses(trainer),
@@ -72,7 +77,11 @@ def run(
     }
     if evaluate:
         events.message(f"validation loss {validation['validation_loss']:.4f}")
-    _check_finite(trained_parameters(trainer))
+    if not all(math.isfinite(float(p.detach().sum())) for p in trained_parameters(trainer)):
+        raise TrainingError(
+            "loss_not_finite", "the trained weights are not finite", "learning_rate"
+        )
+    # 5. One process writes; the trainer's memory is given back first, as writing loads a model.
     if trainer.args.should_save:
         _write_metrics(trainer, job)
         weights = output.save_trained(job, trainer.model)
@@ -152,26 +161,6 @@ def _agree(trainer: Any) -> Any:
         return bool(flags[0]), bool(flags[1])
 
     return agree
-
-
-def _float32_adapters(model: Any) -> None:
-    """TRL takes bfloat16 for adapters over a quantized base; small updates would vanish in it."""
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
-
-
-def _remove_printer(trainer: Any) -> None:
-    from transformers import PrinterCallback
-
-    trainer.remove_callback(PrinterCallback)
-
-
-def _check_finite(parameters: Sequence[Any]) -> None:
-    if not all(math.isfinite(float(parameter.detach().sum())) for parameter in parameters):
-        raise TrainingError(
-            "loss_not_finite", "the trained weights are not finite", "learning_rate"
-        )
 
 
 def _free(trainer: Any) -> None:

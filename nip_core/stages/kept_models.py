@@ -27,8 +27,8 @@ from nip_lm_server.client import (
     MANIFEST,
     MODELS,
     AdapterError,
-    adopt_models,
     find_model,
+    import_models,
     stored_ids,
 )
 
@@ -110,7 +110,7 @@ def bring_kept(run: RunStore, state_dir: Path, wanted: Mapping[str, str | None])
         with tempfile.TemporaryDirectory(dir=state_dir, prefix="fetched-") as folder:
             for name in kept:
                 fetch(run, name, Path(folder))
-            adopt_models(Path(folder), state_dir, kept)
+            import_models(Path(folder), state_dir, kept)
     except AdapterError as error:
         raise CorruptionError(f"{run.store.url}/{run.root}/{ADAPTERS}: {error}") from error
     except OSError as error:

@@ -28,7 +28,7 @@ from nip_core.run_store.store import MissingFileError, Store
 from nip_core.stages.kept_models import bring_kept, is_kept
 from nip_core.stages.models import ServedModel
 from nip_core.stages.providers import base_name, uses_own_server
-from nip_lm_server.client import AdapterError, adopt_models, find_model
+from nip_lm_server.client import AdapterError, find_model, import_models
 
 Models = Mapping[str, ServedModel]
 """By group."""
@@ -124,7 +124,7 @@ def bring(origin: Origin, store: Store, state_dir: Path) -> None:
             bring_kept(RunStore(store, run), state_dir, wanted)
             continue
         try:
-            adopt_models(source, state_dir, wanted)
+            import_models(source, state_dir, wanted)
         except AdapterError as error:
             raise CorruptionError(f"models of run {run!r}: {error}") from error
         except OSError as error:

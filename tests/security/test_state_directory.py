@@ -13,7 +13,7 @@ from nip_lm_server.launch import OwnerError
 from nip_lm_server.spec import ServerSpec
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.directory import StateError
-from nip_lm_server.state.import_models import adopt_models
+from nip_lm_server.state.import_models import import_models
 from nip_lm_server.state.models import AdapterError, ModelStore
 
 SPEC = ServerSpec("deterministic", "sim")
@@ -35,7 +35,7 @@ def refusal(state_dir: Path, capsys: pytest.CaptureFixture[str], *more: str) -> 
     with pytest.raises(OwnerError) as refused:
         owner.start_or_attach(SPEC, state_dir)
     with pytest.raises(AdapterError) as adopting:
-        adopt_models(state_dir, state_dir, {})
+        import_models(state_dir, state_dir, {})
     assert not owner.stop_state_dir(state_dir)
     assert (contents(state_dir), state_dir.stat().st_mode) == (before, mode)
     assert said == f"lm_server: {refused.value.reason}" == f"lm_server: {adopting.value}"
