@@ -15,7 +15,7 @@ from nip_core.run_store.store import walk
 from nip_core.stages.clean import find_unused
 from nip_lm_server.engines.base import Proof
 from nip_lm_server.state.database import Database, dump
-from nip_lm_server.state.files import FileStore
+from nip_lm_server.state.files import FileStore, StagedFile
 from nip_lm_server.state.models import ModelStore, adapter_name
 from nip_prefect.flows.clean import clean
 
@@ -106,7 +106,7 @@ def make_server_state(folder: Path) -> None:
     for id in ("file-named", "file-unnamed"):
         part = folder / "files" / f"{id}.part"
         part.write_bytes(b"{}\n")
-        files._enter(id, part, f"nip-{'0' * 40}.jsonl", "fine-tune", 3, "")
+        files.admit(StagedFile(id, part, f"nip-{'0' * 40}.jsonl", 3, ""), "fine-tune")
     database.close()
 
 
