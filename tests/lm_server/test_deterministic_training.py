@@ -2,12 +2,12 @@
 
 import asyncio
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from training_jobs import SETTINGS
 
 from nip_lm_server import formats
 from nip_lm_server.engines.base import GenerationRequest
@@ -15,9 +15,6 @@ from nip_lm_server.engines.deterministic import DeterministicEngine, Determinist
 from nip_lm_server.engines.reply_rules import ReplyFile
 from nip_lm_server.training.job import TrainingError, TrainingJob, TrainingStopped
 from nip_lm_server.wire import EffectiveSettings
-
-sys.path.append(str(Path(__file__).parent))
-from training_jobs import SETTINGS
 
 USER = {"role": "user", "content": "q"}
 

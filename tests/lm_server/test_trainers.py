@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from training_jobs import SETTINGS
 
 from nip_lm_server.processes import end_process, is_alive, process_identity
 from nip_lm_server.training.job import TrainingError, TrainingJob, TrainingStopped
 from nip_lm_server.training.out_of_memory import count_oom_kills
 from nip_lm_server.training.trainers import SubprocessTrainer
 from nip_lm_server.wire import EffectiveSettings
-
-sys.path.append(str(Path(__file__).parent))
-from training_jobs import SETTINGS
 
 HEAD = """
 import json, os, signal, subprocess, sys, time
@@ -350,7 +348,7 @@ def test_cancelling_ends_a_deaf_process_and_what_it_started(tmp_path: Path) -> N
 
 SUPERVISOR = """
 import asyncio, sys
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2:]
 from pathlib import Path
 from test_trainers import Run
 run = Run(Path(sys.argv[1]), '''
@@ -362,8 +360,9 @@ asyncio.run(run.train())
 
 
 def test_a_training_dies_with_a_server_that_was_killed(tmp_path: Path) -> None:
-    here = str(Path(__file__).parent)
-    server = subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(tmp_path), here])
+    here = Path(__file__).parent
+    paths = [str(here), str(here.parent / "helpers")]
+    server = subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(tmp_path), *paths])
     pid = int(wait_for(tmp_path / "job" / "pid"))
     identity = process_identity(pid)
     assert identity is not None
