@@ -10,6 +10,7 @@ the cache when a quarter of the rows are finished or when others join, since tha
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from nip_lm_server.engines.answers import AnswerText
 from nip_lm_server.engines.guided import Guide
 from nip_lm_server.engines.kv_cache import ROOM, Part, assemble, new_cache
 from nip_lm_server.engines.lora import LoraAdapter, RowwiseLora
-from nip_lm_server.engines.sampling import Allowed, BatchSampler, RowRandom, Settings
+from nip_lm_server.engines.sampling import Allowed, BatchSampler, Settings
 
 PREFILL_TOKENS = 2048
 """Padded prompt tokens per forward pass; bounds memory, and small passes stay in a CPU's cache."""
@@ -36,7 +37,7 @@ class Row:
     adapter: LoraAdapter | None
     max_tokens: int
     settings: Settings
-    random: RowRandom
+    random: Random
     wants_logprobs: bool = False
     wants_top: int = 0  # alternatives per token, likeliest first
     generated: list[int] = field(default_factory=list)

@@ -13,11 +13,10 @@ import asyncio
 import hashlib
 import json
 import math
-from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import zip_longest
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -91,25 +90,6 @@ class _Asked:
     prompt_ids: tuple[int, ...] | None
 
 
-class _Rule:
-    """A rule with its templates parsed and its weights added up per generation."""
-
-    def __init__(self, rule: Rule):
-        self.when = rule.when
-        self._replies = [(reply, Template(reply.text)) for reply in rule.replies]
-        self._cumulative: dict[int, list[float]] = {}
-
-    def draw(self, generation: int, fraction: float) -> tuple[Reply, Template]:
-        sums = self._cumulative.get(generation)
-        if sums is None:
-            sums = list(accumulate(reply.weight_at(generation) for reply, _ in self._replies))
-            self._cumulative[generation] = sums
-        if sums[-1] <= 0:
-            return self._replies[int(fraction * len(self._replies))]
-        index = bisect_right(sums, fraction * sums[-1])
-        return self._replies[min(index, len(self._replies) - 1)]
-
-
 class DeterministicEngine(Engine):
     """Answers by rule and hash; see the module.
 
@@ -123,12 +103,8 @@ class DeterministicEngine(Engine):
         self.epoch = 0
         self._path = path
         self._replies = replies
-        self._rules = [_Rule(rule) for rule in replies.rules]
-        self._default = _Rule(Rule(replies=replies.default))
-        self._malformed = Template(replies.faults.malformed_text)
-        self._faults_in_text = (
-            replies.faults.empty + replies.faults.malformed + replies.faults.wrong_finish_reason > 0
-        )
+        self._rules = (*replies.rules, Rule(replies=replies.default))
+        self._faulty_text = replies.faults.any_in_text
         self._seed = str(replies.seed).encode()
         self._base: _Weights | None = None
         self._adapters: dict[str, _Weights] = {}
@@ -194,27 +170,17 @@ class DeterministicEngine(Engine):
         """Answer by rule, a token of each choice at a time. Errors come before the first delta."""
         asked = await self._ask(request)
         choices = await self._answer(asked)
-        deltas = [deltas_of(choice) for choice in choices]
-        first = True
-        for position in range(max(map(len, deltas))):
-            for of_choice in deltas:
-                if position >= len(of_choice):
-                    continue
-                delta = of_choice[position]
-                if first:
-                    delta = replace(
-                        delta,
-                        prompt_tokens=asked.prompt_tokens,
-                        prompt_token_ids=asked.prompt_ids,
-                    )
-                    first = False
-                yield delta
+        prompt = {"prompt_tokens": asked.prompt_tokens, "prompt_token_ids": asked.prompt_ids}
+        for tokens in zip_longest(*map(deltas_of, choices)):
+            for delta in filter(None, tokens):
+                yield replace(delta, **prompt)
+                prompt = {}  # said once
             await asyncio.sleep(0)  # others have their turn
 
     async def tokenize(self, model: str, messages: tuple[dict[str, Any], ...]) -> tuple[int, ...]:
         """Pseudo token ids of the prompt."""
         self._generation(model)
-        tokens = _prompt_tokens(GenerationRequest(model, messages))
+        tokens = _token_count(messages)
         if tokens > COUNTED_CONTEXTS * self.max_model_len:
             raise EngineRequestError(
                 f"This model's context is {self.max_model_len} tokens; the messages take {tokens}, "
@@ -276,9 +242,9 @@ class DeterministicEngine(Engine):
                 "the deterministic engine has no log-probabilities", "unsupported", "logprobs"
             )
         generation = self._generation(request.model)
-        prompt_tokens = _prompt_tokens(request)
-        limit = room_for_answer(request, prompt_tokens, self.max_model_len)
         messages, ids = _prompt(request)
+        prompt_tokens = _token_count(messages) if ids is None else len(ids)
+        limit = room_for_answer(request, prompt_tokens, self.max_model_len)
         # 2. Draw what becomes of it.
         digest = self._digest(request, messages)
         # 3. Fail or wait, as was drawn.
@@ -315,35 +281,32 @@ class DeterministicEngine(Engine):
         return await asyncio.to_thread(self._choices, asked)
 
     def _choices(self, asked: _Asked) -> tuple[Delta, ...]:
-        rule = self._rule(asked)
-        return tuple(self._choice(rule, asked, index) for index in range(asked.request.n))
+        request = asked.request
+        here = (request.model, asked.messages, asked.generation)
+        rule = next(rule for rule in self._rules if rule.when.holds(*here))
+        return tuple(self._choice(rule, asked, index) for index in range(request.n))
 
-    def _rule(self, asked: _Asked) -> _Rule:
-        for rule in self._rules:
-            if rule.when.holds(asked.request.model, asked.messages, asked.generation):
-                return rule
-        return self._default
-
-    def _choice(self, rule: _Rule, asked: _Asked, index: int) -> Delta:
-        generation, request = asked.generation, asked.request
+    def _choice(self, rule: Rule, asked: _Asked, index: int) -> Delta:
+        # 1. All that is drawn comes from three numbers of the request's digest and the index.
+        request = asked.request
         drawn = hashlib.sha256(asked.digest + index.to_bytes(4, "big")).digest()
+        place, of_text, of_form = (int.from_bytes(drawn[i : i + 8], "big") for i in (0, 8, 16))
         if request.forced_tools:
-            return drawn_call(
-                index, request, Random(int.from_bytes(drawn[16:24], "big")), asked.limit
-            )
-        reply, template = rule.draw(generation, int.from_bytes(drawn[:8], "big") / 2**64)
+            return drawn_call(index, request, Random(of_form), asked.limit)
+        # 2. A reply of the rule, with what it has in braces filled in.
+        reply = rule.draw(asked.generation, place / 2**64)
         finish_reason: str = reply.finish_reason
-        if template.fixed is not None and not self._faults_in_text:
-            text = template.fixed
+        if reply.template.fixed is not None and not self._faulty_text:
+            text = reply.template.fixed
         else:
-            random = Random(int.from_bytes(drawn[8:16], "big"))
-            text, finish_reason = self._text(template, random, generation, finish_reason)
+            text, finish_reason = self._text(reply, Random(of_text), asked.generation)
+        # 3. In the form that was asked for, if there is one.
         if request.schema is not None:
-            random = Random(int.from_bytes(drawn[16:24], "big"))
             fitting = follow(request.schema, text)
             if fitting is None:
-                fitting = draw(request.schema, random, asked.limit, "response_format")
+                fitting = draw(request.schema, Random(of_form), asked.limit, "response_format")
             text = fitting
+        # 4. Cut at a stop string, and at the limit.
         cut = min((text.find(stop) for stop in request.stop if stop in text), default=-1)
         if cut >= 0:
             text, finish_reason = text[:cut], "stop"
@@ -359,17 +322,16 @@ class DeterministicEngine(Engine):
             token_ids=token_ids(text) if request.return_token_ids else (),
         )
 
-    def _text(
-        self, template: Template, random: Random, generation: int, finish_reason: str
-    ) -> tuple[str, str]:
-        faults = self._replies.faults
-        if self._faults_in_text:
+    def _text(self, reply: Reply, random: Random, generation: int) -> tuple[str, str]:
+        """(text, finish reason) of a reply, or of the fault that was drawn in its place."""
+        faults, template, finish_reason = self._replies.faults, reply.template, reply.finish_reason
+        if self._faulty_text:
             draw = random.random()
             if draw < faults.empty:
                 return "", finish_reason
             if draw < faults.empty + faults.malformed:
-                return self._malformed.render(random, generation), finish_reason
-            if draw < faults.empty + faults.malformed + faults.wrong_finish_reason:
+                template = Template(faults.malformed_text)
+            elif draw < faults.empty + faults.malformed + faults.wrong_finish_reason:
                 finish_reason = "length"
         return template.render(random, generation), finish_reason
 
@@ -395,13 +357,8 @@ class DeterministicEngine(Engine):
         return min(latency.max, drawn)
 
 
-def _prompt_tokens(request: GenerationRequest) -> int:
-    if request.prompt is None:
-        contents = sum(token_count(m["content"]) for m in request.messages)
-        return contents + MESSAGE_OVERHEAD * len(request.messages)
-    if isinstance(request.prompt, str):
-        return token_count(request.prompt)
-    return len(request.prompt)
+def _token_count(messages: Sequence[Mapping[str, Any]]) -> int:
+    return sum(token_count(m["content"]) for m in messages) + MESSAGE_OVERHEAD * len(messages)
 
 
 def _prompt(

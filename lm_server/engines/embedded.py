@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from nip_lm_server.engines.base import (
+    COUNTED_CONTEXTS,
     Capabilities,
     Delta,
     Engine,
@@ -167,7 +168,7 @@ class EmbeddedEngine(Engine):
     async def tokenize(self, model: str, messages: tuple[dict[str, Any], ...]) -> tuple[int, ...]:
         worker, _ = self._find(model)
         refuse_tools(worker, messages)
-        return tuple(await worker.prompts.counted(messages))
+        return tuple(await worker.prompts.messages(messages, contexts=COUNTED_CONTEXTS))
 
     @property
     def max_model_len(self) -> int:

@@ -16,7 +16,7 @@ import torch
 
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.engines.batching import Decoder, Row
-from nip_lm_server.engines.sampling import RowRandom, Settings
+from nip_lm_server.engines.sampling import Settings, row_random
 from nip_lm_server.formats import chat_template
 from nip_lm_server.formats.tool_calls import ToolForm
 
@@ -154,7 +154,7 @@ def is_fatal(error: BaseException) -> bool:
 
 
 def _probe_row(ids: list[int]) -> Row:
-    return Row(ids, None, 1, Settings(temperature=0.0), RowRandom(0))
+    return Row(ids, None, 1, Settings(temperature=0.0), row_random(0))
 
 
 def _half_the_processors() -> int:

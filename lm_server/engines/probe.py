@@ -188,25 +188,16 @@ def _saved_tensors(
 
     index = path / "model.safetensors.index.json"
     try:
-        names = (
-            set(json.loads(index.read_text())["weight_map"].values())
-            if index.is_file()
-            else {"model.safetensors"}
-        )
-        keys: dict[str, list[str]] = {}
-        for name in sorted(names):
-            with safe_open(path / name, framework="pt") as file:
-                keys[name] = list(file.keys())
-        held = {key for listed in keys.values() for key in listed}
+        shards = {"model.safetensors"}
+        if index.is_file():
+            shards = set(json.loads(index.read_text())["weight_map"].values())
+        files: list[Any] = [safe_open(path / shard, framework="pt") for shard in sorted(shards)]
+        by_key = {key: file for file in files for key in file.keys()}  # noqa: SIM118
         # A tied weight is saved once and loaded under several names.
-        covered = {state[key].data_ptr() for key in held if key in state}
-        if held <= state.keys() and all(
-            key in held or tensor.data_ptr() in covered for key, tensor in state.items()
-        ):
-            for name, listed in keys.items():
-                with safe_open(path / name, framework="pt") as file:
-                    for key in listed:
-                        yield key, file.get_tensor(key)
+        covered = {state[key].data_ptr() for key in by_key if key in state}
+        if by_key.keys() <= state.keys() and all(t.data_ptr() in covered for t in state.values()):
+            for key, file in by_key.items():
+                yield key, file.get_tensor(key)
             return
     except Exception as error:  # safetensors has an exception class of its own
         raise EngineError(f"the model in {path} can't be read: {error!r}") from error

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nip_lm_server import aside
-from nip_lm_server.engines.base import COUNTED_CONTEXTS, EngineRequestError
+from nip_lm_server.engines.base import EngineRequestError
 from nip_lm_server.formats import chat_template
 
 LONG_TEXT = 16_000
@@ -44,14 +44,28 @@ class PromptEncoder:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def messages(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        contexts: int = 1,
     ) -> list[int]:
-        """Token ids of a conversation's prompt. Raises EngineRequestError."""
-        return await self._messages(messages, tools, 1)
+        """Token ids of a conversation's prompt, of at most so many times the model's context.
 
-    async def counted(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The same for prompts that may be longer than the context."""
-        return await self._messages(messages, (), COUNTED_CONTEXTS)
+        Raises EngineRequestError.
+        """
+        size = sum(map(_characters, messages)) + sum(map(_characters, tools))
+        self._check(size, len(messages), contexts, "messages")
+
+        def encode(tokenizer: Any, abandoned: threading.Event) -> list[int]:
+            try:
+                text = chat_template.render(tokenizer, messages, generation=True, tools=tools)
+            except chat_template.ChatTemplateError as error:
+                raise EngineRequestError(str(error), "chat_template", "messages") from error
+            self._count(tokenizer, text, abandoned, contexts, "messages")
+            return chat_template.encode(tokenizer, text)
+
+        return await self._run(size + _MESSAGE_CHARACTERS * len(messages), encode)
 
     async def text(self, text: str) -> list[int]:
         """Token ids of a text, with what the tokenizer puts around plain texts.
@@ -65,25 +79,6 @@ class PromptEncoder:
             return list(tokenizer(text)["input_ids"])
 
         return await self._run(len(text), encode)
-
-    async def _messages(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
-        contexts: int,
-    ) -> list[int]:
-        size = sum(map(_characters, messages)) + sum(map(_characters, tools))
-        self._check(size, len(messages), contexts, "messages")
-
-        def encode(tokenizer: Any, abandoned: threading.Event) -> list[int]:
-            try:
-                text = chat_template.render(tokenizer, messages, generation=True, tools=tools)
-            except chat_template.ChatTemplateError as error:
-                raise EngineRequestError(str(error), "chat_template", "messages") from error
-            self._count(tokenizer, text, abandoned, contexts, "messages")
-            return chat_template.encode(tokenizer, text)
-
-        return await self._run(size + _MESSAGE_CHARACTERS * len(messages), encode)
 
     async def _run(
         self, size: int, encode: Callable[[Any, threading.Event], list[int]]

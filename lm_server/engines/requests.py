@@ -25,7 +25,7 @@ from nip_lm_server.engines.base import (
 from nip_lm_server.engines.batching import Row
 from nip_lm_server.engines.guided import Guide, call_grammar, json_grammar
 from nip_lm_server.engines.lora import LoraAdapter
-from nip_lm_server.engines.sampling import RowRandom, Settings
+from nip_lm_server.engines.sampling import Settings, row_random
 from nip_lm_server.engines.worker import ModelWorker
 
 MAX_TOP_LOGPROBS = 20
@@ -91,7 +91,7 @@ def make_rows(
             adapter=adapter,
             max_tokens=max_tokens,
             settings=settings,
-            random=RowRandom(seed, choice),
+            random=row_random(seed, choice),
             text=AnswerText(worker.decode, request.stop) if request.stop else None,
             wants_logprobs=request.logprobs,
             wants_top=request.top_logprobs,

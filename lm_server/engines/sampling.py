@@ -1,7 +1,7 @@
 """Choosing the next token of every row of a batch, each by its own settings and generator.
 
 Settings             what one row asks for
-RowRandom            a row's own stream of uniform numbers, from its seed alone
+row_random           a row's own stream of uniform numbers, from its seed alone
 Allowed              which tokens may come next in some rows
 BatchSampler         the settings of a whole batch as tensors; `choose` picks one token per row
 Chosen               what it picked
@@ -35,20 +35,14 @@ class Settings:
         return self.temperature < MIN_TEMPERATURE
 
 
-class RowRandom:
-    """Uniform numbers in [0, 1). The i-th choice of a request draws from `seed` + i.
+def row_random(seed: int, choice: int = 0) -> random.Random:
+    """A row's own stream of numbers. The i-th choice of a request draws from `seed` + i.
 
     So the i-th of n answers is the answer that ``seed + i`` alone gives.
     """
-
-    def __init__(self, seed: int, choice: int = 0):
-        # Hashed, so that streams of neighbouring seeds have nothing to do with each other.
-        raw = hashlib.sha256(f"row {seed + choice}".encode()).digest()
-        self._random = random.Random(int.from_bytes(raw[:16], "big"))
-
-    def uniform(self) -> float:
-        """The next number of the stream."""
-        return self._random.random()
+    # Hashed, so that streams of neighbouring seeds have nothing to do with each other.
+    raw = hashlib.sha256(f"row {seed + choice}".encode()).digest()
+    return random.Random(int.from_bytes(raw[:16], "big"))
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,7 @@ class BatchSampler:
     def __init__(
         self,
         settings: Sequence[Settings],
-        randoms: Sequence[RowRandom],
+        randoms: Sequence[random.Random],
         histories: Sequence[Sequence[int]],
         vocabulary: int,
         device: torch.device,
@@ -153,7 +147,7 @@ class BatchSampler:
         cumulative = probabilities.double().cumsum(-1)
         total = cumulative[:, -1:]
         drawn = [
-            generator.uniform() if drawing else 0.0
+            generator.random() if drawing else 0.0
             for generator, drawing in zip(self._randoms, self._drawing, strict=True)
         ]
         uniform = torch.tensor(drawn, dtype=torch.float64, device=scores.device)[:, None]

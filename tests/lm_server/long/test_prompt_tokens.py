@@ -78,18 +78,23 @@ async def test_a_huge_text_that_may_fit_is_counted_and_then_encoded_as_a_whole(p
     messages = said("a" * (HUGE_TEXT + 1))
     assert HUGE_TEXT > CONTEXT, "too long for an answer, short enough to be told"
     expected = chat_template.encode_prompt(make_tokenizer(), messages)
-    assert await encoder.counted(messages) == expected
+    assert await encoder.messages(messages, contexts=COUNTED_CONTEXTS) == expected
     assert counts[-1] > HUGE_TEXT
     assert max(counts[:-1]) == LONG_TEXT
     with pytest.raises(EngineRequestError):
-        await encoder.counted(said("a" * (COUNTED_CONTEXTS * 2 * CONTEXT + LONG_TEXT)))
+        await encoder.messages(
+            said("a" * (COUNTED_CONTEXTS * 2 * CONTEXT + LONG_TEXT)), contexts=COUNTED_CONTEXTS
+        )
 
 
 async def test_short_texts_do_not_wait_for_long_ones_and_an_abandoned_one_is_left(parts) -> None:
     encoder, counts, gate = parts
     long, waiting = said("a" * HUGE_TEXT), said("b" * LONG_TEXT)
     gate.clear()
-    tasks = [asyncio.create_task(encoder.counted(messages)) for messages in (long, waiting)]
+    tasks = [
+        asyncio.create_task(encoder.messages(messages, contexts=COUNTED_CONTEXTS))
+        for messages in (long, waiting)
+    ]
     while not counts:
         await asyncio.sleep(0.001)
     assert len(await asyncio.wait_for(encoder.messages(said("short")), 20)) == 8
@@ -99,5 +104,7 @@ async def test_short_texts_do_not_wait_for_long_ones_and_an_abandoned_one_is_lef
     begun = len(counts)
     gate.set()
     # The next one has its turn at once: of the first no other piece was read, of the second none.
-    assert await encoder.counted(waiting) == chat_template.encode_prompt(make_tokenizer(), waiting)
+    assert await encoder.messages(
+        waiting, contexts=COUNTED_CONTEXTS
+    ) == chat_template.encode_prompt(make_tokenizer(), waiting)
     assert len(counts) == begun + 1
