@@ -19,7 +19,6 @@ from nip_lm_server.api import (
     routes_engines,
     routes_files,
     routes_jobs,
-    routes_metrics,
     routes_models,
 )
 from nip_lm_server.api.auth import KeyRing
@@ -141,7 +140,7 @@ def make_app(services: Services) -> web.Application:
         ("GET", "/v1/models", routes_models.list_models),
         ("GET", "/v1/models/{id:.+}", routes_models.retrieve_model),
         ("DELETE", "/v1/models/{id:.+}", routes_models.delete_model),
-        ("GET", "/metrics", routes_metrics.show_metrics),
+        ("GET", "/metrics", routes_engines.show_metrics),
         ("GET", "/nip/status", routes_engines.status),
         ("GET", "/nip/engines", routes_engines.list_engines),
         ("GET", "/nip/engines/{base:.+}/address", routes_engines.address),

@@ -15,6 +15,7 @@ from hashlib import sha256
 from typing import Any
 
 from aiohttp import web
+from orjson import dumps
 
 from nip_lm_server import aside
 from nip_lm_server.api.bodies import read_object
@@ -24,7 +25,7 @@ from nip_lm_server.api.generation_parameters import (
     model_of,
     parse_messages,
 )
-from nip_lm_server.api.plumbing import SERVICES, dumps, error_answer, json_response, notes_of
+from nip_lm_server.api.plumbing import SERVICES, error_answer, json_response, notes_of
 from nip_lm_server.api.shapes import CHAT, COMPLETION, Asked, Shape
 from nip_lm_server.api.streaming import merged, send_events
 from nip_lm_server.engines.base import Engine, GenerationRequest, GenerationResult, Upstream

@@ -6,6 +6,7 @@ The names of routes, kinds of model and statuses are few and known; models' name
 would each be a time series, so no label has one except the base models'.
 """
 
+import functools
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,9 +60,9 @@ class Metrics:
             registry=registry,
         )
         # Looking a child up by its labels costs more than adding to it.
-        self._known_requests: dict[tuple[str, str, int], Counter] = {}
-        self._known_seconds: dict[str, Histogram] = {}
-        self._known_tokens: dict[str, tuple[Counter, Counter]] = {}
+        self._requests_of = functools.cache(self._requests.labels)
+        self._seconds_of = functools.cache(self._seconds.labels)
+        self._tokens_of = functools.cache(self._tokens.labels)
         self.in_flight = 0
         self._in_flight = _gauge(registry, "nip_requests_in_flight", "Requests being answered")
         self._disk = _gauge(registry, "nip_disk_free_bytes", "Free space of the state directory")
@@ -87,28 +88,13 @@ class Metrics:
 
     def observe(self, route: str, model_kind: str, status: int, seconds: float) -> None:
         """Count an answered request."""
-        key = (route, model_kind, status)
-        counter = self._known_requests.get(key)
-        if counter is None:
-            counter = self._known_requests[key] = self._requests.labels(
-                route, model_kind, str(status)
-            )
-        counter.inc()
-        histogram = self._known_seconds.get(route)
-        if histogram is None:
-            histogram = self._known_seconds[route] = self._seconds.labels(route)
-        histogram.observe(seconds)
+        self._requests_of(route, model_kind, status).inc()
+        self._seconds_of(route).observe(seconds)
 
     def add_tokens(self, model_kind: str, prompt: int, generated: int) -> None:
         """Count the tokens of an answer."""
-        counters = self._known_tokens.get(model_kind)
-        if counters is None:
-            counters = self._known_tokens[model_kind] = (
-                self._tokens.labels("prompt", model_kind),
-                self._tokens.labels("generated", model_kind),
-            )
-        counters[0].inc(prompt)
-        counters[1].inc(generated)
+        self._tokens_of("prompt", model_kind).inc(prompt)
+        self._tokens_of("generated", model_kind).inc(generated)
 
     def render(self, state_dir: Path, database: Database, pool: EnginePool) -> bytes:
         """Everything in Prometheus's text format."""

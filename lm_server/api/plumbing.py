@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
 from aiohttp import StreamReader, web
 
 from nip_lm_server.api.auth import KeyRing, is_loopback
@@ -58,31 +59,6 @@ _ids = itertools.count()
 _id_prefix = f"req_{secrets.token_hex(6)}"
 
 
-def strict_loads(raw: bytes) -> Any:
-    """JSON by the standard library, as strict as orjson: UTF-8 only, and no lone surrogates."""
-    value = json.loads(raw.decode(), parse_constant=_no_number)
-    if b"\\u" in raw:
-        json.dumps(value, ensure_ascii=False).encode()
-    return value
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
-
-
-dumps: Callable[[Any], bytes]
-loads: Callable[[bytes], Any]
-try:
-    import orjson
-
-    dumps, loads = orjson.dumps, orjson.loads
-except ImportError:  # pragma: no cover - optional, only faster
-    loads = strict_loads
-
-    def dumps(value: Any) -> bytes:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-
-
 @dataclass(frozen=True)
 class Services:
     """The parts of a running server, as routes see them."""
@@ -112,14 +88,14 @@ def json_response(
 ) -> web.Response:
     """A JSON answer."""
     return web.Response(
-        body=dumps(value), status=status, content_type="application/json", headers=headers
+        body=orjson.dumps(value), status=status, content_type="application/json", headers=headers
     )
 
 
 def json_object(raw: bytes) -> dict[str, Any]:
     """The JSON object in a body. Raises ApiError 400 if there is none."""
     try:
-        body = bounds.loads(raw, loads, surrogates=False)
+        body = bounds.loads(raw, orjson.loads, surrogates=False)
         if isinstance(body, dict) and type(body.get("seed")) is float:
             # orjson makes a float of an integer beyond 64 bits; the error shows what was sent.
             body = bounds.loads(raw, json.loads, surrogates=False)
@@ -332,7 +308,7 @@ async def add_request_id(request: web.Request, response: web.StreamResponse) -> 
     no path) gets OpenAI's error object here.
     """
     if isinstance(response, web.HTTPException):
-        response.body = body = dumps(error_answer(request, response)[1])
+        response.body = body = orjson.dumps(error_answer(request, response)[1])
         response.content_type = "application/json"
         response.headers["Content-Length"] = str(len(body))
     response.headers[REQUEST_ID_HEADER] = notes_of(request).id

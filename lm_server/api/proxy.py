@@ -26,7 +26,11 @@ _RETRY_AFTER_S = 5
 _ERROR_BYTES = 64 * 1024
 _WRONG_SCHEMA = re.compile(r"grammar error|json schema|structured outputs", re.IGNORECASE)
 """What an upstream says of a `response_format` that it can't enforce, without naming it."""
-_COUNTS = (b'"prompt_tokens":', b'"completion_tokens":')
+_GENERATED = b'"completion_tokens":'
+_COUNTS = {
+    name: re.compile(re.escape(name) + rb"\s*([0-9]{1,11})")
+    for name in (b'"prompt_tokens":', _GENERATED)
+}
 
 
 class Proxy:
@@ -88,7 +92,7 @@ async def _relay(
     usage = (0, 0)
     try:
         async for data in answer.content.iter_any():
-            if _COUNTS[1] in data:
+            if _GENERATED in data:
                 usage = _usage(data)
             await stream.send(data)
     except (TimeoutError, aiohttp.ClientPayloadError) as error:
@@ -162,11 +166,7 @@ def _usage(body: bytes) -> tuple[int, int]:
     Only for the metrics, so the body isn't decoded for it.
     """
     counts = []
-    for name in _COUNTS:
-        start = body.rfind(name)
-        digits = body[start + len(name) : start + len(name) + 12].lstrip() if start >= 0 else b""
-        end = 0
-        while end < len(digits) and digits[end : end + 1].isdigit():
-            end += 1
-        counts.append(int(digits[:end] or 0))
+    for name, number in _COUNTS.items():
+        match = number.match(body, max(0, body.rfind(name)))
+        counts.append(int(match[1]) if match else 0)
     return counts[0], counts[1]

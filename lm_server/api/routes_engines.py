@@ -1,6 +1,7 @@
 """What says how the server is, and what moves its engines.
 
 GET  /health, /version                     without a key
+GET  /metrics                              for Prometheus
 GET  /nip/status                           everything about the server
 GET  /nip/engines, /nip/engines/BASE       the engines, by the base model that they serve
 GET  /nip/engines/BASE/address             where a busy client can go directly
@@ -13,6 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
+from nip_lm_server.api.metrics import CONTENT_TYPE
 from nip_lm_server.api.plumbing import SERVICES, Services, json_response
 from nip_lm_server.api.routes_jobs import MIN_FREE_BYTES
 from nip_lm_server.engines.base import EngineError
@@ -57,6 +59,13 @@ async def status(request: web.Request) -> web.StreamResponse:
             "running_jobs": services.supervisor.running_jobs(),
         }
     )
+
+
+async def show_metrics(request: web.Request) -> web.StreamResponse:
+    """Everything that is counted, in Prometheus's text format."""
+    services = request.app[SERVICES]
+    body = services.metrics.render(services.state_dir, services.database, services.pool)
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
 
 async def list_engines(request: web.Request) -> web.StreamResponse:

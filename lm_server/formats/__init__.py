@@ -9,8 +9,6 @@ advantages      what its rewards say of an episode: group_advantages
 
 validate        the content rules of a method -> problems, each with its line
 read_examples   a whole file, checked -> [(line, example), ...]
-read_supervised, read_preferences, read_trajectories
-                the same without the lines
 
 Nothing here counts the tokens of a text or knows a vocabulary: that needs a tokenizer, so the
 trainer does it.
@@ -53,13 +51,9 @@ __all__ = [
     "describe_problems",
     "read_examples",
     "read_jsonl",
-    "read_preferences",
-    "read_supervised",
-    "read_trajectories",
     "text_of",
     "to_jsonl",
     "validate",
-    "validate_supervised",
 ]
 
 MIN_EXAMPLES = 10
@@ -111,13 +105,6 @@ def validate(
     return found[:MAX_PROBLEMS]
 
 
-def validate_supervised(
-    lines: Iterable[tuple[int, Any]], min_examples: int = MIN_EXAMPLES
-) -> list[Problem]:
-    """`validate` for method `supervised`."""
-    return validate("supervised", lines, min_examples)
-
-
 def read_examples(
     method: str,
     source: bytes | str | Path,
@@ -134,22 +121,3 @@ def read_examples(
     if problems:
         raise FormatError(problems)
     return [(number, _PARSERS[method](value)) for number, value in lines]
-
-
-def read_supervised(
-    source: bytes | str | Path, min_examples: int = 1
-) -> tuple[SupervisedExample, ...]:
-    """Read and check a whole supervised file. Raises JsonlError or FormatError."""
-    return tuple(example for _, example in read_examples("supervised", source, min_examples))
-
-
-def read_preferences(
-    source: bytes | str | Path, min_examples: int = 1
-) -> tuple[PreferenceExample, ...]:
-    """Read and check a whole DPO file. Raises JsonlError or FormatError."""
-    return tuple(example for _, example in read_examples("dpo", source, min_examples))
-
-
-def read_trajectories(source: bytes | str | Path, min_examples: int = 1) -> tuple[Trajectory, ...]:
-    """Read and check a whole trajectories file. Raises JsonlError or FormatError."""
-    return tuple(example for _, example in read_examples("trajectories", source, min_examples))

@@ -9,6 +9,7 @@ Those inside of texts count too: the limits leave room for a million tokens of c
 """
 
 import json
+import math
 from collections.abc import Callable
 from json import scanner
 from typing import Any
@@ -76,7 +77,9 @@ class _Patient(json.JSONDecoder):
     """The standard library's parser written in Python: slow, and others run beside it."""
 
     def __init__(self, surrogates: bool):
-        super().__init__(parse_constant=_no_number)
+        super().__init__(
+            parse_constant=_no_number, parse_float=None if surrogates else _finite_float
+        )
         if not surrogates:
             self.parse_string = _text
         self.scan_once = scanner.py_make_scanner(self)  # type: ignore[attr-defined]
@@ -87,6 +90,13 @@ def _text(text: str, start: int, strict: bool) -> tuple[str, int]:
     if not value.isascii():
         value.encode()  # raises a ValueError
     return value, end
+
+
+def _finite_float(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"{digits[:20]} is too large a number")
+    return value
 
 
 def _no_number(name: str) -> Any:

@@ -17,18 +17,21 @@ from nip_lm_server.formats import (
     SupervisedExample,
     check_jsonl,
     read_jsonl,
-    read_supervised,
     to_jsonl,
-    validate_supervised,
+    validate,
 )
 
 ASSISTANT = {"role": "assistant", "content": "a"}
 USER = {"role": "user", "content": "u"}
 
 
+def examples_of(method: str, content: bytes) -> tuple[Any, ...]:
+    return tuple(example for _, example in formats.read_examples(method, content))
+
+
 def problems_of(*messages: Any) -> list[tuple[int, str]]:
     lines = [(7, {"messages": list(messages)})]
-    return [(p.line, p.code) for p in validate_supervised(lines, min_examples=1)]
+    return [(p.line, p.code) for p in validate("supervised", lines, min_examples=1)]
 
 
 def test_blank_lines_and_a_byte_order_mark_are_skipped_and_lines_count_from_one() -> None:
@@ -103,7 +106,7 @@ def test_a_broken_rule_is_named_with_its_line(messages: list[Any], code: str) ->
     ],
 )
 def test_an_example_without_messages_is_refused(value: Any, code: str) -> None:
-    assert [p.code for p in validate_supervised([(1, value)], 1)] == [code]
+    assert [p.code for p in validate("supervised", [(1, value)], 1)] == [code]
 
 
 def test_an_answer_of_chat_is_an_example_as_it_is() -> None:
@@ -118,7 +121,7 @@ def test_an_answer_of_chat_is_an_example_as_it_is() -> None:
         "tools": [],
         "parallel_tool_calls": True,
     }
-    (example,) = read_supervised(json.dumps(row).encode())
+    (example,) = examples_of("supervised", json.dumps(row).encode())
     assert example.messages == (
         Message("system", "d"),
         Message("assistant", "", weight=0),
@@ -136,7 +139,7 @@ def test_text_parts_and_names_and_weights_are_kept() -> None:
             {"role": "assistant", "content": "second", "weight": 1},
         ]
     }
-    (example,) = read_supervised(json.dumps(row).encode())
+    (example,) = examples_of("supervised", json.dumps(row).encode())
     assert example.messages == (
         Message("user", "ab", name="Bob"),
         Message("assistant", "first", weight=0),
@@ -147,14 +150,14 @@ def test_text_parts_and_names_and_weights_are_kept() -> None:
 def test_nine_examples_are_too_few_and_ten_are_enough() -> None:
     rows = [(i + 1, {"messages": [USER, ASSISTANT]}) for i in range(10)]
     assert formats.MIN_EXAMPLES == 10
-    assert validate_supervised(rows) == []
-    (problem,) = validate_supervised(rows[:9])
+    assert validate("supervised", rows) == []
+    (problem,) = validate("supervised", rows[:9])
     assert (problem.line, problem.code) == (0, "too_few_examples")
     assert "9 example(s)" in problem.message
 
 
 def test_a_file_that_is_wrong_throughout_gives_a_bounded_report() -> None:
-    problems = validate_supervised((i + 1, {}) for i in range(10**6))
+    problems = validate("supervised", ((i + 1, {}) for i in range(10**6)))
     assert [p.line for p in problems] == list(range(1, formats.MAX_PROBLEMS + 1))
     text = formats.describe_problems(problems)
     assert text.startswith("line 1: ") and text.endswith("and 15 more")
@@ -162,10 +165,11 @@ def test_a_file_that_is_wrong_throughout_gives_a_bounded_report() -> None:
 
 def test_reading_checks_too() -> None:
     with pytest.raises(FormatError, match=r"line 2: .*'robot'") as caught:
-        read_supervised(
+        examples_of(
+            "supervised",
             to_jsonl(
                 [{"messages": [ASSISTANT]}, {"messages": [{**USER, "role": "robot"}, ASSISTANT]}]
-            )
+            ),
         )
     assert isinstance(caught.value.problems[0], Problem)
 
@@ -191,7 +195,7 @@ learned = st.builds(Message, st.just("assistant"), text.filter(bool), weight=st.
     )
 )
 def test_what_is_written_is_read_back(rows: list[SupervisedExample]) -> None:
-    assert read_supervised(to_jsonl(rows)) == tuple(rows)
+    assert examples_of("supervised", to_jsonl(rows)) == tuple(rows)
 
 
 # Method dpo
@@ -251,7 +255,7 @@ def test_a_pair_as_openai_documents_it_is_accepted() -> None:
         "preferred_output": [{"role": "assistant", "content": "It is cold."}],
         "non_preferred_output": [{"role": "assistant", "content": "No idea."}],
     }
-    (example,) = formats.read_preferences(json.dumps(row).encode())
+    (example,) = examples_of("dpo", json.dumps(row).encode())
     assert example == formats.PreferenceExample(
         input=(Message("user", "u"),),
         preferred=Message("assistant", "It is cold."),
@@ -321,7 +325,7 @@ def test_episodes_as_text_and_as_tokens_are_read() -> None:
         {"messages": [USER, action], "group_id": "g", "reward": 1, "advantage": 2},
         {**IN_TOKENS, "turns": [TURN, {**TURN, "logprobs": None}], "advantage": -1.5},
     ]
-    assert formats.read_trajectories(to_jsonl(rows)) == (
+    assert examples_of("trajectories", to_jsonl(rows)) == (
         formats.Trajectory(
             group_id="g",
             reward=1.0,
@@ -447,7 +451,7 @@ def given_episode(
     )
 )  # fmt: skip
 def test_episodes_that_are_written_are_read_back(rows: list[formats.Trajectory]) -> None:
-    assert formats.read_trajectories(to_jsonl(rows)) == tuple(rows)
+    assert examples_of("trajectories", to_jsonl(rows)) == tuple(rows)
 
 
 @given(
@@ -466,7 +470,7 @@ def test_episodes_that_are_written_are_read_back(rows: list[formats.Trajectory])
     )
 )
 def test_pairs_that_are_written_are_read_back(rows: list[formats.PreferenceExample]) -> None:
-    assert formats.read_preferences(to_jsonl(rows)) == tuple(rows)
+    assert examples_of("dpo", to_jsonl(rows)) == tuple(rows)
 
 
 KEYS = ["messages", "input", "preferred_output", "non_preferred_output", "turns", "role", "content"]

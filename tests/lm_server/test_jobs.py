@@ -67,7 +67,10 @@ def test_a_job_ends_with_a_committed_proved_and_served_adapter(server) -> None:
         assert hashlib.sha256((directory / file).read_bytes()).hexdigest() == facts["sha256"]
     adapter = json.loads((directory / "adapter.json").read_text())
     content = formats.to_jsonl(
-        formats.read_supervised(server.client.files.content(file_id).content)
+        example
+        for _, example in formats.read_examples(
+            "supervised", server.client.files.content(file_id).content
+        )
     )
     assert adapter["examples_digest"] == hashlib.sha256(content).hexdigest()
 

@@ -11,6 +11,7 @@ import sys
 import zlib
 from pathlib import Path
 
+import orjson
 import pytest
 from served_here import serve
 
@@ -93,11 +94,9 @@ def test_a_line_of_an_upload_is_bounded(line: bytes, told: str) -> None:
 def test_the_patient_parser_is_as_strict_as_the_fast_one(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nip_lm_server.api import plumbing as http
-
     def outcome() -> object:
         try:
-            return bounds.loads(raw, http.strict_loads, surrogates=False)
+            return bounds.loads(raw, orjson.loads, surrogates=False)
         except ValueError:
             return ValueError
 

@@ -27,7 +27,7 @@ from nip_core.trainers.dataset import (
     write_examples,
 )
 from nip_core.trainers.lines import JSONL, write_jsonl
-from nip_lm_server.formats import read_preferences, read_supervised, read_trajectories
+from nip_lm_server.formats import read_examples
 
 HARD_TEXT = 'Ünïcödé 🐍 \u2028 line separator, "quotes",\nnew line,\ttab, \x00, </s>, end\r\n'
 METHODS = tuple(SCHEMAS)
@@ -216,7 +216,7 @@ def lines(tmp_path, method, examples):
 def test_the_supervised_lines_are_read_as_the_same_conversations(tmp_path):
     given_ = [*made("supervised", 12), example(12, HARD_TEXT)]
     file = lines(tmp_path, "supervised", given_)
-    for ours, theirs in zip(given_, read_supervised(file), strict=True):
+    for ours, (_, theirs) in zip(given_, read_examples("supervised", file), strict=True):
         assert [(m.role, m.content, m.name) for m in theirs.messages] == [
             (m["role"], m["content"], m.get("name")) for m in ours.messages
         ]
@@ -227,7 +227,9 @@ def test_the_supervised_lines_are_read_as_the_same_conversations(tmp_path):
 
 def test_the_preference_lines_are_read_as_the_same_pairs(tmp_path):
     given_ = [*made("dpo", 12), pair(12, HARD_TEXT)]
-    for ours, theirs in zip(given_, read_preferences(lines(tmp_path, "dpo", given_)), strict=True):
+    for ours, (_, theirs) in zip(
+        given_, read_examples("dpo", lines(tmp_path, "dpo", given_)), strict=True
+    ):
         assert [m.content for m in theirs.input] == [m["content"] for m in ours.messages]
         assert theirs.preferred.content == ours.chosen
         assert theirs.rejected.content == ours.rejected
@@ -235,8 +237,8 @@ def test_the_preference_lines_are_read_as_the_same_pairs(tmp_path):
 
 def test_the_trajectory_lines_are_read_as_the_same_tokens(tmp_path):
     given_ = made("trajectories", 12)
-    read = read_trajectories(lines(tmp_path, "trajectories", given_))
-    for ours, theirs in zip(given_, read, strict=True):
+    read = read_examples("trajectories", lines(tmp_path, "trajectories", given_))
+    for ours, (_, theirs) in zip(given_, read, strict=True):
         assert (theirs.group_id, theirs.advantage) == (ours.group_id, ours.advantage)
         assert theirs.reward == ours.reward and not theirs.messages
         for mine, turn in zip(ours.turns, theirs.turns, strict=True):
