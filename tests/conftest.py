@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import certifi
@@ -43,6 +44,16 @@ TIERS = (
     *("factory", "lm_server/long"),
 )
 """Folders that run on their own: `make test-engines`, ..."""
+
+
+@pytest.fixture
+def server_in_thread() -> Iterator[None]:
+    """The lm_servers of sessions that begin in this process run in it, too."""
+    from server_here import servers_here
+
+    with servers_here():
+        yield
+
 
 SLOW_FILES = (
     *("test_kill_matrix.py", "test_tiny.py", "test_problems.py", "test_base_run.py"),

@@ -5,8 +5,9 @@ import json
 import shutil
 
 import pytest
-from small_game import write_config
+from small_game import FEW, train_here, write_config
 
+from nip_core import loop
 from nip_core.errors import CorruptionError, SettingsError
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.tables import read_rollouts
@@ -14,25 +15,25 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.prepare import fork_run, prepare
 from nip_core.stages.session import open_session
-from nip_prefect.flows.train import train
 
+pytestmark = pytest.mark.usefixtures("server_in_thread")
 AGENT = {
     "model_provider": "SelfHosted",
     "model_name": "deterministic",
     "max_tokens_per_message": 32,
 }
-RL = {"num_iterations": 2, "rollouts_per_iteration": 40, "num_epochs": 1}
+RL = {**FEW, "num_iterations": 2}
 GOES_ON = ["base_run.base_run_type=parameters", "base_run.run_id=small"]
 CONTINUING = ["agents._default.fine_tune_from_scratch=false", "rl.lr=0.01"]
 RETEST = ["run_name=again", "base_run.base_run_type=rerun_tests", "base_run.run_id=small"]
 
 
 @pytest.fixture(scope="module")
-async def base(prefect_server, tmp_path_factory):
+async def base(tmp_path_factory):
     """A folder with the finished run `small`, and its summary."""
     folder = tmp_path_factory.mktemp("base")
     agents = {"_default": AGENT, "prover": {"temperature": 0.25}}
-    return folder, await train(str(write_config(folder, rl=RL, agents=agents)))
+    return folder, await train_here(write_config(folder, rl=RL, agents=agents))
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def served(run, iteration, split="train"):
 
 
 async def go_on(folder, *changes):
-    return await train(
+    return await train_here(
         str(folder / "config.yaml"), ["run_name=next", "rl.num_iterations=1", *changes]
     )
 
@@ -110,14 +111,14 @@ async def test_a_fork_begins_with_what_its_source_began_with(folder):
         load_parameters(config, ["run_name=next", *given]),
         load_parameters(config, ["run_name=forked", *given]),
     )
-    result = await train(str(config), ["run_name=forked", *given])
+    result = await train_here(config, ["run_name=forked", *given])
     assert result["iterations"][0]["models"] == first["iterations"][0]["models"]
     assert result["iterations"][2]["models"]["prover"] == first["iterations"][0]["models"]["prover"]
 
 
 async def test_tests_are_played_again_with_the_models_of_every_iteration(base, folder):
     before = tree(folder)
-    again = await train(str(folder / "config.yaml"), RETEST)
+    again = await train_here(str(folder / "config.yaml"), RETEST)
     assert again["status"] == "finished" and len(again["iterations"]) == 3
     for now, then in zip(again["iterations"], base[1]["iterations"], strict=True):
         assert now["models"] == then["models"] and now["jobs"] == {}
@@ -130,27 +131,25 @@ async def test_tests_are_played_again_with_the_models_of_every_iteration(base, f
 
 @pytest.mark.kill_matrix
 async def test_a_retest_that_was_stopped_goes_on(folder, monkeypatch):
-    import nip_prefect.flows.train
+    real = loop.retest
 
-    real = nip_prefect.flows.train.retest
-
-    async def stops(run, iteration):
+    async def stops(session, iteration, call):
         if iteration == 1:
             raise KeyboardInterrupt
-        return await real(run, iteration)
+        return await real(session, iteration, call)
 
-    monkeypatch.setattr(nip_prefect.flows.train, "retest", stops)
+    monkeypatch.setattr(loop, "retest", stops)
     with pytest.raises(BaseException):
-        await train(str(folder / "config.yaml"), RETEST)
+        await train_here(str(folder / "config.yaml"), RETEST)
     monkeypatch.undo()
     run = run_in(folder, "again")
     assert run.finished_iterations() == 1
-    result = await train(str(folder / "config.yaml"), [*RETEST, "rl.num_iterations=7"])
+    result = await train_here(str(folder / "config.yaml"), [*RETEST, "rl.num_iterations=7"])
     assert result["status"] == "finished" and len(result["iterations"]) == 3
 
 
 async def test_a_retest_has_its_own_way_of_testing(folder):
-    result = await train(
+    result = await train_here(
         str(folder / "config.yaml"),
         [*RETEST, "rl.num_test_iterations=2", "text_rl.test_scheme=last"],
     )

@@ -4,14 +4,13 @@ import math
 from collections import Counter, defaultdict
 
 import pytest
-from small_game import write_config
+from small_game import train_here, write_config
 
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.trainers.dataset import open_dataset
-from nip_prefect.flows.train import train
 
 AGENT = {
     "model_provider": "SelfHosted",
@@ -31,9 +30,9 @@ GRPO = {
 
 
 @pytest.fixture(scope="module")
-async def trained(prefect_server, tmp_path_factory):
+async def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("grpo")
-    result = await train(str(write_config(folder, **GRPO)))
+    result = await train_here(write_config(folder, **GRPO))
     return result, RunStore(open_store(folder / "runs"), "small")
 
 
@@ -114,7 +113,7 @@ async def test_the_same_seed_gives_the_same_trajectories_whatever_concurrency_an
         "rl": {**GRPO["rl"], "num_iterations": 1},
         "text_rl": {"test_scheme": "none"},
     }
-    await train(str(write_config(tmp_path, **{**GRPO, **changes})))
+    await train_here(write_config(tmp_path, **{**GRPO, **changes}))
     other = RunStore(open_store(tmp_path / "runs"), "small")
     digests = [
         (

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from small_game import write_config
+from small_game import train_here, write_config
 
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.rollouts.trees import tree_of
@@ -11,7 +11,6 @@ from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.trainers.dataset import open_dataset
-from nip_prefect.flows.train import train
 
 MALT = {
     "trainer": "pure_text_malt",
@@ -22,9 +21,9 @@ MALT = {
 
 
 @pytest.fixture(scope="module")
-async def trained(prefect_server, tmp_path_factory):
+async def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("malt")
-    result = await train(str(write_config(folder, **MALT)))
+    result = await train_here(write_config(folder, **MALT))
     return result, RunStore(open_store(folder / "runs"), "small")
 
 

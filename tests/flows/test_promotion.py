@@ -14,7 +14,7 @@ from prefect import get_client
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.client.schemas.sorting import LogSort
 from prefect.logging.handlers import APILogWorker
-from small_game import write_config
+from small_game import train_here, write_config
 
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
@@ -185,9 +185,9 @@ async def test_the_report_shows_the_decisions(trained):
     assert page.count("<strong>refused</strong>") == 2 and "<strong>taken</strong>" in page
 
 
-async def test_without_the_gate_nothing_more_is_played(tmp_path, prefect_server):
+async def test_without_the_gate_nothing_more_is_played(tmp_path):
     config = config_in(tmp_path, dataset(tmp_path), replies(tmp_path), promotion={})
-    result = await train(str(config), ["rl.num_iterations=1", "text_rl.test_scheme=none"])
+    result = await train_here(config, ["rl.num_iterations=1", "text_rl.test_scheme=none"])
     run = run_in(tmp_path)
     assert run.store.list(f"{run.iteration(0)}/rollouts") == ["train/"]
     assert set(run.read_json(run.models(0))) == {"groups", "not_scheduled"}

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from scripted_server import scripted_server
-from small_game import write_config
+from small_game import FEW, train_here, write_config
 
 from nip_core.errors import SettingsError
 from nip_core.loop import play
@@ -19,9 +19,8 @@ from nip_core.stages.session import open_session
 from nip_core.stages.verification import verify_all
 from nip_lm_server.launch import ServerHandle, start_or_attach, stop
 from nip_lm_server.spec import ServerSpec
-from nip_prefect.flows.train import train
 
-FEW = {"num_iterations": 1, "rollouts_per_iteration": 4, "num_epochs": 1}
+FOUR = {**FEW, "rollouts_per_iteration": 4}
 DUMMY = {"use_dummy_api": True, "max_tokens_per_message": 32}
 
 
@@ -38,7 +37,7 @@ def served(run: RunStore, iteration: int = 0) -> dict[str, set[str]]:
 
 
 async def test_an_lm_server_is_asked_at_one_address_and_trained_at_the_other(
-    lm_server, tmp_path, monkeypatch, prefect_server
+    lm_server, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("NIP_API_KEY", lm_server.api_key)
     async with scripted_server(lambda body: "Answer: they match") as engine:
@@ -62,7 +61,7 @@ async def test_an_lm_server_is_asked_at_one_address_and_trained_at_the_other(
             protocol_common=common,
             fine_tuning={"poll_interval_s": 0.05, "settle_s": 0.0},
         )
-        result = await train(str(config))
+        result = await train_here(config)
     first, last = result["iterations"]
     assert {job["status"] for job in first["jobs"].values()} == {"succeeded"}
     assert first["models"] == {"prover": "sim", "verifier": "dummy-gpt-x"}
@@ -102,7 +101,7 @@ async def test_groups_of_one_provider_may_have_addresses_of_their_own(tmp_path, 
         config = write_config(
             tmp_path,
             agents=agents,
-            rl=FEW,
+            rl=FOUR,
             nip_protocol={"max_message_rounds": 3, "min_message_rounds": 3},
         )
         async with open_session(load_parameters(config)) as session:
@@ -125,7 +124,7 @@ async def test_a_dummy_plays_beside_the_model_that_it_stands_for(tmp_path):
     config = write_config(
         tmp_path,
         agents=agents,
-        rl=FEW,
+        rl=FOUR,
         lm_server={"engine": "embedded"},
         code_validation={"system_prompt_version": "short"},
     )
@@ -189,13 +188,13 @@ def test_quantized_weights_need_a_cuda_device(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["json", "yaml"])
-async def test_transcripts_are_written_where_asked_for(form, tmp_path, prefect_server):
+async def test_transcripts_are_written_where_asked_for(form, tmp_path):
     config = write_config(
         tmp_path,
-        rl={**FEW, "num_iterations": 0},
+        rl={**FOUR, "num_iterations": 0},
         text_rl={"save_transcripts": True, "transcript_format": form},
     )
-    await train(str(config))
+    await train_here(config)
     store = open_store(tmp_path / "runs")
     text = store.get(f"small/iterations/0000/transcripts-test.{form}").decode()
     import yaml

@@ -12,7 +12,7 @@ from prefect import get_client
 from prefect.artifacts import Artifact
 from prefect.flow_engine import run_flow
 from prefect.states import Scheduled
-from small_game import write_config
+from small_game import FEW, train_here, write_config
 
 from nip_core.errors import CorruptionError, LeaseError, SettingsError, StoreError
 from nip_core.parameters import load_parameters
@@ -31,9 +31,8 @@ from nip_prefect.flows.train import continue_run, train
 from nip_prefect.flows.verify import verify
 from nip_prefect.tasks.publish import published_state
 
-TWO = {"num_iterations": 2, "rollouts_per_iteration": 40, "num_epochs": 1}
-
-
+pytestmark = pytest.mark.usefixtures("server_in_thread")
+TWO = {**FEW, "num_iterations": 2}
 PLAYED = ("/test/", "/train/", "metrics-t", "transcripts-t")
 """In the paths of what an iteration plays, and of what is made of that."""
 RUN = {"run_name": "by-name", "rl": TWO, "text_rl": {"save_transcripts": True}}
@@ -44,10 +43,10 @@ def run_in(folder, name="by-name"):
 
 
 @pytest.fixture(scope="module")
-async def finished(prefect_server, tmp_path_factory):
+async def finished(tmp_path_factory):
     """A folder with a finished run, which is only read."""
     folder = tmp_path_factory.mktemp("finished")
-    await train(str(write_config(folder, **RUN)))
+    await train_here(write_config(folder, **RUN))
     return folder
 
 
@@ -74,7 +73,9 @@ def job(run, iteration, group="prover", root=None):
     return run.read_json(path if root is None else path.replace(run.root, root, 1))
 
 
-async def test_from_the_dataset_on_keeps_what_was_played_and_trains_a_new_model(config, tmp_path):
+async def test_from_the_dataset_on_keeps_what_was_played_and_trains_a_new_model(
+    config, tmp_path, prefect_server
+):
     run = run_in(tmp_path)
     before, played = contents(run), digests(run)
     models = {i: run.read_json(run.models(i)) for i in (0, 1)}
@@ -110,7 +111,9 @@ async def test_from_the_dataset_on_keeps_what_was_played_and_trains_a_new_model(
     assert not set(served.values()) & set(result["iterations"][2]["models"].values())
 
 
-async def test_a_retried_flow_run_does_not_go_back_twice(config, tmp_path, monkeypatch):
+async def test_a_retried_flow_run_does_not_go_back_twice(
+    config, tmp_path, monkeypatch, prefect_server
+):
     run = run_in(tmp_path)
     asked: list[str] = []
 
@@ -137,7 +140,7 @@ async def test_a_retried_flow_run_does_not_go_back_twice(config, tmp_path, monke
 
 
 async def test_a_scheduled_flow_run_adds_its_iterations_once_however_often_it_is_retried(
-    config, tmp_path
+    config, tmp_path, prefect_server
 ):
     run = run_in(tmp_path)
     before = run.finished_iterations()
@@ -200,7 +203,9 @@ async def test_stages_follow_each_other_and_take_along_what_comes_later(tmp_path
         rewind(run, lease, 5, "play", token="t")
 
 
-async def test_a_damaged_job_document_stops_it_before_anything_is_set_aside(config, tmp_path):
+async def test_a_damaged_job_document_stops_it_before_anything_is_set_aside(
+    config, tmp_path, prefect_server
+):
     run = run_in(tmp_path)
     path = run.job(1, "prover")
     for damaged in (b"{}", b"garbage"):
@@ -214,13 +219,13 @@ async def test_a_damaged_job_document_stops_it_before_anything_is_set_aside(conf
     assert result["status"] == "finished"
 
 
-async def test_what_comes_after_the_last_test_is_refused(config):
+async def test_what_comes_after_the_last_test_is_refused(config, prefect_server):
     for iteration, stage in ((2, "play"), (3, "test")):
         with pytest.raises(SettingsError, match=rf"from {iteration}:{stage}.*the last test 2:test"):
             await train(str(config), rerun_from_iteration=iteration, rerun_from_stage=stage)
 
 
-async def test_a_fork_does_again_what_it_inherited(config, tmp_path):
+async def test_a_fork_does_again_what_it_inherited(config, tmp_path, prefect_server):
     changes = ["run_name=forked", "rl.lr=0.0005"]
     fork_run(load_parameters(config), load_parameters(config, changes))
     fork = run_in(tmp_path, "forked")
@@ -236,20 +241,22 @@ async def test_a_fork_does_again_what_it_inherited(config, tmp_path):
     assert result["iterations"][1]["models"]["prover"].startswith("ft:deterministic:forked-0000")
 
 
-async def test_a_fork_may_test_what_its_source_did_not(tmp_path, prefect_server):
+async def test_a_fork_may_test_what_its_source_did_not(tmp_path):
     config = write_config(
         tmp_path, rl={**TWO, "num_iterations": 1}, text_rl={"test_scheme": "none"}
     )
-    await train(str(config))
+    await train_here(config)
     changes = ["run_name=forked", "text_rl.test_scheme=all"]
     fork_run(load_parameters(config), load_parameters(config, changes))
-    result = await train(str(config), changes)
+    result = await train_here(config, changes)
     assert [one["test"] is not None for one in result["iterations"]] == [True, True]
     source, fork = (run_in(tmp_path, name) for name in ("small", "forked"))
     assert fork.read_json(fork.models(0)) == source.read_json(source.models(0))
 
 
-async def test_a_worker_that_knows_the_name_alone_goes_on(finished, tmp_path, monkeypatch):
+async def test_a_worker_that_knows_the_name_alone_goes_on(
+    finished, tmp_path, monkeypatch, prefect_server
+):
     stopped, elsewhere = tmp_path / "stopped", tmp_path / "elsewhere"
     stopped.mkdir(), elsewhere.mkdir()
     config = write_config(stopped, **RUN)
@@ -264,7 +271,7 @@ async def test_a_worker_that_knows_the_name_alone_goes_on(finished, tmp_path, mo
 
 
 async def test_a_store_that_is_behind_what_was_published_is_refused_and_nothing_is_played(
-    config, tmp_path
+    config, tmp_path, prefect_server
 ):
     """As a backup that was brought back in the place of the store."""
     await train(str(config))  # finished: it only publishes

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from small_game import write_config
+from small_game import FEW, train_here, write_config
 
 from nip_core.errors import LeaseError, RunConflictError
 from nip_core.loop import play
@@ -24,7 +24,7 @@ from nip_lm_server.engines.reply_rules import DEFAULT_FILE
 from nip_lm_server.state.directory import read_card
 from nip_prefect.flows.train import train
 
-ONE = {"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1}
+in_thread = pytest.mark.usefixtures("server_in_thread")
 
 
 def run_in(folder: Path, name: str = "small") -> RunStore:
@@ -36,17 +36,17 @@ def digest_of(run: RunStore, iteration: int = 0, split: str = "train") -> str:
 
 
 @pytest.fixture(scope="module")
-async def trained(prefect_server, tmp_path_factory):
+async def trained(tmp_path_factory):
     """A folder with the finished run `small`, and its summary."""
     folder = tmp_path_factory.mktemp("trained")
-    return folder, await train(str(write_config(folder, rl=ONE)))
+    return folder, await train_here(write_config(folder, rl=FEW))
 
 
 @pytest.fixture
 def config(trained, tmp_path):
     """The configuration of a copy of that run, in `tmp_path`."""
     shutil.copytree(trained[0] / "runs", tmp_path / "runs")
-    return write_config(tmp_path, rl=ONE)
+    return write_config(tmp_path, rl=FEW)
 
 
 async def test_a_fork_goes_on_with_the_models_it_began_with(trained, config, tmp_path):
@@ -54,15 +54,16 @@ async def test_a_fork_goes_on_with_the_models_it_began_with(trained, config, tmp
     changes = ["run_name=forked", "rl.num_iterations=2", "rl.lr=0.01"]
     forked = load_parameters(config, changes)
     fork_run(load_parameters(config), forked)
-    result = await train(str(config), changes)
+    result = await train_here(config, changes)
     assert result["status"] == "finished"
     assert result["iterations"][1]["models"] == base["iterations"][1]["models"]
     assert result["iterations"][0]["jobs"] == base["iterations"][0]["jobs"]
     assert result["iterations"][2]["models"]["verifier"].startswith("ft:deterministic:forked-0001")
     assert run_in(tmp_path, "forked").open().forked_from == "small"
-    assert (await train(str(config)))["iterations"] == base["iterations"]
+    assert (await train_here(config))["iterations"] == base["iterations"]
 
 
+@in_thread
 async def test_a_run_in_progress_is_not_forked(tmp_path):
     config = write_config(tmp_path)
     async with open_session(load_parameters(config)):
@@ -70,6 +71,7 @@ async def test_a_run_in_progress_is_not_forked(tmp_path):
             fork_run(load_parameters(config), load_parameters(config, ["run_name=other"]))
 
 
+@in_thread
 async def test_an_extension_needs_nothing_of_finished_iterations_but_their_models(config, tmp_path):
     run = run_in(tmp_path)
     folder = run.store.local_path(run.rollouts(0, "train"))
@@ -99,9 +101,9 @@ async def test_a_killed_server_is_started_again_and_nothing_changes(
     path = tmp_path / "replies.yaml"
     path.write_text(yaml.safe_dump(replies))
     server = {"engine": "deterministic", "replies": str(path)}
-    await train(str(write_config(straight, rl=ONE, lm_server=server)))
+    await train(str(write_config(straight, rl=FEW, lm_server=server)))
     config = write_config(
-        killed, rl=ONE, lm_server=server, rollouts={"concurrency": 8, "episodes_per_shard": 20}
+        killed, rl=FEW, lm_server=server, rollouts={"concurrency": 8, "episodes_per_shard": 20}
     )
     journals = killed / "runs" / "small" / "journals" / "0000" / "train"
     job = killed / "runs" / "small" / "iterations" / "0000" / "jobs" / "prover.json"
@@ -136,8 +138,9 @@ def own_dataset(folder: Path, flip: bool) -> str:
     return str(target)
 
 
+@in_thread
 async def test_a_dataset_that_changed_underneath_is_refused(tmp_path):
-    config = write_config(tmp_path, dataset=own_dataset(tmp_path, flip=False), rl=ONE)
+    config = write_config(tmp_path, dataset=own_dataset(tmp_path, flip=False), rl=FEW)
     async with open_session(load_parameters(config)):
         pass
     own_dataset(tmp_path, flip=True)
@@ -146,6 +149,7 @@ async def test_a_dataset_that_changed_underneath_is_refused(tmp_path):
             pass
 
 
+@in_thread
 async def test_a_template_that_changed_underneath_is_refused(tmp_path):
     template = tmp_path / "prover.txt"
     template.write_text("$question $solution")
@@ -162,6 +166,7 @@ async def test_a_template_that_changed_underneath_is_refused(tmp_path):
             pass
 
 
+@in_thread
 async def test_a_refused_runner_leaves_no_trace_in_the_run(tmp_path):
     config = write_config(tmp_path)
     async with open_session(load_parameters(config)):

@@ -1,7 +1,7 @@
 """Update schedules decide in which iterations an agent is trained, and the record says so."""
 
 import pytest
-from small_game import write_config
+from small_game import train_here, write_config
 
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
@@ -12,7 +12,6 @@ from nip_core.run_store.store import open_store
 from nip_core.stages.estimate import estimate_run
 from nip_core.stages.prepare import load_all_problems
 from nip_core.trainers.dataset import EXAMPLES
-from nip_prefect.flows.train import train
 
 ALTERNATING = {
     "_type": "AlternatingPeriodicUpdateSchedule",
@@ -39,9 +38,9 @@ def run_in(folder):
 
 
 @pytest.fixture(scope="module")
-async def alternated(prefect_server, tmp_path_factory):
+async def alternated(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alternated")
-    result = await train(str(write_config(folder, agents=alternating())))
+    result = await train_here(write_config(folder, agents=alternating()))
     return result, run_in(folder)
 
 
@@ -68,13 +67,13 @@ async def test_a_group_that_was_not_due_is_on_record_as_such(alternated):
     assert b"not scheduled" in run.store.get(f"{run.root}/report.html")
 
 
-async def test_a_shared_model_learns_from_those_whose_turn_it_is(tmp_path, prefect_server):
+async def test_a_shared_model_learns_from_those_whose_turn_it_is(tmp_path):
     config = write_config(
         tmp_path,
         agents=alternating(shared_model_group="both"),
         text_rl={"test_scheme": "none"},
     )
-    await train(str(config))
+    await train_here(config)
     run = run_in(tmp_path)
     for iteration, agent in enumerate(("prover", "verifier")):
         manifest = read_manifest(run.store, run.dataset(iteration, "both"))

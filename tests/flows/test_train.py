@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from prefect.artifacts import Artifact
-from small_game import write_config
+from small_game import FEW, train_here, write_config
 
 from nip_core.errors import RunConflictError
 from nip_core.rollouts.tables import read_rollouts
@@ -49,7 +49,7 @@ async def shorter(published, tmp_path_factory):
         rl={"num_iterations": 1, "rollouts_per_iteration": 50, "num_epochs": 1},
         rollouts={"episodes_per_shard": 7, "concurrency": 1},
     )
-    result = await train(str(config))
+    result = await train_here(config)
     return config, result, RunStore(open_store(folder / "runs"), "small")
 
 
@@ -149,7 +149,7 @@ def test_the_loop_without_prefect_makes_what_the_flow_makes(trained, tmp_path):
 
 async def test_a_finished_run_can_be_extended(shorter):
     config, first, _ = shorter
-    second = await train(str(config), ["rl.num_iterations=2"])
+    second = await train_here(config, ["rl.num_iterations=2"])
     assert len(first["iterations"]) == 2 and len(second["iterations"]) == 3
     assert second["iterations"][0] == first["iterations"][0]
 
@@ -191,27 +191,21 @@ async def test_evaluation_tests_the_newest_models(trained):
 
 
 @pytest.mark.parametrize("protocol", ["adp", "solo_verifier"])
-async def test_other_protocols_run_through(protocol, tmp_path, prefect_server):
-    config = write_config(
-        tmp_path,
-        interaction_protocol=protocol,
-        rl={"num_iterations": 1, "rollouts_per_iteration": 40},
-    )
-    result = await train(str(config))
+async def test_other_protocols_run_through(protocol, tmp_path):
+    result = await train_here(write_config(tmp_path, interaction_protocol=protocol, rl=FEW))
     assert result["status"] == "finished"
     assert result["iterations"][1]["test"]["episodes"] == 20
 
 
-async def test_a_frozen_agent_keeps_its_model(tmp_path, prefect_server):
-    config = write_config(tmp_path, rl={"num_iterations": 1, "rollouts_per_iteration": 40})
-    result = await train(str(config), ["agents.prover.freeze_agent=true"])
+async def test_a_frozen_agent_keeps_its_model(tmp_path):
+    result = await train_here(write_config(tmp_path, rl=FEW), ["agents.prover.freeze_agent=true"])
     assert set(result["iterations"][0]["jobs"]) == {"verifier"}
     assert result["iterations"][1]["models"]["prover"] == "deterministic"
 
 
-async def test_too_few_examples_are_a_visible_outcome(tmp_path, prefect_server):
-    config = write_config(tmp_path, rl={"num_iterations": 1, "rollouts_per_iteration": 8})
-    result = await train(str(config))
+async def test_too_few_examples_are_a_visible_outcome(tmp_path):
+    config = write_config(tmp_path, rl={**FEW, "rollouts_per_iteration": 8})
+    result = await train_here(config)
     assert result["iterations"][0]["jobs"]["verifier"]["status"] == "skipped"
     run = RunStore(open_store(tmp_path / "runs"), "small")
     assert "examples, 10 needed" in run.read_json(run.job(0, "verifier"))["reason"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from small_game import write_config
+from small_game import FEW, train_here, write_config
 
 from nip_core.errors import JobError, LeaseError, StageError, StoreError
 from nip_core.loop import play
@@ -20,9 +20,8 @@ from nip_core.run_store.store import open_store
 from nip_core.stages.prepare import prepare
 from nip_core.stages.session import open_session
 from nip_lm_server.engines.reply_rules import DEFAULT_FILE
-from nip_prefect.flows.train import train
 
-ONE_ITERATION = {"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1}
+pytestmark = pytest.mark.usefixtures("server_in_thread")
 NO_TESTS = {"test_scheme": "none"}
 
 
@@ -47,9 +46,9 @@ async def test_a_troubled_transport_changes_nothing_in_the_data(tmp_path):
     calm, troubled = tmp_path / "calm", tmp_path / "troubled"
     calm.mkdir(), troubled.mkdir()
     faults = {"server_error": 0.1, "rate_limited": 0.1, "retry_after_s": 0.01, "dropped": 0.1}
-    first = await played_digest(write_config(calm, rl=ONE_ITERATION))
+    first = await played_digest(write_config(calm, rl=FEW))
     second = await played_digest(
-        write_config(troubled, rl=ONE_ITERATION, lm_server=replies(troubled, faults=faults))
+        write_config(troubled, rl=FEW, lm_server=replies(troubled, faults=faults))
     )
     assert first == second
 
@@ -58,7 +57,7 @@ async def test_a_conversation_that_outgrows_the_context_stops_cleanly_and_can_go
     # The first prompts fit; the longest conversations do not.
     config = write_config(
         tmp_path,
-        rl=ONE_ITERATION,
+        rl=FEW,
         nip_protocol={"max_message_rounds": 9, "min_message_rounds": 9},
         lm_server=replies(tmp_path, max_model_len=620),
     )
@@ -75,17 +74,17 @@ async def test_a_conversation_that_outgrows_the_context_stops_cleanly_and_can_go
     assert failed and all("context" in e["error"] for e in failed)
 
 
-async def test_a_failed_job_stops_the_run_and_can_be_tried_again(tmp_path, prefect_server):
+async def test_a_failed_job_stops_the_run_and_can_be_tried_again(tmp_path):
     config = write_config(
         tmp_path,
-        rl=ONE_ITERATION,
+        rl=FEW,
         text_rl=NO_TESTS,
         lm_server=replies(tmp_path, training={"fail_rate": 0.5}),
     )
     stops = 0
     for attempt in range(20):
         try:
-            result = await train(str(config), retry_failed_jobs=attempt > 0)
+            result = await train_here(config, retry_failed_jobs=attempt > 0)
             break
         except JobError as error:
             assert "injected_failure" in str(error) and "--retry-failed-jobs" in str(error)
@@ -98,29 +97,29 @@ async def test_a_failed_job_stops_the_run_and_can_be_tried_again(tmp_path, prefe
     assert all(p["outcome"] == "failed" for record in records for p in record["previous"])
 
 
-async def test_running_again_without_being_told_to_submits_no_second_job(tmp_path, prefect_server):
+async def test_running_again_without_being_told_to_submits_no_second_job(tmp_path):
     config = write_config(
         tmp_path,
-        rl=ONE_ITERATION,
+        rl=FEW,
         text_rl=NO_TESTS,
         lm_server=replies(tmp_path, training={"fail_rate": 1.0}),
     )
     for _ in range(2):
         with pytest.raises(JobError):
-            await train(str(config))
+            await train_here(config)
     run = run_in(tmp_path)
     assert run.read_json(run.job(0, "verifier"))["attempt"] == 0
 
 
-async def test_an_adapter_that_does_not_answer_is_never_swapped_in(tmp_path, prefect_server):
+async def test_an_adapter_that_does_not_answer_is_never_swapped_in(tmp_path):
     config = write_config(
         tmp_path,
-        rl=ONE_ITERATION,
+        rl=FEW,
         text_rl=NO_TESTS,
         lm_server=replies(tmp_path, training={"unproved_rate": 1.0}),
     )
     with pytest.raises(JobError, match="failed"):
-        await train(str(config))
+        await train_here(config)
     run = run_in(tmp_path)
     assert not run.store.exists(run.models(0))
 
@@ -185,8 +184,8 @@ needs_mount = pytest.mark.skipif(not _can_mount(), reason="only root on Linux ma
 async def test_a_disk_that_fills_in_the_middle_can_be_resumed(tmp_path, mounted):
     straight, small = tmp_path / "straight", tmp_path / "small"
     straight.mkdir(), small.mkdir()
-    first = await played_digest(write_config(straight, rl=ONE_ITERATION))
-    config = write_config(small, rl=ONE_ITERATION)
+    first = await played_digest(write_config(straight, rl=FEW))
+    config = write_config(small, rl=FEW)
     disk = small / "runs"
     mounted(disk, "256m")
     filler = disk / "filler"

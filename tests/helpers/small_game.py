@@ -1,9 +1,21 @@
-"""A small run on the deterministic engine, for tests of the whole loop."""
+"""A small run on the deterministic engine, for tests of the whole loop.
 
+write_config    its settings
+train_here      the loop alone: no Prefect, and the run's own server in this process
+"""
+
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
+from server_here import servers_here
+
+from nip_core import loop
+from nip_core.parameters import load_parameters
+
+FEW = {"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1}
+"""As `rl`, the shortest training of both groups: 10 examples for each."""
 
 
 def write_config(folder: Path, **changes: Any) -> Path:
@@ -32,3 +44,12 @@ def write_config(folder: Path, **changes: Any) -> Path:
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(settings))
     return path
+
+
+async def train_here(
+    config: Path | str, changes: Iterable[str] = (), retry_failed_jobs: bool = False
+) -> dict[str, Any]:
+    """The summary of the run, trained as far as its settings say. What Prefect adds is not shown."""
+    with servers_here():
+        parameters = load_parameters(str(config), list(changes))
+        return await loop.train(parameters, retry_failed_jobs=retry_failed_jobs)
