@@ -242,7 +242,14 @@ def copy_of(commit: str, folder: Path) -> Path:
 
 def tested(module: str, root: Path) -> str | None:
     """What fails first of the module's tests, None if nothing does."""
-    files = [str(f) for name in MODULES[module].tests for f in sorted(root.glob(f"tests/*/{name}"))]
+    files = []
+    for name in MODULES[module].tests:
+        paths = sorted(map(str, (root / "tests").rglob(name)))
+        if not paths:
+            raise SystemExit(
+                f"{module}: there is no {name} any more, name in MODULES what tests it"
+            )
+        files += paths
     command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-p", "no:cacheprovider", *files]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     process = subprocess.Popen(
