@@ -86,7 +86,7 @@ def _vllm() -> Finding:
 
 
 def _sandbox() -> Finding:
-    """Whether untrusted code can be kept in here, as those do who build problems."""
+    """Return whether untrusted code can be kept in here, as those do who build problems."""
     try:
         layers, why_not = sandbox.examine()
     except sandbox.SandboxError as error:
@@ -123,7 +123,7 @@ def _embedded(is_installed: bool) -> Finding:
 
 
 def summary(findings: list[Finding]) -> str:
-    """What can run here, in a line."""
+    """Return what can run here, in a line."""
     missing = [f.what for f in findings if f.needed and not f.ok]
     if missing:
         return f"nip can't run here: {', '.join(missing)}"

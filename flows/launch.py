@@ -27,7 +27,7 @@ _used_prefect: list[bool] = []
 
 
 def used_prefect() -> bool:
-    """Whether a client of Prefect's may still have something to tell its server."""
+    """Return whether a client of Prefect's may still have something to tell its server."""
     return bool(_used_prefect)
 
 
@@ -130,13 +130,13 @@ def _check_prefect() -> None:
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Whether Prefect's client says that its server does not answer."""
+    """Return whether Prefect's client says that its server does not answer."""
     httpx = sys.modules.get("httpx")
     return httpx is not None and isinstance(error, httpx.TransportError)
 
 
 def no_prefect(error: BaseException) -> str:
-    """Which server does not answer."""
+    """Return which server does not answer."""
     from prefect.settings import PREFECT_API_URL
 
     return f"PREFECT_API_URL {PREFECT_API_URL.value()}: no Prefect server answers ({error})"

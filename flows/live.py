@@ -89,7 +89,7 @@ class _Clock:
 
 
 def cost_usd(parameters: HyperParameters, progress: Progress) -> float | None:
-    """What the answers so far cost; None where the settings lack a price of a model that plays."""
+    """Return what the answers so far cost; None where a model that plays has no price."""
     return calls_usd(parameters, progress.tokens_by_agent) if parameters.prices else None
 
 

@@ -94,7 +94,7 @@ def print_json(value: Any) -> None:
 
 
 def _jobs_cell(statuses: dict[str, str], width: int) -> str:
-    """What became of the jobs; of each where there is room, or where they ended differently."""
+    """Return what became of the jobs; of each where there is room, or where their ends differ."""
     if width < _ROOM_FOR_JOBS and len(set(statuses.values())) == 1:
         return f"{len(statuses)} {next(iter(statuses.values()))}"
     return ", ".join(f"{group} {status}" for group, status in statuses.items()) or "-"

@@ -112,7 +112,7 @@ def _lm_server_key(state: Path) -> str:
 
 
 def _environment(state: Path, port: int) -> dict[str, str]:
-    """What clients of the server need. A password that is not set is drawn once, and kept."""
+    """Return what clients of the server need. A password that is not set is drawn once and kept."""
     auth = os.environ.get(_AUTH) or _kept(
         state / "prefect_auth", lambda: f"nip:{secrets.token_urlsafe(24)}"
     )
@@ -223,7 +223,7 @@ def _is_up(url: str) -> bool:
 
 def _how_to_use(state: Path, url: str, lm_server_port: int | None) -> str:
     def secret(variable: str, file: Path) -> tuple[str, str]:
-        """Where it is, in words and for a shell."""
+        """Return where it is, in words and for a shell."""
         if os.environ.get(variable):
             return f"${variable}", f"${variable}"
         return str(file), f"$(cat {shlex.quote(str(file))})"

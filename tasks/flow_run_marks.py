@@ -42,8 +42,7 @@ async def mark_flow_run(session: Session) -> None:
 
 
 async def noted_goal(iterations: int) -> int:
-    """How many iterations this flow run trains to: `iterations`, which is noted on it, or what was
-    noted when it ran before."""
+    """Note on this flow run that it trains to so many iterations; return what was noted first."""
     identifier = flow_run.get_id()
     if identifier is None:
         return iterations

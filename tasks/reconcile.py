@@ -250,5 +250,5 @@ def _is_held(mark: Mark) -> bool:
 
 
 async def restart(client: PrefectClient, flow_run: FlowRun) -> None:
-    """What the button Retry does: the next worker that is free goes on with it."""
+    """Do what the button Retry does: the next worker that is free goes on with it."""
     await client.set_flow_run_state(flow_run.id, AwaitingRetry(), force=True)

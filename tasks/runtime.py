@@ -88,7 +88,7 @@ def session_of(run: str) -> Session:
 
 
 async def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
-    """Whether trying the stage again can help: the network or the server was the trouble.
+    """Return whether trying the stage again can help: the network or the server was the trouble.
 
     Everything else (settings, data, a full disk, a failed job) is for people.
     """

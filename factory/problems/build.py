@@ -227,7 +227,7 @@ def _try_mutants(candidates: Sequence[_Candidates], runner: _Runner) -> dict[str
 
 
 def is_buggy(report: TestReport) -> bool:
-    """Whether the tests found a fault that is neither a crash nor a loop, and not in everything."""
+    """Return whether the tests found a fault in part of it, neither a crash nor a loop."""
     return (
         report.status == "ok"
         and report.load_error is None

@@ -50,7 +50,7 @@ def system(protocol: str, role: str, case: Case) -> Message:
 
 
 def answer(case: Case, conclusion: str | None = None) -> str:
-    """What the prover says about a case; `conclusion` replaces the right one."""
+    """Return what the prover says about a case; `conclusion` replaces the right one."""
     return f"Answer: asked {case.comparison}, they {conclusion or case.conclusion}"
 
 

@@ -53,7 +53,7 @@ def generate(
 
 
 def valid(kind: str, text: str) -> bool:
-    """Whether a message has the form of a question, an answer or a decision."""
+    """Return whether a message has the form of a question, an answer or a decision."""
     return _FORMS[kind].fullmatch(text) is not None
 
 

@@ -117,7 +117,7 @@ def evaluate(episodes: pa.Table, generations: pa.Table | None, *, seed: int = 0)
 
 
 def _measures(episodes: pa.Table, generations: pa.Table | None, seed: int) -> dict[str, Any]:
-    """What `evaluate` returns, without the breakdowns."""
+    """Return what `evaluate` returns, without the breakdowns."""
     # 1. Columns as arrays; everything below counts rows of them.
     columns = _columns(episodes)
     problem, decision = columns.problem, columns.decision
@@ -170,7 +170,7 @@ def mean_by_problem(episodes: pa.Table, reward_of: str | None = None) -> float |
 def paired_difference(
     a: pa.Table, b: pa.Table, seed: int, *, reward_of: str | None = None
 ) -> dict[str, Any]:
-    """How much better `b` is than `a`: the mean over problems of (b - a), with its interval.
+    """Return how much better `b` is than `a`: the mean over problems of (b - a), with its interval.
 
     Both are episodes tables over the same problems; several plays of a problem are averaged
     first. Compared is accuracy, or the reward of the agent `reward_of` where given (an episode
@@ -209,7 +209,7 @@ def _columns(episodes: pa.Table) -> _Columns:
 
 
 def _weights(episodes: pa.Table) -> Floats:
-    """How much each episode counts: 1, or as a leaf its share of its tree."""
+    """Return how much each episode counts: 1, or as a leaf its share of its tree."""
     weights = np.ones(episodes.num_rows)
     is_leaf = pc.not_equal(episodes["branch_path"], "")
     rows: list[int] = np.flatnonzero(is_leaf.to_numpy()).tolist()

@@ -216,7 +216,7 @@ def _asset(name: str) -> str:
 
 
 def _has_neither(metrics: Iterable[Metrics]) -> bool:
-    """Whether a verifier decided in the middle of a scale; where none can, it needs no column."""
+    """Return whether a verifier decided in the middle of a scale, which then needs a column."""
     return any(measured.get("neither_rate") for measured in metrics)
 
 

@@ -50,7 +50,7 @@ def points(difference: float, is_rate: bool) -> str:
 
 
 def promotion_words(decision: Mapping[str, Any] | None) -> str:
-    """What the gate decided, as "refused: accuracy 61.0 % after 65.0 %"; a dash for None."""
+    """Return what the gate decided, as "refused: accuracy 61.0 % after 65.0 %"; a dash for None."""
     if decision is None:
         return DASH
     show = percent if decision["metric"] == "accuracy" else signed

@@ -282,7 +282,7 @@ class PureTextAgentParameters(AgentParameters):
         self.__pydantic_fields_set__.update(loaded.__pydantic_fields_set__)
 
     def loaded_from(self, config: Mapping[str, Any]) -> Self:
-        """What `load_from_wandb_config` makes of these settings, as an object of its own."""
+        """Return what `load_from_wandb_config` makes of these settings, as an object of its own."""
         taken = {
             key: value
             for key, value in type(self)._modernised(config).items()
@@ -347,13 +347,13 @@ class PureTextAgentParameters(AgentParameters):
 
 
 def is_random(values: Mapping[str, Any]) -> bool:
-    """Whether a mapping of settings is a random agent's."""
+    """Return whether a mapping of settings is a random agent's."""
     kinds = (PureTextAgentParameters, RandomAgentParameters)
     return group_for(kinds, values) is RandomAgentParameters
 
 
 def _kind(values: Any) -> str:
-    """Which settings a mapping (or an object) holds."""
+    """Return which settings a mapping (or an object) holds."""
     if isinstance(values, Mapping):
         return "random" if is_random(values) else "model"
     return "random" if isinstance(values, RandomAgentParameters) else "model"

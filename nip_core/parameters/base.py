@@ -138,16 +138,16 @@ class Parameters(BaseModel):
 
     @classmethod
     def _tags(cls) -> dict[str, Any]:
-        """What `to_dict` adds to the fields of every object of the class."""
+        """Return what `to_dict` adds to the fields of every object of the class."""
         return {"_type": cls.__name__}
 
     def _marks(self) -> dict[str, Any]:
-        """What it adds besides to those of this one."""
+        """Return what it adds besides to those of this one."""
         return {}
 
 
 def _is_block(field: FieldInfo) -> bool:
-    """Whether the field holds settings of its own, by default or by name."""
+    """Return whether the field holds settings of its own, by default or by name."""
     return isinstance(field.default, Parameters) or field.default_factory is dict
 
 

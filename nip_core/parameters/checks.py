@@ -315,7 +315,7 @@ def _check_quantization(
 
 
 def needs_several_bases(parameters: "HyperParameters", playing: int, trained: int) -> bool:
-    """Whether several base models have to answer at once.
+    """Return whether several base models have to answer at once.
 
     Of the groups `playing` with a base model, `trained` are those of which every weight is trained.
     """
@@ -325,7 +325,7 @@ def needs_several_bases(parameters: "HyperParameters", playing: int, trained: in
 def _check_full_training(
     place: str, agent: PureTextAgentParameters, parameters: "HyperParameters"
 ) -> None:
-    """What trains every weight makes base models, of which an engine on a GPU serves one."""
+    """Refuse full-weight training where the base models that it makes could not be served."""
     hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
     if agent.use_lora or not hosted:
         return

@@ -229,7 +229,7 @@ class HyperParameters(Parameters):
         )
 
     def method(self, iteration: int) -> Method:
-        """How the groups are trained in this iteration."""
+        """Return how the groups are trained in this iteration."""
         if self.trainer == "pure_text_grpo":
             return "trajectories"
         initial = self.pure_text_malt.num_initial_ei_iterations

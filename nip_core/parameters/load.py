@@ -144,7 +144,7 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
 
 
 def _is_text(keys: list[str]) -> bool:
-    """Whether the setting at this address takes text."""
+    """Return whether the setting at this address takes text."""
     kinds: list[Any] = [HyperParameters]
     for key in keys:
         inner: list[Any] = []
@@ -169,7 +169,7 @@ def _kinds(annotation: Any) -> list[Any]:
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
-    """What is wrong and where, without the text around it."""
+    """Return what is wrong and where, without the text around it."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or type(error).__name__
     return f"{problem} (line {mark.line + 1})" if mark is not None else problem

@@ -20,7 +20,7 @@ class Unused:
     """A block that means the same as the default, as the ancestor writes it out."""
 
     def allows(self, value: Any) -> bool:
-        """Whether `value` is the default; for a block of settings, None or parts of it."""
+        """Return whether `value` is the default; for a block of settings, None or parts of it."""
         is_neutral = self.neutral is not None and _is_default(self.neutral, value)
         return is_neutral or _is_default(self.default, value)
 

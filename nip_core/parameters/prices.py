@@ -15,7 +15,7 @@ _FREE = Price()
 
 
 def is_paid(agent: PureTextAgentParameters) -> bool:
-    """Whether somebody sends a bill for the agent's calls."""
+    """Return whether somebody sends a bill for the agent's calls."""
     return not agent.use_dummy_api and agent.model_provider != "SelfHosted"
 
 

@@ -71,7 +71,7 @@ def _section(address: str, kind: type[Parameters]) -> str:
 
 
 def _is_block(field: FieldInfo) -> bool:
-    """Whether the field has a section of its own."""
+    """Return whether the field has a section of its own."""
     is_group = isinstance(field.annotation, type) and issubclass(field.annotation, Parameters)
     return is_group or (get_origin(field.annotation) is dict and bool(groups_in(field.annotation)))
 

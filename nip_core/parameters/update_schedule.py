@@ -21,7 +21,7 @@ class AgentUpdateSchedule(ABC):
 
     @abstractmethod
     def updates(self, iteration: int) -> bool:
-        """Whether the agent is trained in this iteration (counted from 0)."""
+        """Return whether the agent is trained in this iteration (counted from 0)."""
 
     def to_dict(self) -> dict[str, Any]:
         """``{"_type": name, name: arguments}``; `from_dict` reads it."""
@@ -77,7 +77,7 @@ class ContiguousPeriodicUpdateSchedule(AgentUpdateSchedule):
             )
 
     def updates(self, iteration: int) -> bool:
-        """Whether the iteration lies in the stretch."""
+        """Return whether the iteration lies in the stretch."""
         return self.start <= iteration % self.period < self.stop
 
 
@@ -102,7 +102,7 @@ class AlternatingPeriodicUpdateSchedule(AgentUpdateSchedule):
             )
 
     def updates(self, iteration: int) -> bool:
-        """Whether the iteration belongs to this agent."""
+        """Return whether the iteration belongs to this agent."""
         is_first = iteration % self.period < self.first_agent_num_iterations
         return is_first is self.first_agent
 

@@ -67,7 +67,7 @@ class Machine(Protocol):
         """This process, with a new identifier."""
 
     def is_gone(self, owner: Owner) -> bool:
-        """Whether `owner` ran on this machine and certainly no longer does."""
+        """Return whether `owner` ran on this machine and certainly no longer does."""
 
 
 class ThisMachine:
@@ -89,7 +89,7 @@ class ThisMachine:
 
 
 def _is_hidden(pid: int) -> bool:
-    """Whether there is a process of another user's that this one may not look at."""
+    """Return whether there is a process of another user's that this one may not look at."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -155,7 +155,7 @@ class Lease:
             self._document, self._etag = document, etag
 
     def lend(self) -> dict[str, Any]:
-        """What `borrow` takes, as JSON: for processes that commit on this runner's behalf."""
+        """Return what `borrow` takes, as JSON: for processes that commit for this runner."""
         with self._mutex:
             return dict(self._document)
 

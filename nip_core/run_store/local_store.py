@@ -278,7 +278,7 @@ class LocalStore:
                 self.delete(probe)
 
     def _link_again(self, path: str) -> bool:
-        """Whether a name that is taken can be linked a second time: it must not."""
+        """Return whether a name that is taken can be linked a second time: it must not."""
         target = self._file(path)
         with _translating(target, "write"), self._staged(target, b"3", None) as staged:
             return _link(staged, target, None)

@@ -64,7 +64,7 @@ class Manifest:
         )
 
     def path(self, name: str) -> str:
-        """Where in the store the file committed as `name` lies. Raises StoreError if not in it."""
+        """Return where the file committed as `name` lies. Raises StoreError if it is not in it."""
         if name not in self.files:
             raise StoreError(
                 f"{self.directory}/{self.name}: has no file {name!r}; it has {sorted(self.files)}"
@@ -151,7 +151,7 @@ def read_manifest(store: Store, directory: str, name: str = MANIFEST) -> Manifes
 
 
 def is_committed(store: Store, directory: str, name: str = MANIFEST) -> bool:
-    """Whether a manifest of that name is published in `directory`."""
+    """Return whether a manifest of that name is published in `directory`."""
     return store.exists(f"{directory}/{name}")
 
 

@@ -75,7 +75,7 @@ class Requests:
         raise AssertionError("the loop ends by itself")
 
     def _look(self, path: str) -> tuple[bytes, str] | None:
-        """What is there, tombstones included, with its tag; None if there is nothing."""
+        """Return what is there, tombstones included, with its tag; None if there is nothing."""
         import obstore
 
         check_path(path)
@@ -90,7 +90,7 @@ class Requests:
             return None
 
     def _ask(self, path: str, action: str, request: Callable[[], T]) -> T:
-        """What `request`, which may be done twice, returns; repeated where the answer broke off.
+        """Return the result of `request`, which is made again where the answer broke off.
 
         The library repeats requests that got no answer, and goes on with most that got a part of
         one, but not with listings, nor with the beginning and the end of a write in parts.
@@ -115,7 +115,7 @@ class Requests:
         return f"{self.url}/{path}"
 
     def _translated(self, error: Exception, path: str, action: str) -> Exception:
-        """What to raise for an error of the library, met when trying to `action` (a verb)."""
+        """Return what to raise for an error of the library, met trying to `action` (a verb)."""
         from obstore.exceptions import BaseError, NotFoundError
 
         name = self._name(path)
@@ -132,7 +132,7 @@ class Requests:
 
 
 def _broke_off(error: Exception) -> bool:
-    """Whether an answer began and did not end as it should."""
+    """Return whether an answer began and did not end as it should."""
     from obstore.exceptions import BaseError
 
     signs = (
@@ -145,7 +145,7 @@ def _broke_off(error: Exception) -> bool:
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether the credentials, or their absence, are what was refused."""
+    """Return whether the credentials, or their absence, are what was refused."""
     from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
     refused = (PermissionDeniedError, UnauthenticatedError, PermissionError)

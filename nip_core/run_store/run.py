@@ -307,7 +307,7 @@ class RunStore:
     # Iterations and forks ---------------------------------------------------------------------
 
     def finished_iterations(self) -> int:
-        """How many iterations, from the first without a gap, have their models.json."""
+        """Return how many iterations, from the first without a gap, have their models.json."""
         count = 0
         while self.store.exists(self.models(count)):
             count += 1

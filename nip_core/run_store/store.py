@@ -26,7 +26,7 @@ _OF_A_WRITER = re.compile(r"\.(tmp|removed|probe)-[0-9a-f]+")
 
 
 def is_leftover(name: str) -> bool:
-    """Whether a store gives such names to what it is still writing or has taken away."""
+    """Return whether a store gives such names to what it is still writing or has taken away."""
     return _OF_A_WRITER.fullmatch(name) is not None
 
 
@@ -78,7 +78,7 @@ class Store(Protocol):
         """Bytes of the file. Raises MissingFileError."""
 
     def leftovers(self, directory: str) -> Iterable[tuple[str, int]]:
-        """What killed writers have left under `directory`: paths that no reader sees, and bytes.
+        """Return what killed writers have left under `directory`: hidden paths, and their bytes.
 
         Only while nobody writes there: what is being written looks the same.
         """
@@ -87,7 +87,7 @@ class Store(Protocol):
         """Remove one of the `leftovers`."""
 
     def local_path(self, path: str) -> Path | None:
-        """Where `path` lies on this machine's disk, or None if it does not."""
+        """Return where `path` lies on this machine's disk, or None if it does not."""
 
     def free_bytes(self) -> int | None:
         """Bytes that can still be written, or None where there is no such limit."""

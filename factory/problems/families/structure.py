@@ -116,7 +116,7 @@ class Member:
         return self.family.summary.format(**self.words)
 
     def compare(self, asked: "Member") -> str:
-        """What `asked`, of the same family, wants and this member has, slot by slot.
+        """Return what `asked`, of the same family, wants and this member has, slot by slot.
 
         For example ``times 3 code 3 ok, plus code minus wrong, 7 code 7 ok``.
         """
@@ -159,7 +159,7 @@ class Member:
                 yield self._with({first: there, second: here})
 
     def _place(self, slot: int, index: int, of: int) -> int | None:
-        """Where the option `index` of slot `of` stands among the options of `slot`, if it does."""
+        """Return where option `index` of slot `of` stands among the options of `slot`, or None."""
         option = self.family.slots[of].options[index]
         options = self.family.slots[slot].options
         return options.index(option) if option in options else None
