@@ -1,7 +1,7 @@
 """Doing several things at once, such that none is left running when one has failed.
 
-together    all of several awaitables
-in_thread   a function in a thread
+gather_or_cancel  all of several awaitables
+in_thread         a function in a thread
 """
 
 import asyncio
@@ -11,15 +11,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def together(work: Iterable[Awaitable[T]]) -> list[T]:
+async def gather_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
     """Results in order. When one fails the others are cancelled and awaited, then it is raised."""
 
-    async def run(one: Awaitable[T]) -> T:
-        return await one
+    async def run(awaitable: Awaitable[T]) -> T:
+        return await awaitable
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run(one)) for one in work]
+            tasks = [group.create_task(run(awaitable)) for awaitable in work]
     except BaseExceptionGroup as errors:
         raise first_error(errors) from errors
     return [task.result() for task in tasks]

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from nip_core.concurrency import together
+from nip_core.concurrency import gather_or_cancel
 from nip_core.parameters import HyperParameters
 from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.stages import choosing, measuring, playing, swapping, training
@@ -113,7 +113,7 @@ async def iterate(
         after = f"playing iteration {iteration}"
         published = call(publish, session, after, iteration + 0.5, False, True)
         chosen = (call(choosing.build_dataset, session, iteration, group) for group in groups)
-        await together([published, *chosen])
+        await gather_or_cancel([published, *chosen])
     # 4. Train. A job that the settings say not to wait for any longer stops the run here.
     with _timed(times, "train"):
         parked = await _train_groups(session, iteration, groups, call)
@@ -177,7 +177,7 @@ async def _train_groups(
         for group in groups:
             await call(training.submit_job, session, iteration, group)
         waits = (call(training.wait_for_job, session, iteration, group) for group in groups)
-        ended = await together(waits)
+        ended = await gather_or_cancel(waits)
         parked = [job["parked"] for job in ended if job["parked"] is not None]
         if parked:
             return str(parked[0])

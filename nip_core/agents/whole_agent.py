@@ -20,7 +20,7 @@ from nip_core.agents.nested_array_dict import Array, NestedArrayDict
 from nip_core.agents.protocol_handler import CodeValidationProtocolHandler, ProtocolHandler
 from nip_core.agents.states import AgentState
 from nip_core.agents.synchronous import wait_for
-from nip_core.concurrency import together
+from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import SettingsError
 from nip_core.game.render import Situation, Turn
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, RandomAgentParameters
@@ -203,7 +203,9 @@ class PureTextWholeAgent(ABC):
         """
         places = list(np.ndindex(data.batch_size))
         async with self._client_for_calls() as client:
-            turns = await together(self._turn(data[place], environment, client) for place in places)
+            turns = await gather_or_cancel(
+                self._turn(data[place], environment, client) for place in places
+            )
         return self._as_arrays(places, turns, data.batch_size)
 
     async def _turn(

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from nip_core.concurrency import together
+from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import ServerError, SettingsError
 from nip_core.game.render import Game, Situation, Turn
 from nip_core.jobs.server_calls import LmServer, version_problem
@@ -67,7 +67,7 @@ async def check_reachable(
         )
 
     progress.start_stage("looking for the models' servers", 0)
-    await together(map(reach, agents))
+    await gather_or_cancel(map(reach, agents))
 
 
 async def _connect(url: str) -> None:
@@ -183,7 +183,9 @@ class _AgentCheck:
         found: dict[str, Facts] = {}
         for start in range(0, len(doubtful), _AT_ONCE):
             some = doubtful[start : start + _AT_ONCE]
-            for problem, facts in zip(some, await together(map(self._measured, some)), strict=True):
+            for problem, facts in zip(
+                some, await gather_or_cancel(map(self._measured, some)), strict=True
+            ):
                 if facts == {}:
                     continue
                 if facts is None:  # so long that the server does not count it

@@ -14,11 +14,12 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from nip_core.concurrency import in_thread, together
+from nip_core.concurrency import gather_or_cancel, in_thread
 from nip_core.errors import RunConflictError
 from nip_core.hashing import digest
 from nip_core.rollouts import engine
-from nip_core.rollouts.engine import Branch, Failures, PlayedShard, Table, straight
+from nip_core.rollouts.engine import PlayedShard
+from nip_core.rollouts.episode import Branch, Failures, ShardContext, no_branching
 from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.journal_segments import open_journal, remove_journal
 from nip_core.rollouts.plan import (
@@ -138,8 +139,8 @@ async def play_shards(
     shards: Sequence[str],
     call: Callable[..., Awaitable[Any]],
 ) -> None:
-    """Play shards side by side; `rollouts.concurrency` bounds the episodes of all together."""
-    await together(call(play_shard, session, iteration, split, shard) for shard in shards)
+    """Play shards side by side; `rollouts.concurrency` bounds the episodes of all of them."""
+    await gather_or_cancel(call(play_shard, session, iteration, split, shard) for shard in shards)
 
 
 async def play_shard(session: Session, iteration: int, split: str, shard: str) -> dict[str, Any]:
@@ -195,7 +196,7 @@ async def _play_open(
             {group: m.model for group, m in models.items()},
             recorded=_recorded(session, iteration, split),
         )
-        table = Table(
+        context = ShardContext(
             game=session.game,
             players=players,
             client=session.client,
@@ -205,7 +206,7 @@ async def _play_open(
             failures=failures,
             places=session.places,
         )
-        return await engine.play_shard(specs, table, _branch(session, iteration, split))
+        return await engine.play_shard(specs, context, _branch(session, iteration, split))
 
     return await session.with_server(work)
 
@@ -259,7 +260,7 @@ def _commit(
 def _branch(session: Session, iteration: int, split: str) -> Branch:
     """Trees are for training by preferences; what is evaluated is played as it is."""
     if split != TRAIN or session.parameters.method(iteration) != "dpo":
-        return straight
+        return no_branching
     return Branching(session.parameters, session.game.protocol, iteration)
 
 

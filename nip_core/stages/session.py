@@ -18,7 +18,8 @@ from nip_core.game.render import Game
 from nip_core.jobs.job import Clock
 from nip_core.parameters import HyperParameters, RandomAgentParameters
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
-from nip_core.rollouts.engine import Failures, places_for
+from nip_core.rollouts.engine import places_for
+from nip_core.rollouts.episode import Failures
 from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.progress import Progress

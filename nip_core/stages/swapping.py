@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from nip_core.concurrency import together
+from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import ServerError, StageError
 from nip_core.evaluation.metrics import mean_by_problem, paired_difference
 from nip_core.evaluation.report_text import gate_line
@@ -124,7 +124,9 @@ async def _prove_new(session: Session, iteration: int) -> dict[str, ServedModel]
     trained = candidates(session, iteration)
 
     async def prove_all() -> list[ServedModel]:
-        return await together(_prove(session, group, model) for group, model in trained.items())
+        return await gather_or_cancel(
+            _prove(session, group, model) for group, model in trained.items()
+        )
 
     return dict(zip(trained, await session.with_server(prove_all), strict=True))
 
@@ -177,7 +179,9 @@ async def prove_serving(session: Session, iteration: int) -> None:
     }
 
     async def prove_all() -> list[ServedModel]:
-        return await together(_prove(session, group, model) for group, model in trained.items())
+        return await gather_or_cancel(
+            _prove(session, group, model) for group, model in trained.items()
+        )
 
     if trained:
         session.progress.start_stage(f"iteration {iteration}: proving the models that play", 0)

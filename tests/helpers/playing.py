@@ -15,7 +15,8 @@ from scripted_server import scripted_server
 from nip_core.game.render import Game
 from nip_core.parameters import RandomAgentParameters
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
-from nip_core.rollouts.engine import Table, play_shard, straight
+from nip_core.rollouts.engine import play_shard
+from nip_core.rollouts.episode import ShardContext, no_branching
 from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import plan_episodes, shards
 from nip_core.rollouts.progress import Progress
@@ -75,7 +76,7 @@ class Played:
         return build_tables(self.shard.episodes, self.shard.generations)
 
 
-def make_table(
+def make_context(
     game, url, client, log, recorded=None, failures=None, model=None, key="key", progress=None
 ):
     """Each agent plays with `model`, or with one that is named like it."""
@@ -86,13 +87,15 @@ def make_table(
         else Player(agent, model or f"{agent}-model", endpoint, own)
         for agent, own in game.parameters.agents.items()
     }
-    return Table(game, players, client, log, recorded or {}, progress or Progress(), failures)
+    return ShardContext(
+        game, players, client, log, recorded or {}, progress or Progress(), failures
+    )
 
 
 async def play_at(
-    url, parameters, specs, num_shards=1, log=None, branch=straight, **more: Any
+    url, parameters, specs, num_shards=1, log=None, branch=no_branching, **more: Any
 ) -> Played:
-    """Play `specs` against the server at `url`, cut into `num_shards`; `more` as for the table."""
+    """Play `specs` against the server at `url`, cut into `num_shards`; `more` as for the context."""
     log, game = log or MemoryLog(), Game(parameters)
     progress = Progress()
     async with ChatClient(
@@ -101,9 +104,9 @@ async def play_at(
         retries=2,
         on_retry=progress.count_retry,
     ) as client:
-        table = make_table(game, url, client, log, progress=progress, **more)
+        context = make_context(game, url, client, log, progress=progress, **more)
         parts = [
-            await asyncio.wait_for(play_shard(part, table, branch), 30)
+            await asyncio.wait_for(play_shard(part, context, branch), 30)
             for part in shards(specs, -(-len(specs) // num_shards))
         ]
     whole = parts[0]
@@ -112,7 +115,7 @@ async def play_at(
         whole.generations.extend(part.generations)
         whole.timings.extend(part.timings)
         whole.failed.extend(part.failed)
-    return Played(game, specs, None, whole, log, table.progress)
+    return Played(game, specs, None, whole, log, context.progress)
 
 
 async def play(parameters, script, *, on=None, **more: Any) -> Played:

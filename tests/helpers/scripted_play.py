@@ -19,7 +19,8 @@ from scripted_server import scripted_server
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
-from nip_core.rollouts.engine import Table, play_shard
+from nip_core.rollouts.engine import play_shard
+from nip_core.rollouts.episode import ShardContext
 from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import EpisodeSpec, plan_episodes
 from nip_core.rollouts.progress import Progress
@@ -159,8 +160,8 @@ async def play(
             for agent, own in parameters.agents.items()
         }
         async with ChatClient(concurrency=16, timeout_s=10, retries=0) as client:
-            table = Table(game, players, client, _Log(), {}, Progress())
-            shard = await asyncio.wait_for(play_shard([spec], table), 30)
+            context = ShardContext(game, players, client, _Log(), {}, Progress())
+            shard = await asyncio.wait_for(play_shard([spec], context), 30)
     (played.episode,) = shard.episodes
     played.generations = shard.generations
     expected = {(round_, agent) for round_, turns in script.items() for agent in turns}

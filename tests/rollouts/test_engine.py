@@ -16,16 +16,17 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from playing import MemoryLog, agent_of, make_table, number_of, play, problems, saying
+from playing import MemoryLog, agent_of, make_context, number_of, play, problems, saying
 from scripted_server import scripted_server
 
-from nip_core.concurrency import together
+from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import ServerError, StageError, StoreError
 from nip_core.game.render import Game
 from nip_core.hashing import derive_seed, digest
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.chat_client import ChatClient
-from nip_core.rollouts.engine import Failures, places_for, play_shard
+from nip_core.rollouts.engine import places_for, play_shard
+from nip_core.rollouts.episode import Failures
 from nip_core.rollouts.plan import plan_episodes, shards
 
 SAMPLING = {"max_tokens": 40, "temperature": 0.5}
@@ -745,15 +746,15 @@ async def test_shards_that_share_their_places_end_one_after_another():
         scripted_server(script) as server,
         ChatClient(concurrency=2, timeout_s=10, retries=2) as client,
     ):
-        table = make_table(game, server.url, client, MemoryLog())
-        table = replace(table, places=places_for(parameters))
+        context = make_context(game, server.url, client, MemoryLog())
+        context = replace(context, places=places_for(parameters))
 
         async def shard(name, specs):
-            await play_shard(specs, table)
+            await play_shard(specs, context)
             ended.append(name)
 
         parts = shards(plan_episodes(parameters, problems(24), "train", 0), 8)
-        await together(shard(str(i), part) for i, part in enumerate(parts))
+        await gather_or_cancel(shard(str(i), part) for i, part in enumerate(parts))
         assert ended == ["0", "1", "2"]
         assert server.most_in_flight == 2
 
@@ -777,16 +778,16 @@ async def test_cancelling_leaves_no_task_behind():
     specs = plan_episodes(parameters, problems(10), "train", 0)
     async with scripted_server(script) as server:
         async with ChatClient(concurrency=64, timeout_s=30, retries=2) as client:
-            table = make_table(Game(parameters), server.url, client, MemoryLog())
+            context = make_context(Game(parameters), server.url, client, MemoryLog())
             before = open_tasks()
-            playing = asyncio.create_task(play_shard(specs, table))
+            playing = asyncio.create_task(play_shard(specs, context))
             await asyncio.wait_for(all_asked.wait(), 10)
             assert len(open_tasks()) > len(before) + len(specs)
             playing.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await playing
             assert open_tasks() == before
-            assert table.progress.episodes_in_flight == 0
+            assert context.progress.episodes_in_flight == 0
             never.set()  # lets the server's handlers end
 
 
@@ -809,7 +810,7 @@ async def test_a_stopped_shard_leaves_no_task_behind():
             with pytest.raises(StageError, match="no such model"):
                 await asyncio.wait_for(
                     play_shard(
-                        specs, make_table(Game(parameters), server.url, client, MemoryLog())
+                        specs, make_context(Game(parameters), server.url, client, MemoryLog())
                     ),
                     10,
                 )

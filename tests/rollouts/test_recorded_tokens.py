@@ -15,7 +15,7 @@ from aiohttp import web
 pytest.importorskip("trl")
 
 from in_memory import InMemory
-from playing import MemoryLog, make_table, problems
+from playing import MemoryLog, make_context, problems
 from scripted_server import scripted_server
 from served_here import KEY, serve
 from tiny_model import peft_logprobs
@@ -73,7 +73,7 @@ async def play_at(url, log, model="tiny", on=None, **recorded):
     on = on or load_problems("families", "train")
     specs = plan_episodes(game.parameters, on, "train", 0)
     async with ChatClient(concurrency=16, timeout_s=60, retries=1) as client:
-        table = make_table(game, url, client, log, model=model, key=KEY)
+        table = make_context(game, url, client, log, model=model, key=KEY)
         verifier = replace(table.players["verifier"], record_tokens=True, **recorded)
         players = {**table.players, "verifier": verifier}
         shard = await play_shard(specs, replace(table, players=players))

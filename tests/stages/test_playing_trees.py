@@ -7,7 +7,7 @@ import pytest
 import yaml
 from small_game import write_config
 
-from nip_core.concurrency import together
+from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import StageError
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.plan import plan_episodes
@@ -112,7 +112,9 @@ async def test_failures_count_over_shards_that_did_not_see_each_other(stage, tmp
     async with open_session(alone.parameters) as session:
         shards = plan_of(session, 0, "train").shards
         # As at once in processes of their own.
-        await together(play_shard(replace(session, failures={}), 0, "train", s) for s in shards)
+        await gather_or_cancel(
+            play_shard(replace(session, failures={}), 0, "train", s) for s in shards
+        )
         expected = f"{failed} of {len(stage.specs)} episodes failed.*--rerun-from 0:play"
         with pytest.raises(StageError, match=expected):
             commit_split(session, 0, "train")

@@ -1,0 +1,402 @@
+"""One episode, from reset to verdict, with all that it branches into.
+
+play_episode  its rows, and the records of the calls it took
+EpisodeState  an episode between two rounds
+ShardContext  what all episodes of a shard share
+Branch        where episodes branch; `no_branching` is nowhere, for trees see `trees`
+
+A generation whose key is in the journal is taken from there and not asked for again.
+
+Where an episode branches, the answers of an agent in all children are asked for by one request
+where the server can, with a seed from the node; the i-th is child i's. What is missing in the
+answer or refused together, and what is asked again because it was invalid, is a request of its
+own with the child's key and seed. A child goes on as soon as its own agents have answered. Each
+answer is a record of its own; after a kill those found are kept, and the same request is made for
+the others.
+
+A prover without a valid answer ends its episode, unless the settings have a penalty for that:
+then it is paid the penalty and is silent in that round, which leaves no turn behind.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+from nip_core.concurrency import gather_or_cancel
+from nip_core.errors import StageError
+from nip_core.game.render import ChatMessage, Game, Situation, tokens_of
+from nip_core.parameters import RandomAgentParameters
+from nip_core.protocols import NO_DECISION, Move, Turn
+from nip_core.rollouts.chat_client import ChatClient, ContextLengthError, RequestRefusedError
+from nip_core.rollouts.model_call import Call, Player, Row, ask, read_again
+from nip_core.rollouts.plan import EpisodeSpec
+from nip_core.rollouts.progress import Progress
+from nip_core.scenarios.code_validation.parsing import AnswerForm
+
+
+class GenerationLog(Protocol):
+    """Where finished generations are made durable (see `nip_core.rollouts.journal`)."""
+
+    async def append(self, record: dict[str, Any]) -> None:
+        """Return once the record would survive a kill."""
+
+
+@dataclass
+class Failures:
+    """Failed episodes of a stage. Its shards share one, so that their size decides nothing."""
+
+    episodes: int  # of the whole stage
+    keys: set[str] = field(default_factory=set)  # of those that failed; a repetition counts once
+    stop: bool = True  # whether too many stop the stage
+
+    def check(self, threshold: float, what: str) -> None:
+        """Raise StageError if more failed than this share of the episodes.
+
+        `what` ends its message: why they failed, and what to do.
+        """
+        # 0.29 * 100 is a little less than 29.
+        if self.stop and len(self.keys) > threshold * self.episodes + 1e-9:
+            raise StageError(
+                f"{len(self.keys)} of {self.episodes} episodes failed, more than the share of "
+                f"{threshold} that rollouts.failure_threshold allows; {what}"
+            )
+
+
+@dataclass(frozen=True)
+class ShardContext:
+    """What all episodes of a shard share."""
+
+    game: Game
+    players: Mapping[str, Player]
+    client: ChatClient
+    log: GenerationLog
+    recorded: Mapping[str, Row]  # journal records by generation key
+    progress: Progress
+    failures: Failures | None = None  # None: the shard is the whole stage
+    places: asyncio.Semaphore | None = None  # one per episode at a time; None: of this shard alone
+
+
+Branch = Callable[[EpisodeSpec, int, Sequence[str]], Sequence[EpisodeSpec]]
+"""(a node, the round that is next, the agents that move in it) -> its children."""
+
+
+def no_branching(node: EpisodeSpec, round_: int, agents: Sequence[str]) -> Sequence[EpisodeSpec]:
+    """The `Branch` of a plain episode, which has none."""
+    return (node,)
+
+
+@dataclass(frozen=True)
+class Played:
+    """What was played from a state on."""
+
+    episodes: list[Row]
+    """One for each leaf, in the order of their branch paths."""
+    records: list[Row]
+    """A journal record for each call that it took."""
+
+
+async def play_episode(
+    spec: EpisodeSpec, context: ShardContext, branch: Branch = no_branching
+) -> Played:
+    """Play one episode, or all that it branches into.
+
+    Raises StageError, ServerError or StoreError for what would stop every episode.
+    """
+    rewards = dict.fromkeys(context.game.protocol.agent_names, 0.0)
+    return await EpisodeState(spec, context, 0, [], rewards, None).play_on(branch)
+
+
+def _in_episode(record: Row, episode: str) -> Row:
+    """The record with the episode that its generation belongs to, which a node can't know."""
+    generation = record["generation"]
+    if generation["episode"] == episode:
+        return record
+    return {**record, "generation": {**generation, "episode": episode}}
+
+
+PrefetchedAnswer = tuple[Row, Move] | ContextLengthError | None
+"""What came of an answer that was asked for together with those of other children: its record and
+move, or why no answer can come; None: it has to be asked for alone."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What came of an agent's turn: the turn, or why there is none; and the calls it took."""
+
+    records: list[Row]
+    turn: Turn | None = None
+    problem: str | None = None
+    is_invalid: bool = False  # every call was answered, if not in a valid form
+
+
+@dataclass
+class EpisodeState:
+    """An episode between two rounds, while it is played."""
+
+    spec: EpisodeSpec
+    context: ShardContext
+    round: int  # that is next
+    turns: list[Turn]
+    rewards: dict[str, float]
+    parent: str | None  # key of the last valid generation
+    records: list[Row] = field(default_factory=list)  # of the calls of the round before
+    outcome: str | None = None  # None: it goes on
+    decision: int = NO_DECISION
+    value: float | None = None
+    error: str | None = None
+    chats: dict[str, list[ChatMessage]] = field(default_factory=dict)  # by agent that was asked
+
+    @cached_property
+    def movers(self) -> list[str]:
+        protocol = self.context.game.protocol
+        movers = protocol.movers(self.round, self.spec.seed, self.turns)
+        return [agent for agent in protocol.agent_names if agent in movers]
+
+    async def play_on(self, branch: Branch) -> Played:
+        """Play everything from here on; the calls of the round that led here count with it."""
+        state, records = self, list(self.records)
+        children: Sequence[EpisodeSpec] = ()
+        # 1. Go from round to round until the episode is over, or branches.
+        while state.outcome is None:
+            children = branch(state.spec, state.round, state.movers)
+            if len(children) > 1:
+                break
+            state = await state.play_round(children[0])
+            records += state.records
+        # 2. Play what it branches into, each child to its own ends.
+        if state.outcome is None:
+            parts = await state._play_children(children, branch)
+        else:
+            parts = [Played([state.row()], [])]
+        # 3. What all leaves share belongs to the first of them.
+        episodes = [row for part in parts for row in part.episodes]
+        shared = [_in_episode(record, episodes[0]["key"]) for record in records]
+        return Played(episodes, [*shared, *(record for part in parts for record in part.records)])
+
+    async def _play_children(self, children: Sequence[EpisodeSpec], branch: Branch) -> list[Played]:
+        """Play the children at once; each goes on as soon as its own agents have answered."""
+        # 1. A place for every mover's first answer in every child.
+        loop = asyncio.get_running_loop()
+        answers: dict[str, list[asyncio.Future[PrefetchedAnswer]]] = {
+            agent: [loop.create_future() for _ in children] for agent in self.movers
+        }
+        # 2. One request per mover fills its places; the children wait for what is theirs.
+        work: list[Awaitable[Played | None]] = [
+            *(self._prefetch(agent, children, answers[agent]) for agent in answers),
+            *(
+                self._play_child(spec, {agent: answers[agent][number] for agent in answers}, branch)
+                for number, spec in enumerate(children)
+            ),
+        ]
+        return [part for part in await gather_or_cancel(work) if part is not None]
+
+    async def _play_child(
+        self,
+        spec: EpisodeSpec,
+        prefetched: Mapping[str, asyncio.Future[PrefetchedAnswer]],
+        branch: Branch,
+    ) -> Played:
+        child = await self.play_round(spec, prefetched)
+        return await child.play_on(branch)
+
+    async def play_round(
+        self,
+        spec: EpisodeSpec,
+        prefetched: Mapping[str, asyncio.Future[PrefetchedAnswer]] | None = None,
+    ) -> "EpisodeState":
+        """Let all movers move at once, and judge: the state after it, which is that of `spec`.
+
+        `prefetched` has the first answers of agents that were asked for several.
+        """
+        prefetched = prefetched or {}
+        # 1. Ask everybody who moves.
+        answers = await gather_or_cancel(
+            self._take_turn(spec, agent, prefetched.get(agent)) for agent in self.movers
+        )
+        after = EpisodeState(
+            spec, self.context, self.round + 1, list(self.turns), dict(self.rewards), self.parent
+        )
+        # 2. Sort what came: turns, silence that is paid for, and what ends the episode.
+        silent = set()
+        problems = []
+        for agent, answer in zip(self.movers, answers, strict=True):
+            after.records += answer.records
+            if answer.turn is not None:
+                after.turns.append(answer.turn)
+                after.parent = answer.records[-1]["generation"]["key"]
+            elif answer.is_invalid and self.context.game.protocol.may_be_silent(agent):
+                silent.add(agent)
+            else:
+                problems.append(f"{agent}, round {self.round}: {answer.problem}")
+        # 3. Pay for the round.
+        if problems:
+            after._fail(problems[0])
+        else:
+            after._judge(frozenset(silent))
+        return after
+
+    def _judge(self, silent: frozenset[str]) -> None:
+        """Pay for the round that was just played, and end the episode if it is over."""
+        spec, protocol = self.spec, self.context.game.protocol
+        result = protocol.judge(
+            self.round - 1, spec.seed, spec.problem.y, spec.stance, self.turns, silent
+        )
+        for agent, reward in result.rewards.items():
+            self.rewards[agent] += reward
+        if result.done or result.terminated:
+            self.decision, self.value = result.decision, result.value
+            self.outcome = "finished" if result.done else "terminated"
+        elif self.round == protocol.max_message_rounds:
+            self._fail(f"protocol {protocol.name!r} neither ended nor terminated it")
+
+    def _fail(self, error: str) -> None:
+        self.outcome, self.error = "failed", error
+        self.rewards = dict.fromkeys(self.rewards, 0.0)
+
+    def row(self) -> Row:
+        """The row of an episode that is over."""
+        return {
+            **_facts(self.spec, self.context.game.protocol.name),
+            "rounds": self.round,
+            "decision": self.decision,
+            "decision_value": self.value,
+            "outcome": self.outcome,
+            "error": self.error,
+            "rewards": [{"agent": agent, "reward": paid} for agent, paid in self.rewards.items()],
+        }
+
+    async def _prefetch(
+        self,
+        agent: str,
+        children: Sequence[EpisodeSpec],
+        answers: Sequence[asyncio.Future[PrefetchedAnswer]],
+    ) -> None:
+        """Ask for the agent's first answers in all children by one request.
+
+        The i-th is child i's; those that are in the journal are not taken again.
+        """
+        context, player = self.context, self.context.players[agent]
+        missing = [
+            i
+            for i, spec in enumerate(children)
+            if spec.generation_key(self.round, agent, 0) not in context.recorded
+        ]
+        results: list[PrefetchedAnswer] = [None] * len(children)
+        # 1. Ask for as many as there are children, so that the i-th is always the same one.
+        if missing and player.gives_several:
+            try:
+                async with self._call(self.spec, agent, 0, len(children)) as call:
+                    # 2. Make those durable that came and were missing, before anybody goes on.
+                    came = [i for i in missing if i < len(call.answers)]
+                    kept = await gather_or_cancel(self._keep(call, i, children[i], 0) for i in came)
+                for i, answer in zip(came, kept, strict=True):
+                    results[i] = answer
+            except ContextLengthError as error:
+                results = [error] * len(children)
+            except RequestRefusedError:
+                pass  # perhaps only because it asks for several, which some servers don't take
+        # 3. Let the children go on; what is still None they ask for themselves.
+        for future, result in zip(answers, results, strict=True):
+            if not future.done():  # who waited may be cancelled, because another mover failed
+                future.set_result(result)
+
+    async def _take_turn(
+        self, spec: EpisodeSpec, agent: str, prefetched: asyncio.Future[PrefetchedAnswer] | None
+    ) -> _Answer:
+        """Ask until the answer is valid. The i-th retry is a call of its own key and seed."""
+        context = self.context
+        records: list[Row] = []
+        for attempt in range(context.players[agent].parameters.num_invalid_generation_retries + 1):
+            # 1. Take it from the journal, from the request for all children, or ask.
+            record = context.recorded.get(spec.generation_key(self.round, agent, attempt))
+            move: Move | None = None
+            if record is not None:
+                context.progress.calls_reused += 1
+            else:
+                try:
+                    answer = await prefetched if prefetched is not None and attempt == 0 else None
+                    if isinstance(answer, ContextLengthError):
+                        raise answer
+                    if answer is None:
+                        async with self._call(spec, agent, attempt) as call:
+                            answer = await self._keep(call, 0, spec, attempt)
+                    record, move = answer
+                except RequestRefusedError as error:
+                    return _Answer(records, problem=str(error))
+            # 2. A valid one is the turn; what the journal has is read again.
+            records.append(record)
+            generation = record["generation"]
+            if generation["invalid_reason"] is None:
+                text = generation["text"]
+                tokens = tokens_of(generation.get("token_logprobs"))
+                move = move or read_again(generation, self._form(agent))
+                return _Answer(records, Turn(self.round, agent, text, move, tokens))
+        # 3. There was none.
+        problem = (
+            f"{len(records)} invalid answers, the last because of "
+            f"{records[-1]['generation']['invalid_reason']}"
+        )
+        return _Answer(records, problem=problem, is_invalid=True)
+
+    def _chat(self, agent: str) -> list[ChatMessage]:
+        """What the agent is asked. Made when it is needed, not for what is in the journal."""
+        if isinstance(self.context.players[agent].parameters, RandomAgentParameters):
+            return []  # it reads nothing
+        if agent not in self.chats:
+            problem, spec = self.spec.problem, self.spec
+            situation = Situation(problem.question, problem.solution, spec.stance, spec.seed)
+            self.chats[agent] = self.context.game.render(agent, situation, self.turns, self.round)
+        return self.chats[agent]
+
+    def _form(self, agent: str) -> AnswerForm:
+        return self.context.game.form(agent, self.round, self.spec.seed, self.turns)
+
+    @asynccontextmanager
+    async def _call(
+        self, spec: EpisodeSpec, agent: str, attempt: int, n: int = 1
+    ) -> AsyncIterator[Call]:
+        """One request, with the seed of `spec`; keep its answers before the block is left, so that
+        they are durable while it counts as in flight. Raises as ChatClient.answers does."""
+        context, player = self.context, self.context.players[agent]
+        seed = spec.generation_seed(context.game.parameters.seed, self.round, agent, attempt)
+        chat, form = self._chat(agent), self._form(agent)
+        async with ask(context.game, context.client, player, chat, form, seed, n) as call:
+            if player.endpoint is not None:
+                for i, answer in enumerate(call.answers):  # they share one prompt, read once
+                    prompt, completion = answer.prompt_tokens, answer.completion_tokens
+                    context.progress.count_answer(agent, 0 if i else prompt, completion)
+            yield call
+
+    async def _keep(
+        self, call: Call, number: int, spec: EpisodeSpec, attempt: int
+    ) -> tuple[Row, Move]:
+        """Put an answer of a call in the log; its record, and the move if it is valid."""
+        record, move = call.record(number, spec, self.round, attempt, self.parent)
+        await self.context.log.append(record)
+        return record, move
+
+
+def _facts(spec: EpisodeSpec, protocol: str) -> Row:
+    """What the row of an episode says before it is played."""
+    problem = spec.problem
+    return {
+        "key": spec.key,
+        "run": spec.run,
+        "split": spec.split,
+        "iteration": spec.iteration,
+        "problem": problem.id,
+        "question_id": problem.question_id,
+        "sample": spec.sample,
+        "branch_path": spec.branch_path,
+        "protocol": protocol,
+        "question": problem.question,
+        "solution": problem.solution,
+        "y": problem.y,
+        "difficulty": problem.difficulty,
+        "mutation": problem.mutation,
+        "seed": spec.seed,
+        "prover_stance": spec.stance,
+    }
