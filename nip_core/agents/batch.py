@@ -112,10 +112,12 @@ def nested_to_rollouts(game: Game, batch: NestedArrayDict) -> tuple[pa.Table, pa
             f"a batch of size (N, T) with the agents {', '.join(names)} is needed, got one of size "
             f"{batch.batch_size} with keys of shape {batch['generation', 'key'].shape}"
         )
+    # 1. Find the places that hold a generation; in a tree one of several holds it first.
     keys = batch["generation", "key"]
     places = np.nonzero(_present(keys))
     once = _once(batch, keys[places], places[0])
     at = tuple(place[once] for place in places)
+    # 2. Make its columns of where it stands and of what is kept there.
     columns: dict[str, list[Any]] = {
         "episode": batch["episode", "key"][at[:2]].tolist(),
         "round": batch["round"][at[:2]].tolist(),
@@ -192,6 +194,7 @@ class _Played:
                     f"generation {key}: there is no episode {episode} with a turn of {agent} in "
                     f"round {round_}; give the rollouts with the game that they were played with"
                 )
+        # A generation stands in the row of every leaf that it led to.
         rows, which = self._rows_of_cells(generations)
         at = (
             rows,

@@ -379,6 +379,7 @@ class ARTTrainerAdapter(TrainerAdapter):
 
     async def _refreshed(self, job: AdapterJob) -> tuple[AdapterJob, JobView | None, str]:
         """A job that had not ended, as it stands now; and why it can't be seen, if so."""
+        # A job that no server has ends with the process that submitted it.
         if self._server is None or job.submission is None or job.step is None:
             if not job.owner_is_gone():
                 return job, None, ""

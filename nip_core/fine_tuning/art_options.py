@@ -152,6 +152,7 @@ def sft_options(given: Mapping[str, Any]) -> SftOptions:
 
 def model_options(config: Mapping[str, Any] | None) -> ModelOptions:
     """Read a model's `_internal_config`. Raises SettingsError for what can't be done."""
+    # 1. Take the parts that are read; anything else that is said would be dropped, so is refused.
     config = dict(config or {})
     parts = {
         part: dict(config.pop(part, None) or {})
@@ -161,11 +162,13 @@ def model_options(config: Mapping[str, Any] | None) -> ModelOptions:
     for name, value in config.items():
         if value:
             raise SettingsError(f"_internal_config.{name}: {value!r} means nothing to lm_server")
+    # 2. Take out of each what has a name of ours.
     settings = {
         **_init_settings(parts["init_args"]),
         **_peft_settings(parts["peft_args"]),
         **_trainer_settings(parts["trainer_args"]),
     }
+    # 3. The remainder must ask for nothing.
     for part, left in parts.items():
         for name, value in left.items():
             if value not in _CANT_CONFIG[part].get(name, ()):

@@ -174,6 +174,7 @@ def _trajectory_lines(
 
 def _line(items: Sequence[Any], where: str, options: TrainOptions) -> _Line | None:
     """A conversation up to the last message that is trained; None if none is."""
+    # 1. Find the messages that are trained.
     any_assistant = options.allow_training_without_logprobs
     trained = [
         index
@@ -183,6 +184,7 @@ def _line(items: Sequence[Any], where: str, options: TrainOptions) -> _Line | No
     ]
     if not trained:
         return None
+    # 2. Put down all up to the last of them, with the tokens of those and no weight for others.
     messages, tokens, without_ids = [], 0, 0
     known = True
     for index, item in enumerate(items[: trained[-1] + 1]):

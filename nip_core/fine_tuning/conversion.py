@@ -49,6 +49,7 @@ def to_jsonl_rows(
     `advantage` is that setting of the trajectories method. Raises ValueError with the places of
     what breaks a rule; nothing was sent then.
     """
+    # 1. Make the rows, each with its place in the collection.
     rows: list[dict[str, Any]] = []
     places: list[str] = []
     ignored = False
@@ -63,6 +64,7 @@ def to_jsonl_rows(
             places += [place] * len(made)
     if ignored:
         _log.warning("run_id %r: shaped_rewards are not used", collection.run_id)
+    # 2. Check them with the receiver's own rules, told by these places.
     numbered = [(number, _plain(row, places[number - 1])) for number, row in enumerate(rows, 1)]
     problems = validate(method, numbered, advantage=advantage)
     if problems:

@@ -219,6 +219,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
             at = Endpoint(config.url, config.key())
         except SettingsError as error:
             return str(error)
+        # 1. The key must open the model and the list of jobs.
         async with open_backend(at, extensions=False, timeout_s=_HEALTH_TIMEOUT_S) as backend:
             try:
                 described = await backend.model(config.model)
@@ -228,6 +229,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
                 await backend.check_jobs()
             except (Busy, NoAnswer, Refused) as error:
                 return f"{config.url}: its jobs can't be listed: {error}"
+        # 2. A server of ours describes its models as no other does, and must have our version.
         if config.server == "auto":
             self._nip = isinstance(described.get("nip"), dict)
         if not self._nip:

@@ -79,6 +79,7 @@ class Waiting:
         start_s = self.clock.monotonic()
         pauses = Pauses()
         while True:
+            # A list counts as empty only if it was asked for late enough.
             began_s = self.clock.monotonic()
             asked_s: float | None = None
             try:

@@ -61,17 +61,20 @@ def admit(
     left_out = {"too_equal": 0, "too_early": 0, "not_drawn": 0}
     problems = sorted(rewards)
     if len(problems) > 1:
+        # 1. Leave out those whose rewards hardly differ.
         problems = [p for p in problems if not _too_equal(rewards[p], settings.min_reward_diff)]
         left_out["too_equal"] = len(rewards) - len(problems)
+        # 2. Rank the others by their mean reward, and admit the share of this iteration.
         sign = 1 if settings.sort_ascending else -1
         means = {p: math.fsum(rewards[p]) / len(rewards[p]) for p in problems}
         # To nine decimals: equal rewards must not be ranked by their rounding errors.
         rank = {p: (sign * round(means[p], 9), derive_key("curriculum", seed, p)) for p in problems}
         problems.sort(key=rank.__getitem__)
-        kept = problems[: max(1, _ceil(len(problems) * share))]
-        left_out["too_early"] = len(problems) - len(kept)
-        drawn = _drawn(kept, settings.random_subsample, seed, iteration)
-        left_out["not_drawn"] = len(kept) - len(drawn)
+        early = problems[: max(1, _ceil(len(problems) * share))]
+        left_out["too_early"] = len(problems) - len(early)
+        # 3. Draw from these, if the settings say so.
+        drawn = _drawn(early, settings.random_subsample, seed, iteration)
+        left_out["not_drawn"] = len(early) - len(drawn)
         problems = drawn
     state = {
         "current_percentile": share,

@@ -123,6 +123,7 @@ def write_examples(
     hundred examples per process are in memory at a time. `processes`: None, as many as are worth
     it; they are used for examples that are made in parts.
     """
+    # 1. Make the tables of examples here, or part by part in other processes.
     made: Iterator[_Made]
     if processes is None:
         processes = 1
@@ -133,6 +134,7 @@ def write_examples(
         made = map_in_processes(make, examples.parts, processes)
     else:
         made = _make(method, examples)
+    # 2. Write them in row groups of one size, and hash every row on its way.
     hashes: list[bytes] = []
     with pq.ParquetWriter(file, SCHEMAS[method], compression="zstd") as writer:
         for table in _row_groups(made, hashes):
@@ -246,12 +248,14 @@ def _row_hashes(table: pa.Table) -> list[bytes]:
     """
     if not table.num_rows:
         return []
+    # 1. Lay out each column as bytes, with the places where its rows begin.
     table, here = table.combine_chunks(), np.arange(table.num_rows + 1)
     pieces = [
         piece
         for field, column in zip(table.schema, table.columns, strict=True)
         for piece in _pieces(column.chunk(0), here, is_nullable=field.nullable)
     ]
+    # 2. Put together the pieces of each row, and hash them.
     rows = zip(*(_cut(*piece) for piece in pieces), strict=True)
     keys = table["key"].to_pylist()
     return [

@@ -52,16 +52,20 @@ def choose_examples(
     never spoke), ``below_threshold`` or ``not_drawn``, ``duplicates`` and ``surplus``, which are
     left out. ``repeated`` are those that weighted sampling has drawn again.
     """
+    # 1. Choose each agent's sides, by small columns alone.
     settings = game.parameters.pure_text_ei
     sides = Sides(rollouts, agents)
     counts: Counter[str] = Counter(candidates=len(sides.keys) * len(agents))
     picks = [p for agent in agents for p in _pick(game, agent, iteration, sides, counts)]
+    # 2. Keep one of equal conversations.
     if settings.deduplicate:
         unique = _without_duplicates(game, sides, picks)
         counts["duplicates"] = len(picks) - len(unique)
         picks = unique
+    # 3. Leave out the surplus.
     balanced = [p for agent in agents for p in _balanced(settings, agent, sides, picks)]
     counts["surplus"] = len(picks) - len(balanced)
+    # 4. Make the examples shard by shard, when they are gone through.
     return Choice(
         "supervised",
         InParts(partial(_examples, game), _by_part(sides, balanced), len(balanced)),
@@ -75,17 +79,22 @@ def _pick(
     """Choose from the agent's sides, without a look at texts or at other agents."""
     parameters = game.parameters
     settings, seed = parameters.pure_text_ei, parameters.seed
+    # 1. Leave out the episodes that failed, and those in which the agent never spoke.
     failed, spoke = sides.failed, sides.spoke[agent]
-    played = np.flatnonzero(~failed & spoke).tolist()
+    candidates = np.flatnonzero(~failed & spoke).tolist()
     counts["failed"] += int(failed.sum())
     counts["silent"] += int((~failed & ~spoke).sum())
+    # 2. Set aside the verifier's answers that become the true label.
     proportion = replacement_proportion(parameters.text_rl, iteration)
     # An annealed share such as 0.5 - 3 * 0.1 may fall short of 0.2 by a rounding error.
-    replaced = int(proportion * len(played) + 1e-9) if agent == "verifier" else 0
+    replaced = int(proportion * len(candidates) + 1e-9) if agent == "verifier" else 0
     if replaced:
-        played.sort(key=lambda i: derive_key("replace", seed, iteration, agent, sides.places[i]))
-    picks = [_Pick(index, agent, TRUE_LABEL, 0) for index in played[:replaced]]
-    remaining = played[replaced:]
+        candidates.sort(
+            key=lambda i: derive_key("replace", seed, iteration, agent, sides.places[i])
+        )
+    picks = [_Pick(index, agent, TRUE_LABEL, 0) for index in candidates[:replaced]]
+    remaining = candidates[replaced:]
+    # 3. Select from the others, by threshold or by weighted draws.
     by_threshold = settings.rollout_selection_method == "threshold"
     drawn = select(
         sides.rewards[agent][remaining].tolist(),

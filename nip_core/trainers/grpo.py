@@ -69,10 +69,12 @@ def choose_trajectories(
     """
     parameters = game.parameters
     settings = parameters.pure_text_grpo
+    # 1. Group the sides that are compared with each other.
     counts: Counter[str] = Counter()
     chosen: dict[tuple[str, str], _Chosen] = {}
     groups = _groups(parameters, rollouts, agents, counts)
     counts["candidates"] = len(groups)
+    # 2. Give each an advantage; a group in which all earned the same teaches nothing.
     for group_id, sides in groups.items():
         if len(sides) < 2 and settings.baseline != "role":
             counts["small_groups"] += 1
@@ -85,6 +87,7 @@ def choose_trajectories(
         for side, advantage in zip(sides, found, strict=True):
             key = (side.episode["key"], side.agent)
             chosen[key] = _Chosen(side, group_id, advantage)
+    # 3. Take the tokens from the shards, when the examples are gone through.
     return Choice(
         method="trajectories",
         examples=_trajectories(rollouts, agents, chosen, settings.baseline),

@@ -189,9 +189,11 @@ def _choose(
     tree: _Tree, node: Path, agent: str, makes_pair: _Rule, seed: Sequence[int]
 ) -> tuple[_Candidate, _Candidate] | str:
     """A better and a worse answer of the agent after `node`, or why there are none."""
+    # 1. Two valid answers are needed, after which an episode came to its end.
     candidates = tree.candidates(node, agent)
     if len(candidates) < 2:
         return "unanswered"
+    # 2. They must be far enough apart, and not the same text.
     possible = [
         (better, worse)
         for better, worse in permutations(candidates, 2)
@@ -206,6 +208,7 @@ def _choose(
     ]
     if not possible:
         return "identical"
+    # 3. Draw one pair, by what was played and the seed alone.
     facts = tree.facts
     place = (facts["split"], facts["iteration"], facts["problem"], facts["sample"], node)
     drawn = derive_seed("pair", *seed, *place, agent)
