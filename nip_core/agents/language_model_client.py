@@ -9,7 +9,7 @@ from collections.abc import Callable
 from nip_core.agents.errors import TrainingJobNotFoundClientError
 from nip_core.agents.job_info import LmTrainingJobInfo, job_status
 from nip_core.errors import ServerError, SettingsError
-from nip_core.jobs.job import Busy, NoAnswer, Refused
+from nip_core.jobs.job import BackendTrouble, Refused
 from nip_core.jobs.openai_backend import open_backend
 from nip_core.jobs.server_calls import LmServer, version_problem
 
@@ -61,7 +61,7 @@ class LanguageModelClient(LmServer):
         try:
             async with open_backend(self.endpoint, extensions=True) as backend:
                 view = await backend.retrieve_job(job_id)
-        except (Refused, Busy, NoAnswer) as error:
+        except BackendTrouble as error:
             missing = isinstance(error, Refused) and error.status == 404
             kind = TrainingJobNotFoundClientError if missing else ServerError
             raise kind(f"job {job_id}: {error}") from error

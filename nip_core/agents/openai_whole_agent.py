@@ -29,7 +29,7 @@ from nip_core.agents.protocol_handler import (
     ProtocolHandler,
 )
 from nip_core.agents.states import AgentState, OpenAiWholeAgentState
-from nip_core.agents.synchronous import wait_for
+from nip_core.agents.synchronous import synchronous
 from nip_core.agents.whole_agent import Seeds, _ParsedChatCompletion
 from nip_core.errors import SettingsError
 from nip_core.game.render import ChatMessage, Situation, Turn
@@ -220,33 +220,6 @@ class OpenAiWholeAgent(PromptedWholeAgent):
                     return handler.game.form(self.agent_name, round_, seed, [])
         raise SettingsError(f"{self.agent_name} has no turn in this protocol")
 
-    def _generate_next_message_and_decision(
-        self,
-        message_history: Array,
-        message_agent_id: Array,
-        raw_message_history: Array,
-        round_id: int,
-        question: str,
-        solution: str,
-        seed: int,
-        prover_stance: int,
-    ) -> _ParsedChatCompletion:
-        """One turn in one episode, see `_agenerate_next_message_and_decision`."""
-        return wait_for(
-            lambda: self._agenerate_next_message_and_decision(
-                message_history,
-                message_agent_id,
-                raw_message_history,
-                round_id,
-                question,
-                solution,
-                seed,
-                prover_stance,
-            ),
-            "_generate_next_message_and_decision",
-            "_agenerate_next_message_and_decision",
-        )
-
     async def _agenerate_next_message_and_decision(
         self,
         message_history: Array,
@@ -276,19 +249,13 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         async with self._client_for_calls() as client:
             return await self._answer(turns, round_id, situation, seeds, client)
 
+    _generate_next_message_and_decision = synchronous(
+        _agenerate_next_message_and_decision, "_generate_next_message_and_decision"
+    )
+
     def _seed(self, episode_seed: int, round_: int, attempt: int) -> int:
         place = (episode_seed, round_, self.agent_name, attempt)
         return derive_seed("generation", self.hyper_params.seed, *place)
-
-    def _make_generation_api_call(
-        self, chat_messages_prompt: list[PromptMessage]
-    ) -> tuple[str | None, FinishReason]:
-        """One completion of the chat, see `_amake_generation_api_call`."""
-        return wait_for(
-            lambda: self._amake_generation_api_call(chat_messages_prompt),
-            "_make_generation_api_call",
-            "_amake_generation_api_call",
-        )
 
     async def _amake_generation_api_call(
         self, chat_messages_prompt: list[PromptMessage]
@@ -298,6 +265,8 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         async with self._client_for_calls() as client:
             answer = await self._ask(chat, None, self._seed_of(chat), client)
         return answer.text, cast(FinishReason, answer.finish_reason)
+
+    _make_generation_api_call = synchronous(_amake_generation_api_call, "_make_generation_api_call")
 
     def _generate_dummy_response(self, chat_messages_prompt: list[PromptMessage]) -> str:
         """A valid answer at random, by the chat and the experiment's seed alone.

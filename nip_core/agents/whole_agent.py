@@ -19,7 +19,7 @@ from nip_core.agents.history import HISTORIES, no_actions, situation_of, turns_o
 from nip_core.agents.nested_array_dict import Array, NestedArrayDict
 from nip_core.agents.protocol_handler import CodeValidationProtocolHandler, ProtocolHandler
 from nip_core.agents.states import AgentState
-from nip_core.agents.synchronous import wait_for
+from nip_core.agents.synchronous import synchronous
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import SettingsError
 from nip_core.game.render import Situation, Turn
@@ -183,10 +183,6 @@ class PureTextWholeAgent(ABC):
         """See `forward`."""
         return self.forward(data, environment)
 
-    def forward(self, data: NestedArrayDict, environment: "PureTextEnvironment") -> NestedArrayDict:
-        """The agent's turn in every episode of the batch, see `aforward`."""
-        return wait_for(lambda: self.aforward(data, environment), "forward", "aforward")
-
     async def aforward(
         self, data: NestedArrayDict, environment: "PureTextEnvironment"
     ) -> NestedArrayDict:
@@ -207,6 +203,8 @@ class PureTextWholeAgent(ABC):
                 self._turn(data[place], environment, client) for place in places
             )
         return self._as_arrays(places, turns, data.batch_size)
+
+    forward = synchronous(aforward, "forward")
 
     async def _turn(
         self, place: NestedArrayDict, environment: "PureTextEnvironment", client: Any

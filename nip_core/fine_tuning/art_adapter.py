@@ -44,17 +44,11 @@ from nip_core.fine_tuning.interface import (
 )
 from nip_core.fine_tuning.progress_log import append_progress
 from nip_core.hashing import digest
-from nip_core.jobs.job import Busy, JobView, NoAnswer, Refused
+from nip_core.jobs.job import BackendTrouble, JobView
 from nip_core.redaction import redact
 from nip_core.run_store.lease import ThisMachine
 
-__all__ = [
-    "BACKEND",
-    "ARTBackendConfig",
-    "ARTTrainerAdapter",
-    "ARTTrainerAdapterConfig",
-    "JobExistsError",
-]
+__all__ = ["BACKEND", "ARTBackendConfig", "ARTTrainerAdapter", "ARTTrainerAdapterConfig"]
 
 BACKEND = "openpipe-art"
 _TRAINABLE = "data/step_num_groups_trainable"  # as ART counts them
@@ -391,7 +385,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         try:
             await self._registered()
             record, view = await self._server.look(self.model, step)
-        except (Busy, NoAnswer, Refused) as error:
+        except BackendTrouble as error:
             return job, None, f"The last look failed: {error}"
         if record.state == "terminal":
             return await self._finish(job, step), None, ""

@@ -58,7 +58,7 @@ from nip_core.fine_tuning.art_steps import (
     step_of,
 )
 from nip_core.hashing import derive_seed
-from nip_core.jobs.job import Busy, JobRecord, JobSpec, JobView, NoAnswer, Refused
+from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView, Refused
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.jobs.submissions import LiveSubmission, Submissions
 from nip_core.redaction import read_key, redact
@@ -292,7 +292,7 @@ class LmServerBackend:
         if problem is None:
             try:
                 await self._check_base(base_model)
-            except (Refused, Busy, NoAnswer, SettingsError) as error:
+            except (BackendTrouble, SettingsError) as error:
                 problem = redact(str(error), self._api_key)
         return None if problem is None else f"{self._root} is not healthy: {problem}"
 

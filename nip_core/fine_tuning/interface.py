@@ -37,30 +37,9 @@ from pydantic import (
 )
 
 from nip_core.errors import NipError
-from nip_core.parameters import CurriculumParameters as CurriculumLearningConfig
+from nip_core.parameters import CurriculumParameters
 
-__all__ = [
-    "CurriculumLearningConfig",
-    "DPOItem",
-    "EpisodeItem",
-    "EpisodeItemRole",
-    "FinetuneConfig",
-    "FinetuneRunConfig",
-    "OpenAIMessage",
-    "RewardFunctionConfig",
-    "TrainerAdapter",
-    "TrainerAdapterConfig",
-    "TrainerConfig",
-    "TrainingJobRef",
-    "TrainingJobStatus",
-    "TrainingStatusEnum",
-    "Trajectory",
-    "TrajectoryBuilderConfig",
-    "TrajectoryCollection",
-    "UnhealthyError",
-    "as_ours",
-]
-
+CurriculumLearningConfig = CurriculumParameters
 RunId = Annotated[str, Field(min_length=1, max_length=200)]
 
 

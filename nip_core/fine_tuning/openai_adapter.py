@@ -30,7 +30,7 @@ from nip_core.fine_tuning.interface import (
 )
 from nip_core.fine_tuning.openai_adapter_config import OpenAITrainerAdapterConfig
 from nip_core.fine_tuning.progress_log import append_progress
-from nip_core.jobs.job import Busy, JobRecord, JobSpec, JobView, NoAnswer, Refused
+from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView
 from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
 from nip_core.jobs.server_calls import LmServer, version_problem
 from nip_core.jobs.submissions import Submissions
@@ -133,7 +133,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
         async with self._backend() as backend:
             try:
                 record, view = await submissions.look(ref.run_id, number, backend)
-            except (Busy, NoAnswer, Refused) as error:
+            except BackendTrouble as error:
                 seen = submissions.record(ref.run_id, number)
                 if seen is None:
                     raise _unknown(ref, number) from None
@@ -223,11 +223,11 @@ class OpenAITrainerAdapter(TrainerAdapter):
         async with open_backend(at, extensions=False, timeout_s=_HEALTH_TIMEOUT_S) as backend:
             try:
                 described = await backend.model(config.model)
-            except (Busy, NoAnswer, Refused) as error:
+            except BackendTrouble as error:
                 return f"{config.url}: model {config.model!r} can't be had: {error}"
             try:
                 await backend.check_jobs()
-            except (Busy, NoAnswer, Refused) as error:
+            except BackendTrouble as error:
                 return f"{config.url}: its jobs can't be listed: {error}"
         # 2. A server of ours describes its models as no other does, and must have our version.
         if config.server == "auto":
@@ -284,7 +284,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
         if told is None and not self._nip and view.status == "running":
             try:
                 events = await backend.job_events(view.id)
-            except (Busy, NoAnswer, Refused):
+            except BackendTrouble:
                 return None
             told = next(filter(None, map(_steps, reversed(events))), None)
         return _percent(told)

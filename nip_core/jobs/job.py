@@ -6,7 +6,7 @@ Payload      the data of a job: bytes, or a file
 JobRecord    the document ``jobs/<group>.json`` of the run store
 JobView      a job as the back-end reports it
 Backend      the calls that the ledger makes
-Refused, Busy, NoAnswer   the three ways in which a call can go wrong; the ledger treats each
+BackendTrouble   what goes wrong in a call: Refused, Busy or NoAnswer; the ledger treats each
              differently, so a back-end must sort its errors into them
 Clock        the time that the ledger goes by
 """
@@ -33,37 +33,39 @@ State = Literal["intent", "submitted", "terminal"]
 Outcome = Literal["succeeded", "failed", "cancelled", "refused", "not_found", "deadline", "skipped"]
 
 
-class Refused(NipError, RuntimeError):
+class BackendTrouble(NipError, RuntimeError):
+    """A call to a back-end went wrong, in one of three ways."""
+
+    def __init__(self, message: str, *details: Any) -> None:
+        super().__init__(message, *details)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class Refused(BackendTrouble):
     """The back-end understood and said no: nothing happened there. `status` is the HTTP status."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message, status)
-        self.message, self.status = message, status
-
-    def __str__(self) -> str:
-        return self.message
+        self.status = status
 
 
-class Busy(NipError, RuntimeError):
+class Busy(BackendTrouble):
     """Too many requests: nothing happened, and the call may be made again."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message, retry_after_s)
-        self.message, self.retry_after_s = message, retry_after_s
-
-    def __str__(self) -> str:
-        return self.message
+        self.retry_after_s = retry_after_s
 
 
-class NoAnswer(NipError, RuntimeError):
+class NoAnswer(BackendTrouble):
     """No usable answer: what the call did, if anything, is unknown."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message, retry_after_s)
-        self.message, self.retry_after_s = message, retry_after_s
-
-    def __str__(self) -> str:
-        return self.message
+        self.retry_after_s = retry_after_s
 
 
 def job_key(

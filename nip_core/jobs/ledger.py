@@ -31,6 +31,7 @@ from nip_core.errors import DeadlineError, JobError, ParkedError, RunConflictErr
 from nip_core.jobs.document import JobDocument, OnEvent
 from nip_core.jobs.job import (
     Backend,
+    BackendTrouble,
     Busy,
     Clock,
     JobRecord,
@@ -462,7 +463,7 @@ class Ledger:
             outcome = "deadline"
         try:
             events = await self._backend.job_events(view.id)
-        except (Refused, Busy, NoAnswer) as error:
+        except BackendTrouble as error:
             _log.warning("job %s: its events can't be read: %s", view.id, error)
             events = []
         succeeded = outcome == "succeeded"
