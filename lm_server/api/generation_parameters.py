@@ -137,12 +137,10 @@ def check_passed_through(
 
 def check_capabilities(request: GenerationRequest, engine: Engine, *, chat: bool) -> None:
     """Raise ApiError 400 for what the engine can't do; `param` is the endpoint's name for it."""
-    if not (request.logprobs or request.prompt is not None):
+    if not request.logprobs:
         return
     can = engine.capabilities
-    if request.prompt is not None and not can.completions:
-        raise unsupported_value("prompt", f"the {engine.name} engine answers chats only")
-    if request.logprobs and not can.logprobs:
+    if not can.logprobs:
         raise unsupported_value("logprobs", f"the {engine.name} engine has none")
     if request.top_logprobs > can.max_top_logprobs:
         raise unsupported_value(

@@ -63,9 +63,9 @@ class AnswerText:
 
     def _add(self, piece: str) -> None:
         self._held += piece
-        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
-        if found:
-            self._held = self._held[: min(found)]
+        places = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        if places:
+            self._held = self._held[: min(places)]
             self.stopped = True
         certain = len(self._held) - (0 if self.stopped else self._beginning_of_a_stop())
         self._certain.append(self._held[:certain])

@@ -43,18 +43,17 @@ COUNTED_CONTEXTS = 4
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do. Asking for more is refused by name before it gets there."""
+    """The abilities of an engine. Asking for more is refused by name before it gets there."""
 
     logprobs: bool = False
     max_top_logprobs: int = 0
-    completions: bool = True  # prompts that are no conversation
     sleep: bool = False  # gives its device's memory back and comes back with its adapters
     max_lora_rank: int = 512
 
 
 @dataclass(frozen=True)
 class Upstream:
-    """Where an engine that is an OpenAI-compatible server itself listens."""
+    """The address of an engine that is an OpenAI-compatible server itself."""
 
     url: str  # without /v1
     api_key: str = field(repr=False)
@@ -138,7 +137,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """What an engine returns for a request; `model` is the one that really answered."""
+    """An engine's answer to a request; `model` is the one that really answered."""
 
     model: str
     choices: tuple[Delta, ...]  # whole ones
@@ -160,31 +159,49 @@ class Proof:
 
 
 class Engine(ABC):
-    """What the server asks of an engine. All methods are called on the server's event loop."""
+    """An engine as the server sees it. All methods are called on the server's event loop."""
 
     name: str  # deterministic, embedded, vllm
     base_model: str  # the served name of the base model
-    epoch: int  # grows by one with each start of the engine
+    epoch: int = 0  # grows by one with each start of the engine
     _state: EngineState = "stopped"
 
     @property
     def state(self) -> EngineState:
-        """What the engine is doing."""
+        """The engine's state now."""
         return self._state
 
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What it can do."""
+        """The engine's abilities, as far as they are known."""
 
     @property
     def upstream(self) -> Upstream | None:
-        """Where requests are passed through to; None: ask `generate` and `stream`."""
+        """The address that requests are passed through to; None: ask `generate` and `stream`."""
         return None
 
-    @abstractmethod
     async def start(self) -> None:
-        """Start, without adapters. Raises EngineError with the reason if it can't be served."""
+        """Start, without adapters, as a new epoch; nothing happens if it runs or sleeps.
+
+        Raises EngineError with the reason if it can't be served.
+        """
+        if self.state in ("starting", "running", "sleeping"):
+            return
+        await self.stop()
+        self._state = "starting"
+        self.epoch += 1
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            self._state = "failed"
+            raise
+        self._state = "running"
+
+    @abstractmethod
+    async def _start(self) -> None:
+        """Do what a start takes."""
 
     @abstractmethod
     async def stop(self) -> None:
@@ -250,9 +267,15 @@ class Engine(ABC):
     async def prove(self, name: str, path: Path) -> Proof:
         """Check that `name`, an adapter or the base model, answers with the weights in `path`."""
 
-    @abstractmethod
     def status(self) -> dict[str, Any]:
         """JSON-encodable facts: state, epoch, requests served, device, versions."""
+        return {
+            "engine": self.name,
+            "state": self.state,
+            "epoch": self.epoch,
+            "base_model": self.base_model,
+            "adapters": list(self.loaded_adapters()),
+        }
 
     def _refuse_unless(self, *states: EngineState) -> None:
         if self.state not in states:

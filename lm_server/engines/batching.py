@@ -109,27 +109,33 @@ class Decoder:
         parts: list[tuple[Any, list[Row], list[int]]] = []
         finished: list[Row] = []
         for chunk in self._chunks(groups):
+            # 1. One pass over the chunk's prompts, a row for each group.
             cache, logits = self.prefill([group[0] for group in chunk])
+            # 2. The first token of every row of each group, from its group's logits.
             rows = [row for group in chunk for row in group]
             sources = [index for index, group in enumerate(chunk) for _ in group]
             self._choose(rows, self._sampler_for(rows), logits[sources])
             finished += [row for row in rows if row.finish_reason]
             parts.append((cache, rows, sources))
+        # 3. Those that go on join the batch.
         self._assemble(parts)
         return finished
 
     def step(self) -> list[Row]:
         """Add one token to every row; returns the rows that this finished."""
+        # 1. Leave finished rows out once they are a quarter: rebuilding copies the cache.
         if 4 * sum(map(_live, self._rows)) <= 3 * len(self._rows):
             self._assemble([])
         if not self._rows:
             return []
         assert self._mask is not None and self._positions is not None and self._sampler is not None
         running = [row for row in self._rows if _live(row)]
+        # 2. One more position for everybody.
         self._length += 1
         if self._length > self._mask.shape[1]:
             grown = self._mask.new_ones(len(self._rows), ROOM)
             self._mask = torch.cat([self._mask, grown], 1)
+        # 3. One pass over the last token of each row, through the row's own adapter.
         ids = torch.tensor([[row.generated[-1]] for row in self._rows], device=self._device)
         with self._lora.rows([row.adapter for row in self._rows]):
             logits = self._model(
@@ -140,6 +146,7 @@ class Decoder:
                 use_cache=True,
             ).logits[:, -1]
         self._positions = self._positions + 1
+        # 4. Choose.
         self._choose(self._rows, self._sampler, logits)
         return [row for row in running if row.finish_reason]
 
@@ -203,7 +210,8 @@ class Decoder:
 
     def _assemble(self, joining: Sequence[tuple[Any, list[Row], list[int]]]) -> None:
         """Rebuild the batch from the rows that still run and those that join."""
-        members: list[tuple[Row, int, int]] = []  # row, its part, its place there
+        # 1. All rows with the cache that they are in: number 0 is the batch so far.
+        members: list[tuple[Row, int, int]] = []  # row, its cache, its place there
         caches = []
         if self._rows:
             caches.append(self._cache)
@@ -211,11 +219,13 @@ class Decoder:
         for cache, rows, sources in joining:
             members += [(row, len(caches), i) for row, i in zip(rows, sources, strict=True)]
             caches.append(cache)
+        # 2. Only those that go on, those of an adapter next to each other.
         members = [member for member in members if _live(member[0])]
         members.sort(key=lambda member: _adapter_key(member[0].adapter))
         self.clear()
         if not members:
             return
+        # 3. One new cache, as long as its longest row, right-aligned.
         self._rows = [row for row, _, _ in members]
         lengths = torch.tensor([row.cached for row in self._rows], device=self._device)
         self._length = max(row.cached for row in self._rows)
@@ -225,6 +235,7 @@ class Decoder:
             if chosen:
                 parts.append(Part(cache, [s for _, s in chosen], [t for t, _ in chosen]))
         self._cache = assemble(parts, self._length)
+        # 4. What a row does not fill is masked; the mask has room for tokens to come.
         offsets = torch.arange(self._length + ROOM, device=self._device)
         self._mask = (offsets[None] >= (self._length - lengths)[:, None]).long()
         self._positions = lengths
@@ -249,6 +260,7 @@ class Decoder:
         for index, row in enumerate(rows):
             if not _live(row):
                 continue
+            # Who reads the row meanwhile counts tokens: all else of a token comes before it.
             if chosen.logprobs is not None and row.wants_logprobs:
                 row.logprobs.append(chosen.logprobs[index])
             if chosen.top is not None and row.wants_top:
@@ -263,6 +275,7 @@ class Decoder:
         guided = [i for i, row in enumerate(rows) if row.guide is not None and _live(row)]
         if not guided:
             return None
+        # llguidance writes a bit for each token of the vocabulary, 32 to a word.
         words = torch.full((len(guided), -(-width // 32)), -1, dtype=torch.int32)
         for place, index in enumerate(guided):
             guide = rows[index].guide

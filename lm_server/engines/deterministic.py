@@ -100,7 +100,6 @@ class DeterministicEngine(Engine):
 
     def __init__(self, base_model: str, replies: ReplyFile, path: Path | None = None):
         self.base_model = base_model
-        self.epoch = 0
         self._path = path
         self._replies = replies
         self._rules = (*replies.rules, Rule(replies=replies.default))
@@ -113,14 +112,8 @@ class DeterministicEngine(Engine):
 
     # Life
 
-    async def start(self) -> None:
-        """Begin a new epoch. Raises EngineError if `path` is no base model."""
-        if self._state == "running":
-            return
-        self.epoch += 1
-        self._state = "failed"
+    async def _start(self) -> None:
         self._base = None if self._path is None else _Weights(self._path / BASE_FILE)
-        self._state = "running"
 
     async def stop(self) -> None:
         """Forget the adapters."""
@@ -364,7 +357,7 @@ def _token_count(messages: Sequence[Mapping[str, Any]]) -> int:
 def _prompt(
     request: GenerationRequest,
 ) -> tuple[tuple[dict[str, Any], ...], tuple[int, ...] | None]:
-    """What the rules look at, and the token ids of a prompt that is no conversation."""
+    """Return what the rules look at, and the token ids of a prompt that is no conversation."""
     if request.prompt is None:
         return request.messages, None
     if isinstance(request.prompt, str):

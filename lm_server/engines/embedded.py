@@ -32,6 +32,7 @@ from nip_lm_server.engines.base import (
 from nip_lm_server.engines.loading import EmbeddedOptions
 from nip_lm_server.engines.lora import LoraAdapter, read_lora
 from nip_lm_server.engines.probe import prove, prove_base
+from nip_lm_server.engines.proof import MAX_RIVALS
 from nip_lm_server.engines.requests import (
     MAX_TOP_LOGPROBS,
     RowReader,
@@ -49,7 +50,6 @@ from nip_lm_server.spec import base_served_name
 
 SLEEP_TIMEOUT_S = 60.0
 """Time that running requests have to end when the engine is put to sleep."""
-_MAX_RIVALS = 14  # other adapters that a proof compares with
 
 
 class EmbeddedEngine(Engine):
@@ -62,7 +62,6 @@ class EmbeddedEngine(Engine):
 
     def __init__(self, model_path: str, served_name: str | None = None, **options: Any):
         self.base_model = base_served_name(model_path) if served_name is None else served_name
-        self.epoch = 0
         self._model_path = model_path
         self._options = EmbeddedOptions(**options)
         self._worker: ModelWorker | None = None
@@ -70,18 +69,9 @@ class EmbeddedEngine(Engine):
 
     # Life
 
-    async def start(self) -> None:
-        if self._worker is not None and self._worker.state != "failed":
-            return
-        await self.stop()
-        self.epoch += 1
-        worker = self._worker = ModelWorker(self._model_path, self._options)
-        try:
-            await worker.start()
-        except BaseException:
-            await self.stop()
-            self._state = "failed"
-            raise
+    async def _start(self) -> None:
+        self._worker = ModelWorker(self._model_path, self._options)
+        await self._worker.start()
 
     async def stop(self) -> None:
         """End the thread and free the model. What still waits or runs fails with EngineError."""
@@ -113,6 +103,7 @@ class EmbeddedEngine(Engine):
     # Answering
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
+        # 1. Queue its rows, and wait for the last of them.
         worker, pending = await self._prepare(request, streamed=False)
         worker.submit(pending)
         try:
@@ -122,6 +113,7 @@ class EmbeddedEngine(Engine):
         if pending.failure is not None:
             raise pending.failure
         refuse_unguided(pending.rows)
+        # 2. Read each row once, as a whole.
         self._requests += 1
         choices = []
         for index, row in enumerate(pending.rows):
@@ -194,9 +186,7 @@ class EmbeddedEngine(Engine):
         def attach() -> None:
             present = worker.adapters.get(name)
             if present is None:
-                adapter = worker.lora.prepare(name, files)
-                worker.lora.attach(adapter)
-                worker.adapters[name] = adapter
+                worker.adapters[name] = worker.lora.attach(name, files)
             elif present.digest != files.digest:
                 raise EngineError(f"an adapter with other weights already answers to {name!r}")
 
@@ -226,7 +216,7 @@ class EmbeddedEngine(Engine):
             if served is None:
                 raise EngineError(f"no adapter answers to {name!r}")
             rivals = [other for key, other in worker.adapters.items() if key != name]
-            return prove(worker.decoder, worker.loaded, served, files, rivals[-_MAX_RIVALS:])
+            return prove(worker.decoder, worker.loaded, served, files, rivals[-MAX_RIVALS:])
 
         return await worker.run(compare)
 
@@ -249,12 +239,7 @@ class EmbeddedEngine(Engine):
         import transformers
 
         worker = self._worker
-        facts: dict[str, Any] = {
-            "engine": self.name,
-            "state": self.state,
-            "epoch": self.epoch,
-            "base_model": self.base_model,
-            "adapters": list(self.loaded_adapters()),
+        facts = super().status() | {
             "max_batch": self._options.max_batch,
             "requests": self._requests,
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
@@ -297,6 +282,7 @@ class EmbeddedEngine(Engine):
         self, request: GenerationRequest, *, streamed: bool
     ) -> tuple[ModelWorker, Pending]:
         """Check a request and make its rows. Raises EngineRequestError."""
+        # All that can be refused is refused here, before the worker's thread sees it.
         worker, adapter = self._find(request.model)
         check_counts(request, self._options.max_batch)
         guide = None

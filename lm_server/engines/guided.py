@@ -2,7 +2,7 @@
 
 json_grammar   a JSON schema -> its grammar, checked
 call_grammar   tools, and how a template writes a call -> the grammar of an answer with calls
-Guides         the vocabulary of one model; begins a Guide for each answer
+vocabulary     that of one model, as llguidance has it; begin: one answer over it
 Guide          the progress of one answer through its grammar
 
 The grammars are llguidance's. What it can't enforce of a schema it refuses, naming the keyword.
@@ -71,6 +71,7 @@ def call_grammar(
         if not forced or name in forced:
             opening, closing = form.around(name)
             bodies.append((opening, _styled(parameters), closing))
+    # 1. Free text with calls in it: a call is followed from its marker on.
     if not forced and schema is None:
         if not form.marker:
             return None
@@ -81,6 +82,7 @@ def call_grammar(
         ]
         grammar: str = library.StructTag.to_grammar(tags, assume_special=False)
         return grammar
+    # 2. Nothing but one call, or JSON of the schema.
     rules = [
         f"call_{index}: {json.dumps(opening)} %json {json.dumps(parameters)} {json.dumps(closing)}"
         for index, (opening, parameters, closing) in enumerate(bodies)
@@ -145,31 +147,23 @@ def begin(vocabulary: Any, grammar: str, param: str) -> Any:
     return matcher
 
 
-class Guides:
-    """What guides the answers of one model: its vocabulary, as llguidance has it.
+def vocabulary(tokenizer: Any, width: int, stop_tokens: frozenset[int]) -> Any:
+    """Make llguidance's form of a tokenizer. Takes about a second for a large one.
 
-    `width` is the number of logits, `stop_tokens` end an answer. Takes about a second for a large
-    vocabulary. Raises EngineRequestError for a tokenizer that it can't read.
+    `width` is the number of logits, `stop_tokens` end an answer. Raises EngineRequestError for a
+    tokenizer that llguidance can't read.
     """
+    guidance()
+    from llguidance.hf import from_tokenizer
 
-    def __init__(self, tokenizer: Any, width: int, stop_tokens: frozenset[int]):
-        guidance()
-        from llguidance.hf import from_tokenizer
-
-        try:
-            self._vocabulary = from_tokenizer(
-                tokenizer, n_vocab=width, eos_token=sorted(stop_tokens) or None
-            )
-        except ValueError as error:
-            raise EngineRequestError(
-                f"the answers of this model can't be guided: {error}",
-                "unsupported_value",
-                "response_format",
-            ) from error
-
-    def begin(self, grammar: str) -> "Guide":
-        """The beginning of an answer. Raises EngineRequestError for too large a grammar."""
-        return Guide(begin(self._vocabulary, grammar, "response_format"))
+    try:
+        return from_tokenizer(tokenizer, n_vocab=width, eos_token=sorted(stop_tokens) or None)
+    except ValueError as error:
+        raise EngineRequestError(
+            f"the answers of this model can't be guided: {error}",
+            "unsupported_value",
+            "response_format",
+        ) from error
 
 
 class Guide:

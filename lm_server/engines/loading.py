@@ -65,6 +65,7 @@ def load_model(path: str, options: EmbeddedOptions) -> LoadedModel:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    # 1. The process and the device.
     gc.freeze()  # modules stay: searching them for garbage again and again delays every request
     logging.disable_progress_bar()  # the output is a log
     threads = options.threads or int(os.environ.get("OMP_NUM_THREADS") or _half_the_processors())
@@ -74,6 +75,7 @@ def load_model(path: str, options: EmbeddedOptions) -> LoadedModel:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
+    # 2. Tokenizer and model, from safetensors and without code of theirs.
     try:
         tokenizer = chat_template.load_tokenizer(path)
         shapes = chat_template.check_shapes(tokenizer)
@@ -93,6 +95,7 @@ def load_model(path: str, options: EmbeddedOptions) -> LoadedModel:
     except (OSError, ValueError) as error:
         raise EngineError(f"can't load the model {path!r}: {error}") from error
     model.to(device).eval().requires_grad_(False)
+    # 3. Its context.
     limit = options.max_model_len or chat_template.context_length(tokenizer, model.config)
     if limit is None:
         raise EngineError(
@@ -141,14 +144,14 @@ def check_batching(decoder: Decoder, loaded: LoadedModel, path: str) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device's memory, or this machine's, was too small."""
+    """Say whether the device's memory, or this machine's, was too small."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether a model can't be trusted to go on after this error."""
+    """Say whether a model can't be trusted to go on after this error."""
     # After a failed assertion on a CUDA device, every later call in the process fails.
     return is_out_of_memory(error) or isinstance(error, torch.AcceleratorError)
 

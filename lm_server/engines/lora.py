@@ -48,9 +48,14 @@ class LoraFiles:
         rank = self.pairs[module][0].shape[0]
         return self.alpha / (math.sqrt(rank) if self.rank_stabilised else rank)
 
+    def matrices(self, module: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """(A^T, scale B^T) of one module, in a precision."""
+        down, up = self.pairs[module]
+        return down.float().T.to(dtype), (up.float() * self.scale(module)).T.to(dtype)
+
     @property
     def unchanged(self) -> bool:
-        """Whether every A or B is zero, so that the adapter changes nothing."""
+        """Say whether every A or B is zero, so that the adapter changes nothing."""
         return not any(bool(up.any()) and bool(down.any()) for down, up in self.pairs.values())
 
     @property
@@ -61,6 +66,7 @@ class LoraFiles:
 
 def read_lora(path: Path) -> LoraFiles:
     """Read and check an adapter's directory. Raises EngineError, naming what is wrong."""
+    # 1. Read both files.
     weights, config_path = path / WEIGHTS_FILE, path / CONFIG_FILE
     for file in (weights, config_path):
         if not file.is_file():
@@ -73,7 +79,9 @@ def read_lora(path: Path) -> LoraFiles:
         tensors = load(raw)
     except Exception as error:  # safetensors has an exception class of its own
         raise EngineError(f"the adapter in {path} can't be read: {error}") from error
+    # 2. Refuse what would be served otherwise than it was trained.
     _check_config(path, config)
+    # 3. Pair A and B of each module.
     halves: dict[str, list[torch.Tensor | None]] = {}
     for key, tensor in tensors.items():
         suffix = next((s for s in _SUFFIXES if key.endswith(s)), None)
@@ -140,8 +148,8 @@ class RowwiseLora:
         self._plan: list[tuple[int, int, LoraAdapter]] = []
         self._rows = 0
 
-    def prepare(self, name: str, files: LoraFiles) -> LoraAdapter:
-        """Check `files` against the model and bring them to its device and precision.
+    def attach(self, name: str, files: LoraFiles) -> LoraAdapter:
+        """Bring an adapter to the model's device and precision; call it between two forward passes.
 
         Raises EngineError if a module isn't there or has another shape.
         """
@@ -161,22 +169,20 @@ class RowwiseLora:
                     f"{module_name!r}, the base model {expected[0]} -> {expected[1]}: it belongs "
                     "to another base"
                 )
-            scaled = up.float() * files.scale(module_name)
+            halves = files.matrices(module_name, weight.dtype)
             matrices[module_name] = (
-                down.float().T.to(weight.device, weight.dtype).contiguous(),
-                scaled.T.to(weight.device, weight.dtype).contiguous(),
+                halves[0].to(weight.device).contiguous(),
+                halves[1].to(weight.device).contiguous(),
             )
+        for module_name in matrices.keys() - self._hooked:
+            self._modules[module_name].register_forward_hook(self._hook(module_name))
+            self._hooked.add(module_name)
         return LoraAdapter(name, files.digest, files.unchanged, matrices)
-
-    def attach(self, adapter: LoraAdapter) -> None:
-        """Hook the modules that the adapter needs. Call it between two forward passes."""
-        for name in adapter.matrices.keys() - self._hooked:
-            self._modules[name].register_forward_hook(self._hook(name))
-            self._hooked.add(name)
 
     @contextmanager
     def rows(self, adapters: Sequence[LoraAdapter | None]) -> Iterator[None]:
         """Within, row i of every forward pass goes through `adapters[i]`; None is the base."""
+        # Neighbours with one adapter are one slice; the base and adapters of zeros need none.
         self._rows = len(adapters)
         self._plan = []
         start = 0
@@ -214,5 +220,5 @@ def linear_shape(module: Any) -> tuple[int, int]:
 
 
 def is_transposed(module: Any) -> bool:
-    """Whether the layer keeps its weight as [inputs, outputs]."""
+    """Say whether the layer keeps its weight as [inputs, outputs]."""
     return type(module).__name__ == "Conv1D"

@@ -126,12 +126,12 @@ def prove(
     # 3. Compare. The base in the batch and by itself, the adapter merged and not: they differ by
     #    rounding alone.
     rounding = max(differences(served_base, base)[1], differences(unmerged, saved)[1], 1e-7)
-    others = {"base": Scores(served_base, base, same_weights=files.unchanged)}
+    compared = {"base": Scores(served_base, base, same_weights=files.unchanged)}
     for rival, scores in zip(rivals, served_rivals, strict=True):
         change = _change(adapter, rival)
         near = change <= SAME_CHANGE[loaded.dtype]
-        others[rival.name] = Scores(scores, scores, change <= _EXACT, near)
-    matches, figures = judge(served, saved, others, TOLERANCES[loaded.dtype], rounding)
+        compared[rival.name] = Scores(scores, scores, change <= _EXACT, near)
+    matches, figures = judge(served, saved, compared, TOLERANCES[loaded.dtype], rounding)
     base_distance = None if files.unchanged else differences(served_base, saved)[1]
     # 4. The bits of the weights, and what the training recorded, must be right too.
     equal = weights_equal(adapter, files)
@@ -247,13 +247,13 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 def _change(left: LoraAdapter, right: LoraAdapter) -> float:
     """Relative distance of what two adapters add to the weights: 0 if it is the same."""
 
-    def inner(one: LoraAdapter, other: LoraAdapter) -> float:
+    def inner(first: LoraAdapter, second: LoraAdapter) -> float:
         # <B A, D C> = sum of (A C^T) * (B^T D): matrices of the ranks' size only.
         total = 0.0
-        for name in one.matrices.keys() & other.matrices.keys():
-            (down, up), (other_down, other_up) = one.matrices[name], other.matrices[name]
-            downs = down.double().T @ other_down.double()
-            total += float((downs * (up.double() @ other_up.double().T)).sum())
+        for name in first.matrices.keys() & second.matrices.keys():
+            (down, up), (second_down, second_up) = first.matrices[name], second.matrices[name]
+            downs = down.double().T @ second_down.double()
+            total += float((downs * (up.double() @ second_up.double().T)).sum())
         return total
 
     squares = inner(left, left), inner(right, right)
@@ -264,14 +264,9 @@ def _change(left: LoraAdapter, right: LoraAdapter) -> float:
 
 
 def weights_equal(adapter: LoraAdapter, files: LoraFiles) -> bool:
-    """Whether the matrices in memory are bitwise those of the file in the model's precision."""
-    if adapter.matrices.keys() != files.pairs.keys():
-        return False
-    for name, (down, up) in files.pairs.items():
-        held_down, held_up = adapter.matrices[name]
-        scaled = up.float() * files.scale(name)
-        if not torch.equal(held_down.cpu(), down.float().T.to(held_down.dtype)):
-            return False
-        if not torch.equal(held_up.cpu(), scaled.T.to(held_up.dtype)):
-            return False
-    return True
+    """Say whether the matrices in memory are bitwise those of the file in the model's precision."""
+    return adapter.matrices.keys() == files.pairs.keys() and all(
+        torch.equal(held.cpu(), saved)
+        for name, halves in adapter.matrices.items()
+        for held, saved in zip(halves, files.matrices(name, halves[0].dtype), strict=True)
+    )

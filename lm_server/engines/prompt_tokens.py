@@ -85,6 +85,7 @@ class PromptEncoder:
     ) -> list[int]:
         """A text of `size` characters. If this is cancelled, the text is left where it is."""
         abandoned = threading.Event()
+        # Short texts at once: handing them to a thread would take longer.
         if size < LONG_TEXT:
             with self._lock:
                 return encode(self._tokenizer, abandoned)

@@ -11,6 +11,7 @@ What this can't see: weights that give the same on the probe, within the roundin
 precision. They are listed as indistinguishable.
 """
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ from statistics import fmean
 from typing import Any
 
 PROBE = "probe.json"
+MAX_RIVALS = 14
+"""So many other adapters are compared with, those that were loaded last."""
 TOLERANCES = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
 """Largest allowed difference of one token, by the coarser of the two precisions.
 
@@ -41,7 +44,7 @@ class ProbeError(ValueError):
 
 @dataclass(frozen=True)
 class Probe:
-    """What the saved weights of a model give on fixed tokens, and what its base gives.
+    """Log-probabilities that the saved weights of a model, and its base, give on fixed tokens.
 
     As it is read, place p of the log-probabilities is for token p + 1, given all before it.
     """
@@ -63,7 +66,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Scores:
-    """What a model serves on some tokens, and what it is known to give there (None: unknown).
+    """Log-probabilities that a model serves on some tokens, and those known of it (None: unknown).
 
     As a rival, it may have the same weights as the model in question, or nearly the same: then it
     may be as near, but must not be listed as another.
@@ -105,6 +108,16 @@ def read_probe(directory: Path) -> Probe:
     if probe.dtype not in TOLERANCES:
         raise ProbeError(f"{path} has dtype {probe.dtype!r}, expected {', '.join(TOLERANCES)}")
     return probe
+
+
+def saved_logprobs(
+    path: Path, tokens: tuple[int, ...], places: Sequence[int]
+) -> tuple[float, ...] | None:
+    """Read what is saved of an adapter at these places of the tokens; None: nothing."""
+    with contextlib.suppress(ProbeError):
+        probe = read_probe(path)
+        return probe.at(places).logprobs if probe.tokens == tokens else None
+    return None
 
 
 def judge(

@@ -155,7 +155,7 @@ class When(_Strict):
     max_generation: int | None = None
 
     def holds(self, model: str, messages: Messages, generation: int) -> bool:
-        """Whether every condition holds."""
+        """Say whether every condition holds."""
         if not _within(len(messages), self.min_messages, self.max_messages):
             return False
         if not _within(generation, self.min_generation, self.max_generation):
@@ -245,7 +245,7 @@ _Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 class Faults(_Strict):
-    """How often something goes wrong, as fractions of requests.
+    """Rates at which something goes wrong, as fractions of requests.
 
     The first three are of the transport: drawn anew each time a request comes, so that trying
     again helps. The others belong to the answer: the same request gets the same one.
@@ -268,17 +268,17 @@ class Faults(_Strict):
 
     @property
     def any_transport(self) -> bool:
-        """Whether a transport fault can happen at all."""
+        """Say whether a transport fault can happen at all."""
         return self.server_error + self.rate_limited + self.dropped > 0
 
     @property
     def any_in_text(self) -> bool:
-        """Whether an answer can be a faulty one at all."""
+        """Say whether an answer can be a faulty one at all."""
         return self.empty + self.malformed + self.wrong_finish_reason > 0
 
 
 class TrainingRules(_Strict):
-    """How training jobs behave. They always really read and check their files."""
+    """The behaviour of training jobs. They always really read and check their files."""
 
     seconds: float = Field(0.0, ge=0)
     """How long a job seems to train. What a checkpoint has is not waited for again."""

@@ -1,4 +1,4 @@
-"""What the embedded engine makes of a request, and of the rows that it became.
+"""From a request to the rows of the embedded engine, and from those to its answer.
 
 check_counts      refuses more choices than there can be
 refuse_tools      refuses tools that the model can't be told of
@@ -130,7 +130,7 @@ def make_guide(worker: ModelWorker, request: GenerationRequest) -> Guide | None:
         grammar = json_grammar(request.schema)
     else:
         return None
-    return None if grammar is None else worker.guides().begin(grammar)
+    return None if grammar is None else worker.guide(grammar)
 
 
 def refuse_unguided(rows: Sequence[Row]) -> None:
@@ -155,7 +155,7 @@ class RowReader:
         self.finished = False
 
     def read(self) -> Delta | None:
-        """What became certain since the last call; None where there is no text yet.
+        """Tell what became certain since the last call; None where there is no text yet.
 
         Tokens whose text is held back are told with the text, or at the end.
         """

@@ -23,7 +23,7 @@ MIN_TEMPERATURE = 1e-5
 
 @dataclass(frozen=True)
 class Settings:
-    """How one row is sampled. Temperature 0 takes the likeliest token."""
+    """The sampling of one row. Temperature 0 takes the likeliest token."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -31,7 +31,7 @@ class Settings:
 
     @property
     def greedy(self) -> bool:
-        """Whether no number is drawn for this row."""
+        """Say whether no number is drawn for this row."""
         return self.temperature < MIN_TEMPERATURE
 
 
@@ -110,16 +110,19 @@ class BatchSampler:
         Log-probabilities are those of the model itself: before temperature, penalty, top-p and
         what is allowed.
         """
+        # 1. What the settings and a grammar make of the model's scores.
         logits = logits.float()
         scores = self._apply_penalty(logits)
         if allowed is not None:
             some = scores[allowed.rows].masked_fill(~allowed.tokens, -torch.inf)
             scores = scores.index_copy(0, allowed.rows, some)
+        # 2. A token per row: the best, or one that is drawn.
         chosen = scores.argmax(-1)
         if not self._all_greedy:
             chosen = torch.where(self._greedy, chosen, self._sample(scores))
         if len(self._penalised):
             self._seen.scatter_(1, chosen[self._penalised][:, None], True)
+        # 3. Log-probabilities, where a row asks for them.
         if not logprobs and not top:
             return Chosen(chosen.tolist())
         total = logits.logsumexp(-1)
@@ -158,6 +161,6 @@ class BatchSampler:
         """Zero all but the fewest likeliest tokens that together reach top-p."""
         ordered, order = torch.sort(rows, dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
-        kept = ordered.masked_fill(before >= self._top_p, 0.0)
-        kept[:, 0] = ordered[:, 0]
-        return torch.zeros_like(rows).scatter_(1, order, kept)
+        nucleus = ordered.masked_fill(before >= self._top_p, 0.0)
+        nucleus[:, 0] = ordered[:, 0]
+        return torch.zeros_like(rows).scatter_(1, order, nucleus)

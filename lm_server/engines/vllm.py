@@ -1,7 +1,7 @@
 """The engine over a supervised `vllm serve` child: for GPUs, and for the CPU build of vLLM.
 
-VllmOptions     its settings
 VllmEngine      the `Engine` interface
+vllm_options    its settings, and what may not be one
 vllm_process    how the child is started, asked and ended; vllm_guard: how it dies with the server
 vllm_keys       what runs inside the child: a key on every path, no control tokens in messages
 
@@ -15,15 +15,18 @@ long as the child lives, since vLLM's prefix cache goes by name and path.
 import asyncio
 import contextlib
 import hashlib
-import json
 import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nip_lm_server.engines.adapter_files import (
+    ServedAdapter,
+    is_unchanged,
+    read_adapter,
+)
 from nip_lm_server.engines.base import (
     Capabilities,
     Engine,
@@ -32,23 +35,27 @@ from nip_lm_server.engines.base import (
     Proof,
     Upstream,
 )
-from nip_lm_server.engines.proof import ProbeError, Scores, judge_probe, read_probe
+from nip_lm_server.engines.proof import (
+    MAX_RIVALS,
+    ProbeError,
+    Scores,
+    judge_probe,
+    read_probe,
+    saved_logprobs,
+)
+from nip_lm_server.engines.vllm_options import VllmOptions
 from nip_lm_server.engines.vllm_process import (
     Installation,
     VllmProcess,
-    checked_extra,
     child_environment,
     find_executable,
     inspect,
 )
 
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that vLLM takes for its largest rank."""
 MAX_TOP_LOGPROBS = 20
 UNRESPONSIVE_S = 60.0
 """An engine that gives no sign of health for so long counts as dead."""
 HEALTH_INTERVAL_S = 1.0
-_MAX_RIVALS = 14  # other adapters that a proof compares with
 _WITHHELD = frozenset(
     {
         *("kv_transfer_params", "ec_transfer_params", "mm_payload", "media_io_kwargs"),
@@ -65,89 +72,6 @@ PROBE_PLACES = 32
 PROBE_PLACES_CPU, PROBE_TOKENS_CPU = 12, 48
 """The same on a CPU, and how far into the probe: there a token takes 2 ms through an adapter's
 matrices at max_lora_rank 64, and a new adapter has to answer within a second."""
-
-
-@dataclass(frozen=True)
-class VllmOptions:
-    """Settings of the engine. Raises ValueError for those that make no sense.
-
-    `executable` is the `vllm` command or the Python of its environment; None: NIP_VLLM, or what
-    the PATH has. `dtype` "auto" is float32 on CPU, bfloat16 on CUDA (float16 where the device has
-    none). `quantization` and the numbers are vLLM's own settings, None its defaults.
-    `max_lora_rank` is rounded up to a value that vLLM takes; `max_loras` adapters run in one
-    batch, `max_cpu_loras` are kept in memory, others are read from disk again when asked for.
-    `enable_sleep_mode` "auto": where CUDA is. `enforce_eager` starts faster and runs slower.
-    `cpu_kv_cache_gib` is the memory for keys and values without a GPU.
-    `extra_arguments` go to `vllm serve`, unless they would override ours.
-    """
-
-    executable: str | None = None
-    dtype: str = "auto"
-    quantization: str | None = None
-    max_model_len: int | None = None
-    gpu_memory_utilization: float | None = None
-    tensor_parallel_size: int = 1
-    max_num_seqs: int | None = None
-    max_lora_rank: int = 64
-    max_loras: int = 4
-    max_cpu_loras: int = 32
-    enable_sleep_mode: bool | str = "auto"
-    enforce_eager: bool = False
-    cpu_kv_cache_gib: int = 1
-    extra_arguments: Sequence[str] = ()
-    start_timeout_s: float = 900.0
-
-    def __post_init__(self) -> None:
-        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
-            raise ValueError(
-                f"dtype is {self.dtype!r}, expected auto, float32, bfloat16 or float16"
-            )
-        if self.enable_sleep_mode not in ("auto", True, False):
-            raise ValueError(
-                f"enable_sleep_mode is {self.enable_sleep_mode!r}: true, false or auto"
-            )
-        if not 1 <= self.max_lora_rank <= LORA_RANKS[-1]:
-            raise ValueError(
-                f"max_lora_rank is {self.max_lora_rank}, expected 1 to {LORA_RANKS[-1]}"
-            )
-        if self.max_cpu_loras < self.max_loras or self.max_loras < 1:
-            raise ValueError(
-                f"max_cpu_loras ({self.max_cpu_loras}) must be at least max_loras "
-                f"({self.max_loras}), and that at least 1"
-            )
-        checked_extra(self.extra_arguments)
-
-    @property
-    def served_lora_rank(self) -> int:
-        """The largest rank as vLLM takes it."""
-        return next(rank for rank in LORA_RANKS if rank >= self.max_lora_rank)
-
-    def arguments(self) -> list[str]:
-        """Those for `vllm serve` that the options alone decide."""
-        parallel = self.tensor_parallel_size if self.tensor_parallel_size > 1 else None
-        arguments = []
-        for name, value in {
-            "quantization": self.quantization,
-            "max-model-len": self.max_model_len,
-            "max-num-seqs": self.max_num_seqs,
-            "gpu-memory-utilization": self.gpu_memory_utilization,
-            "tensor-parallel-size": parallel,
-            "max-lora-rank": self.served_lora_rank,
-            "max-loras": self.max_loras,
-            "max-cpu-loras": self.max_cpu_loras,
-        }.items():
-            if value is not None:
-                arguments += [f"--{name}", str(value)]
-        if self.enforce_eager:
-            arguments.append("--enforce-eager")
-        return [*arguments, *self.extra_arguments]
-
-
-@dataclass(frozen=True)
-class _Adapter:
-    path: Path
-    digest: str  # of the weights and their settings
-    rank: int
 
 
 class VllmEngine(Engine):
@@ -168,7 +92,6 @@ class VllmEngine(Engine):
         **options: Any,
     ):
         self.base_path, self.base_model = base_path, served_name
-        self.epoch = 0
         self._options = VllmOptions(**options)
         readable = re.sub(r"[^A-Za-z0-9._-]", "-", served_name)[:80]
         digest = hashlib.sha256(served_name.encode()).hexdigest()[:8]
@@ -179,27 +102,12 @@ class VllmEngine(Engine):
         self._upstream: Upstream | None = None
         self._max_model_len = 0
         self._version = "?"
-        self._adapters: dict[str, _Adapter] = {}
+        self._adapters: dict[str, ServedAdapter] = {}
         self._digests: dict[str, str] = {}  # of all names that have answered since the start
         # What models gave when they were last scored since the start, by the probe's tokens.
         self._scores: dict[tuple[str, tuple[int, ...]], tuple[float, ...]] = {}
 
     # Life
-
-    async def start(self) -> None:
-        """Start vLLM and wait until it answers. Raises EngineError with its log's end if not."""
-        if self._state in ("starting", "running", "sleeping"):
-            return
-        await self.stop()
-        self._state = "starting"
-        self.epoch += 1
-        try:
-            await self._start()
-        except BaseException:
-            await self._end()
-            self._state = "failed"
-            raise
-        self._state = "running"
 
     async def _start(self) -> None:
         # 1. Look at the environment that vLLM is installed in.
@@ -263,9 +171,6 @@ class VllmEngine(Engine):
 
     async def stop(self) -> None:
         self._state = "stopped"
-        await self._end()
-
-    async def _end(self) -> None:
         process, self._process = self._process, None
         self._upstream = None
         self._adapters.clear()
@@ -341,7 +246,7 @@ class VllmEngine(Engine):
         self._refuse_unless("running")
         if name == self.base_model:
             raise EngineError(f"{name!r} is the base model's name")
-        adapter = await asyncio.to_thread(_read_adapter, path.absolute())
+        adapter = await asyncio.to_thread(read_adapter, path.absolute())
         if self._digests.get(name, adapter.digest) != adapter.digest:
             raise EngineError(f"an adapter with other weights already answered to {name!r}")
         if name in self._adapters:
@@ -385,10 +290,10 @@ class VllmEngine(Engine):
         # 2. Have the scores of everything else that answers, and what is saved of it.
         digest = self._adapters[name].digest if name in self._adapters else None
         rivals = {}
-        for rival, adapter in [i for i in self._adapters.items() if i[0] != name][-_MAX_RIVALS:]:
+        for rival, adapter in [i for i in self._adapters.items() if i[0] != name][-MAX_RIVALS:]:
             rivals[rival] = Scores(
                 await self._score_once(rival, probe.tokens, places),
-                await asyncio.to_thread(_saved_scores, adapter.path, probe.tokens, places),
+                await asyncio.to_thread(saved_logprobs, adapter.path, probe.tokens, places),
                 same_weights=adapter.digest == digest,
             )
         base = None
@@ -404,12 +309,12 @@ class VllmEngine(Engine):
             dtype=self._served_dtype(),
             quantization=self._options.quantization or "none",
         )
-        figures["unchanged"] = await asyncio.to_thread(_unchanged, path)
+        figures["unchanged"] = await asyncio.to_thread(is_unchanged, path)
         figures["weights_sha256"] = digest
         return Proof(matches, figures)
 
     def _places(self, count: int) -> list[int]:
-        """Which of `count` places of a probe are compared: spread evenly, the last among them."""
+        """Choose which of `count` places are compared: spread evenly, the last among them."""
         cuda = self._installation is not None and self._installation.has_cuda
         count = count if cuda else min(count, PROBE_TOKENS_CPU)
         compared = min(count, PROBE_PLACES if cuda else PROBE_PLACES_CPU)
@@ -424,7 +329,7 @@ class VllmEngine(Engine):
     async def _score(
         self, model: str, tokens: tuple[int, ...], places: Sequence[int]
     ) -> tuple[float, ...]:
-        """What `model` gives the tokens after these places, computed anew, and kept for others."""
+        """Compute anew what `model` gives the tokens after these places, and remember it."""
         salt = secrets.token_hex(8)  # nothing that was computed before may answer
         each = [self._logprob(model, tokens[: place + 2], salt) for place in places]
         scores = tuple(await asyncio.gather(*each))
@@ -471,7 +376,7 @@ class VllmEngine(Engine):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do. Whether it can sleep is known once it has been started."""
+        """Its abilities. Whether it can sleep is known once it has been started."""
         cuda = self._installation is not None and self._installation.has_cuda
         return Capabilities(
             logprobs=True,
@@ -486,12 +391,7 @@ class VllmEngine(Engine):
 
     def status(self) -> dict[str, Any]:
         installation, process = self._installation, self._process
-        facts: dict[str, Any] = {
-            "engine": self.name,
-            "state": self._state,
-            "epoch": self.epoch,
-            "base_model": self.base_model,
-            "adapters": list(self._adapters),
+        facts = super().status() | {
             "log": str(self._log_path),
             "max_lora_rank": self._options.served_lora_rank,
             "quantization": self._options.quantization or "none",
@@ -509,39 +409,3 @@ class VllmEngine(Engine):
         if self._process is None or self._state in ("stopped", "failed"):
             raise EngineError(f"the engine is {self._state}")
         return self._process
-
-
-def _read_adapter(path: Path) -> _Adapter:
-    """What lies in `path`. Raises EngineError if it is no adapter."""
-    try:
-        settings = json.loads((path / "adapter_config.json").read_text())
-        with (path / "adapter_model.safetensors").open("rb") as file:
-            weights = hashlib.file_digest(file, "sha256").hexdigest()
-        ranks = [int(settings["r"]), *(settings.get("rank_pattern") or {}).values()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise EngineError(f"{path} is no LoRA adapter: {error!r}") from error
-    scaling = {
-        key: settings.get(key)
-        for key in ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
-    }
-    joined = json.dumps([weights, scaling], sort_keys=True)
-    return _Adapter(path, hashlib.sha256(joined.encode()).hexdigest(), max(ranks))
-
-
-def _saved_scores(
-    path: Path, tokens: tuple[int, ...], places: Sequence[int]
-) -> tuple[float, ...] | None:
-    """What is saved of an adapter on these tokens; None: nothing."""
-    with contextlib.suppress(ProbeError):
-        probe = read_probe(path)
-        return probe.at(places).logprobs if probe.tokens == tokens else None
-    return None
-
-
-def _unchanged(path: Path) -> bool:
-    """Whether the training said that it changed nothing."""
-    try:
-        result = json.loads((path / "training_result.json").read_text())
-        return bool(result.get("unchanged", False))
-    except (OSError, ValueError, AttributeError):
-        return False

@@ -30,7 +30,8 @@ _POLL_S = 0.02
 def main() -> None:
     """Run the command. Exits with its status, or 128 + the signal that ended it."""
     parent, record, command = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
-    # Until the record is there, nobody else could end the command: a signal has to wait.
+    # 1. Start the command. Until the record is there, nobody else could end it: a signal has to
+    #    wait.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     child = subprocess.Popen(
         command,
@@ -42,6 +43,7 @@ def main() -> None:
     part.write_text(json.dumps({"group": child.pid, "session": os.getsid(0)}))
     part.replace(record)
 
+    # 2. Pass signals on to the first process; after a while, kill the whole group.
     def pass_on(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
             child.send_signal(signal.SIGTERM)
@@ -53,11 +55,13 @@ def main() -> None:
     signal.signal(signal.SIGINT, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
 
+    # 3. End with the server.
     def parent_died() -> None:
         kill_group(child.pid)
         os._exit(1)
 
     watch_parent(parent, 0, parent_died)
+    # 4. Once the first process has ended, end what it has left; the record goes last.
     status = child.wait()
     kill_group(child.pid)
     deadline = time.monotonic() + GRACE_S

@@ -2,7 +2,6 @@
 
 find_executable   the Python of vLLM's environment
 inspect           what that environment is: versions, CPU build or CUDA
-checked_extra     the user's own arguments, none of which may override ours
 child_environment the environment of the child, without our own secrets
 VllmProcess       one child from start to end, behind `vllm_guard`
 
@@ -47,23 +46,6 @@ LOG_LIMIT_BYTES = 16 * 1024 * 1024
 """A log longer than this is moved aside at the next start."""
 
 _KEYS_DIRECTORY = Path(__file__).parent / "vllm_keys"
-_OWN_ARGUMENTS = frozenset(
-    {
-        *("model", "model-tag", "config", "host", "port", "uds", "api-key", "middleware"),
-        *("served-model-name", "dtype", "quantization", "max-model-len", "max-num-seqs"),
-        *("gpu-memory-utilization", "tensor-parallel-size", "generation-config"),
-        *("enable-lora", "no-enable-lora", "lora-modules", "max-lora-rank", "max-loras"),
-        *("max-cpu-loras", "enable-sleep-mode", "no-enable-sleep-mode", "enforce-eager"),
-        *("trust-remote-code", "no-trust-remote-code", "trust-request-chat-template"),
-        *("enable-prompt-embeds", "allowed-local-media-path", "root-path", "headless", "grpc"),
-        *("ssl-keyfile", "ssl-certfile", "api-server-count", "allow-credentials"),
-        *("disable-fastapi-docs", "model-config", "lora-config"),
-        *("enable-chunked-prefill", "no-enable-chunked-prefill"),
-    }
-)
-"""Arguments that are set by us or would undo what keeps the child safe and provable."""
-_SHORT_ARGUMENTS = frozenset({"-h", "-q", "-tp", "-asc"})
-
 _INSPECT = """
 import importlib.metadata as m, json
 def version(name):
@@ -83,7 +65,7 @@ _log = logging.getLogger("nip.lm_server.vllm")
 
 @dataclass(frozen=True)
 class Installation:
-    """What vLLM's environment is."""
+    """The environment of a vLLM."""
 
     python: Path
     versions: Mapping[str, str]
@@ -92,28 +74,28 @@ class Installation:
 
     @property
     def has_cuda(self) -> bool:
-        """Whether it will run on CUDA."""
+        """Say whether it will run on CUDA."""
         return self.capability is not None
 
 
-def find_executable(given: str | None, environment: Mapping[str, str]) -> Path:
+def find_executable(executable: str | None, environment: Mapping[str, str]) -> Path:
     """The Python beside the `vllm` that is given, named by NIP_VLLM, or on the PATH.
 
-    `given` may be the command, or a Python. Raises EngineError if there is none.
+    `executable` may be the command, or a Python. Raises EngineError if there is none.
     """
-    source = given or environment.get(EXECUTABLE_VARIABLE)
-    found = source or shutil.which("vllm", path=environment.get("PATH"))
-    if found is None:
+    named = executable or environment.get(EXECUTABLE_VARIABLE)
+    command = named or shutil.which("vllm", path=environment.get("PATH"))
+    if command is None:
         raise EngineError(
             "vLLM was not found: install it into a virtual environment of its own (CPU: "
             "scripts/build_vllm_cpu.sh) and give that environment's `vllm` as the engine's "
             f"option `executable` or in {EXECUTABLE_VARIABLE}"
         )
     # Not resolved: a virtual environment's Python is a link, and known by the link's place.
-    path = Path(found).expanduser().absolute()
+    path = Path(command).expanduser().absolute()
     python = path if path.name.startswith("python") else path.parent / "python"
     if not os.access(python, os.X_OK):
-        raise EngineError(f"there is no executable {python} (vLLM was looked for at {found})")
+        raise EngineError(f"there is no executable {python} (vLLM was looked for at {command})")
     return python
 
 
@@ -148,23 +130,6 @@ async def inspect(python: Path, environment: Mapping[str, str]) -> Installation:
         cpu_build=facts["cpu_build"],
         capability=(capability[0], capability[1]) if capability else None,
     )
-
-
-def checked_extra(extra: Sequence[str]) -> list[str]:
-    """A user's own arguments. Raises ValueError for those that would override ours."""
-    for argument in extra:
-        if not isinstance(argument, str):
-            raise ValueError(f"extra_arguments must be texts, got {argument!r}")
-        # vLLM takes _ for -, JSON fields behind a dot, and any beginning that is unambiguous.
-        name = argument.split("=")[0].split(".")[0].replace("_", "-")
-        short = any(name.startswith(s) for s in _SHORT_ARGUMENTS) and not name.startswith("--")
-        long = name.startswith("--") and any(own.startswith(name[2:]) for own in _OWN_ARGUMENTS)
-        if short or long:
-            raise ValueError(
-                f"{argument!r} can't be given to vLLM by extra_arguments: the engine sets it, has "
-                "an option for it, or it would weaken the server"
-            )
-    return list(extra)
 
 
 def child_environment(
@@ -229,12 +194,15 @@ class VllmProcess:
 
     async def start(self, python: Path, arguments: Sequence[str], timeout_s: float) -> None:
         """Start and wait until it answers. Raises EngineError with the log's end if it doesn't."""
+        # 1. End what a server that was killed has left.
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         if not await asyncio.to_thread(end_recorded, self._record):
             raise EngineError(f"processes of an earlier vLLM can't be ended, see {self._record}")
+        # 2. Move a long log aside.
         with contextlib.suppress(FileNotFoundError):
             if self.log_path.stat().st_size > LOG_LIMIT_BYTES:
                 self.log_path.replace(self.log_path.with_suffix(self.log_path.suffix + ".1"))
+        # 3. Reserve a port, and start the child behind its guard.
         with socket.socket() as reserved:
             # Kept bound, not listening, until the child listens: it sets the same option, so it
             # gets the port all the same, and the system gives it to nobody else.
@@ -256,6 +224,7 @@ class VllmProcess:
                     env={**self._environment, "PYTHONPATH": str(Path(__file__).parents[2])},
                     start_new_session=True,
                 )
+            # 4. Wait until it answers.
             self.exited = asyncio.ensure_future(self._guard.wait())
             await self._until_healthy(timeout_s)
 
@@ -277,7 +246,7 @@ class VllmProcess:
             await asyncio.wait({self.exited}, timeout=0.2)
 
     async def health(self) -> Literal["ok", "dead", "silent"]:
-        """Whether it answers; "dead" is its own word for an engine process that has ended."""
+        """Say whether it answers; "dead" is its own word for an engine process that has ended."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
         try:
             async with self._connections().get(self.url + "/health", timeout=timeout) as response:
@@ -309,7 +278,7 @@ class VllmProcess:
         return self._session
 
     def ending(self) -> str:
-        """How it ended, in words."""
+        """Tell in words how it ended."""
         status = self.exited.result() if self.exited.done() else 0
         if status > 128:
             with contextlib.suppress(ValueError):
@@ -341,7 +310,7 @@ class VllmProcess:
 
 
 def error_of(status: int, body: Any) -> EngineError:
-    """What to raise for an error of vLLM's: 4xx is the request's fault."""
+    """Return the exception for an error of vLLM's: 4xx is the request's fault."""
     error = body.get("error") if isinstance(body, Mapping) else None
     error = error if isinstance(error, Mapping) else {"message": str(error or body)}
     message = str(error.get("message") or f"status {status}")

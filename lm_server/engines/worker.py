@@ -18,13 +18,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from nip_lm_server.engines.base import EngineError, EngineState
 from nip_lm_server.engines.batching import Decoder, Row
-from nip_lm_server.engines.guided import Guides
+from nip_lm_server.engines.guided import Guide, begin, vocabulary
 from nip_lm_server.engines.loading import (
     EmbeddedOptions,
     LoadedModel,
@@ -90,7 +90,7 @@ class ModelWorker:
         self._wake = threading.Condition()
         self._tokenizer_lock = threading.Lock()
         self._guides_lock = threading.Lock()
-        self._guides: Guides | None = None
+        self._vocabulary: Any = None
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="embedded-engine", daemon=True)
         self._started: Future[None] = Future()
@@ -116,14 +116,17 @@ class ModelWorker:
 
         What has not ended after `timeout_s` fails with EngineError.
         """
+        # 1. No more requests.
         with self._wake:
             self._refuse_unless("running")
             self.state = "sleeping"
+        # 2. Those that run may end. Commands go on, and so does the thread.
         deadline = time.monotonic() + timeout_s
         while await self.run(lambda: bool(self._running or self._waiting)):
             if time.monotonic() > deadline:
                 break
             await asyncio.sleep(_DRAIN_INTERVAL_S)
+        # 3. The others fail.
         await self.run(self._leave_device)
 
     async def wake(self) -> None:
@@ -179,14 +182,19 @@ class ModelWorker:
                 )
             )
 
-    def guides(self) -> Guides:
-        """What guides answers of this model; made when it is asked for first."""
+    def guide(self, grammar: str) -> Guide:
+        """Begin an answer with a grammar. Raises EngineRequestError for too large a one.
+
+        The model's vocabulary is made when it is needed first.
+        """
         with self._guides_lock:
-            if self._guides is None:
+            if self._vocabulary is None:
                 with self._tokenizer_lock:
-                    width = self.loaded.model.config.get_text_config().vocab_size
-                    self._guides = Guides(self.loaded.tokenizer, width, self.loaded.stop_tokens)
-            return self._guides
+                    loaded, config = self.loaded, self.loaded.model.config.get_text_config()
+                    self._vocabulary = vocabulary(
+                        loaded.tokenizer, config.vocab_size, loaded.stop_tokens
+                    )
+        return Guide(begin(self._vocabulary, grammar, "response_format"))
 
     def _refuse_unless(self, *states: EngineState) -> None:
         if self._closing or self.state not in states:
@@ -196,7 +204,7 @@ class ModelWorker:
     # In the thread itself
 
     def _work(self) -> None:
-        # From here on, cancelling `start` no longer cancels what the thread reports to.
+        # 1. Load. From here on, cancelling `start` no longer cancels what the thread reports to.
         if not self._started.set_running_or_notify_cancel():
             return
         try:
@@ -209,6 +217,7 @@ class ModelWorker:
             return
         self.state = "running"
         self._started.set_result(None)
+        # 2. Serve until it is stopped, or an error ends it.
         reason: str | None = None
         try:
             with torch.inference_mode():
@@ -217,6 +226,7 @@ class ModelWorker:
             reason = f"out of memory: {error}" if is_out_of_memory(error) else repr(error)
             _log.exception("the engine of %s died", self._model_path)
             self.state = "failed"
+        # 3. Tell all that still wait, free the model, and say why.
         ended = "was stopped" if reason is None else f"died: {reason}"
         self._fail_all(EngineError(f"the engine {ended}"))
         self._release()
@@ -229,10 +239,12 @@ class ModelWorker:
         return failure
 
     def _load(self) -> None:
+        # 1. The model, and what runs it.
         loaded = self.loaded = load_model(self._model_path, self._options)
         self.prompts = PromptEncoder(loaded.tokenizer, self._tokenizer_lock, loaded.max_model_len)
         self.lora = RowwiseLora(loaded.model)
         self.decoder = Decoder(loaded.model, self.lora, loaded.stop_tokens)
+        # 2. Does it answer alike in a batch? Then its cache may have so many tokens.
         token_bytes = check_batching(self.decoder, loaded, self._model_path)
         room = self._options.cache_bytes
         if room is None:
@@ -244,17 +256,22 @@ class ModelWorker:
     def _loop(self) -> None:
         steps = JOIN_EVERY_STEPS
         while True:
+            # 1. Wait for something to do.
             with self._wake:
                 while not (self._closing or self._commands or self._waiting or self._running):
                     self._wake.wait(_IDLE_WAIT_S)
                 if self._closing:
                     return
-            self._run_commands()
+            # 2. Load, unload and prove, while no pass is under way.
+            while self._commands:
+                self._commands.popleft()(None)
+            # 3. Let requests join the batch.
             if not self._running and len(self._waiting) < self._options.max_batch:
                 self._await_company()
             if steps >= JOIN_EVERY_STEPS or not self._running:
                 steps = 0
                 self._guarded(self._admit)
+            # 4. One more token for every row.
             self._guarded(self.decoder.step)
             steps += 1
 
@@ -266,10 +283,6 @@ class ModelWorker:
             time.sleep(self._options.max_wait_s / 4)
             if len(self._waiting) == before or time.monotonic() > deadline:
                 return
-
-    def _run_commands(self) -> None:
-        while self._commands:
-            self._commands.popleft()(None)
 
     def _guarded(self, advance: Callable[[], list[Row]]) -> None:
         """Advance the batch; if that fails, fail its requests and go on with the next ones."""
@@ -283,6 +296,7 @@ class ModelWorker:
             failure.__cause__ = error
             self._fail_running(failure)
             return
+        # Who waits is told at the end, who listens to a stream after every step.
         self.generated_tokens += sum(len(row.generated) for row in finished)
         for pending in self._running:
             pending.ended = all(row.finish_reason is not None for row in pending.rows)
@@ -290,6 +304,8 @@ class ModelWorker:
         self._running = [p for p in self._running if not (p.ended or p.rows[0].cancelled)]
 
     def _admit(self) -> list[Row]:
+        # 1. Take requests in their order, as long as rows and cache have room for the next one. One
+        #    that alone is too large runs alone.
         taken: list[Pending] = []
         rows, longest = self.decoder.rows, self.decoder.longest
         with self._wake:
@@ -308,6 +324,7 @@ class ModelWorker:
                 rows, longest = total, max(longest, need)
         if not taken:
             return []
+        # 2. From here on their failure is told to them; run their prompts.
         self._running += taken
         return self.decoder.admit([pending.rows for pending in taken])
 

@@ -60,12 +60,12 @@ class EngineLifecycle(ABC):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the engine runs and its adapters were proved since it was last brought up."""
+        """Say whether the engine runs and its adapters were proved since it was last brought up."""
         return self._ready.is_set() and self.engine.state == "running"
 
     @property
     def is_lent(self) -> bool:
-        """Whether a training has the engine's device."""
+        """Say whether a training has the engine's device."""
         return self._lent > 0
 
     async def set_wanted(self, wanted: Wanted) -> None:

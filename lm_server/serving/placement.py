@@ -74,7 +74,8 @@ def _with_model(spec: EngineSpec, state_dir: Path) -> MakeEngine:
     if spec.replies is not None:
         raise ValueError("--replies belongs to the deterministic engine")
     if spec.engine == "vllm":
-        from nip_lm_server.engines.vllm import VllmEngine, VllmOptions
+        from nip_lm_server.engines.vllm import VllmEngine
+        from nip_lm_server.engines.vllm_options import VllmOptions
 
         _check_options(VllmOptions, spec)
         return partial(VllmEngine, state_dir=state_dir, **spec.options)

@@ -103,7 +103,7 @@ class EnginePool:
         return base.engine
 
     def is_served(self, model: str) -> bool:
-        """Whether a request for `model` would be answered now."""
+        """Say whether a request for `model` would be answered now."""
         base = self._answering(model)
         return base is not None and base.is_ready
 

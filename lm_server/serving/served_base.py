@@ -46,7 +46,7 @@ class Slot:
     bases: "dict[str, ServedBase]" = field(default_factory=dict)
 
     def leaves_for(self, device: str) -> bool:
-        """Whether its engines leave their device while something trains on `device`."""
+        """Say whether its engines leave their device while something trains on `device`."""
         if self.spec.share_device == "yes":
             return one_queue(self.training_device, device)
         return self.spec.share_device == "auto" and overlap(self.engine_device, device)
@@ -86,7 +86,7 @@ class ServedBase(EngineLifecycle):
         self._failed_s: dict[str, float] = {}  # when loading last failed, on the monotonic clock
 
     def answers_to(self, model: str) -> bool:
-        """Whether `model` is this base, or an adapter of it, and was proved."""
+        """Say whether `model` is this base, or an adapter of it, and was proved."""
         return model in self._adapters or (model == self.name and self._proved)
 
     def note_asked(self, model: str) -> None:

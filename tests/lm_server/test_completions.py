@@ -1,6 +1,5 @@
 """Completions: prompts that are no conversation, in OpenAI's legacy shape."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +101,3 @@ async def test_the_engine_gets_the_prompt_as_it_is(tmp_path: Path) -> None:
         assert (first.prompt, first.messages, first.max_tokens) == ("hello", (), 16)
         assert (first.logprobs, first.top_logprobs) == (True, 3)
         assert (second.prompt, second.max_tokens, second.logprobs) == ((1, 2), 4, False)
-
-
-async def test_an_engine_for_chats_only_refuses(tmp_path: Path) -> None:
-    engine = ChosenEngine(capabilities=Capabilities(completions=False))
-    async with serve(tmp_path / "state", engine) as here:
-        status, body, _ = await here.post("/v1/completions", PROMPT)
-        error = json.loads(body)["error"]
-        assert (status, error["code"], error["param"]) == (400, "unsupported_value", "prompt")
