@@ -14,17 +14,19 @@ Nothing here counts the tokens of a text or knows a vocabulary: that needs a tok
 trainer does it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from nip_lm_server.formats import preferences, supervised, trajectories
 from nip_lm_server.formats.jsonl import (
+    Broken,
     FormatError,
     JsonlError,
     Problem,
     check_jsonl,
     describe_problems,
+    kind,
     read_jsonl,
     to_jsonl,
 )
@@ -62,12 +64,12 @@ MIN_EXAMPLES = 10
 MAX_PROBLEMS = 20
 """`validate` stops after this many problems; one broken writer breaks every line."""
 
-_PARSERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    "supervised": supervised.parse,
-    "dpo": preferences.parse,
-    "trajectories": trajectories.parse,
+_RULES: Mapping[str, Any] = {
+    "supervised": supervised,
+    "dpo": preferences,
+    "trajectories": trajectories,
 }
-METHODS = tuple(_PARSERS)
+METHODS = tuple(_RULES)
 
 
 def validate(
@@ -84,25 +86,27 @@ def validate(
     that decides whether rows need advantages or groups of at least two; None: either will do.
     Raises JsonlError where `read_jsonl` does, KeyError for an unknown method.
     """
+    method_rules = _RULES[method].problems
     across = trajectories.AcrossLines(advantage)
-    rules: Mapping[str, Callable[[int, Any], Iterator[Problem]]] = {
-        "supervised": supervised.problems,
-        "dpo": preferences.problems,
-        "trajectories": across.problems,
-    }
-    rule = rules[method]
-    found: list[Problem] = []
+    problems: list[Problem] = []
     count = 0
     for number, value in lines:
         count += 1
-        found.extend(rule(number, value))
-        if len(found) >= MAX_PROBLEMS:
-            return found[:MAX_PROBLEMS]
+        broken: list[Broken] = []
+        if not isinstance(value, dict):
+            broken.append(("invalid_example", f"expected an object, got {kind(value)}"))
+        else:
+            broken.extend(method_rules(value))
+            if method == "trajectories" and not broken:
+                broken.extend(across.problems(number, value))
+        problems.extend(Problem(number, code, message) for code, message in broken)
+        if len(problems) >= MAX_PROBLEMS:
+            return problems[:MAX_PROBLEMS]
     if count < min_examples:
         message = f"the file has {count} example(s), but at least {min_examples} are needed"
-        found.append(Problem(0, "too_few_examples", message))
-    found.extend(across.problems_at_end())
-    return found[:MAX_PROBLEMS]
+        problems.append(Problem(0, "too_few_examples", message))
+    problems.extend(across.problems_at_end())
+    return problems[:MAX_PROBLEMS]
 
 
 def read_examples(
@@ -120,4 +124,4 @@ def read_examples(
     problems = validate(method, lines, min_examples, advantage=advantage)
     if problems:
         raise FormatError(problems)
-    return [(number, _PARSERS[method](value)) for number, value in lines]
+    return [(number, _RULES[method].parse(value)) for number, value in lines]

@@ -12,13 +12,15 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from nip_lm_server.formats import bounds
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 MAX_LINES = 4_000_000
 """Blank ones count."""
+MISSING = object()
+"""In the place of the value of a key that isn't there."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -56,11 +58,18 @@ class Problem:
         return f"line {self.line}: {self.message}" if self.line else self.message
 
 
-class Example(Protocol):
-    """What every method's example can do."""
+Broken = tuple[str, str]
+"""A broken rule of a line that is known: its code and its message."""
+
+
+class Example:
+    """An example of a method, or a part of one; a dataclass."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The example as it stands in a JSONL line."""
+        """The fields as they stand in a JSONL line: those that are neither None nor empty."""
+        return {
+            name: value for name, value in vars(self).items() if value is not None and value != ()
+        }
 
 
 def to_jsonl(rows: Iterable[Example | Mapping[str, Any]]) -> bytes:
@@ -68,6 +77,7 @@ def to_jsonl(rows: Iterable[Example | Mapping[str, Any]]) -> bytes:
     lines = [
         json.dumps(
             dict(row) if isinstance(row, Mapping) else row.to_dict(),
+            default=lambda part: part.to_dict(),
             ensure_ascii=False,
             sort_keys=True,
             separators=(",", ":"),
@@ -147,22 +157,25 @@ def describe_problems(problems: Sequence[Problem], shown: int = 5) -> str:
     return f"{text}; and {more} more" if more > 0 else text
 
 
-def unknown_keys(
-    line: int, where: str, value: Mapping[str, Any], known: Sequence[str]
-) -> Iterator[Problem]:
-    """A problem for every key that isn't known. `where` begins the message."""
+def unknown_keys(where: str, value: Mapping[str, Any], known: Sequence[str]) -> Iterator[Broken]:
+    """Name every key that isn't known. `where` begins the message."""
     for key in value:
         if key not in known:
-            yield Problem(
-                line, "unknown_key", f"{where} has the unknown key {key!r}; known: {list(known)}"
-            )
+            yield "unknown_key", f"{where} has the unknown key {key!r}; known: {list(known)}"
+
+
+def wrong(code: str, at: str, expected: str, value: Any) -> Broken:
+    """Say what stands at a place that must be something else."""
+    return code, f"{at} must be {expected}, got {kind(value)}"
 
 
 def kind(value: Any) -> str:
-    """What a value is, in words, for messages."""
+    """What a value is, in words, for messages; `MISSING` is nothing."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
     if value is None:
         return "null"
+    if value is MISSING:
+        return "nothing"
     if isinstance(value, list) and not value:
         return "an empty list"
     return names.get(type(value), f"{value!r}"[:60])

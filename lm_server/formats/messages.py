@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nip_lm_server.formats.jsonl import Problem, kind, unknown_keys
+from nip_lm_server.formats.jsonl import MISSING, Broken, Example, unknown_keys, wrong
 
 ROLES = ("system", "user", "assistant")
 _ACCEPTED_ROLES = (*ROLES, "developer")
@@ -23,7 +23,7 @@ _CONVERSATION_KEYS = ("messages", "tools", "parallel_tool_calls")
 
 
 @dataclass(frozen=True)
-class Message:
+class Message(Example):
     """One turn. `weight` is 0 or 1 and only assistant messages have one: 1 is learned."""
 
     role: str
@@ -37,15 +37,9 @@ class Message:
 
     def to_dict(self) -> dict[str, Any]:
         """The message as it stands in a JSONL line; weight 1 is left out, being the default."""
-        data: dict[str, Any] = {"role": self.role, "content": self.content}
-        if self.role == "assistant" and self.weight != 1:
-            data["weight"] = self.weight
-        if self.name is not None:
-            data["name"] = self.name
-        if self.token_ids is not None:
-            data["token_ids"] = list(self.token_ids)
-        if self.logprobs is not None:
-            data["logprobs"] = list(self.logprobs)
+        data = super().to_dict()
+        if self.role != "assistant" or self.weight == 1:
+            del data["weight"]
         return data
 
 
@@ -83,120 +77,86 @@ def text_of(content: Any) -> str | None:
     return "".join(parts)
 
 
-def message_problems(
-    line: int, at: str, message: Any, extra_keys: tuple[str, ...] = ()
-) -> Iterator[Problem]:
+def message_problems(at: str, message: Any, extra_keys: tuple[str, ...] = ()) -> Iterator[Broken]:
     """The rules of one message. `at` names its place; `extra_keys` are allowed besides the usual,
     and, except for `weight`, not looked at here."""
     if not isinstance(message, dict):
-        yield Problem(line, "invalid_message", f"{at} must be an object, got {kind(message)}")
+        yield wrong("invalid_message", at, "an object", message)
         return
     said = {k: v for k, v in message.items() if k not in _EMPTY_IN_ANSWERS or v not in (None, [])}
-    yield from unknown_keys(line, at, said, (*_KEYS, *extra_keys))
+    yield from unknown_keys(at, said, (*_KEYS, *extra_keys))
     role = message.get("role")
     if role not in _ACCEPTED_ROLES:
         expected = ", ".join(_ACCEPTED_ROLES)
-        yield Problem(line, "invalid_role", f"{at}.role is {role!r}; expected one of {expected}")
+        yield "invalid_role", f"{at}.role is {role!r}; expected one of {expected}"
     text = text_of(message.get("content"))
     if text is None:
-        got = kind(message["content"]) if "content" in message else "nothing"
-        yield Problem(line, "invalid_content", f"{at}.content must be text, got {got}")
+        yield wrong("invalid_content", f"{at}.content", "text", message.get("content", MISSING))
     elif not _is_unicode(text):
-        yield Problem(
-            line, "invalid_content", f"{at}.content has half of a surrogate pair: it is no text"
-        )
+        yield "invalid_content", f"{at}.content has half of a surrogate pair: it is no text"
     if "weight" in message and "weight" in extra_keys:
-        yield from _weight_problems(line, at, role, message["weight"])
+        weight = message["weight"]
+        if role != "assistant":
+            why = f"only assistant messages may (role is {role!r})"
+            yield "invalid_weight", f"{at} has a weight, but {why}"
+        elif isinstance(weight, bool) or weight not in (0, 1):
+            yield "invalid_weight", f"{at}.weight must be 0 or 1, got {weight!r}"
     name = message.get("name")
     if name is not None and not (isinstance(name, str) and _is_unicode(name)):
-        yield Problem(line, "invalid_name", f"{at}.name must be a string, got {kind(name)}")
-
-
-def _weight_problems(line: int, at: str, role: Any, weight: Any) -> Iterator[Problem]:
-    if role != "assistant":
-        yield Problem(
-            line,
-            "invalid_weight",
-            f"{at} has a weight, but only assistant messages may (role is {role!r})",
-        )
-    elif isinstance(weight, bool) or weight not in (0, 1):
-        yield Problem(line, "invalid_weight", f"{at}.weight must be 0 or 1, got {weight!r}")
+        yield wrong("invalid_name", f"{at}.name", "a string", name)
 
 
 def conversation_problems(
-    line: int, value: Mapping[str, Any], *, inside: str = "", extra_keys: tuple[str, ...] = ()
-) -> Iterator[Problem]:
+    value: Mapping[str, Any], *, inside: str = "", extra_keys: tuple[str, ...] = ()
+) -> Iterator[Broken]:
     """The rules of an object that is a request of chat: `messages`, and tools, which must be none.
 
     `inside` is the key under which it stands in the line, if not the line itself.
     """
     at = f"{inside}." if inside else ""
-    yield from messages_problems(line, f"{at}messages", value, extra_keys)
+    yield from messages_problems(f"{at}messages", value, extra_keys)
     where = f"'{inside}'" if inside else "the example"
-    yield from unknown_keys(line, where, value, _CONVERSATION_KEYS)
+    yield from unknown_keys(where, value, _CONVERSATION_KEYS)
     if value.get("tools") not in (None, []):
-        yield Problem(
-            line,
-            "tools_unsupported",
-            f"'{at}tools' must be empty, got {kind(value['tools'])}: tools are not supported",
-        )
+        code, message = wrong("tools_unsupported", f"'{at}tools'", "empty", value["tools"])
+        yield code, f"{message}: tools are not supported"
     parallel = value.get("parallel_tool_calls")
     if parallel is not None and not isinstance(parallel, bool):
-        yield Problem(
-            line,
-            "invalid_parallel_tool_calls",
-            f"'{at}parallel_tool_calls' must be a boolean, got {kind(parallel)}",
-        )
+        at = f"'{at}parallel_tool_calls'"
+        yield wrong("invalid_parallel_tool_calls", at, "a boolean", parallel)
 
 
 def messages_problems(
-    line: int, at: str, value: Mapping[str, Any], extra_keys: tuple[str, ...] = ()
-) -> Iterator[Problem]:
+    at: str, value: Mapping[str, Any], extra_keys: tuple[str, ...] = ()
+) -> Iterator[Broken]:
     """The rules of ``value["messages"]`` and of each message in it."""
     if "messages" not in value:
-        yield Problem(line, "missing_messages", f"the key '{at}' is missing")
+        yield "missing_messages", f"the key '{at}' is missing"
         return
     messages = value["messages"]
     if not isinstance(messages, list) or not messages:
-        yield Problem(
-            line,
-            "invalid_messages",
-            f"'{at}' must be a list with at least one message, got {kind(messages)}",
-        )
+        yield wrong("invalid_messages", f"'{at}'", "a list with at least one message", messages)
         return
     for index, message in enumerate(messages):
-        yield from message_problems(line, f"{at}[{index}]", message, extra_keys)
+        yield from message_problems(f"{at}[{index}]", message, extra_keys)
 
 
-def learned_problems(line: int, messages: list[dict[str, Any]]) -> Iterator[Problem]:
-    """Whether there is something to learn in a conversation whose messages are right."""
-    assistants = [message for message in messages if message["role"] == "assistant"]
-    if not assistants:
-        yield Problem(
-            line,
-            "missing_assistant_message",
-            "there is no assistant message, so there is nothing to learn",
-        )
+def learned_problems(messages: list[dict[str, Any]]) -> Iterator[Broken]:
+    """What keeps a conversation whose messages are right from being learned from."""
+    answers = [message for message in messages if message["role"] == "assistant"]
+    if not answers:
+        why = "there is no assistant message, so there is nothing to learn"
+        yield "missing_assistant_message", why
         return
-    if messages[-1]["role"] != "assistant":
-        yield Problem(
-            line,
-            "last_message_not_assistant",
-            f"the last message has role {messages[-1]['role']!r}; it must be 'assistant'",
-        )
-    if all(message.get("weight", 1) == 0 for message in assistants):
-        yield Problem(
-            line,
-            "nothing_to_learn",
-            "every assistant message has weight 0; at least one needs weight 1",
-        )
+    if (role := messages[-1]["role"]) != "assistant":
+        why = f"the last message has role {role!r}; it must be 'assistant'"
+        yield "last_message_not_assistant", why
+    if all(message.get("weight", 1) == 0 for message in answers):
+        why = "every assistant message has weight 0; at least one needs weight 1"
+        yield "nothing_to_learn", why
     if messages[0]["role"] == "assistant" and messages[0].get("weight", 1) != 0:
-        yield Problem(
-            line,
-            "nothing_before_answer",
-            "messages[0] is an assistant message to be learned, and nothing is before it: begin "
-            "with what it answers, or give it weight 0",
-        )
+        why = "messages[0] is an assistant message to be learned, and nothing is before it"
+        yield "nothing_before_answer", f"{why}: begin with what it answers, or give it weight 0"
 
 
 def _is_unicode(text: str) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nip_lm_server.formats.jsonl import Problem, kind, unknown_keys
+from nip_lm_server.formats.jsonl import Broken, Example, kind, unknown_keys, wrong
 from nip_lm_server.formats.messages import (
     Message,
     conversation_problems,
@@ -27,7 +27,7 @@ _OUTPUTS = ("preferred_output", "non_preferred_output")
 
 
 @dataclass(frozen=True)
-class PreferenceExample:
+class PreferenceExample(Example):
     """What was said so far, and two answers of the assistant to it."""
 
     input: tuple[Message, ...]
@@ -37,9 +37,9 @@ class PreferenceExample:
     def to_dict(self) -> dict[str, Any]:
         """The example as it stands in a JSONL line."""
         return {
-            "input": {"messages": [message.to_dict() for message in self.input]},
-            "preferred_output": [self.preferred.to_dict()],
-            "non_preferred_output": [self.rejected.to_dict()],
+            "input": {"messages": self.input},
+            "preferred_output": [self.preferred],
+            "non_preferred_output": [self.rejected],
         }
 
 
@@ -52,66 +52,51 @@ def parse(value: Mapping[str, Any]) -> PreferenceExample:
     )
 
 
-def problems(line: int, value: Any) -> Iterator[Problem]:
+def problems(value: Mapping[str, Any]) -> Iterator[Broken]:
     """The rules of one line."""
-    if not isinstance(value, dict):
-        yield Problem(line, "invalid_example", f"expected an object, got {kind(value)}")
-        return
     found = [
-        *_input_problems(line, value),
-        *(problem for key in _OUTPUTS for problem in _output_problems(line, key, value)),
-        *unknown_keys(line, "the example", value, ("input", *_OUTPUTS)),
+        *_input_problems(value),
+        *(problem for key in _OUTPUTS for problem in _output_problems(key, value)),
+        *unknown_keys("the example", value, ("input", *_OUTPUTS)),
     ]
     yield from found
-    if not found:
-        preferred, rejected = (text_of(value[key][0]["content"]) for key in _OUTPUTS)
-        if preferred == rejected:
-            yield Problem(
-                line,
-                "equal_outputs",
-                "'preferred_output' and 'non_preferred_output' are equal, so there is nothing to "
-                "learn",
-            )
-        elif not preferred:
-            yield Problem(
-                line,
-                "empty_answer",
-                "preferred_output[0].content is empty, so there is nothing to learn",
-            )
+    if found:
+        return
+    preferred, rejected = (text_of(value[key][0]["content"]) for key in _OUTPUTS)
+    if preferred == rejected:
+        why = "'preferred_output' and 'non_preferred_output' are equal"
+        yield "equal_outputs", f"{why}, so there is nothing to learn"
+    elif not preferred:
+        why = "preferred_output[0].content is empty, so there is nothing to learn"
+        yield "empty_answer", why
 
 
-def _input_problems(line: int, value: Mapping[str, Any]) -> Iterator[Problem]:
+def _input_problems(value: Mapping[str, Any]) -> Iterator[Broken]:
     if "input" not in value:
-        yield Problem(line, "missing_input", "the key 'input' is missing")
+        yield "missing_input", "the key 'input' is missing"
         return
-    given = value["input"]
-    if not isinstance(given, dict):
-        yield Problem(line, "invalid_input", f"'input' must be an object, got {kind(given)}")
+    conversation = value["input"]
+    if not isinstance(conversation, dict):
+        yield wrong("invalid_input", "'input'", "an object", conversation)
         return
-    found = [*conversation_problems(line, given, inside="input")]
+    found = [*conversation_problems(conversation, inside="input")]
     yield from found
-    if not found and given["messages"][-1]["role"] == "assistant":
-        yield Problem(
-            line,
-            "last_message_is_assistant",
-            "the last message of the input is the assistant's, so there is nothing to answer",
-        )
+    if not found and conversation["messages"][-1]["role"] == "assistant":
+        why = "the last message of the input is the assistant's, so there is nothing to answer"
+        yield "last_message_is_assistant", why
 
 
-def _output_problems(line: int, key: str, value: Mapping[str, Any]) -> Iterator[Problem]:
+def _output_problems(key: str, value: Mapping[str, Any]) -> Iterator[Broken]:
     if key not in value:
-        yield Problem(line, f"missing_{key}", f"the key '{key}' is missing")
+        yield f"missing_{key}", f"the key '{key}' is missing"
         return
     output = value[key]
     if not isinstance(output, list) or len(output) != 1:
         got = f"{len(output)} messages" if isinstance(output, list) else kind(output)
-        yield Problem(
-            line,
-            f"invalid_{key}",
-            f"'{key}' must be a list of exactly one assistant message, got {got}",
-        )
+        why = f"'{key}' must be a list of exactly one assistant message, got {got}"
+        yield f"invalid_{key}", why
         return
-    found = [*message_problems(line, f"{key}[0]", output[0])]
+    found = [*message_problems(f"{key}[0]", output[0])]
     yield from found
     if not found and (role := output[0]["role"]) != "assistant":
-        yield Problem(line, "invalid_role", f"{key}[0].role is {role!r}; it must be 'assistant'")
+        yield "invalid_role", f"{key}[0].role is {role!r}; it must be 'assistant'"

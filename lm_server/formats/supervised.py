@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nip_lm_server.formats.jsonl import Problem, kind
+from nip_lm_server.formats.jsonl import Broken, Example
 from nip_lm_server.formats.messages import (
     Message,
     conversation_problems,
@@ -21,14 +21,10 @@ from nip_lm_server.formats.messages import (
 
 
 @dataclass(frozen=True)
-class SupervisedExample:
+class SupervisedExample(Example):
     """One conversation to learn from."""
 
     messages: tuple[Message, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The example as it stands in a JSONL line."""
-        return {"messages": [message.to_dict() for message in self.messages]}
 
 
 def parse(value: Mapping[str, Any]) -> SupervisedExample:
@@ -36,22 +32,15 @@ def parse(value: Mapping[str, Any]) -> SupervisedExample:
     return SupervisedExample(tuple(map(parse_message, value["messages"])))
 
 
-def problems(line: int, value: Any) -> Iterator[Problem]:
+def problems(value: Mapping[str, Any]) -> Iterator[Broken]:
     """The rules of one line."""
-    if not isinstance(value, dict):
-        yield Problem(line, "invalid_example", f"expected an object, got {kind(value)}")
-        return
-    found = list(conversation_problems(line, value, extra_keys=("weight",)))
+    found = list(conversation_problems(value, extra_keys=("weight",)))
     yield from found
     if found:
         return
-    yield from learned_problems(line, value["messages"])
+    yield from learned_problems(value["messages"])
     for index, message in enumerate(value["messages"]):
         learned = message["role"] == "assistant" and message.get("weight", 1) != 0
         if learned and not text_of(message["content"]):
-            yield Problem(
-                line,
-                "empty_answer",
-                f"messages[{index}].content is empty, so there is nothing to learn: leave the "
-                "message out, or give it weight 0",
-            )
+            why = f"messages[{index}].content is empty, so there is nothing to learn"
+            yield "empty_answer", f"{why}: leave the message out, or give it weight 0"

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nip_lm_server.formats.jsonl import Problem, kind, unknown_keys
+from nip_lm_server.formats.jsonl import MISSING, Broken, Example, Problem, unknown_keys, wrong
 from nip_lm_server.formats.messages import (
     Message,
     learned_problems,
@@ -42,26 +42,16 @@ _TURN_KEYS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
 @dataclass(frozen=True)
-class Turn:
+class Turn(Example):
     """One generation in tokens. `logprobs` has one entry per token of the completion."""
 
     prompt_token_ids: tuple[int, ...]
     completion_token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """The turn as it stands in a JSONL line."""
-        data: dict[str, Any] = {
-            "prompt_token_ids": list(self.prompt_token_ids),
-            "completion_token_ids": list(self.completion_token_ids),
-        }
-        if self.logprobs is not None:
-            data["logprobs"] = list(self.logprobs)
-        return data
-
 
 @dataclass(frozen=True)
-class Trajectory:
+class Trajectory(Example):
     """One episode: `messages` or `turns`, the other is empty."""
 
     group_id: str
@@ -69,17 +59,6 @@ class Trajectory:
     advantage: float | None = None
     messages: tuple[Message, ...] = ()
     turns: tuple[Turn, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The episode as it stands in a JSONL line."""
-        data: dict[str, Any] = {"group_id": self.group_id, "reward": self.reward}
-        if self.advantage is not None:
-            data["advantage"] = self.advantage
-        if self.turns:
-            data["turns"] = [turn.to_dict() for turn in self.turns]
-        else:
-            data["messages"] = [message.to_dict() for message in self.messages]
-        return data
 
 
 def parse(value: Mapping[str, Any]) -> Trajectory:
@@ -104,7 +83,7 @@ def _parse_turn(turn: Mapping[str, Any]) -> Turn:
 
 
 class AcrossLines:
-    """The rules of a file: those of each line, and those that hold between lines."""
+    """The rules that hold between the lines of a file."""
 
     def __init__(self, mode: AdvantageMode | None):
         self._mode = mode
@@ -112,169 +91,129 @@ class AcrossLines:
         self._told_mixed = False
         self._groups: dict[str, list[int]] = {}  # group -> first line, number of lines
 
-    def problems(self, line: int, value: Any) -> Iterator[Problem]:
-        """The rules of one line, and whether it has an advantage where the first one has."""
-        found = list(_line_problems(line, value))
-        yield from found
-        if found:
-            return
+    def problems(self, line: int, value: Mapping[str, Any]) -> Iterator[Broken]:
+        """The advantage of a line that is right by itself, where others have one."""
         self._groups.setdefault(value["group_id"], [line, 0])[1] += 1
         has = value.get("advantage") is not None
         if self._first is None:
             self._first = (line, has)
         first, expected = self._first
         if self._mode == "given" and not has:
-            yield Problem(
-                line,
-                "missing_advantage",
-                "'advantage' is missing, but the setting 'advantage' is 'given'",
-            )
+            why = "'advantage' is missing, but the setting 'advantage' is 'given'"
+            yield "missing_advantage", why
         elif self._mode is None and has != expected and not self._told_mixed:
             self._told_mixed = True
-            yield Problem(
-                line,
-                "mixed_advantages",
-                f"line {first} has {'an' if expected else 'no'} 'advantage' and this line has "
-                f"{'one' if has else 'none'}: give it in every line or in none",
-            )
+            there, here = "an" if expected else "no", "one" if has else "none"
+            why = f"line {first} has {there} 'advantage' and this line has {here}"
+            yield "mixed_advantages", f"{why}: give it in every line or in none"
 
     def problems_at_end(self) -> Iterator[Problem]:
         """Groups with nothing to compare, where advantages come from groups."""
-        given = self._first is not None and self._first[1]
-        if self._mode == "given" or (self._mode is None and given):
+        from_lines = self._first is not None and self._first[1]
+        if self._mode == "given" or (self._mode is None and from_lines):
             return
         for group, (line, count) in self._groups.items():
             if count == 1:
-                yield Problem(
-                    line,
-                    "group_of_one",
-                    f"the group {group[:60]!r} has this line only, so there is nothing to compare "
-                    "its reward with: give it an 'advantage', or another line of the group",
-                )
+                why = f"the group {group[:60]!r} has this line only, so there is nothing to compare"
+                remedy = "give it an 'advantage', or another line of the group"
+                yield Problem(line, "group_of_one", f"{why} its reward with: {remedy}")
 
 
-def _line_problems(line: int, value: Any) -> Iterator[Problem]:
-    if not isinstance(value, dict):
-        yield Problem(line, "invalid_example", f"expected an object, got {kind(value)}")
-        return
+def problems(value: Mapping[str, Any]) -> Iterator[Broken]:
+    """The rules of one line."""
     if ("messages" in value) == ("turns" in value):
         both = "both are there" if "turns" in value else "neither is there"
-        yield Problem(
-            line, "messages_or_turns", f"exactly one of 'messages' and 'turns' is needed: {both}"
-        )
+        why = f"exactly one of 'messages' and 'turns' is needed: {both}"
+        yield "messages_or_turns", why
     elif "turns" in value:
-        yield from _turns_problems(line, value["turns"])
+        yield from _turns_problems(value["turns"])
     else:
-        yield from _messages_problems(line, value)
-    yield from unknown_keys(line, "the example", value, ("messages", "turns", *_SHARED_KEYS))
-    group = value.get("group_id")
-    if not isinstance(group, str) or not group:
-        got = "an empty one" if group == "" else kind(group) if "group_id" in value else "nothing"
-        yield Problem(line, "invalid_group_id", f"'group_id' must be a string, got {got}")
-    if not _is_finite(value.get("reward")):
-        got = kind(value["reward"]) if "reward" in value else "nothing"
-        yield Problem(line, "invalid_reward", f"'reward' must be a finite number, got {got}")
+        yield from _messages_problems(value)
+    yield from unknown_keys("the example", value, ("messages", "turns", *_SHARED_KEYS))
+    group = value.get("group_id", MISSING)
+    if group == "":
+        yield "invalid_group_id", "'group_id' must be a string, got an empty one"
+    elif not isinstance(group, str):
+        yield wrong("invalid_group_id", "'group_id'", "a string", group)
+    if not _is_finite(reward := value.get("reward", MISSING)):
+        yield wrong("invalid_reward", "'reward'", "a finite number", reward)
     advantage = value.get("advantage")
     if advantage is not None and not _is_finite(advantage):
-        yield Problem(
-            line, "invalid_advantage", f"'advantage' must be a finite number, got {kind(advantage)}"
-        )
+        yield wrong("invalid_advantage", "'advantage'", "a finite number", advantage)
 
 
-def _messages_problems(line: int, value: Mapping[str, Any]) -> Iterator[Problem]:
-    extra = ("weight", "token_ids", "logprobs")
-    found = [*messages_problems(line, "messages", value, extra)]
+def _messages_problems(value: Mapping[str, Any]) -> Iterator[Broken]:
+    found = [*messages_problems("messages", value, ("weight", "token_ids", "logprobs"))]
     yield from found
     if found:
         return
-    yield from learned_problems(line, value["messages"])
+    yield from learned_problems(value["messages"])
     for index, message in enumerate(value["messages"]):
         at = f"messages[{index}]"
-        given = [key for key in ("token_ids", "logprobs") if message.get(key) is not None]
-        if given and (message["role"] != "assistant" or message.get("weight", 1) == 0):
-            yield Problem(
-                line,
-                "not_an_action",
-                f"{at} has {given[0]!r}, but is no action: only assistant messages whose weight is "
-                "not 0 are",
-            )
-        elif given:
-            yield from _action_problems(
-                line, at, "token_ids", message.get("token_ids"), message.get("logprobs")
-            )
+        token_ids, logprobs = message.get("token_ids"), message.get("logprobs")
+        if token_ids is None and logprobs is None:
+            continue
+        if message["role"] != "assistant" or message.get("weight", 1) == 0:
+            key = "logprobs" if token_ids is None else "token_ids"
+            why = "is no action: only assistant messages whose weight is not 0 are"
+            yield "not_an_action", f"{at} has {key!r}, but {why}"
+        else:
+            yield from _action_problems(at, "token_ids", token_ids, logprobs)
 
 
-def _turns_problems(line: int, turns: Any) -> Iterator[Problem]:
+def _turns_problems(turns: Any) -> Iterator[Broken]:
     if not isinstance(turns, list) or not turns:
-        yield Problem(
-            line, "invalid_turns", f"'turns' must be a list of at least one, got {kind(turns)}"
-        )
+        yield wrong("invalid_turns", "'turns'", "a list of at least one", turns)
         return
     for index, turn in enumerate(turns):
         at = f"turns[{index}]"
         if not isinstance(turn, dict):
-            yield Problem(line, "invalid_turns", f"{at} must be an object, got {kind(turn)}")
+            yield wrong("invalid_turns", at, "an object", turn)
             continue
-        yield from unknown_keys(line, at, turn, _TURN_KEYS)
-        yield from _token_problems(line, f"{at}.prompt_token_ids", turn.get("prompt_token_ids"))
+        yield from unknown_keys(at, turn, _TURN_KEYS)
+        yield from _token_problems(f"{at}.prompt_token_ids", turn.get("prompt_token_ids"))
         completion = turn.get("completion_token_ids")
         if completion is None:
-            yield Problem(line, "invalid_token_ids", f"{at}.completion_token_ids is missing")
+            yield "invalid_token_ids", f"{at}.completion_token_ids is missing"
         else:
-            yield from _action_problems(
-                line, at, "completion_token_ids", completion, turn.get("logprobs")
-            )
+            logprobs = turn.get("logprobs")
+            yield from _action_problems(at, "completion_token_ids", completion, logprobs)
 
 
-def _action_problems(
-    line: int, at: str, key: str, token_ids: Any, logprobs: Any
-) -> Iterator[Problem]:
+def _action_problems(at: str, key: str, token_ids: Any, logprobs: Any) -> Iterator[Broken]:
     if token_ids is not None:
-        found = [*_token_problems(line, f"{at}.{key}", token_ids)]
+        found = [*_token_problems(f"{at}.{key}", token_ids)]
         yield from found
         if found:
             return
     if logprobs is None:
         return
     if not isinstance(logprobs, list) or not logprobs:
-        yield Problem(
-            line,
-            "invalid_logprobs",
-            f"{at}.logprobs must be a list of numbers, got {kind(logprobs)}",
-        )
+        yield wrong("invalid_logprobs", f"{at}.logprobs", "a list of numbers", logprobs)
         return
-    for index, logprob in enumerate(logprobs):
-        if not _is_finite(logprob) or not LEAST_LOGPROB <= logprob <= LOGPROB_TOLERANCE:
-            yield Problem(
-                line,
-                "invalid_logprobs",
-                f"{at}.logprobs[{index}] must be a number from {LEAST_LOGPROB:g} to 0, got "
-                f"{kind(logprob)}",
-            )
-            return
+    # Lists are long: what is right is seen without a look at each.
+    right = set(map(type, logprobs)) == {float} and math.isfinite(sum(logprobs))
+    if not right or min(logprobs) < LEAST_LOGPROB or max(logprobs) > LOGPROB_TOLERANCE:
+        for index, logprob in enumerate(logprobs):
+            if not _is_finite(logprob) or not LEAST_LOGPROB <= logprob <= LOGPROB_TOLERANCE:
+                expected = f"a number from {LEAST_LOGPROB:g} to 0"
+                yield wrong("invalid_logprobs", f"{at}.logprobs[{index}]", expected, logprob)
+                return
     if token_ids is not None and len(token_ids) != len(logprobs):
-        yield Problem(
-            line,
-            "lengths_differ",
-            f"{at} has {len(token_ids)} {key} but {len(logprobs)} logprobs: each token needs one",
-        )
+        why = f"{at} has {len(token_ids)} {key} but {len(logprobs)} logprobs"
+        yield "lengths_differ", f"{why}: each token needs one"
 
 
-def _token_problems(line: int, at: str, token_ids: Any) -> Iterator[Problem]:
+def _token_problems(at: str, token_ids: Any) -> Iterator[Broken]:
     if not isinstance(token_ids, list) or not token_ids:
-        yield Problem(
-            line,
-            "invalid_token_ids",
-            f"{at} must be a list of at least one token id, got {kind(token_ids)}",
-        )
+        yield wrong("invalid_token_ids", at, "a list of at least one token id", token_ids)
+        return
+    if set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < 2**31:
         return
     for index, token in enumerate(token_ids):
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 2**31:
-            yield Problem(
-                line,
-                "invalid_token_ids",
-                f"{at}[{index}] must be a token id (an integer from 0), got {kind(token)}",
-            )
+        if type(token) is not int or not 0 <= token < 2**31:
+            expected = "a token id (an integer from 0)"
+            yield wrong("invalid_token_ids", f"{at}[{index}]", expected, token)
             return
 
 
