@@ -84,7 +84,7 @@ async def _cancel(mark: Mark) -> list[str]:
         return []
     endpoints = remote_endpoints(parameters, await environment_for(parameters))
     reachable = {group: at.control for group, at in endpoints.items()}
-    return await cancel_jobs(run, parameters, reachable.get)
+    return await cancel_jobs(run, parameters, reachable)
 
 
 HOOKS_OF_TESTS: dict[str, Any] = {

@@ -4,7 +4,6 @@ train         as a configuration says
 continue-run  a run that there is, known by its name alone
 """
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,15 +18,7 @@ from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.publishing import check_store
-from nip_core.stages.rerun import (
-    Stage,
-    cancel_jobs,
-    check_submissions_known,
-    is_rewound,
-    paths_from,
-    rewind,
-)
-from nip_core.stages.session import Session
+from nip_core.stages.rerun import Stage, rerun
 from nip_prefect.flows.form import Bundled
 from nip_prefect.flows.hooks import HOOKS
 from nip_prefect.flows.iteration import call
@@ -162,22 +153,6 @@ async def _train(
         if state is not None and state["store"] == session.run.store.url:  # else of a copy
             check_store(session.run, state)
         if again_from is not None:
-            await _rewind(session, again_from, stage)
+            # Once for each flow run, however often it is retried.
+            await rerun(session, again_from, stage, token=str(flow_run.get_id()))
         return await go_on(session, call)
-
-
-async def _rewind(session: Session, from_iteration: int, stage: Stage) -> None:
-    """Set aside what is to be done again; once for each flow run, however often it is retried."""
-    run, token = session.run, str(flow_run.get_id())
-    if is_rewound(run, token):
-        return  # jobs that are open now are those of after
-    last = session.parameters.rl.num_iterations
-    if from_iteration > last or (from_iteration == last and stage != "test"):
-        raise SettingsError(
-            f"run {run.name!r} can't be done again from {from_iteration}:{stage}: of {last} "
-            f"iterations the last is {last - 1}, and the last test {last}:test"
-        )
-    going = paths_from(run, from_iteration, stage)
-    check_submissions_known(run, going)
-    await cancel_jobs(run, session.parameters, session.control_endpoint, going)
-    await asyncio.to_thread(rewind, run, session.lease, from_iteration, stage, token=token)

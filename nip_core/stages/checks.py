@@ -112,7 +112,7 @@ async def check_version(session: "Session") -> None:
     """
     parameters = session.parameters
     servers = {
-        session.control_endpoint(group): agents[0]
+        session.at(group).control: agents[0]
         for group, agents in parameters.groups.items()
         if group in session.endpoints and speaks_nip(parameters.group_parameters(group))
     }
@@ -146,7 +146,7 @@ class _AgentCheck:
     ) -> None:
         self._http, self._session = http, session
         self._agent, self._problem = agent, problem
-        self._endpoint, self._model = session.endpoint(group), session.base_model(group)
+        self._endpoint, self._model = session.at(group).play, session.base_model(group)
         self._conversation = _sample_conversation(session.game, agent)
 
     async def run(self) -> None:

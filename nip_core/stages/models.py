@@ -7,11 +7,11 @@ write_models   record the swap of an iteration
 
 ``models.json`` of iteration i says which models serve from iteration i + 1 on, and which groups
 were not trained in i because no agent's update schedule said so. Where the settings ask for a
-promotion gate and there was a new model, it also has the gate's decision, see `gate`.
+promotion gate and there was a new model, it also has the gate's decision, see `swapping`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nip_core.jobs.document import read_job
@@ -37,6 +37,22 @@ class ServedModel:
     proof: Mapping[str, Any] | None = None  # how it was shown that these weights answer
     from_run: str | None = None  # the run that trained it; None: this one
     kind: str | None = None  # adapter or base, where the server says it
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether new models are taken, and why."""
+
+    promoted: bool
+    metric: str  # what is compared: accuracy or verifier_reward
+    validation: float  # of the models that played the iteration
+    candidate: float  # of the new ones
+    difference: float  # new minus old, mean over problems
+    ci95: tuple[float, float]  # of the difference
+    problems: int
+    margin: float
+    candidates: Mapping[str, ServedModel] = field(default_factory=dict)
+    """By group, the models that it was about."""
 
 
 def models_for(session: "Session", iteration: int) -> dict[str, ServedModel]:

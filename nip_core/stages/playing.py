@@ -1,27 +1,31 @@
 """Playing a split of an iteration: its plan, its shards, and the commit that makes it readable.
 
+The plan is written once, so a resumed run cuts the same shards.
+
 plan_split    which shards are still to be played
 play_shards   several at once
 play_shard    one: what the journal has is reused, the rest is asked for, all is committed
 commit_split  all of them as one
-plan_of       which episodes and shards; written once, so a resumed run cuts the same shards
+split_play    its episodes, plan and models, which all shards share
 """
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from nip_core.concurrency import gather_or_cancel, in_thread
 from nip_core.errors import RunConflictError
 from nip_core.hashing import digest
+from nip_core.parameters import RandomAgentParameters
 from nip_core.rollouts import engine
 from nip_core.rollouts.engine import PlayedShard
 from nip_core.rollouts.episode import Branch, Failures, ShardContext, no_branching
 from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.journal_segments import open_journal, remove_journal
+from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import (
     CANDIDATE,
     TRAIN,
@@ -30,7 +34,7 @@ from nip_core.rollouts.plan import (
     plan_episodes,
     replayed,
 )
-from nip_core.rollouts.plan import shards as in_shards
+from nip_core.rollouts.random_agent import RANDOM_MODEL
 from nip_core.rollouts.tables import (
     build_tables,
     commit_shard,
@@ -40,16 +44,17 @@ from nip_core.rollouts.tables import (
 )
 from nip_core.rollouts.trees import Branching, tree_order
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
-from nip_core.stages.models import ServedModel, playing
+from nip_core.stages.models import playing
+from nip_core.stages.providers import is_deterministic
 from nip_core.stages.rerun import stage_of_split
 from nip_core.stages.session import Session
 
-_MOST_PLANNED = 4  # stages whose episodes are kept; an iteration has no more
+_MOST_KEPT = 4  # splits whose episodes are kept in memory; an iteration has no more
 
 
 @dataclass(frozen=True)
-class StagePlan:
-    """What a stage plays, as written to its plan.json."""
+class SplitPlan:
+    """The episodes and shards of a split, as written to its plan.json."""
 
     episodes: int
     episodes_per_shard: int
@@ -66,43 +71,154 @@ class StagePlan:
         return min(self.episodes_per_shard, self.episodes - int(shard) * self.episodes_per_shard)
 
 
-def plan_of(session: Session, iteration: int, split: str) -> StagePlan:
-    """The plan of a stage: the one on record, or a new one, which is then recorded."""
-    specs, keys_digest = _planned(session, iteration, split)
-    plan = StagePlan(
-        episodes=len(specs),
-        episodes_per_shard=session.parameters.rollouts.episodes_per_shard,
-        plan_digest=keys_digest,
-    )
-    path = f"{session.run.rollouts(iteration, split)}/plan.json"
-    stored = session.run.read_json_or_none(path)
-    if stored is None:
-        stored = session.run.write_json_once(path, asdict(plan), lease=session.lease)
-    recorded = StagePlan(**stored)
-    if recorded.plan_digest != plan.plan_digest and not _is_inherited(session, iteration, split):
+class SplitPlay:
+    """A split of an iteration while it is played; all its shards ask for the same."""
+
+    def __init__(self, session: Session, iteration: int, split: str) -> None:
+        """Reads the plan on record, or records one. Raises RunConflictError if they differ."""
+        self.session, self.iteration, self.split = session, iteration, split
+        self.store, self.directory = session.run.store, session.run.rollouts(iteration, split)
+        self.specs = _specs(session, iteration, split)
+        self.plan = self._plan()
+
+    def _plan(self) -> SplitPlan:
+        run, path = self.session.run, f"{self.directory}/plan.json"
+        per_shard = self.session.parameters.rollouts.episodes_per_shard
+        plan = SplitPlan(len(self.specs), per_shard, digest([spec.key for spec in self.specs]))
+        stored = run.read_json_or_none(path)
+        if stored is None:
+            stored = run.write_json_once(path, asdict(plan), lease=self.session.lease)
+        recorded = SplitPlan(**stored)
+        if recorded.plan_digest == plan.plan_digest:
+            return recorded
+        # A fork has splits that were played under the name of the run that it comes from.
+        if is_committed(self.store, self.directory) and run.open().forked_from is not None:
+            return recorded
         raise RunConflictError(
             f"{path}: planned {recorded.episodes} episodes with digest "
             f"{recorded.plan_digest[:12]}, the settings now give {plan.episodes} with "
             f"{plan.plan_digest[:12]}; go on with the settings and problems of then"
         )
-    return recorded
 
+    @cached_property
+    def failures(self) -> Failures:
+        """Failed episodes over all shards, begun with those that stand in committed ones."""
+        # Candidates that can't play are not taken; they don't stop the run.
+        failures = Failures(self.plan.episodes, stop=self.split != CANDIDATE)
+        for shard in self.plan.shards:
+            if shard_is_committed(self.store, self.directory, shard):
+                manifest = read_manifest(self.store, self.directory, shard_manifest(shard))
+                failures.keys.update(manifest.extra.get("failed", ()))
+        return failures
 
-def _is_inherited(session: Session, iteration: int, split: str) -> bool:
-    """Whether the stage was played by the run that this one is a fork of, under that one's name."""
-    played = is_committed(session.run.store, session.run.rollouts(iteration, split))
-    return played and session.run.open().forked_from is not None
+    @cached_property
+    def models(self) -> dict[str, str]:
+        """By group, the name of the model that plays."""
+        models = playing(self.session, self.iteration, self.split)
+        return {group: model.model for group, model in models.items()}
 
+    def is_done(self, shard: str) -> bool:
+        """Whether a shard is committed; the journal that a kill just then has left is removed."""
+        if not shard_is_committed(self.store, self.directory, shard):
+            return False
+        remove_journal(self.store, self.journal(shard))
+        return True
 
-def _planned(session: Session, iteration: int, split: str) -> tuple[list[EpisodeSpec], str]:
-    """The episodes of a stage, and the digest of their keys."""
-    found = session.planned.get((iteration, split))
-    if found is None:
-        if len(session.planned) >= _MOST_PLANNED:
-            session.planned.clear()
-        specs = _specs(session, iteration, split)
-        found = session.planned[iteration, split] = specs, digest([spec.key for spec in specs])
-    return found
+    def journal(self, shard: str) -> str:
+        """The path of a shard's journal."""
+        return self.session.run.journal(self.iteration, self.split, shard)
+
+    def specs_of(self, shard: str) -> list[EpisodeSpec]:
+        """The episodes of a shard."""
+        first = int(shard) * self.plan.episodes_per_shard
+        return self.specs[first : first + self.plan.episodes_per_shard]
+
+    async def play(self, specs: Sequence[EpisodeSpec], journal: GroupCommits) -> PlayedShard:
+        """Take what the journal has, and ask for the rest."""
+        session = self.session
+        recorded = {r["generation"]["key"]: r for r in journal.replay()}
+        self._check_models(recorded, journal.name)
+
+        async def work() -> PlayedShard:
+            context = ShardContext(
+                game=session.game,
+                # Made anew here: a server that was started again answers at another port.
+                players=self._players(),
+                client=session.client,
+                log=journal,
+                recorded=recorded,
+                progress=session.progress,
+                failures=self.failures,
+                places=session.places,
+            )
+            return await engine.play_shard(specs, context, self._branch())
+
+        return await session.with_server(work)
+
+    def commit(self, shard: str, specs: Sequence[EpisodeSpec], played: PlayedShard) -> Manifest:
+        """Publish what was played, in the order of the plan."""
+        timings = [
+            {**row, "started_at": datetime.fromisoformat(row["started_at"])}
+            for row in played.timings
+        ]
+        order = {(spec.problem.id, spec.sample): i for i, spec in enumerate(specs)}
+        played.episodes.sort(
+            key=lambda row: (order[row["problem"], row["sample"]], tree_order(row))
+        )
+        failed = set(played.failed)
+        return commit_shard(
+            self.store,
+            self.directory,
+            shard,
+            build_tables(played.episodes, played.generations, timings),
+            inputs={"plan": self.plan.plan_digest, "models": digest(self.models)},
+            extra={"failed": [spec.key for spec in specs if spec.key in failed]},
+            lease=self.session.lease,
+        )
+
+    def _branch(self) -> Branch:
+        """Trees are for training by preferences; what is evaluated is played as it is."""
+        parameters = self.session.parameters
+        if self.split != TRAIN or parameters.method(self.iteration) != "dpo":
+            return no_branching
+        return Branching(parameters, self.session.game.protocol, self.iteration)
+
+    def _players(self) -> dict[str, Player]:
+        """Every agent with the model of its group."""
+        session, parameters = self.session, self.session.parameters
+        players = {
+            agent: Player(agent, RANDOM_MODEL, None, settings)
+            for agent, settings in parameters.agents.items()
+            if isinstance(settings, RandomAgentParameters)
+        }
+        trains_tokens = self.split == TRAIN and parameters.method(self.iteration) == "trajectories"
+        for group, agents in parameters.groups.items():
+            is_trained = trains_tokens and group in parameters.trainable_groups
+            recorded = parameters.training_agents(group, self.iteration) if is_trained else ()
+            for agent in agents:
+                settings, is_recorded = parameters.model_agents[agent], agent in recorded
+                players[agent] = Player(
+                    agent,
+                    self.models[group],
+                    session.at(group).play,
+                    settings,
+                    # Tokens are trained as they were generated.
+                    record_tokens=is_recorded,
+                    record_logprobs=is_recorded and not is_deterministic(parameters, settings),
+                )
+        return players
+
+    def _check_models(self, recorded: Mapping[str, Mapping[str, Any]], path: str) -> None:
+        """The journal must hold answers of the models that play now."""
+        groups = self.session.parameters.groups
+        plays = {agent: self.models[group] for group in groups for agent in groups[group]}
+        for record in recorded.values():
+            agent, asked = record["generation"]["agent"], record["generation"]["model_asked"]
+            if asked != plays.get(agent, asked):  # a random agent has no model
+                raise RunConflictError(
+                    f"{path}: holds answers of {asked!r} to {agent}, which now plays with "
+                    f"{plays[agent]!r}"
+                )
 
 
 def _specs(session: Session, iteration: int, split: str) -> list[EpisodeSpec]:
@@ -111,19 +227,24 @@ def _specs(session: Session, iteration: int, split: str) -> list[EpisodeSpec]:
     return plan_episodes(session.parameters, session.problems[split], split, iteration)
 
 
+def split_play(session: Session, iteration: int, split: str) -> SplitPlay:
+    """The split as this process plays it."""
+    play: SplitPlay | None = session.splits.get((iteration, split))
+    if play is None:
+        if len(session.splits) >= _MOST_KEPT:
+            session.splits.clear()
+        play = session.splits[iteration, split] = SplitPlay(session, iteration, split)
+    return play
+
+
 def plan_split(session: Session, iteration: int, split: str) -> list[str]:
     """Plan a split, and show it as begun. Returns the shards that are still to be played."""
-    store, directory = session.run.store, session.run.rollouts(iteration, split)
-    plan = plan_of(session, iteration, split)
-    left = []
-    for shard in plan.shards:
-        if shard_is_committed(store, directory, shard):  # perhaps by one that was killed just then
-            remove_journal(store, session.run.journal(iteration, split, shard))
-        else:
-            left.append(shard)
-    what = f"iteration {iteration}: playing {split} problems"
+    play = split_play(session, iteration, split)
+    plan = play.plan
+    left = [shard for shard in plan.shards if not play.is_done(shard)]
     done = plan.episodes - sum(map(plan.size, left))
-    failed = len(_failures(session, iteration, split).keys) if done else 0
+    failed = len(play.failures.keys) if done else 0
+    what = f"iteration {iteration}: playing {split} problems"
     session.progress.start_stage(what, plan.episodes, done, failed)
     session.log.info(
         "iteration %d: playing %s problems, %d episodes, %d of them in %d shards are still to play",
@@ -149,25 +270,21 @@ async def play_shard(session: Session, iteration: int, split: str, shard: str) -
     Returns rows and digest of the shard. Raises StageError when too many episodes fail; the
     journal then keeps what was generated.
     """
-    store, directory = session.run.store, session.run.rollouts(iteration, split)
-    plan = plan_of(session, iteration, split)
-    journal_path = session.run.journal(iteration, split, shard)
-    if shard_is_committed(store, directory, shard):  # by an earlier try of this task
-        remove_journal(store, journal_path)
+    play = split_play(session, iteration, split)
+    if play.is_done(shard):  # by an earlier try of this task
         return {"shard": shard, "reused": True}
     started = time.monotonic()
-    models = playing(session, iteration, split)
-    specs, _ = _planned(session, iteration, split)
-    specs = in_shards(specs, plan.episodes_per_shard)[int(shard)]
-    journal = open_journal(store, journal_path, session.lease.epoch)
+    specs = play.specs_of(shard)
+    # 1. Play, with every answer in the journal before it is used.
+    journal = open_journal(play.store, play.journal(shard), session.lease.epoch)
     try:
-        played = await _play_open(session, iteration, split, specs, models, journal)
+        played = await play.play(specs, journal)
     finally:
         await journal.aclose()
-    # In a thread: other shards go on playing meanwhile.
-    commit = partial(_commit, session, iteration, split, shard, specs, played)
-    manifest = await in_thread(commit)
-    journal.remove()  # what it held is committed
+    # 2. Commit, in a thread: other shards go on playing meanwhile.
+    manifest = await in_thread(partial(play.commit, shard, specs, played))
+    # 3. What the journal held is committed.
+    journal.remove()
     return {
         "shard": shard,
         "reused": False,
@@ -177,142 +294,22 @@ async def play_shard(session: Session, iteration: int, split: str, shard: str) -
     }
 
 
-async def _play_open(
-    session: Session,
-    iteration: int,
-    split: str,
-    specs: Sequence[EpisodeSpec],
-    models: Mapping[str, ServedModel],
-    journal: GroupCommits,
-) -> PlayedShard:
-    """What the journal has is reused, the rest is asked for."""
-    recorded = {r["generation"]["key"]: r for r in journal.replay()}
-    _check_models(recorded, session, models, journal.name)
-    failures = _failures(session, iteration, split)
-
-    async def work() -> PlayedShard:
-        # Made anew here: a server that was started again answers at another port.
-        players = session.players(
-            {group: m.model for group, m in models.items()},
-            recorded=_recorded(session, iteration, split),
-        )
-        context = ShardContext(
-            game=session.game,
-            players=players,
-            client=session.client,
-            log=journal,
-            recorded=recorded,
-            progress=session.progress,
-            failures=failures,
-            places=session.places,
-        )
-        return await engine.play_shard(specs, context, _branch(session, iteration, split))
-
-    return await session.with_server(work)
-
-
-def _failures(session: Session, iteration: int, split: str) -> Failures:
-    """The failed episodes of a stage, begun with those that stand in committed shards."""
-    failures = session.failures.get((iteration, split))
-    if failures is None:
-        store, directory = session.run.store, session.run.rollouts(iteration, split)
-        plan = plan_of(session, iteration, split)
-        # Candidates that can't play are not taken; they don't stop the run.
-        failures = Failures(plan.episodes, stop=split != CANDIDATE)
-        session.failures[iteration, split] = failures
-        for shard in plan.shards:
-            if shard_is_committed(store, directory, shard):
-                committed = read_manifest(store, directory, shard_manifest(shard))
-                failures.keys.update(committed.extra.get("failed", ()))
-    return failures
-
-
-def _commit(
-    session: Session,
-    iteration: int,
-    split: str,
-    shard: str,
-    specs: Sequence[EpisodeSpec],
-    played: PlayedShard,
-) -> Manifest:
-    """Publish what was played, in the order of the plan."""
-    timings = [
-        {**row, "started_at": datetime.fromisoformat(row["started_at"])} for row in played.timings
-    ]
-    order = {(spec.problem.id, spec.sample): i for i, spec in enumerate(specs)}
-    played.episodes.sort(key=lambda row: (order[row["problem"], row["sample"]], tree_order(row)))
-    failed = set(played.failed)
-    models = playing(session, iteration, split)
-    return commit_shard(
-        session.run.store,
-        session.run.rollouts(iteration, split),
-        shard,
-        build_tables(played.episodes, played.generations, timings),
-        inputs={
-            "plan": plan_of(session, iteration, split).plan_digest,
-            "models": digest({group: m.model for group, m in models.items()}),
-        },
-        extra={"failed": [spec.key for spec in specs if spec.key in failed]},
-        lease=session.lease,
-    )
-
-
-def _branch(session: Session, iteration: int, split: str) -> Branch:
-    """Trees are for training by preferences; what is evaluated is played as it is."""
-    if split != TRAIN or session.parameters.method(iteration) != "dpo":
-        return no_branching
-    return Branching(session.parameters, session.game.protocol, iteration)
-
-
-def _recorded(session: Session, iteration: int, split: str) -> set[str]:
-    """The agents whose tokens are trained as they were generated."""
-    parameters = session.parameters
-    if split != TRAIN or parameters.method(iteration) != "trajectories":
-        return set()
-    groups = parameters.trainable_groups
-    return {a for group in groups for a in parameters.training_agents(group, iteration)}
-
-
-def _check_models(
-    recorded: Mapping[str, Mapping[str, Any]],
-    session: Session,
-    models: Mapping[str, ServedModel],
-    path: str,
-) -> None:
-    """What the journal holds must have been asked of the models that play now."""
-    now = {
-        agent: models[g].model
-        for g, agents in session.parameters.groups.items()
-        for agent in agents
-    }
-    for record in recorded.values():
-        generation = record["generation"]
-        if generation["agent"] not in now:
-            continue  # a random agent has no model
-        if generation["model_asked"] != now[generation["agent"]]:
-            raise RunConflictError(
-                f"{path}: holds answers of {generation['model_asked']!r} to {generation['agent']}, "
-                f"which now plays with {now[generation['agent']]!r}"
-            )
-
-
 def commit_split(session: Session, iteration: int, split: str) -> dict[str, Any]:
     """Publish the split once all its shards are committed; returns rows and digest.
 
     Raises StageError if too many of its episodes failed, which shards that were played in different
     processes can't see by themselves.
     """
-    store, directory = session.run.store, session.run.rollouts(iteration, split)
-    if not is_committed(store, directory):
-        session.failures.pop((iteration, split), None)  # counted anew, from all that is committed
-        _failures(session, iteration, split).check(
+    play = split_play(session, iteration, split)
+    if not is_committed(play.store, play.directory):
+        play.__dict__.pop("failures", None)  # counted anew, from all that is committed
+        play.failures.check(
             session.parameters.rollouts.failure_threshold,
-            f"their errors stand in {directory}, whose shards are committed and not played again "
-            "by themselves: mend the cause and give "
+            f"their errors stand in {play.directory}, whose shards are committed and not played "
+            "again by themselves: mend the cause and give "
             f"--rerun-from {iteration}:{stage_of_split(split)}, or raise the threshold",
         )
-    names = plan_of(session, iteration, split).shards
-    manifest = commit_stage(store, directory, names, lease=session.lease)
+    manifest = commit_stage(play.store, play.directory, play.plan.shards, lease=session.lease)
     return {
         "rows": dict(manifest.rows),
         "canonical_digest": manifest.extra["canonical_digest"],

@@ -25,7 +25,6 @@ from nip_core.rollouts.progress import Progress
 from nip_core.run_store.lease import borrow
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.estimate import estimate_run
 from nip_core.stages.models import ServedModel
 from nip_core.stages.prepare import load_all_problems, problems_digest
 from nip_core.stages.providers import Endpoints, remote_endpoints
@@ -93,7 +92,6 @@ async def open_apart(
             endpoints=_endpoints(parameters, ticket, environment),
             client=client,
             progress=Progress(),
-            estimate=estimate_run(game, problems),
             origin=tuple(
                 {group: ServedModel(**model) for group, model in models.items()}
                 for models in ticket["origin"]

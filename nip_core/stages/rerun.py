@@ -1,5 +1,6 @@
 """Doing part of a run again: what comes after a point is set aside, never deleted.
 
+rerun           set aside, once, all from a point on in an open run, and cancel its jobs
 STAGES          the points of an iteration from which it can be done again, in order
 rewind          set aside all that was committed from a stage of an iteration on
 stage_of_split  which of them plays a split
@@ -7,6 +8,7 @@ is_rewound      whether that was asked for before
 unfinished_rewinds   those that were killed half-way
 finish_rewinds  complete what a killed rewind has left half done
 next_attempt    the number of a group's next job, after those that were set aside
+open_jobs, cancel_jobs   jobs that have not ended; ask back-ends to stop them
 
 ``<run>/superseded/0001/`` keeps the files of the first rewind under their old paths, beside a
 plan.json that names them. The plan is written first and is the moment at which the rewind counts:
@@ -15,10 +17,11 @@ and for all, so this is the only way to have others under the same name; a job t
 again is a new attempt, and so a new job with a model of its own.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from nip_core.errors import CorruptionError, JobError, RunConflictError, SettingsError
 from nip_core.jobs.document import read_job
@@ -32,12 +35,36 @@ from nip_core.run_store.store import MissingFileError, walk
 from nip_core.stages.providers import speaks_nip
 from nip_lm_server.client import ENDED_STATUSES
 
+if TYPE_CHECKING:
+    from nip_core.stages.session import Session
+
 Stage = Literal["test", "play", "dataset", "train", "swap"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """In the order of an iteration. "swap" includes the validation episodes of the gate."""
 FORMAT_VERSION = 1
 _STAGE_OF_SPLIT: dict[str, Stage] = {"test": "test", "train": "play"}
 _log = logging.getLogger(__name__)
+
+
+async def rerun(session: "Session", iteration: int, stage: Stage, *, token: str) -> None:
+    """Set aside what an open run has from a stage of an iteration on; `token` as in `rewind`.
+
+    Raises SettingsError for a point that the run does not have, and as `check_submissions_known`
+    and `cancel_jobs` do, as a job that is set aside must not go on unseen.
+    """
+    run, last = session.run, session.parameters.rl.num_iterations
+    if is_rewound(run, token):
+        return  # jobs that are open now are those of after
+    if iteration > last or (iteration == last and stage != "test"):
+        raise SettingsError(
+            f"run {run.name!r} can't be done again from {iteration}:{stage}: of {last} iterations "
+            f"the last is {last - 1}, and the last test {last}:test"
+        )
+    set_aside = paths_from(run, iteration, stage)
+    check_submissions_known(run, set_aside)
+    control = {group: session.at(group).control for group in session.parameters.groups}
+    await cancel_jobs(run, session.parameters, control, set_aside)
+    await asyncio.to_thread(rewind, run, session.lease, iteration, stage, token=token)
 
 
 def rewind(
@@ -199,19 +226,19 @@ def open_jobs(run: RunStore, among: Collection[str] | None = None) -> list[JobRe
 async def cancel_jobs(
     run: RunStore,
     parameters: HyperParameters,
-    control: Callable[[str], Endpoint | None],
+    control: Mapping[str, Endpoint],
     among: Collection[str] | None = None,
 ) -> list[str]:
     """Ask for every submitted job of the run to be stopped; returns their ids.
 
-    `control` gives the address where a group's jobs are, None where that can't be reached: they
-    are left alone then. `among`: see `open_jobs`. How a job ended is learned, and recorded, by the
-    next one who polls it. Raises JobError, when all were asked, if a back-end refused (unless the
-    job has ended), or did not answer for long; or if it is not known whether there is a job.
+    `control` has by group the address where its jobs are; those of others are left alone. `among`:
+    see `open_jobs`. How a job ended is learned, and recorded, by the next one who polls it. Raises
+    JobError, when all were asked, if a back-end refused (unless the job has ended), or did not
+    answer for long; or if it is not known whether there is a job.
     """
     cancelled, troubles = [], []
     for record in open_jobs(run, among):
-        at = control(record.group)
+        at = control.get(record.group)
         if record.id is None and record.creates_open:
             troubles.append(f"{run.job(record.iteration, record.group)}: perhaps submitted")
         if record.id is None or at is None:

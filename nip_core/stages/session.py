@@ -8,27 +8,22 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nip_core.game.render import Game
 from nip_core.jobs.job import Clock
-from nip_core.parameters import HyperParameters, RandomAgentParameters
-from nip_core.rollouts.chat_client import ChatClient, Endpoint
+from nip_core.parameters import HyperParameters
+from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.engine import places_for
-from nip_core.rollouts.episode import Failures
-from nip_core.rollouts.model_call import Player
-from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.progress import Progress
-from nip_core.rollouts.random_agent import RANDOM_MODEL
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.run import RunStore
 from nip_core.scenarios.code_validation.datasets import Problem
 from nip_core.stages.checks import check_prompts, check_reachable, check_version
-from nip_core.stages.estimate import Estimate
 from nip_core.stages.kept_models import keep_models, restore
 from nip_core.stages.models import ServedModel
 from nip_core.stages.origin import bring
@@ -37,7 +32,6 @@ from nip_core.stages.prepare import Prepared, identity, prepare
 from nip_core.stages.providers import (
     Endpoints,
     base_name,
-    is_deterministic,
 )
 from nip_core.stages.rerun import finish_rewinds
 from nip_core.stages.too_long import (
@@ -65,7 +59,6 @@ class Session:
     endpoints: Mapping[str, Endpoints]  # by group; those on the run's own server are not there
     client: ChatClient
     progress: Progress
-    estimate: Estimate
     left_out: LeftOut = field(default_factory=dict)
     """By split, the problems that are not among `problems`: too long for a model."""
     server: OwnServer | None = None
@@ -76,31 +69,20 @@ class Session:
     retry_failed_jobs: bool = False  # a failed job on record is submitted anew
     origin: tuple[Mapping[str, ServedModel], ...] = ()
     """[i]: by group, the model of another run that plays iteration i, see `origin`."""
-    planned: dict[tuple[int, str], tuple[list[EpisodeSpec], str]] = field(default_factory=dict)
-    """By iteration and split, the episodes of a stage and the digest of their keys: every shard of
-    the stage asks for them."""
-    failures: dict[tuple[int, str], Failures] = field(default_factory=dict)
-    """Failed episodes by iteration and split, counted over the shards of a stage."""
+    splits: dict[tuple[int, str], Any] = field(default_factory=dict)
+    """By iteration and split, the `playing.SplitPlay` of what is being played."""
 
     @cached_property
     def places(self) -> asyncio.Semaphore:
         """For the episodes that are played at a time, of whatever shard."""
         return places_for(self.parameters)
 
-    def endpoint(self, group: str) -> Endpoint:
-        """Where the group's model is asked."""
-        at = self.endpoints.get(group)
-        return self._own if at is None else at.play
-
-    def control_endpoint(self, group: str) -> Endpoint:
-        """Where the group's model is trained and described."""
-        at = self.endpoints.get(group)
-        return self._own if at is None else at.control
-
-    @property
-    def _own(self) -> Endpoint:
+    def at(self, group: str) -> Endpoints:
+        """Where the group's model is asked, and where it is trained and described."""
+        if (remote := self.endpoints.get(group)) is not None:
+            return remote
         assert self.server is not None  # there is one if a group needs it
-        return self.server.endpoint
+        return Endpoints(self.server.endpoint, self.server.endpoint)
 
     async def with_server(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do `work`; if the run's own server dies meanwhile, raise ServerError at once.
@@ -112,32 +94,6 @@ class Session:
     def base_model(self, group: str) -> str:
         """The name under which the group's base model is served."""
         return base_name(self.parameters, self.parameters.group_parameters(group))
-
-    def players(
-        self, models: Mapping[str, str], recorded: Collection[str] = ()
-    ) -> dict[str, Player]:
-        """Every agent with the model of its group; `models` names it by group.
-
-        Of the agents in `recorded` the tokens are kept.
-        """
-        players = {
-            agent: Player(agent, RANDOM_MODEL, None, settings)
-            for agent, settings in self.parameters.agents.items()
-            if isinstance(settings, RandomAgentParameters)
-        }
-        for group, agents in self.parameters.groups.items():
-            for agent in agents:
-                settings = self.parameters.model_agents[agent]
-                keeps = agent in recorded
-                players[agent] = Player(
-                    agent,
-                    models[group],
-                    self.endpoint(group),
-                    settings,
-                    record_tokens=keeps,
-                    record_logprobs=keeps and not is_deterministic(self.parameters, settings),
-                )
-        return players
 
 
 @contextlib.asynccontextmanager
@@ -200,7 +156,6 @@ async def open_session(
             endpoints=prepared.endpoints,
             client=client,
             progress=progress,
-            estimate=prepared.estimate,
             server=server,
             retry_failed_jobs=retry_failed_jobs,
             origin=prepared.origin.models,

@@ -1,6 +1,5 @@
-"""What came of it: metrics of a played split, the run's summary, its report.
+"""What came of a run: its summary, its report, and whether anything is left to do.
 
-measure         metrics of one committed split, written once; its transcripts where asked for
 summary         a run as a JSON document: status, accuracy by iteration, models, jobs
 write_report    the HTML page of a run
 newest_run      the name of the run that was created last, damaged ones left out
@@ -14,21 +13,22 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from nip_core.errors import CorruptionError, StoreError
 from nip_core.evaluation.metrics import paired_difference
 from nip_core.evaluation.report import GroupReport, IterationReport, ReportData, build_report
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.agents import PureTextAgentParameters
-from nip_core.parameters.training import RlTrainerParameters, TextRlParameters
-from nip_core.rollouts.plan import CANDIDATE, VALIDATION
+from nip_core.parameters.stored import with_defaults
+from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.tables import read_rollouts
-from nip_core.run_store.lease import Owner, ThisMachine
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunRecord, RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.stages.estimate import is_tested, scheme_tests
+from nip_core.stages.liveness import look
 from nip_core.stages.measuring import transcripts_path
-from nip_core.stages.models import NOT_SCHEDULED
+from nip_core.stages.models import NOT_SCHEDULED, Decision
 from nip_core.stages.prepare import Prepared
 from nip_core.stages.providers import dummy_name
 from nip_core.stages.too_long import in_words, recorded
@@ -44,49 +44,53 @@ _NOT_DUE = {
     "trained_tokens": None,
     "backend_events": (),
 }
+_IN_SUMMARY = (
+    *("accuracy", "accuracy_ci95", "completeness", "completeness_ci95"),
+    *("soundness", "soundness_ci95", "episodes", "distinct_problems"),
+)
+_PROMOTION = TypeAdapter(Decision)
 _CHECKSUM = b"<!-- sha256 of the lines above: "
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """What showing a run needs of its settings."""
+class RunShown:
+    """What showing a run needs of its record and settings."""
 
-    last: int  # number of iterations
+    record: RunRecord
+    last: int
+    """The number of iterations, and of the last, which has nothing but a test."""
     test_scheme: str
     test_interval: int
-    seed: int
-    first_models: Mapping[str, str]  # by group, in agent order: what plays iteration 0
+    first_models: Mapping[str, str]
+    """By group, in agent order: what plays iteration 0."""
+
+    def is_tested(self, iteration: int) -> bool:
+        """Whether the settings ask for a test of the models that play the iteration."""
+        return scheme_tests(self.test_scheme, self.last, iteration, self.test_interval)
 
 
-def _open(run: RunStore) -> tuple[RunRecord, _Shown]:
+def open_shown(run: RunStore) -> RunShown:
     """The run's record and settings. Raises CorruptionError where they make no sense."""
-    place = f"{run.root}/run.json"
     try:
         record = run.open()
-        rl, text_rl = (record.parameters.get(key) or {} for key in ("rl", "text_rl"))
+        settings = with_defaults(record.parameters)
         first_models: dict[str, str] = {}
-        for name, agent in record.parameters["agents"].items():
+        for name, agent in settings["agents"].items():
             if not agent.get("is_random"):
-                model = agent.get("model_name", _default(PureTextAgentParameters, "model_name"))
-                model = dummy_name(model) if agent.get("use_dummy_api") else base_served_name(model)
-                first_models.setdefault(agent.get("shared_model_group") or name, model)
+                name_of = dummy_name if agent["use_dummy_api"] else base_served_name
+                group = agent["shared_model_group"] or name
+                first_models.setdefault(group, name_of(agent["model_name"]))
         taken_over = (record.contents.get("origin") or [{}])[0]
         first_models |= {group: str(model["model"]) for group, model in taken_over.items()}
-        return record, _Shown(
-            last=int(rl.get("num_iterations", _default(RlTrainerParameters, "num_iterations"))),
-            test_scheme=str(text_rl.get("test_scheme", _default(TextRlParameters, "test_scheme"))),
-            test_interval=int(
-                text_rl.get("test_interval", _default(TextRlParameters, "test_interval"))
-            ),
-            seed=int(record.seed),
+        return RunShown(
+            record,
+            last=int(settings["rl"]["num_iterations"]),
+            test_scheme=str(settings["text_rl"]["test_scheme"]),
+            test_interval=int(settings["text_rl"]["test_interval"]),
             first_models=first_models,
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise _damaged(place, error) from error
-
-
-def _default(model: Any, name: str) -> Any:
-    return model.model_fields[name].default
+        raise _damaged(f"{run.root}/run.json", error) from error
 
 
 def _damaged(place: str, error: Exception) -> CorruptionError:
@@ -116,7 +120,7 @@ def newest_run(store: Store, on_damaged: Callable[[str], None]) -> str | None:
     created = []
     for name in list_runs(store):
         try:
-            created.append((str(_open(RunStore(store, name))[0].created_at), name))
+            created.append((str(open_shown(RunStore(store, name)).record.created_at), name))
         except StoreError as error:  # one of another format version, too
             on_damaged(str(error))
     return max(created)[1] if created else None
@@ -124,38 +128,17 @@ def newest_run(store: Store, on_damaged: Callable[[str], None]) -> str | None:
 
 def status_of(run: RunStore) -> str:
     """running, finished, or stopped (which running again continues)."""
-    settings = _open(run)[1]
-    last = settings.last
-    done = run.finished_iterations() >= last and (
-        not scheme_tests(settings.test_scheme, last, last)
-        or run.store.exists(run.metrics(last, "test"))
-    )
-    if done:
+    shown = open_shown(run)
+    is_tested = not shown.is_tested(shown.last) or run.store.exists(run.metrics(shown.last, TEST))
+    if is_tested and run.finished_iterations() >= shown.last:
         return "finished"
     return "running" if is_running(run) else "stopped"
 
 
 def is_running(run: RunStore) -> bool:
     """Whether somebody who may be alive holds the run. Raises CorruptionError."""
-    path = f"{run.root}/lease.json"
-    lease = _document(run, path, "state", "owner")
-    if lease is None or lease["state"] != "held":
-        return False
-    try:
-        return not ThisMachine().is_gone(Owner.read(lease["owner"]))
-    except (TypeError, ValueError, AttributeError) as error:
-        raise _damaged(path, error) from error
-
-
-def must_be_tested(run: RunStore, iteration: int) -> bool:
-    """Whether the settings ask for a test of the models that play the iteration."""
-    shown = _open(run)[1]
-    return scheme_tests(shown.test_scheme, shown.last, iteration, shown.test_interval)
-
-
-def last_iteration(run: RunStore) -> int:
-    """The number of the iteration that has nothing but the test of the final models."""
-    return _open(run)[1].last
+    seen = look(run)
+    return seen.owner is not None and not seen.is_gone
 
 
 def _iterations(run: RunStore, last: int) -> list[int]:
@@ -169,96 +152,80 @@ def summary(run: RunStore) -> dict[str, Any]:
     Entry k of ``iterations`` tests the models that play iteration k; entry 0 is untrained, and a
     last entry without jobs tests the final models.
     """
-    record, settings = _open(run)
+    shown = open_shown(run)
     entries = []
-    for iteration in _iterations(run, settings.last):
-        test = _document(run, run.metrics(iteration, "test"))
+    for iteration in _iterations(run, shown.last):
+        test = _document(run, run.metrics(iteration, TEST))
+        jobs = _jobs(run, shown, iteration)
         entries.append(
             {
                 "iteration": iteration,
-                "test": None
-                if test is None
-                else {
-                    key: test.get(key)
-                    for key in (
-                        "accuracy",
-                        "accuracy_ci95",
-                        "completeness",
-                        "completeness_ci95",
-                        "soundness",
-                        "soundness_ci95",
-                        "episodes",
-                        "distinct_problems",
-                    )
-                },
-                "models": _served(run, settings, iteration),
+                "test": None if test is None else {key: test.get(key) for key in _IN_SUMMARY},
+                "models": _served(run, shown, iteration),
                 "promotion": promotion_of(run, iteration),
                 "jobs": {
-                    group: {
-                        "id": job["id"],
-                        "status": job["outcome"] or job["status"],
-                        "reason": job["reason"],
-                    }
-                    for group, job in _jobs(run, settings, iteration).items()
+                    group: {"id": job["id"], "status": _status(job), "reason": job["reason"]}
+                    for group, job in jobs.items()
                 },
             }
         )
     return {
         "run": run.name,
         "status": status_of(run),
-        "created_at": record.created_at,
-        "code_version": record.code_version,
+        "created_at": shown.record.created_at,
+        "code_version": shown.record.code_version,
         "report": report_location(run),
         "left_out": {split: len(problems) for split, problems in (recorded(run) or {}).items()},
         "iterations": entries,
     }
 
 
-def _served(run: RunStore, settings: _Shown, iteration: int) -> dict[str, str]:
-    if iteration > 0:
-        path = run.models(iteration - 1)
-        stored = _document(run, path, "groups")
-        if stored is not None:
-            try:
-                return {group: str(model["model"]) for group, model in stored["groups"].items()}
-            except (KeyError, TypeError, AttributeError) as error:
-                raise _damaged(path, error) from error
-    return dict(settings.first_models)
+def _status(job: Mapping[str, Any]) -> str:
+    return str(job["outcome"] or job["status"])
+
+
+def _served(run: RunStore, shown: RunShown, iteration: int) -> dict[str, str]:
+    """By group, the name of the model that plays the iteration."""
+    path = run.models(max(iteration - 1, 0))
+    swap = _document(run, path, "groups") if iteration > 0 else None
+    if swap is None:
+        return dict(shown.first_models)
+    try:
+        return {group: str(model["model"]) for group, model in swap["groups"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, error) from error
 
 
 def promotion_of(run: RunStore, iteration: int) -> dict[str, Any] | None:
-    """What the gate decided after the training of an iteration; None where there was none.
+    """The decision of the gate after the training of an iteration; None where there was none.
 
-    As `gate.record` wrote it. Raises CorruptionError for a record that makes no sense.
+    Raises CorruptionError for one that makes no sense.
     """
     path = run.models(iteration)
-    found = (_document(run, path, "groups") or {}).get("promotion")
-    if found is None:
+    promotion = (_document(run, path, "groups") or {}).get("promotion")
+    if promotion is None:
         return None
-    numbers = ("validation", "candidate", "difference", "margin", "problems")
     try:
-        sound = all(isinstance(found[key], int | float) for key in numbers)
-        sound &= isinstance(found["promoted"], bool) and len(found["ci95"]) == 2
-        sound &= isinstance(found["candidates"], dict) and isinstance(found["metric"], str)
-    except (KeyError, TypeError) as error:
-        raise _damaged(path, error) from error
-    if not sound:
-        raise CorruptionError(f"{path}: damaged, the record of the gate is not what nip writes")
-    return dict(found)
+        _PROMOTION.validate_python(promotion)
+    except ValidationError as error:
+        raise CorruptionError(
+            f"{path}: damaged, the record of the gate is not what nip writes"
+        ) from error
+    return dict(promotion)
 
 
-def _jobs(run: RunStore, settings: _Shown, iteration: int) -> dict[str, Any]:
+def _jobs(run: RunStore, shown: RunShown, iteration: int) -> dict[str, Any]:
     """Jobs by group. A group that was not due has a stand-in that says so."""
-    found: dict[str, Any] = {}
-    swapped = _document(run, run.models(iteration), "groups") or {}
-    for group in settings.first_models:
+    jobs: dict[str, Any] = {}
+    swap = _document(run, run.models(iteration), "groups") or {}
+    for group in shown.first_models:
         path = run.job(iteration, group)
         job = _document(run, path, "id", "outcome", "status", "reason")
         if job is not None:
-            found[group] = job
-        elif group in swapped.get("not_scheduled", ()):
-            found[group] = _NOT_DUE
-    return found
+            jobs[group] = job
+        elif group in swap.get("not_scheduled", ()):
+            jobs[group] = _NOT_DUE
+    return jobs
 
 
 def report_location(run: RunStore) -> str | None:
@@ -270,34 +237,34 @@ def report_location(run: RunStore) -> str | None:
     return str(local) if local is not None else f"{run.store.url}/{path}"
 
 
-def write_report(run: RunStore, status: str | None = None) -> str:
-    """(Re)write the run's report from what is committed; returns where it lies."""
-    record, settings = _open(run)
+def write_report(run: RunStore, status: str | None = None) -> None:
+    """(Re)write the run's report from what is committed."""
+    shown = open_shown(run)
+    record = shown.record
     iterations: list[IterationReport] = []
     transcripts = RunTranscripts(run, record)
     baselines: dict[str, Any] = {}
-    for iteration in _iterations(run, settings.last):
-        test = run.read_json_or_none(run.metrics(iteration, "test"))
-        train = run.read_json_or_none(run.metrics(iteration, "train"))
-        if test and "believe_the_prover" in test:
-            baselines["believe the prover (last iteration)"] = test["believe_the_prover"]
-            baselines.setdefault("believe the prover (untrained)", test["believe_the_prover"])
+    for iteration in _iterations(run, shown.last):
+        metrics = {
+            split: run.read_json_or_none(run.metrics(iteration, split))
+            for split in (TEST, TRAIN, VALIDATION, CANDIDATE)
+        }
+        believed = (metrics[TEST] or {}).get("believe_the_prover")
+        if believed is not None:
+            baselines["believe the prover (last iteration)"] = believed
+            baselines.setdefault("believe the prover (untrained)", believed)
         iterations.append(
             IterationReport(
                 iteration=iteration,
-                test=test,
-                train=train,
-                groups=_group_reports(run, settings, iteration),
+                test=metrics[TEST],
+                train=metrics[TRAIN],
+                groups=_group_reports(run, shown, iteration),
                 promotion=promotion_of(run, iteration),
-                gate=[
-                    played
-                    for split in (VALIDATION, CANDIDATE)
-                    if (played := run.read_json_or_none(run.metrics(iteration, split)))
-                ],
+                gate=[played for split in (VALIDATION, CANDIDATE) if (played := metrics[split])],
                 stage_s=run.read_json_or_none(f"{run.iteration(iteration)}/times.json") or {},
             )
         )
-        for split in ("test", "train"):
+        for split in (TEST, TRAIN):
             transcripts.add(iteration, split)
     page = build_report(
         ReportData(
@@ -308,16 +275,13 @@ def write_report(run: RunStore, status: str | None = None) -> str:
             transcripts=transcripts.chosen,
             transcripts_left_out=transcripts.left_out,
             baselines=baselines,
-            paired=_paired(run, settings, iterations),
+            paired=_paired(run, shown, iterations),
             created_at=record.created_at,
             code_version=record.code_version,
             left_out=in_words(recorded(run) or {}) or None,
         )
     )
     run.store.put(f"{run.root}/report.html", _with_checksum(page.encode()))
-    location = report_location(run)
-    assert location is not None
-    return location
 
 
 def _with_checksum(page: bytes) -> bytes:
@@ -330,11 +294,11 @@ def report_is_whole(content: bytes) -> bool | None:
     return content == _with_checksum(page) if mark else None
 
 
-def _group_reports(run: RunStore, settings: _Shown, iteration: int) -> dict[str, GroupReport]:
-    before = _served(run, settings, iteration)
+def _group_reports(run: RunStore, shown: RunShown, iteration: int) -> dict[str, GroupReport]:
+    before = _served(run, shown, iteration)
     swapped = run.read_json_or_none(run.models(iteration))
     reports = {}
-    for group, job in _jobs(run, settings, iteration).items():
+    for group, job in _jobs(run, shown, iteration).items():
         after = swapped["groups"][group] if swapped else None
         dataset = run.dataset(iteration, group)
         committed = is_committed(run.store, dataset)
@@ -343,7 +307,7 @@ def _group_reports(run: RunStore, settings: _Shown, iteration: int) -> dict[str,
             episodes=extra.get("episodes"),
             examples=extra.get("examples"),
             job_id=job["id"],
-            status=job["outcome"] or job["status"],
+            status=_status(job),
             loss=_losses(job),
             trained_tokens=job["trained_tokens"],
             model_before=before[group],
@@ -383,21 +347,21 @@ def _describe_proof(proof: Mapping[str, Any]) -> str:
 
 
 def _paired(
-    run: RunStore, settings: _Shown, iterations: list[IterationReport]
+    run: RunStore, shown: RunShown, iterations: list[IterationReport]
 ) -> dict[str, Any] | None:
     tested = [entry.iteration for entry in iterations if entry.test]
     if len(tested) < 2:
         return None
     first, last = (
-        read_rollouts(run.store, run.rollouts(i, "test")).episodes for i in (tested[0], tested[-1])
+        read_rollouts(run.store, run.rollouts(i, TEST)).episodes for i in (tested[0], tested[-1])
     )
-    return paired_difference(first, last, settings.seed)
+    return paired_difference(first, last, shown.record.seed)
 
 
 def is_complete(run: RunStore, parameters: HyperParameters, iteration: int) -> bool:
     """Whether nothing is left to do in the iteration."""
     return run.store.exists(run.models(iteration)) and (
-        not is_tested(parameters, iteration) or run.store.exists(run.metrics(iteration, "test"))
+        not is_tested(parameters, iteration) or run.store.exists(run.metrics(iteration, TEST))
     )
 
 
@@ -432,14 +396,14 @@ def finished_test(prepared: Prepared) -> dict[str, Any] | None:
     return {
         "run": run.name,
         "iteration": newest,
-        "test": run.read_json(run.metrics(newest, "test")),
+        "test": run.read_json(run.metrics(newest, TEST)),
     }
 
 
 def _is_tested(prepared: Prepared, iteration: int) -> bool:
     """Whether the test was held, and written out as a file where the settings ask for that."""
     run, text_rl = prepared.run, prepared.parameters.text_rl
-    if not run.store.exists(run.metrics(iteration, "test")):
+    if not run.store.exists(run.metrics(iteration, TEST)):
         return False
-    path = transcripts_path(run, iteration, "test", text_rl.transcript_format)
+    path = transcripts_path(run, iteration, TEST, text_rl.transcript_format)
     return not text_rl.save_transcripts or run.store.exists(path)

@@ -14,7 +14,7 @@ good as the old ones in about half of all cases.
 """
 
 from collections.abc import Awaitable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -32,26 +32,12 @@ from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.model_call import limit_name
 from nip_core.rollouts.plan import CANDIDATE, VALIDATION
 from nip_core.rollouts.tables import read_rollouts
-from nip_core.stages.models import ServedModel, candidates, models_for, write_models
+from nip_core.stages.models import Decision, ServedModel, candidates, models_for, write_models
 from nip_core.stages.providers import Endpoints, speaks_nip
 from nip_core.stages.session import Session
 from nip_core.stages.training import scheduled
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Decision:
-    """Whether new models are taken, and why."""
-
-    promoted: bool
-    metric: str  # what is compared: accuracy or verifier_reward
-    validation: float  # of the models that played the iteration
-    candidate: float  # of the new ones
-    difference: float  # new minus old, mean over problems
-    ci95: tuple[float, float]  # of the difference
-    problems: int
-    margin: float
 
 
 def is_due(session: Session, iteration: int) -> bool:
@@ -99,16 +85,6 @@ def decide(session: Session, iteration: int) -> Decision:
     return compare(old, new, settings.metric, settings.margin, session.parameters.seed)
 
 
-def promotion_record(decision: Decision, models: Mapping[str, Any]) -> dict[str, Any]:
-    """The decision as it stands in ``models.json``, with the `models` that it was about by group,
-    so that those which were not taken can be found again, too."""
-    return {
-        **asdict(decision),
-        "ci95": list(decision.ci95),
-        "candidates": {group: asdict(model) for group, model in models.items()},
-    }
-
-
 async def prove_candidates(session: Session, iteration: int) -> dict[str, str]:
     """Prove that the new models of all groups answer; returns their names by group."""
     proved = await _prove_new(session, iteration)
@@ -146,8 +122,8 @@ async def swap_models(session: Session, iteration: int) -> dict[str, str]:
     proved = await _prove_new(session, iteration)
     promotion = None
     if is_due(session, iteration):
-        decision = decide(session, iteration)
-        promotion = promotion_record(decision, proved)
+        # Those that are not taken can be found again, too.
+        promotion = asdict(replace(decide(session, iteration), candidates=proved))
     if promotion is None or promotion["promoted"]:
         after |= proved
     stored = write_models(session, iteration, after, waiting, promotion)
@@ -189,7 +165,7 @@ async def prove_serving(session: Session, iteration: int) -> None:
 
 
 async def _prove(session: Session, group: str, model: ServedModel) -> ServedModel:
-    at = Endpoints(session.endpoint(group), session.control_endpoint(group))
+    at = session.at(group)
     return await prove(session.parameters, group, at, session.client, model)
 
 

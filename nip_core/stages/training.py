@@ -318,7 +318,7 @@ def _ledger(
     settle_s = session.parameters.fine_tuning.settle_s if group in session.endpoints else 0.0
     return open_ledger(
         session.run,
-        session.control_endpoint(group),
+        session.at(group).control,
         extensions=speaks_nip(agent),
         settle_s=settle_s,
         lease=session.lease,

@@ -16,7 +16,7 @@ from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.lease import read_lease
 from nip_core.run_store.manifest import MANIFEST, Manifest
 from nip_core.stages.measuring import CHECKSUM_SUFFIX
-from nip_core.stages.showing import last_iteration, must_be_tested, report_is_whole, status_of
+from nip_core.stages.showing import open_shown, report_is_whole, status_of
 from nip_core.stages.verification import Check
 
 _SERVER = ("lm_server", "adapters")
@@ -180,8 +180,9 @@ class _Iteration:
 
     def _must_be_tested(self) -> bool:
         try:
-            is_last = self.number == last_iteration(self.run)
-            return (self.is_swapped or is_last) and must_be_tested(self.run, self.number)
+            shown = open_shown(self.run)
+            is_due = self.is_swapped or self.number == shown.last
+            return is_due and shown.is_tested(self.number)
         except StoreError:
             return False  # run.json or an opening is damaged, which is said
 

@@ -15,7 +15,7 @@ from nip_core.game.render import Game, Situation
 from nip_core.models import BUNDLED
 from nip_core.parameters import load_parameters
 from nip_core.stages.checks import _sample_conversation
-from nip_core.stages.playing import plan_of
+from nip_core.stages.playing import split_play
 from nip_core.stages.session import open_session
 from nip_core.stages.showing import summary, write_report
 from nip_core.stages.too_long import settle
@@ -206,18 +206,19 @@ async def test_problems_too_long_for_the_model_are_left_out_counted_and_on_recor
             assert {p.question_id for p in session.problems[split]}.isdisjoint(left)
             assert {i.rpartition("-")[0] for i in session.left_out[split]} == left
         assert all(p.question_id not in LONG["train"] for p in session.problems["train"])
-        plan = plan_of(session, 0, "train")
+        plan = split_play(session, 0, "train").plan
         record = session.run.read_json("small/left_out.json")["too_long"]
         facts = record["train"]["train-1-0"]
         assert facts["context"] == 700 and facts["prompt"] + facts["answer"] > 700
     assert "2 test and 4 train problems left out" in caplog.text
     assert summary(session.run)["left_out"] == {"train": 4, "validation": 0, "test": 2}
-    page = session.run.store.get(f"small/{Path(write_report(session.run)).name}").decode()
+    write_report(session.run)
+    page = session.run.store.get("small/report.html").decode()
     assert "2 test and 4 train problems left out" in page
     # A run that goes on plays the same, whatever its server would say now.
     async with open_session(parameters) as again:
         assert again.left_out == session.left_out and again.problems == session.problems
-        assert plan_of(again, 0, "train") == plan
+        assert split_play(again, 0, "train").plan == plan
 
 
 async def test_a_run_that_must_leave_out_nothing_does_not_begin(tmp_path):

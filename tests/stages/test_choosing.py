@@ -5,7 +5,7 @@ from small_game import write_config
 
 from nip_core.parameters import load_parameters
 from nip_core.stages.choosing import build_dataset, describe, held_out
-from nip_core.stages.playing import commit_split, plan_of, play_shard
+from nip_core.stages.playing import commit_split, play_shard, split_play
 from nip_core.stages.session import open_session
 from nip_core.trainers.dataset import open_dataset
 
@@ -18,7 +18,7 @@ async def test_tokens_and_cost_are_those_of_what_is_trained_on(tmp_path):
         rl={"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 2},
     )
     async with open_session(load_parameters(config)) as session:
-        for shard in plan_of(session, 0, "train").shards:
+        for shard in split_play(session, 0, "train").plan.shards:
             await play_shard(session, 0, "train", shard)
         commit_split(session, 0, "train")
         facts = build_dataset(session, 0, "verifier")

@@ -15,7 +15,7 @@ from nip_core.rollouts.tables import read_rollouts, shard_manifest
 from nip_core.rollouts.trees import steps
 from nip_core.run_store.manifest import read_manifest
 from nip_core.stages.choosing import build_dataset
-from nip_core.stages.playing import commit_split, plan_of, plan_split, play_shard
+from nip_core.stages.playing import commit_split, plan_split, play_shard, split_play
 from nip_core.stages.session import open_session
 
 REPLIES = {
@@ -54,12 +54,12 @@ class Stage:
 
     async def play(self):
         async with open_session(self.parameters) as session:
-            self.shards = plan_of(session, 0, "train").shards
+            self.shards = split_play(session, 0, "train").plan.shards
             for shard in self.shards:
                 await play_shard(session, 0, "train", shard)
             self.digest = commit_split(session, 0, "train")["canonical_digest"]
             self.datasets = {g: build_dataset(session, 0, g)["digest"] for g in GROUPS}
-            self.failures = session.failures[0, "train"].keys
+            self.failures = split_play(session, 0, "train").failures.keys
             directory = session.run.rollouts(0, "train")
             self.failed = [
                 key
@@ -110,10 +110,10 @@ async def test_failures_count_over_shards_that_did_not_see_each_other(stage, tmp
     threshold = (failed - 0.5) / len(stage.specs)
     alone = Stage(tmp_path, episodes_per_shard=5, failure_threshold=threshold)
     async with open_session(alone.parameters) as session:
-        shards = plan_of(session, 0, "train").shards
+        shards = split_play(session, 0, "train").plan.shards
         # As at once in processes of their own.
         await gather_or_cancel(
-            play_shard(replace(session, failures={}), 0, "train", s) for s in shards
+            play_shard(replace(session, splits={}), 0, "train", s) for s in shards
         )
         expected = f"{failed} of {len(stage.specs)} episodes failed.*--rerun-from 0:play"
         with pytest.raises(StageError, match=expected):

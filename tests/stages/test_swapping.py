@@ -1,5 +1,7 @@
 """The gate's rule: new models are taken unless they are worse by more than the margin."""
 
+from dataclasses import asdict, replace
+
 import pyarrow as pa
 import pytest
 from small_game import write_config
@@ -10,7 +12,7 @@ from nip_core.rollouts.plan import plan_episodes, replayed
 from nip_core.rollouts.schema import EPISODES
 from nip_core.stages.models import ServedModel
 from nip_core.stages.prepare import load_all_problems
-from nip_core.stages.swapping import compare, promotion_record
+from nip_core.stages.swapping import compare
 
 BLANK = {
     "run": "a", "split": "validation", "iteration": 0, "sample": 0, "branch_path": "",
@@ -77,8 +79,9 @@ def test_other_problems_on_the_two_sides_are_refused():
 
 def test_the_record_names_the_models_that_were_not_taken():
     model = ServedModel("ft:a", "a", trained_in=3, job_id="j", digest="d")
-    found = promotion_record(compare(side(5), side(4), "accuracy", 0.0, 0), {"verifier": model})
-    assert found["promoted"] is False and found["ci95"] == [-0.3, 0.0]
+    decision = compare(side(5), side(4), "accuracy", 0.0, 0)
+    found = asdict(replace(decision, candidates={"verifier": model}))
+    assert found["promoted"] is False and found["ci95"] == (-0.3, 0.0)
     candidate = found["candidates"]["verifier"]
     assert (candidate["model"], candidate["digest"], candidate["trained_in"]) == ("ft:a", "d", 3)
 
