@@ -21,10 +21,11 @@ from prefect.artifacts import (
 
 from nip_core.evaluation.report import metrics_table
 from nip_core.evaluation.transcripts import transcripts_markdown
+from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore
 from nip_core.stages.publishing import spent, state_of
 from nip_core.stages.session import Session
-from nip_core.stages.showing import promotion_of
+from nip_core.stages.showing import iterations_of, promotion_of
 from nip_core.stages.transcripts import newest_sample
 
 _SAMPLES = 5
@@ -55,8 +56,11 @@ async def _publish_all(
         markdown=_state(session.run, after),
         description=f"State after {after}",
     )
-    rows = _metrics(session.run)
-    decisions = _promotions(session.run)
+    known = iterations_of(session.run, session.parameters.rl.num_iterations)
+    tests = {i: session.run.read_json_or_none(session.run.metrics(i, TEST)) for i in known}
+    rows = [(iteration, metrics) for iteration, metrics in tests.items() if metrics is not None]
+    promotions = {iteration: promotion_of(session.run, iteration) for iteration in known}
+    decisions = {i: decision for i, decision in promotions.items() if decision is not None}
     if rows or decisions:
         await acreate_table_artifact(
             key=f"nip-{run}-metrics",
@@ -74,11 +78,11 @@ async def _publish_all(
         table=spent(session.run, session.parameters),
         description="Tokens and US dollars so far, by stage, from what is committed",
     )
-    samples = _newest_samples(session.run) if with_samples else None
-    if samples is not None:
+    samples = newest_sample(session.run, _SAMPLES) if with_samples else []
+    if samples:
         await acreate_markdown_artifact(
             key=f"nip-{run}-samples",
-            markdown=samples,
+            markdown=transcripts_markdown(samples, _SAMPLES),
             description="Transcripts of the newest episodes",
         )
     await acreate_progress_artifact(
@@ -89,22 +93,6 @@ async def _publish_all(
 def _state(run: RunStore, after: str) -> str:
     state = json.dumps(state_of(run, after), indent=1)
     return f"Run `{run.name}` after {after}.\n\n```json\n{state}\n```\n"
-
-
-def _metrics(run: RunStore) -> list[tuple[int, dict[str, Any]]]:
-    found = []
-    iteration = 0
-    while run.store.list(run.iteration(iteration)):
-        metrics = run.read_json_or_none(run.metrics(iteration, "test"))
-        if metrics is not None:
-            found.append((iteration, metrics))
-        iteration += 1
-    return found
-
-
-def _promotions(run: RunStore) -> dict[int, dict[str, Any]]:
-    found = ((i, promotion_of(run, i)) for i in range(run.finished_iterations()))
-    return {iteration: decision for iteration, decision in found if decision is not None}
 
 
 def learning_curve_markdown(rows: list[tuple[int, dict[str, Any]]]) -> str:
@@ -121,11 +109,6 @@ def learning_curve_markdown(rows: list[tuple[int, dict[str, Any]]]) -> str:
             f"[{100 * interval[0]:5.1f}, {100 * interval[1]:5.1f}] {bar}"
         )
     return "\n".join([*lines, "```", ""])
-
-
-def _newest_samples(run: RunStore) -> str | None:
-    transcripts = newest_sample(run, _SAMPLES)
-    return transcripts_markdown(transcripts, _SAMPLES) if transcripts else None
 
 
 async def published_state(run: str) -> dict[str, Any] | None:

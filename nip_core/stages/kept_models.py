@@ -1,8 +1,8 @@
 """What of a run's own server survives its machine, when the run lies on an object store.
 
-keep_models  copy fine-tuned models into the run, before anything on record names them
-restore      bring them back to a machine that lacks them, and submit lost jobs anew
-fetch        models of a run as a server's state directory, to take them over from there
+keep_models   copy fine-tuned models into the run, before anything on record names them
+restore       bring them back to a machine that lacks them, and submit lost jobs anew
+bring_models  take models of a run, this or another, into the state of a server
 
 The server itself keeps its state on a disk of its machine. In the run lies
 ``<run>/adapters/<digest>/`` with the files of each model that was swapped in, its manifest last.
@@ -81,14 +81,14 @@ def restore(run: RunStore, state_dir: Path, groups: Collection[str], lease: Leas
     playing = swaps[-1] if swaps else (origin or [{}])[0]
     wanted = {model["model"]: model["digest"] for model in playing.values()}
     wanted |= _trained(run, iteration, groups)
-    bring_kept(run, state_dir, _missing(state_dir, wanted))
+    bring_models(run, state_dir, _missing(state_dir, wanted))
     # The others too: an earlier iteration may be played, tested or done again. But nothing that is
     # under way stops for one that is damaged.
     others = [model for swap in (*origin, *swaps) for model in swap.values()]
     earlier = {model["model"]: model["digest"] for model in others}
     for name, content_digest in _missing(state_dir, earlier).items():
         try:
-            bring_kept(run, state_dir, {name: content_digest})
+            bring_models(run, state_dir, {name: content_digest})
         except CorruptionError as error:
             _log.warning("%s: not brought back: %s", name, error)
 
@@ -97,25 +97,36 @@ def _missing(state_dir: Path, wanted: Mapping[str, str | None]) -> dict[str, str
     return {n: digest for n, digest in wanted.items() if find_model(state_dir, n) is None}
 
 
-def bring_kept(run: RunStore, state_dir: Path, wanted: Mapping[str, str | None]) -> None:
-    """Take those of the `wanted` models that `run` keeps into `state_dir`.
+def has_model(run: RunStore, name: str) -> bool:
+    """Whether the run has the files of a fine-tuned model, at its own server or kept."""
+    state = run.store.local_path(f"{run.root}/lm_server")
+    return is_kept(run, name) if state is None else find_model(state, name) is not None
 
-    By name, with the content digest that each must have. Raises as `restore`.
+
+def bring_models(run: RunStore, state_dir: Path, digests: Mapping[str, str | None]) -> None:
+    """Take models of `run` into `state_dir`, from its own server or from what it keeps.
+
+    `digests` has by name the content digest that each must have. Of what is kept in a bucket,
+    models that are not there are left out. Raises as `restore`.
     """
-    kept = {name: digest for name, digest in wanted.items() if is_kept(run, name)}
-    if not kept:
-        return
-    state_dir.mkdir(parents=True, exist_ok=True)
+    source, place = run.store.local_path(f"{run.root}/lm_server"), f"models of run {run.name!r}"
     try:
-        with tempfile.TemporaryDirectory(dir=state_dir, prefix="fetched-") as folder:
-            for name in kept:
-                fetch(run, name, Path(folder))
-            import_models(Path(folder), state_dir, kept)
+        if source is not None:
+            import_models(source, state_dir, digests)
+            return
+        place = f"{run.store.url}/{run.root}/{ADAPTERS}"
+        kept = {name: digest for name, digest in digests.items() if is_kept(run, name)}
+        if kept:
+            state_dir.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=state_dir, prefix="fetched-") as folder:
+                for name in kept:
+                    fetch(run, name, Path(folder))
+                import_models(Path(folder), state_dir, kept)
     except AdapterError as error:
-        raise CorruptionError(f"{run.store.url}/{run.root}/{ADAPTERS}: {error}") from error
+        raise CorruptionError(f"{place}: {error}") from error
+    except StoreError:
+        raise
     except OSError as error:
-        if isinstance(error, StoreError):
-            raise
         raise StoreError(
             f"{state_dir}: models of {run.name!r} can't be put there: {error}"
         ) from error

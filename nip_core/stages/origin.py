@@ -20,15 +20,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nip_core.errors import CorruptionError, SettingsError, StoreError
+from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
 from nip_core.parameters.stored import with_defaults
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.run_store.store import MissingFileError, Store
-from nip_core.stages.kept_models import bring_kept, is_kept
+from nip_core.stages.kept_models import bring_models, has_model
 from nip_core.stages.models import ServedModel
 from nip_core.stages.providers import base_name, uses_own_server
-from nip_lm_server.client import AdapterError, find_model, import_models
 
 Models = Mapping[str, ServedModel]
 """By group."""
@@ -118,17 +117,8 @@ def bring(origin: Origin, store: Store, state_dir: Path) -> None:
 
     Raises CorruptionError for a damaged one, StoreError if the disk refuses.
     """
-    for run, wanted in origin.adapters.items():
-        source = store.local_path(f"{run}/lm_server")
-        if source is None:
-            bring_kept(RunStore(store, run), state_dir, wanted)
-            continue
-        try:
-            import_models(source, state_dir, wanted)
-        except AdapterError as error:
-            raise CorruptionError(f"models of run {run!r}: {error}") from error
-        except OSError as error:
-            raise StoreError(f"models of run {run!r} can't be copied: {error}") from error
+    for run, digests in origin.adapters.items():
+        bring_models(RunStore(store, run), state_dir, digests)
 
 
 def _run(store: Store, setting: str, name: str) -> RunStore:
@@ -254,11 +244,7 @@ class _Search:
         if model.trained_in is None:
             return model
         if uses_own_server(self._parameters, agent):
-            state = source.store.local_path(f"{source.root}/lm_server")
-            is_there = (
-                is_kept(source, model.model) if state is None else find_model(state, model.model)
-            )
-            if not is_there:
+            if not has_model(source, model.model):
                 raise SettingsError(
                     f"{setting}: model {model.model} is not in the own server of run "
                     f"{source.name!r}; name the server that has it (lm_server.url)"

@@ -2,10 +2,11 @@
 
 publish       bring the report up to date
 state_of      the run's state as a document: its manifests, models and where they are
+spent         tokens and money so far by stage
 check_store   refuse a store that lacks what was published: going on would play and pay it again
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nip_core.errors import CorruptionError
@@ -17,7 +18,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, walk
 from nip_core.stages.prepare import code_version
 from nip_core.stages.session import Session
-from nip_core.stages.showing import report_location, summary, write_report
+from nip_core.stages.showing import iterations_of, report_location, summary, write_report
 
 _SHOWN = 5
 
@@ -119,6 +120,7 @@ def _swaps(run: RunStore) -> dict[str, dict[str, str]]:
 
 # By split, in the order of an iteration.
 _STAGES = {TEST: "test", TRAIN: "play", VALIDATION: "gate, old", CANDIDATE: "gate, new"}
+_COUNTED = ("calls", "prompt tokens", "generated tokens", "trained tokens")
 
 
 def spent(run: RunStore, parameters: HyperParameters) -> list[dict[str, Any]]:
@@ -130,55 +132,41 @@ def spent(run: RunStore, parameters: HyperParameters) -> list[dict[str, Any]]:
     """
     rows: list[dict[str, Any]] = []
     usd: list[float | None] = []
-    for iteration in range(parameters.rl.num_iterations + 1):
-        if not run.store.list(run.iteration(iteration)):
-            continue
+
+    def add(
+        place: int | str, stage: str, counts: Iterable[int | None], amount: float | None
+    ) -> None:
+        counted = (count or 0 for count in counts)
+        rows.append(
+            {"iteration": place, "stage": stage, **dict(zip(_COUNTED, counted, strict=True))}
+        )
+        usd.append(amount)
+
+    for iteration in iterations_of(run, parameters.rl.num_iterations):
         for split, stage in _STAGES.items():
             metrics = run.read_json_or_none(run.metrics(iteration, split))
             if metrics is not None:
-                usd.append(_calls_usd(parameters, metrics))
-                rows.append(
-                    {
-                        "iteration": iteration,
-                        "stage": stage,
-                        "calls": metrics.get("generations") or 0,
-                        "prompt tokens": metrics.get("prompt_tokens") or 0,
-                        "generated tokens": metrics.get("completion_tokens") or 0,
-                        "trained tokens": 0,
-                    }
-                )
+                names = ("generations", "prompt_tokens", "completion_tokens")
+                counts = [*map(metrics.get, names), 0]
+                add(iteration, stage, counts, _calls_usd(parameters, metrics))
         for group in parameters.trainable_groups:
             job = run.read_json_or_none(run.job(iteration, group))
             if job is not None:
                 tokens = job.get("trained_tokens") or 0
-                usd.append(training_usd(parameters, group, tokens))
-                rows.append(
-                    {
-                        "iteration": iteration,
-                        "stage": f"train {group}",
-                        "calls": 0,
-                        "prompt tokens": 0,
-                        "generated tokens": 0,
-                        "trained tokens": tokens,
-                    }
-                )
-    counted = ("calls", "prompt tokens", "generated tokens", "trained tokens")
-    total = {name: sum(row[name] for row in rows) for name in counted}
-    rows.append({"iteration": "all", "stage": "sum", **total})
+                amount = training_usd(parameters, group, tokens)
+                add(iteration, f"train {group}", (0, 0, 0, tokens), amount)
     known = [amount for amount in usd if amount is not None]
-    usd.append(sum(known) if len(known) == len(usd) else None)
+    sums = [sum(row[name] for row in rows) for name in _COUNTED]
+    add("all", "sum", sums, sum(known) if len(known) == len(usd) else None)
     return [
         {**row, "USD": "unknown" if amount is None else f"{amount:.2f}"}
         for row, amount in zip(rows, usd, strict=True)
     ]
 
 
-def _calls_usd(parameters: HyperParameters, metrics: dict[str, Any]) -> float | None:
-    agents: dict[str, dict[str, int | None]] = metrics.get("agents") or {}
-    return calls_usd(
-        parameters,
-        {
-            name: (used.get("prompt_tokens") or 0, used.get("completion_tokens") or 0)
-            for name, used in agents.items()
-        },
-    )
+def _calls_usd(parameters: HyperParameters, metrics: Mapping[str, Any]) -> float | None:
+    tokens = {
+        name: (used.get("prompt_tokens") or 0, used.get("completion_tokens") or 0)
+        for name, used in (metrics.get("agents") or {}).items()
+    }
+    return calls_usd(parameters, tokens)

@@ -141,7 +141,7 @@ def is_running(run: RunStore) -> bool:
     return seen.owner is not None and not seen.is_gone
 
 
-def _iterations(run: RunStore, last: int) -> list[int]:
+def iterations_of(run: RunStore, last: int) -> list[int]:
     """Iterations of which anything is on record."""
     return [i for i in range(last + 1) if run.store.list(run.iteration(i))]
 
@@ -154,7 +154,7 @@ def summary(run: RunStore) -> dict[str, Any]:
     """
     shown = open_shown(run)
     entries = []
-    for iteration in _iterations(run, shown.last):
+    for iteration in iterations_of(run, shown.last):
         test = _document(run, run.metrics(iteration, TEST))
         jobs = _jobs(run, shown, iteration)
         entries.append(
@@ -244,7 +244,7 @@ def write_report(run: RunStore, status: str | None = None) -> None:
     iterations: list[IterationReport] = []
     transcripts = RunTranscripts(run, record)
     baselines: dict[str, Any] = {}
-    for iteration in _iterations(run, shown.last):
+    for iteration in iterations_of(run, shown.last):
         metrics = {
             split: run.read_json_or_none(run.metrics(iteration, split))
             for split in (TEST, TRAIN, VALIDATION, CANDIDATE)

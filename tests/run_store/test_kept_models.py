@@ -11,7 +11,7 @@ from nip_core.run_store.manifest import commit
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store, walk
 from nip_core.stages.clean import find_unused, remove_unused
-from nip_core.stages.kept_models import bring_kept, is_kept, keep_models, restore
+from nip_core.stages.kept_models import bring_models, is_kept, keep_models, restore
 from nip_core.stages.own_server import server_directory
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.import_models import find_model
@@ -85,11 +85,11 @@ def test_a_damaged_kept_model_is_named_and_not_taken(
     keep(run, state_dir, ONE)
     run.store.put(f"small/adapters/{'a' * 12}/weights", b"changed")
     with pytest.raises(CorruptionError, match="weights has SHA-256"):
-        bring_kept(run, tmp_path / "empty", {ONE: None})
+        bring_models(run, tmp_path / "empty", {ONE: None})
     assert find_model(tmp_path / "empty", ONE) is None
     run.store.put(f"small/adapters/{'a' * 12}/manifest.json", b"{")
     with pytest.raises(CorruptionError, match=r"a/manifest\.json: damaged"):
-        bring_kept(run, tmp_path / "empty", {ONE: None})
+        bring_models(run, tmp_path / "empty", {ONE: None})
 
 
 def test_a_damaged_model_of_an_earlier_iteration_stops_nothing(
