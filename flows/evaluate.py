@@ -18,8 +18,8 @@ from nip_prefect.tasks.runtime import opened
 
 
 def _flow_run_name() -> str:
-    given = flow_run.parameters
-    return f"evaluate-{Path(given.get('config_file') or given['config']).stem}"
+    typed = flow_run.parameters
+    return f"evaluate-{Path(typed.get('config_file') or typed['config']).stem}"
 
 
 @flow(

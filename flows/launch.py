@@ -65,9 +65,9 @@ def run_flow(
         from nip_core.stages.session import open_session
 
         prepared = prepare(parameters)
-        found = look(prepared)
-        if found is not None:
-            return found
+        result = look(prepared)
+        if result is not None:
+            return result
 
         async def in_session(wait_for_prefect: Callable[[], None]) -> Any:
             importing = asyncio.ensure_future(asyncio.to_thread(import_flow))

@@ -31,9 +31,9 @@ Count = Annotated[int, Field(ge=1)]
 
 
 def _flow_run_name() -> str:
-    given = flow_run.parameters
-    file = given.get("config_file") or given["config"]
-    return f"train-{given.get('run_name') or Path(file).stem}"
+    typed = flow_run.parameters
+    file = typed.get("config_file") or typed["config"]
+    return f"train-{typed.get('run_name') or Path(file).stem}"
 
 
 @flow(

@@ -34,9 +34,9 @@ def _task(function: Callable[..., Any], name: str, run_name: str) -> Task[..., A
         return await directly(function, session_of(run), *arguments)
 
     # Prefect names runs after the parameters, and shows them.
-    _, *rest = signature(function).parameters.values()
+    _, *places = signature(function).parameters.values()
     run = Parameter("run", Parameter.POSITIONAL_OR_KEYWORD, annotation=str)
-    in_session.__signature__ = signature(function).replace(parameters=[run, *rest])  # type: ignore[attr-defined]
+    in_session.__signature__ = signature(function).replace(parameters=[run, *places])  # type: ignore[attr-defined]
     return stage(name, run_name)(in_session)
 
 

@@ -53,9 +53,9 @@ async def noted_goal(iterations: int) -> int:
     return iterations if noted is None else int(noted)
 
 
-def mark_of(found: FlowRun) -> Mark | None:
+def mark_of(flow_run_: FlowRun) -> Mark | None:
     """The mark of a flow run; None for one that has not opened its run."""
-    labels = found.labels
+    labels = flow_run_.labels
     if not {RUN, STORE, OWNER, ATTEMPT} <= set(labels):
         return None
     return Mark(

@@ -136,11 +136,11 @@ def sighting_of(mark: Mark) -> Sighting | None:
     than the marked one, or there is none.
     """
     try:
-        found = look(RunStore(open_store(mark.store, read_only=True), mark.run))
+        seen = look(RunStore(open_store(mark.store, read_only=True), mark.run))
     except NipError as error:
         _log.warning("%s in %s: can't be looked at from here: %s", mark.run, mark.store, error)
         return None
-    return None if found.epoch < mark.epoch else found
+    return None if seen.epoch < mark.epoch else seen
 
 
 async def _silent_s(client: PrefectClient, flow_run: FlowRun) -> float:
@@ -209,10 +209,10 @@ async def restartable(
     open_ = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=waiting)))
     recent = [
         flow_run
-        for wanted in (ended, open_)
+        for state in (ended, open_)
         for flow_run in await client.read_flow_runs(
             flow_filter=FlowFilter(name=FlowFilterName(any_=list(FLOWS))),
-            flow_run_filter=wanted,
+            flow_run_filter=state,
             sort=FlowRunSort.EXPECTED_START_TIME_DESC,
             limit=_MOST,
         )

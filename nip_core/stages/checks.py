@@ -89,15 +89,15 @@ async def check_prompts(session: "Session") -> dict[str, Facts]:
     """
     every = {p.id: p for problems in session.problems.values() for p in problems}
     ordered = sorted(every.values(), key=lambda p: (-_size(p), p.id))
-    found: dict[str, Facts] = {}
+    too_long: dict[str, Facts] = {}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http:
         for group, agents in session.parameters.groups.items():
             if speaks_nip(session.parameters.group_parameters(group)):
                 for agent in agents:
                     check = _AgentCheck(http, session, group, agent, ordered[-1])
                     await check.run()
-                    found |= await check.too_long([p for p in ordered if p.id not in found])
-    return found
+                    too_long |= await check.too_long([p for p in ordered if p.id not in too_long])
+    return too_long
 
 
 def _size(problem: Problem) -> int:
@@ -180,7 +180,7 @@ class _AgentCheck:
         # A token has a byte at least, so most problems need no look.
         free = shell["context"] - shell["answer"] - shell["prompt"] - _SLACK
         doubtful = [problem for problem in problems if _size(problem) > free]
-        found: dict[str, Facts] = {}
+        measured: dict[str, Facts] = {}
         for start in range(0, len(doubtful), _AT_ONCE):
             some = doubtful[start : start + _AT_ONCE]
             for problem, facts in zip(
@@ -189,10 +189,10 @@ class _AgentCheck:
                 if facts == {}:
                     continue
                 if facts is None:  # so long that the server does not count it
-                    found[problem.id] = {**shell, "prompt": None}
+                    measured[problem.id] = {**shell, "prompt": None}
                 elif facts["prompt"] + facts["answer"] > facts["context"]:
-                    found[problem.id] = facts
-        return found
+                    measured[problem.id] = facts
+        return measured
 
     async def _measured(self, problem: Problem) -> dict[str, Any] | None:
         """The tokens of the first prompt for a problem; None if it is far too long.
@@ -312,19 +312,19 @@ def _sample_conversation(game: Game, agent: str) -> Conversation:
     """The turns of `agent` in an episode in which it has some; every message a placeholder."""
     protocol = game.protocol
     for seed in range(_SEEDS):
-        own: Conversation = []
+        conversation: Conversation = []
         turns: list[Turn] = []
         for round_ in range(protocol.max_message_rounds):
             movers = protocol.movers(round_, seed, turns)
             if agent in movers:
-                own.append((seed, round_, list(turns)))
+                conversation.append((seed, round_, list(turns)))
             turns += [
                 Turn(round_, mover, "-", Move(dict.fromkeys(movers[mover], "-")))
                 for mover in protocol.agent_names
                 if mover in movers
             ]
-        if own:
-            return own
+        if conversation:
+            return conversation
     return []
 
 

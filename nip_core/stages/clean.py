@@ -69,20 +69,20 @@ def find_unused(run: RunStore, state_dir: Path) -> list[Unused]:
 
 def remove_unused(run: RunStore, state_dir: Path, unused: Sequence[Unused]) -> None:
     """Delete what is on the list. Hold the run's lease. Raises StoreError."""
-    for one in unused:
-        if one.kind == "leftover":
-            run.store.delete_leftover(one.name)
-        elif one.kind == "data":
-            run.store.delete(one.name)
-        elif one.kind == "journal":
-            remove_journal(run.store, one.name)
-        elif one.kind == "kept model":
+    for thing in unused:
+        if thing.kind == "leftover":
+            run.store.delete_leftover(thing.name)
+        elif thing.kind == "data":
+            run.store.delete(thing.name)
+        elif thing.kind == "journal":
+            remove_journal(run.store, thing.name)
+        elif thing.kind == "kept model":
             # The manifest first: without it the rest is no model.
-            run.store.delete(f"{one.name}/{MODEL_MANIFEST}")
-            for path in list(walk(run.store, one.name)):
+            run.store.delete(f"{thing.name}/{MODEL_MANIFEST}")
+            for path in list(walk(run.store, thing.name)):
                 run.store.delete(path)
-    models = [one.name for one in unused if one.kind == "model"]
-    files = [one.name for one in unused if one.kind == "upload"]
+    models = [thing.name for thing in unused if thing.kind == "model"]
+    files = [thing.name for thing in unused if thing.kind == "upload"]
     if models or files:
         try:
             remove(state_dir, models, files)
@@ -161,10 +161,10 @@ def _of_the_server(run: RunStore, state_dir: Path) -> Iterator[Unused]:
     for file in state.files:
         if file.id not in needed and _UPLOAD.fullmatch(file.filename):
             yield Unused("upload", file.id, str(file.path), file.bytes, why)
-    kept = _kept_models(run)
-    bases = {base for _, name, base in kept if name in needed}
+    models_kept = _kept_models(run)
+    bases = {base for _, name, base in models_kept if name in needed}
     digests = {name.rpartition(":")[2] for name in needed | bases}
-    for path, name, _ in kept:
+    for path, name, _ in models_kept:
         if path.rpartition("/")[2] not in digests:
             size = sum(run.store.size(inner) for inner in walk(run.store, path))
             yield _in_store(run, "kept model", path, size, why if name else "it was not completed")
@@ -172,14 +172,14 @@ def _of_the_server(run: RunStore, state_dir: Path) -> Iterator[Unused]:
 
 def _named_in_documents(run: RunStore) -> frozenset[str]:
     """Models and files that JSON documents of the run name, those set aside included."""
-    found: set[str] = set()
+    names: set[str] = set()
     for top in ("iterations", "superseded", "openings"):
         for path in walk(run.store, f"{run.root}/{top}"):
             if path.split("/")[-2] == "jobs":
                 read_job(run, path)  # a damaged one may no longer name what it needs
             if path.endswith(".json"):
-                found |= _names_in(run, path)
-    return frozenset(found | _names_in(run, f"{run.root}/run.json"))
+                names |= _names_in(run, path)
+    return frozenset(names | _names_in(run, f"{run.root}/run.json"))
 
 
 def _names_in(run: RunStore, path: str) -> set[str]:
@@ -201,21 +201,21 @@ def _with_what_they_need(state: State, names: frozenset[str]) -> frozenset[str]:
 
 def _kept_models(run: RunStore) -> list[tuple[str, str, str]]:
     """Directory, name and base model of what the run keeps; no name without a manifest."""
-    found = []
+    models = []
     for entry in run.store.list(f"{run.root}/{ADAPTERS}"):
         path = f"{run.root}/{ADAPTERS}/{entry.rstrip('/')}"
         if not _DIGEST.fullmatch(entry.rstrip("/")):
             continue
         manifest = run.read_json_or_none(f"{path}/{MODEL_MANIFEST}")
         try:
-            found.append(
+            models.append(
                 (path, manifest["name"], manifest["base_model"]) if manifest else (path, "", "")
             )
         except (KeyError, TypeError) as error:
             raise CorruptionError(
                 f"{path}/{MODEL_MANIFEST}: damaged manifest of a model ({error!r})"
             ) from error
-    return found
+    return models
 
 
 def _in_store(run: RunStore, kind: Kind, path: str, size: int, why: str) -> Unused:

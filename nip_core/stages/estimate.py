@@ -185,10 +185,10 @@ def _loads_of(
                     load.pair_tokens += nodes * 2 * (load.conversation_tokens + answer)
         nodes *= children
         for agent, channels in active.items():
-            said = game.parameters.max_tokens(agent) if agent in agents else _RANDOM_TOKENS
+            tokens = game.parameters.max_tokens(agent) if agent in agents else _RANDOM_TOKENS
             for reader, load in loads.items():
                 if reader == agent or set(channels) & set(protocol.visible_channels(reader)):
-                    load.conversation_tokens += said
+                    load.conversation_tokens += tokens
     return loads
 
 
@@ -198,11 +198,11 @@ def _trees(
     """The loads of some of the trees that the iteration may play, where no episode ends early."""
     parameters = game.parameters
     branching = Branching(parameters, game.protocol, iteration)
-    found = []
+    trees = []
     for problem in problems[:_TREES]:
         spec = episode_spec(parameters, "train", iteration, problem, 0)
-        found.append(_loads_of(game, spec.seed, problem_tokens, branching.shape(spec)))
-    return found
+        trees.append(_loads_of(game, spec.seed, problem_tokens, branching.shape(spec)))
+    return trees
 
 
 def _training_tokens(parameters: HyperParameters, iteration: int, loads: Loads) -> dict[str, int]:

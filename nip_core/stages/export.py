@@ -18,9 +18,9 @@ def export_rollouts(run: RunStore, iteration: int, split: str, target: Path) -> 
     for _ in iter_rollouts(run.store, directory):
         pass  # raises for a damaged file
     stage = read_manifest(run.store, directory)
-    own = run.store.get(f"{directory}/manifest.json")
+    manifest_bytes = run.store.get(f"{directory}/manifest.json")
     with contextlib.suppress(FileNotFoundError):
-        if (target / "manifest.json").read_bytes() != own:
+        if (target / "manifest.json").read_bytes() != manifest_bytes:
             raise SettingsError(
                 f"--out {target}: it holds other rollouts, with which these would be mixed up; "
                 "choose another directory"
@@ -38,5 +38,5 @@ def export_rollouts(run: RunStore, iteration: int, split: str, target: Path) -> 
             path.write_bytes(read_file(run.store, manifest, file))
             written.append(path)
     path = target / "manifest.json"
-    path.write_bytes(own)
+    path.write_bytes(manifest_bytes)
     return [*sorted(written), path]

@@ -79,13 +79,13 @@ def restore(run: RunStore, state_dir: Path, groups: Collection[str], lease: Leas
     origin = list(document.get("contents", {}).get("origin") or ())
     swaps = [run.read_json(run.models(done))["groups"] for done in range(iteration)]
     playing = swaps[-1] if swaps else (origin or [{}])[0]
-    wanted = {model["model"]: model["digest"] for model in playing.values()}
-    wanted |= _trained(run, iteration, groups)
-    bring_models(run, state_dir, _missing(state_dir, wanted))
+    needed = {model["model"]: model["digest"] for model in playing.values()}
+    needed |= _trained(run, iteration, groups)
+    bring_models(run, state_dir, _missing(state_dir, needed))
     # The others too: an earlier iteration may be played, tested or done again. But nothing that is
     # under way stops for one that is damaged.
-    others = [model for swap in (*origin, *swaps) for model in swap.values()]
-    earlier = {model["model"]: model["digest"] for model in others}
+    earlier_models = [model for swap in (*origin, *swaps) for model in swap.values()]
+    earlier = {model["model"]: model["digest"] for model in earlier_models}
     for name, content_digest in _missing(state_dir, earlier).items():
         try:
             bring_models(run, state_dir, {name: content_digest})
@@ -93,8 +93,8 @@ def restore(run: RunStore, state_dir: Path, groups: Collection[str], lease: Leas
             _log.warning("%s: not brought back: %s", name, error)
 
 
-def _missing(state_dir: Path, wanted: Mapping[str, str | None]) -> dict[str, str | None]:
-    return {n: digest for n, digest in wanted.items() if find_model(state_dir, n) is None}
+def _missing(state_dir: Path, digests: Mapping[str, str | None]) -> dict[str, str | None]:
+    return {n: digest for n, digest in digests.items() if find_model(state_dir, n) is None}
 
 
 def has_model(run: RunStore, name: str) -> bool:

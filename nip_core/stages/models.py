@@ -67,18 +67,18 @@ def models_for(session: "Session", iteration: int) -> dict[str, ServedModel]:
 
 def candidates(session: "Session", iteration: int) -> dict[str, ServedModel]:
     """By group, the models of the iteration's succeeded jobs; not yet proved."""
-    found = {}
+    trained = {}
     for group in session.parameters.trainable_groups:
         record = read_job(session.run, session.run.job(iteration, group))
         if record is not None and record.succeeded:
             assert record.model is not None  # a succeeded job has one
-            found[group] = ServedModel(
+            trained[group] = ServedModel(
                 model=record.model,
                 base_model=session.base_model(group),
                 trained_in=iteration,
                 job_id=record.id,
             )
-    return found
+    return trained
 
 
 def playing(session: "Session", iteration: int, split: str) -> dict[str, ServedModel]:

@@ -65,12 +65,12 @@ def resolved(
     taken: dict[str, dict[str, Any]] = {}
     for name, agent in parameters.model_agents.items():
         if agent.load_checkpoint_and_parameters:
-            theirs = (
+            loaded = (
                 _agent_on_record(record, name)
                 if record is not None
                 else _agent_of(_checkpoint_run(store, name, agent), name)
             )
-            taken[name] = agent.loaded_from(theirs).to_dict()
+            taken[name] = agent.loaded_from(loaded).to_dict()
     iterations = _rerun_iterations(parameters, store, record)
     if not taken and iterations is None:
         return parameters
@@ -99,17 +99,19 @@ def find_origin(parameters: HyperParameters, store: Store, record: RunRecord | N
     """
     if record is not None:
         recorded = record.contents.get("origin", [])
-        return Origin(tuple({g: ServedModel(**m) for g, m in one.items()} for one in recorded))
+        return Origin(
+            tuple({g: ServedModel(**m) for g, m in by_group.items()} for by_group in recorded)
+        )
     search = _Search(parameters, store)
-    found = search.base_run()
+    models = search.base_run()
     if parameters.base_run.base_run_type == "rerun_tests":
-        return Origin(tuple(found), search.adapters)
+        return Origin(tuple(models), search.adapters)
     for group in parameters.groups:
         model = search.checkpoint(group)
         if model is not None:
-            found = found or [{}]
-            found[0][group] = model
-    return Origin(tuple(found), search.adapters)
+            models = models or [{}]
+            models[0][group] = model
+    return Origin(tuple(models), search.adapters)
 
 
 def bring(origin: Origin, store: Store, state_dir: Path) -> None:
@@ -146,14 +148,14 @@ def _checkpoint_run(store: Store, name: str, agent: PureTextAgentParameters) -> 
 
 def _agent_of(run: RunStore, name: str) -> dict[str, Any]:
     agents = with_defaults(run.open().parameters)["agents"]
-    theirs = agents.get(name)
-    if theirs is None or theirs.get("is_random"):
+    agent = agents.get(name)
+    if agent is None or agent.get("is_random"):
         with_models = [n for n, a in agents.items() if not a.get("is_random")]
         raise SettingsError(
             f"agents.{name}.checkpoint_run_id: run {run.name!r} has no agent {name!r} with a "
             f"model; it has {', '.join(with_models) or 'none'}"
         )
-    return dict(theirs)
+    return dict(agent)
 
 
 def _agent_on_record(record: RunRecord, name: str) -> dict[str, Any]:
@@ -216,28 +218,28 @@ class _Search:
                 f"agents.{name}.checkpoint_version: run {run.name!r} has no model of iteration "
                 f"{iteration}; its last is {finished - 1}"
             )
-        theirs = _agent_of(run, name).get("shared_model_group") or name
+        source_group = _agent_of(run, name).get("shared_model_group") or name
         setting = f"agents.{name}.checkpoint_run_id"
-        return self._model(setting, run, iteration + 1, theirs, group)
+        return self._model(setting, run, iteration + 1, source_group, group)
 
     def _model(
-        self, setting: str, source: RunStore, iteration: int, theirs: str, group: str
+        self, setting: str, source: RunStore, iteration: int, source_group: str, group: str
     ) -> ServedModel:
-        """What group `theirs` plays `iteration` of `source` with, for `group` of this run."""
+        """What group `source_group` plays `iteration` of `source` with, for `group` of this run."""
         agent = self._parameters.group_parameters(group)
         base = base_name(self._parameters, agent)
         models = _models_that_play(source, iteration)
-        model = models.get(theirs)
+        model = models.get(source_group)
         if model is None and iteration == 0:
             return ServedModel(base, base)
         if model is None:
             raise SettingsError(
-                f"{setting}: run {source.name!r} has no model group {theirs!r}; it has "
+                f"{setting}: run {source.name!r} has no model group {source_group!r}; it has "
                 f"{', '.join(models)}"
             )
         if model.base_model != base:
             raise SettingsError(
-                f"{setting}: the model of group {theirs!r} in run {source.name!r} is one of "
+                f"{setting}: the model of group {source_group!r} in run {source.name!r} is one of "
                 f"{model.base_model!r}, but here the base model of {group!r} is {base!r}; give its "
                 "agents the model_name of that run"
             )

@@ -172,7 +172,7 @@ def fork_run(
     prepared = prepare(forked, environment, forked_from=run)
     with acquire(run.store, run.root) as lease:
         finish_rewinds(run, lease)
-        kept = [
+        copied = [
             name
             for name in (
                 path.removeprefix(f"{run.root}/")
@@ -182,9 +182,9 @@ def fork_run(
         ]
         # Where there is no disk, the models are kept in the run.
         adapters = walk(run.store, f"{run.root}/{ADAPTERS}")
-        kept += [path.removeprefix(f"{run.root}/") for path in adapters]
+        copied += [path.removeprefix(f"{run.root}/") for path in adapters]
         facts = identity(prepared.parameters, prepared.contents)
-        return run.fork(forked.run_name, facts.pop("parameters"), also=kept, **facts)
+        return run.fork(forked.run_name, facts.pop("parameters"), also=copied, **facts)
 
 
 def identity(parameters: HyperParameters, contents: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def remote_endpoints(
     endpoints = {
         group: group_endpoints(parameters, group, environment) for group in parameters.groups
     }
-    return {group: found for group, found in endpoints.items() if found is not None}
+    return {group: at for group, at in endpoints.items() if at is not None}
 
 
 def group_endpoints(

@@ -103,19 +103,19 @@ def _endpoints(
     parameters: HyperParameters, ticket: Ticket, environment: Mapping[str, str]
 ) -> Mapping[str, Endpoints]:
     """Those of other servers, and for the other groups the run's own."""
-    found = dict(remote_endpoints(parameters, environment))
-    own = ticket["own_server"]
-    if own is None:
-        return found
+    endpoints = dict(remote_endpoints(parameters, environment))
+    server = ticket["own_server"]
+    if server is None:
+        return endpoints
     try:
-        key = Path(own["key_file"]).read_text(encoding="utf-8").strip()
+        key = Path(server["key_file"]).read_text(encoding="utf-8").strip()
     except OSError as error:
         raise ServerError(
-            f"{own['key_file']}: the key of the run's own server can't be read here "
+            f"{server['key_file']}: the key of the run's own server can't be read here "
             f"({error.strerror}); on other machines name a server in lm_server.url, with its key "
             "in NIP_API_KEY"
         ) from error
-    at = Endpoint(own["url"], key)
+    at = Endpoint(server["url"], key)
     for group in parameters.groups:
-        found.setdefault(group, Endpoints(at, at))
-    return found
+        endpoints.setdefault(group, Endpoints(at, at))
+    return endpoints

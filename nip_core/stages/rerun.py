@@ -141,7 +141,7 @@ def next_attempt(run: RunStore, iteration: int, group: str) -> int:
 
 def paths_from(run: RunStore, iteration: int, stage: Stage) -> list[str]:
     """Files that `rewind` would set aside, journals included, relative to the run's root."""
-    found = []
+    paths = []
     for top in ("iterations", "journals"):
         for path in walk(run.store, f"{run.root}/{top}"):
             relative = path.removeprefix(f"{run.root}/")
@@ -149,8 +149,8 @@ def paths_from(run: RunStore, iteration: int, stage: Stage) -> list[str]:
             of = stage_of(inner, is_journal=top == "journals")
             later = int(number) > iteration
             if later or (int(number) == iteration and STAGES.index(of) >= STAGES.index(stage)):
-                found.append(relative)
-    return found
+                paths.append(relative)
+    return paths
 
 
 def stage_of_split(split: str) -> Stage:
@@ -160,11 +160,11 @@ def stage_of_split(split: str) -> Stage:
 
 def stage_of(path: str, *, is_journal: bool = False) -> Stage:
     """The stage that wrote a file of an iteration."""
-    first, _, rest = path.partition("/")
+    first, _, inner = path.partition("/")
     if is_journal:
         return stage_of_split(first)
     if first == "rollouts":
-        return stage_of_split(rest.partition("/")[0])
+        return stage_of_split(inner.partition("/")[0])
     if first == "datasets":
         return "dataset"
     if first == "jobs":
@@ -212,15 +212,15 @@ def open_jobs(run: RunStore, among: Collection[str] | None = None) -> list[JobRe
 
     `among`: paths of files relative to the run's root; only the jobs in these. None: all.
     """
-    found = []
+    jobs = []
     for path in walk(run.store, f"{run.root}/iterations"):
         relative = path.removeprefix(f"{run.root}/")
         is_job = relative.split("/")[2] == "jobs"
         if is_job and (among is None or relative in among):
             record = read_job(run, path)
             if record is not None and record.state != "terminal":
-                found.append(record)
-    return found
+                jobs.append(record)
+    return jobs
 
 
 async def cancel_jobs(

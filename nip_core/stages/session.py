@@ -162,8 +162,8 @@ async def open_session(
         )
         progress.start_stage("checking the models' servers", 0)
         await check_version(session)
-        found = await check_prompts(session)
-        left_out = settle(parameters, prepared.problems, known, found)
+        too_long = await check_prompts(session)
+        left_out = settle(parameters, prepared.problems, known, too_long)
         run.create_or_open(
             **identity(parameters, prepared.contents), now=datetime.now(UTC), lease=lease
         )

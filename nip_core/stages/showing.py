@@ -335,15 +335,15 @@ def _losses(job: Mapping[str, Any]) -> list[tuple[int, float]]:
 def _describe_proof(proof: Mapping[str, Any]) -> str:
     """In a line: how near what is served is to what was saved, and how far from the next."""
     detail = proof.get("detail") or {}
-    said = ["proved" if proof.get("matches") else "not proved"]
+    parts = ["proved" if proof.get("matches") else "not proved"]
     for key, words in (
         ("distance_mean", "distance"),
         ("tolerance", "tolerance"),
         ("nearest_other_distance_mean", "nearest other"),
     ):
         if isinstance(detail.get(key), float):
-            said.append(f"{words} {detail[key]:.2g}")
-    return ", ".join(said)
+            parts.append(f"{words} {detail[key]:.2g}")
+    return ", ".join(parts)
 
 
 def _paired(

@@ -59,18 +59,18 @@ def compare(old: pa.Table, new: pa.Table, metric: str, margin: float, seed: int)
     episode counts as wrong and earns nothing. Raises DatasetError if the problems differ.
     """
     reward_of = "verifier" if metric == "verifier_reward" else None
-    found = paired_difference(old, new, seed, reward_of=reward_of)
+    paired = paired_difference(old, new, seed, reward_of=reward_of)
     before, after = (mean_by_problem(side, reward_of) for side in (old, new))
     assert before is not None and after is not None  # there are problems, or no gate
-    low, high = found["ci95"]
+    low, high = paired["ci95"]
     return Decision(
-        promoted=at_least(found["difference"], -margin),
+        promoted=at_least(paired["difference"], -margin),
         metric=metric,
         validation=before,
         candidate=after,
-        difference=found["difference"],
+        difference=paired["difference"],
         ci95=(low, high),
-        problems=found["problems"],
+        problems=paired["problems"],
         margin=margin,
     )
 

@@ -57,15 +57,15 @@ def settle(
     parameters: HyperParameters,
     problems: Mapping[str, Sequence[Problem]],
     known: LeftOut | None,
-    found: Mapping[str, Facts],
+    measured: Mapping[str, Facts],
 ) -> LeftOut:
-    """What the run leaves out: what is on record, or else what was `found` too long by problem.
+    """What the run leaves out: what is on record, or else what was `measured` too long, by problem.
 
     Raises SettingsError if nothing may be left out, if nothing of a split would be left, or if
     problems are too long now that were not when the run began.
     """
-    if found and (known is not None or parameters.dataset_options.on_too_long == "stop"):
-        problem, facts = next(iter(found.items()))
+    if measured and (known is not None or parameters.dataset_options.on_too_long == "stop"):
+        problem, facts = next(iter(measured.items()))
         size = "more than all" if facts["prompt"] is None else facts["prompt"]
         takes = (
             f"agents.{facts['agent']}: the prompt for problem {problem!r} takes {size} of "
@@ -84,7 +84,7 @@ def settle(
     if known is not None:
         return known
     out = {
-        split: {problem.id: found[problem.id] for problem in all_ if problem.id in found}
+        split: {problem.id: measured[problem.id] for problem in all_ if problem.id in measured}
         for split, all_ in problems.items()
     }
     for split, all_ in problems.items():

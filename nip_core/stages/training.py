@@ -333,7 +333,7 @@ def next_step(parameters: HyperParameters, record: JobRecord) -> Step:
     included; the next failure stops the run.
     """
     settings = parameters.fine_tuning
-    wanted = {
+    setting = {
         "succeeded": "go_on",
         "failed": settings.on_failed,
         "cancelled": settings.on_cancelled,
@@ -342,14 +342,14 @@ def next_step(parameters: HyperParameters, record: JobRecord) -> Step:
         "skipped": settings.on_too_few_examples,
         "refused": "stop",  # the same request would be refused again
     }[record.outcome or "failed"]
-    if wanted == "try_again" and len(record.previous) + 1 >= settings.max_attempts:
+    if setting == "try_again" and len(record.previous) + 1 >= settings.max_attempts:
         return "stop"
     steps: dict[str, Step] = {
         "go_on": "go_on",
         "keep_model": "keep_model",
         "try_again": "try_again",
     }
-    return steps.get(wanted, "stop")
+    return steps.get(setting, "stop")
 
 
 def stopped(record: JobRecord, path: str) -> JobError:

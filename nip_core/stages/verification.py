@@ -212,11 +212,11 @@ class Check:
                 add(path, "damaged", f"{size_bytes} bytes", f"{found_bytes}")
             elif self.deep:
                 with as_local(store, path) as file:
-                    found = measure(file)[1]
-                    if found != sha256:
-                        add(path, "damaged", f"SHA-256 {sha256}", found)
-                    elif rows is not None and rows != (there := _rows(file)):
-                        add(path, "wrong number of rows", rows, there)
+                    actual = measure(file)[1]
+                    if actual != sha256:
+                        add(path, "damaged", f"SHA-256 {sha256}", actual)
+                    elif rows is not None and rows != (actual_rows := _rows(file)):
+                        add(path, "wrong number of rows", rows, actual_rows)
                 self.findings.bytes += size_bytes
         except MissingFileError:
             add(path, _MISSING, f"{size_bytes} bytes", "none")

@@ -241,9 +241,9 @@ class _Iteration:
         whole = [shards.get(shard_manifest(shard)) for shard in names]
         if all(whole):
             for table, rows in stage.rows.items():
-                there = sum(shard.rows.get(table, 0) for shard in whole if shard)
-                if there != rows:
-                    check.findings.add(place, f"wrong number of rows of {table}", there, rows)
+                counted = sum(shard.rows.get(table, 0) for shard in whole if shard)
+                if counted != rows:
+                    check.findings.add(place, f"wrong number of rows of {table}", counted, rows)
         if isinstance(plan, dict):
             planned = -(-plan["episodes"] // plan["episodes_per_shard"])
             if planned != len(names):
@@ -253,9 +253,9 @@ class _Iteration:
         findings = self.check_.findings
         if not isinstance(metrics, dict) or findings.has(f"{stage.directory}/{stage.name}"):
             return
-        made_of, there = metrics.get("rollouts"), stage.extra.get("canonical_digest")
-        if made_of is not None and made_of != there:
-            findings.add(path, "metrics of other rollouts", there, made_of)
+        made_of, committed = metrics.get("rollouts"), stage.extra.get("canonical_digest")
+        if made_of is not None and made_of != committed:
+            findings.add(path, "metrics of other rollouts", committed, made_of)
         left_out = f"{self.run.root}/left_out.json"
         if "problems_left_out" in metrics:
             self.check_.document(left_out, demanded_by=path)
@@ -332,9 +332,9 @@ class _Iteration:
             return
         rollouts = self.check_.manifest(source, demanded_by=place)
         if rollouts is not None and rollouts.extra.get("canonical_digest") != made_from:
-            there = rollouts.extra.get("canonical_digest")
+            committed = rollouts.extra.get("canonical_digest")
             self.check_.findings.add(
-                place, f"made from other rollouts than {source}", there, made_from
+                place, f"made from other rollouts than {source}", committed, made_from
             )
 
     def _swap(self, jobs: Mapping[str, JobRecord | None]) -> None:

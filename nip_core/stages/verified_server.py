@@ -62,15 +62,15 @@ def check_own_server(check: Check, parameters: HyperParameters) -> None:
     findings.unknown += [
         f"{shown}/{path.relative_to(directory).as_posix()}" for path in state.unknown
     ]
-    kept = _kept_models(check)
-    own = {group for group in parameters.groups if uses_own(parameters, group)}
+    kept_models = _kept_models(check)
+    own_groups = {group for group in parameters.groups if uses_own(parameters, group)}
     for path, group, name, content in _models_on_record(check):
-        if group in own:
+        if group in own_groups:
             _compare_model(
-                check, f"{shown}/{MODELS}", path, name, content, {**kept, **state.models}
+                check, f"{shown}/{MODELS}", path, name, content, {**kept_models, **state.models}
             )
     if in_run:
-        _compare_jobs(check, state, own, f"{shown}/{DATABASE}")
+        _compare_jobs(check, state, own_groups, f"{shown}/{DATABASE}")
 
 
 def uses_own(parameters: HyperParameters, group: str) -> bool:
@@ -82,28 +82,28 @@ def uses_own(parameters: HyperParameters, group: str) -> bool:
 
 
 def _compare_model(
-    check: Check, models: str, path: str, name: str, content: str | None, there: Mapping[str, str]
+    check: Check, models: str, path: str, name: str, content: str | None, digests: Mapping[str, str]
 ) -> None:
     place = f"{models}/{name.rpartition(':')[2]}/{MANIFEST}"
     if check.run.store.local_path(check.run.root) is None:
         place = f"{check.run.root}/{ADAPTERS}/{name.rpartition(':')[2]}/{MANIFEST}"
     if any(damaged.endswith(f"/{DATABASE}") for damaged in check.findings.problems):
         return
-    if name not in there:
+    if name not in digests:
         check.findings.add(
             place, "missing", f"the model {name} that {path} names", "none", _NOT_AGAIN
         )
-    elif content is not None and there[name] != content:
+    elif content is not None and digests[name] != content:
         check.findings.add(
-            place, f"not the model that {path} names", content, there[name], _NOT_AGAIN
+            place, f"not the model that {path} names", content, digests[name], _NOT_AGAIN
         )
 
 
-def _compare_jobs(check: Check, state: Examined, own: set[str], place: str) -> None:
+def _compare_jobs(check: Check, state: Examined, own_groups: set[str], place: str) -> None:
     if place in check.findings.problems:
         return
     for path, job in _jobs_on_record(check):
-        if job.group not in own or job.id is None:
+        if job.group not in own_groups or job.id is None:
             continue
         if job.id not in state.jobs:
             if state.jobs:
@@ -122,7 +122,7 @@ def _compare_jobs(check: Check, state: Examined, own: set[str], place: str) -> N
 
 def _kept_models(check: Check) -> dict[str, str]:
     """What a run in a bucket keeps, by name its content digest; every file is compared."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     root = f"{check.run.root}/{ADAPTERS}"
     for digest in check.names(root):
         folder, path = f"{root}/{digest}", f"{root}/{digest}/{MANIFEST}"
@@ -137,7 +137,7 @@ def _kept_models(check: Check) -> dict[str, str]:
                 raise ValueError("its own checksum does not match")
             if content_digest(files) != manifest["content_digest"]:
                 raise ValueError("it contradicts itself")
-            found[manifest["name"]] = manifest["content_digest"]
+            digests[manifest["name"]] = manifest["content_digest"]
             for name, entry in files.items():
                 check.findings.known.add(f"{folder}/{name}")
                 check.content(f"{folder}/{name}", entry["bytes"], entry["sha256"])
@@ -145,7 +145,7 @@ def _kept_models(check: Check) -> dict[str, str]:
             check.findings.add(path, "damaged", "the manifest of a model", error, _NOT_AGAIN)
         inner = set(check.under(folder)) - check.findings.known
         check.findings.unknown += sorted(inner)
-    return found
+    return digests
 
 
 def _models_on_record(check: Check) -> Iterator[tuple[str, str, str, str | None]]:
