@@ -1,4 +1,4 @@
-"""What the forms of the deployments offer."""
+"""Fields of the deployments' forms."""
 
 from typing import Annotated
 

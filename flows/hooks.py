@@ -1,4 +1,4 @@
-"""What happens when a flow run ends: remote jobs are kept or cancelled, and people are told.
+"""The end of a flow run: remote jobs are kept or cancelled, and people are told.
 
 HOOKS   the hooks of the flows `train` and `continue-run`
 HOOKS_OF_TESTS   those of `evaluate`, which has no jobs of its own to cancel

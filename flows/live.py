@@ -1,4 +1,4 @@
-"""What a run shows while it goes: a live view in a terminal, plain lines otherwise."""
+"""A view of a run while it goes: live in a terminal, plain lines otherwise."""
 
 import threading
 import time

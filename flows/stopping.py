@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do to a command: it stops, once, soon, and says so.
+"""Stopping a command by SIGINT or SIGTERM, once, soon, and with a word.
 
 Stopped      a command ended because of a signal
 stoppable    does work that a signal stops
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 LEAVE_S = 15.0
-"""How long the work may take to give everything back."""
+"""Seconds that the work may take to give everything back."""
 
 
 class Stopped(Exception):
@@ -32,7 +32,7 @@ class Stopped(Exception):
 
 
 class Stop:
-    """Whether to stop, and what is to be cancelled then."""
+    """A request to stop, and the work that it cancels."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

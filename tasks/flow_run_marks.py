@@ -16,7 +16,7 @@ GOAL = "nip.num_iterations"
 
 @dataclass(frozen=True)
 class Mark:
-    """What a flow run is doing: holding the lease `owner` of `run` in the store at `store`."""
+    """A flow run's work: it holds the lease `owner` of `run` in the store at `store`."""
 
     run: str
     store: str

@@ -1,4 +1,4 @@
-"""What the Prefect UI shows of a run: artifacts under stable keys, made from committed files.
+"""The artifacts of a run in Prefect's UI, under stable keys, made from committed files.
 
 nip-<run>-state           store, manifests and models: enough for another worker to go on
 nip-<run>-metrics         the table of iterations

@@ -1,4 +1,4 @@
-"""What Prefect believes of flow runs against what is so. Used by the flow `reconcile`.
+"""Comparing Prefect's flow runs with the processes that there are, for the flow `reconcile`.
 
 active_runs   flow runs that Prefect counts as going on
 dead_among    those of them whose process is gone

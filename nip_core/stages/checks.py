@@ -219,7 +219,7 @@ class _AgentCheck:
         }
 
     def _chats(self, game: Game, problem: Problem | None = None) -> list[list[dict[str, str]]]:
-        """What the agent is asked in its turns."""
+        """The chats that the agent is asked in its turns."""
         problem = problem or self._problem
         stance = 1 if game.parameters.protocol_common.randomize_prover_stance else None
         return [
@@ -251,7 +251,7 @@ class _AgentCheck:
             )
 
     async def _is_read(self, chat: list[dict[str, str]]) -> bool:
-        """Whether the prompt depends on the first message, in which the problem stands.
+        """Return whether the prompt depends on the first message, in which the problem stands.
 
         Some templates leave system messages out without a word.
         """
@@ -260,7 +260,7 @@ class _AgentCheck:
         return counts[0] is None or counts[0] != counts[1]
 
     async def _advice(self) -> str:
-        """Which chat format the model would take, tried out."""
+        """Return which chat format the model would take, tried out."""
         for form in ("alternating", "alternating_no_system", "named"):
             chats = self._chats(_with_format(self._session.game, self._agent, form))
             try:
@@ -273,7 +273,7 @@ class _AgentCheck:
         return "no chat_format helps, use another model"
 
     async def _tokenize(self, chat: list[dict[str, str]]) -> dict[str, Any]:
-        """What the server says of the chat; empty if it can't say. Raises _TemplateRefusal."""
+        """The server's word on the chat; empty if it can't say. Raises _TemplateRefusal."""
         url = self._endpoint.base_url.removesuffix("/v1") + "/tokenize"
         key = self._endpoint.api_key
         try:

@@ -93,7 +93,7 @@ def _told(session: Session, iteration: int, group: str, dataset: Manifest) -> di
 
 
 def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str, Any]:
-    """How much of the dataset is held out, and what training on the rest takes."""
+    """Return how much of the dataset is held out, and what training on the rest takes."""
     tokens, questions = dataset.column("tokens"), _questions(dataset)
     out = held_out(parameters, dataset)
     trained = [n for n, question in zip(tokens, questions, strict=True) if question not in out]
@@ -144,7 +144,7 @@ def write_payloads(
 
 
 def describe(facts: Mapping[str, Any], epochs: int) -> str:
-    """What a dataset's manifest says of it and its cost, in a few words."""
+    """Return what a dataset's manifest says of it and its cost, in a few words."""
     count, out = facts["examples"], facts.get("validation_examples", 0)
     words = [f"{count - out} examples", *([f"{out} for validation"] if out else [])]
     tokens, usd = facts.get("tokens"), facts.get("training_usd")

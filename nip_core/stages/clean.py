@@ -1,4 +1,4 @@
-"""What of a run may be deleted: what nothing refers to.
+"""Finding and deleting the files of a run that nothing refers to.
 
 find_unused    a list, each with its size and why nothing needs it
 remove_unused  delete what is on such a list
@@ -54,7 +54,7 @@ class Unused:
 
 
 def find_unused(run: RunStore, state_dir: Path) -> list[Unused]:
-    """What `remove_unused` would delete; `state_dir` is that of the run's own server.
+    """Return what `remove_unused` would delete; `state_dir` is that of the run's own server.
 
     Raises CorruptionError where a file that says what is needed is damaged.
     """

@@ -1,4 +1,4 @@
-"""What a run will take, before it is started: episodes, calls, tokens, money, disk.
+"""An estimate of a run before it is started: episodes, calls, tokens, money, disk.
 
 Calls and tokens are upper bounds: every episode plays all its rounds and every message is as
 long as it may be, with four bytes to a token; an agent reads all that is written in channels that
@@ -52,7 +52,7 @@ class Estimate:
 
 
 def is_tested(parameters: HyperParameters, iteration: int) -> bool:
-    """Whether the models that play `iteration` are tested (the final ones: num_iterations)."""
+    """Say whether the models that play `iteration` are tested (the final ones: num_iterations)."""
     text_rl, last = parameters.text_rl, parameters.rl.num_iterations
     return scheme_tests(text_rl.test_scheme, last, iteration, text_rl.test_interval)
 
@@ -80,7 +80,7 @@ class _Load:
     pair_tokens: int = 0  # of all pairs of answers at the nodes that branch, prompts included
 
     def trained_tokens(self, method: Method) -> int:
-        """What training on everything that the agent said reads."""
+        """Return what training on everything that the agent said reads."""
         match method:
             case "dpo":
                 return self.pair_tokens

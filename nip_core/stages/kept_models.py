@@ -1,4 +1,4 @@
-"""What of a run's own server survives its machine, when the run lies on an object store.
+"""Models of a run's own server outlive its machine, when the run lies on an object store.
 
 keep_models   copy fine-tuned models into the run, before anything on record names them
 restore       bring them back to a machine that lacks them, and submit lost jobs anew
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_kept(run: RunStore, name: str) -> bool:
-    """Whether the run holds the files of a fine-tuned model."""
+    """Return whether the run holds the files of a fine-tuned model."""
     return _manifest(run, name) is not None
 
 
@@ -98,7 +98,7 @@ def _missing(state_dir: Path, digests: Mapping[str, str | None]) -> dict[str, st
 
 
 def has_model(run: RunStore, name: str) -> bool:
-    """Whether the run has the files of a fine-tuned model, at its own server or kept."""
+    """Return whether the run has the files of a fine-tuned model, at its own server or kept."""
     state = run.store.local_path(f"{run.root}/lm_server")
     return is_kept(run, name) if state is None else find_model(state, name) is not None
 

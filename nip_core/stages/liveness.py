@@ -1,4 +1,4 @@
-"""Whether the runner that once opened a run is still at work, judged from outside by its lease."""
+"""A look from outside at a run's lease, which shows if its runner is still at work."""
 
 from dataclasses import dataclass
 

@@ -21,7 +21,7 @@ _YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many 
 CHECKSUM_SUFFIX = ".sha256"
 """Of the file beside it with its SHA-256, in the form of sha256sum."""
 CLAIMS = {"they match": 1, "they differ": 0}
-"""What the bundled tiny model's prover says of a right and of a wrong solution."""
+"""The bundled tiny model's prover says these of a right and of a wrong solution."""
 
 
 def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
 
 
 def transcripts_path(run: RunStore, iteration: int, split: str, form: str) -> str:
-    """Where all episodes of a split are written for reading."""
+    """Return where all episodes of a split are written for reading."""
     return f"{run.iteration(iteration)}/transcripts-{split}.{form}"
 
 

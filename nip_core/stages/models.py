@@ -1,4 +1,4 @@
-"""Which model each group plays with: first models, then what iterations have trained.
+"""The models that groups play with: first models, then those that iterations have trained.
 
 models_for     the models that play an iteration
 candidates     the models that an iteration has trained, by group
@@ -41,7 +41,7 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether new models are taken, and why."""
+    """The decision to take new models or not, with its reasons."""
 
     promoted: bool
     metric: str  # what is compared: accuracy or verifier_reward

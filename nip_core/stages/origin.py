@@ -1,4 +1,4 @@
-"""What a run takes over from another one: models to begin with, and the settings of agents.
+"""Taking over from another run: models to begin with, and the settings of agents.
 
 takes_over   whether the settings ask for any of that
 resolved     the settings with those that are taken over
@@ -44,12 +44,12 @@ class Origin:
     """By run, the models to copy from its own server, each with its content digest."""
 
     def facts(self) -> list[dict[str, Any]]:
-        """What run.json has of it."""
+        """The part of it that run.json has."""
         return [{group: asdict(m) for group, m in models.items()} for models in self.models]
 
 
 def takes_over(parameters: HyperParameters) -> bool:
-    """Whether the settings name another run."""
+    """Return whether the settings name another run."""
     return parameters.base_run.base_run_type != "none" or any(
         agent.load_checkpoint_and_parameters for agent in parameters.model_agents.values()
     )
@@ -84,7 +84,7 @@ def resolved(
 def _rerun_iterations(
     parameters: HyperParameters, store: Store, record: RunRecord | None
 ) -> int | None:
-    """How many iterations a rerun of tests has: as many as the base run has finished."""
+    """Return how many iterations a rerun of tests has: as many as the base run has finished."""
     if parameters.base_run.base_run_type != "rerun_tests":
         return None
     if record is not None:
@@ -171,7 +171,7 @@ class _Search:
         self.adapters: dict[str, dict[str, str | None]] = {}
 
     def base_run(self) -> list[dict[str, ServedModel]]:
-        """What plays by iteration where there is a base run."""
+        """The models that play, by iteration, where there is a base run."""
         base = self._parameters.base_run
         if base.base_run_type == "none":
             return []
@@ -225,7 +225,7 @@ class _Search:
     def _model(
         self, setting: str, source: RunStore, iteration: int, source_group: str, group: str
     ) -> ServedModel:
-        """What group `source_group` plays `iteration` of `source` with, for `group` of this run."""
+        """The model of `source_group` in an iteration of `source`, for `group` of this run."""
         agent = self._parameters.group_parameters(group)
         base = base_name(self._parameters, agent)
         models = _models_that_play(source, iteration)

@@ -38,7 +38,7 @@ _LOOK_EVERY_S = 0.25
 
 
 def server_spec(parameters: HyperParameters) -> ServerSpec | None:
-    """How the run's own server is configured; None if no group uses one.
+    """The configuration of the run's own server; None if no group uses one.
 
     One engine for each base model, and a deterministic one for each that `use_dummy_api` replaces.
     """
@@ -82,7 +82,7 @@ def _engine(parameters: HyperParameters, agent: PureTextAgentParameters) -> Engi
 
 
 def _bases_at_once(parameters: HyperParameters, base: str) -> int:
-    """How many base models have to answer beside each other, where every weight is trained."""
+    """Count the base models that have to answer beside each other, if every weight is trained."""
     groups = [parameters.group_parameters(group) for group in parameters.groups]
     playing = [agent for agent in groups if base_name(parameters, agent) == base]
     trained = [agent for agent in playing if not agent.use_lora and not agent.freeze_agent]
@@ -140,7 +140,7 @@ def _check_quantization(
 
 
 def server_directory(run: RunStore, environment: Mapping[str, str] = os.environ) -> Path:
-    """Where the run's own server keeps its state: in the run, or in a cache on this machine's disk.
+    """The directory of the own server's state: in the run, or in a cache on this machine's disk.
 
     The cache is ``$NIP_CACHE_DIR``, else ``nip`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
     """
@@ -173,13 +173,13 @@ class OwnServer:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it answers now; after a restart the port is another one."""
+        """Return where it answers now; after a restart the port is another one."""
         assert self._handle is not None, "call ensure() first"
         return Endpoint(f"{self._handle.url}/v1", self._handle.api_key)
 
     @property
     def directory(self) -> Path:
-        """Where it keeps its state."""
+        """Return where it keeps its state."""
         return self._directory
 
     async def ensure(self) -> None:

@@ -118,7 +118,7 @@ class SplitPlay:
         return {group: model.model for group, model in models.items()}
 
     def is_done(self, shard: str) -> bool:
-        """Whether a shard is committed; the journal that a kill just then has left is removed."""
+        """Say whether a shard is committed; the journal that a kill just then has left goes."""
         if not shard_is_committed(self.store, self.directory, shard):
             return False
         remove_journal(self.store, self.journal(shard))

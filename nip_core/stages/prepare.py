@@ -1,4 +1,4 @@
-"""What is known and checked of a run before anything is started.
+"""Everything that is known and checked of a run before anything is started.
 
 prepare       everything that takes no server: what comes from other runs, problems, prompts, keys,
               the model's path, the run on record, disk space
@@ -89,7 +89,7 @@ def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is known of a run before anything is started."""
+    """A run that is checked, of which nothing is started yet."""
 
     parameters: HyperParameters
     """With the settings that agents take over from another run."""
@@ -188,7 +188,7 @@ def fork_run(
 
 
 def identity(parameters: HyperParameters, contents: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run's name stands for: settings, and the content of the files they name."""
+    """Everything that a run's name stands for: settings, and the content of the files they name."""
     return {
         "parameters": parameters.to_dict(),
         "contents": contents,
@@ -253,7 +253,7 @@ def template_digests(game: Game) -> dict[str, str]:
 
 
 def problems_digest(problems: list[Problem]) -> str:
-    """What a split's problems are, in their order."""
+    """The digest of a split's problems, in their order."""
     return digest([[p.id, p.question, p.solution, p.y] for p in problems])
 
 

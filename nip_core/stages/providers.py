@@ -1,4 +1,4 @@
-"""Where each model group is asked and where it is trained, and with which key.
+"""The addresses where model groups are asked and trained, and their keys.
 
 remote_endpoints  the addresses of every group that is not on the run's own server
 group_endpoints   those of one group
@@ -91,7 +91,7 @@ def key_variables(parameters: HyperParameters) -> list[str]:
 def _addresses(
     parameters: HyperParameters, agent: PureTextAgentParameters, environment: Mapping[str, str]
 ) -> tuple[str, str]:
-    """Where the agent's group plays and where it is trained, both with the API's path."""
+    """Return where the agent's group plays and where it is trained, both with the API's path."""
     if agent.base_url is not None:
         url = _with_path(agent.base_url)
         return url, url
@@ -129,7 +129,7 @@ def check_named(parameters: HyperParameters) -> None:
 
 
 def uses_own_server(parameters: HyperParameters, agent: PureTextAgentParameters) -> bool:
-    """Whether the agent's model is served by the server that the run starts."""
+    """Return whether the agent's model is served by the server that the run starts."""
     if agent.use_dummy_api:
         return True
     return (
@@ -141,14 +141,14 @@ def uses_own_server(parameters: HyperParameters, agent: PureTextAgentParameters)
 
 
 def is_deterministic(parameters: HyperParameters, agent: PureTextAgentParameters) -> bool:
-    """Whether the run's own server answers for the agent without a model."""
+    """Return whether the run's own server answers for the agent without a model."""
     return uses_own_server(parameters, agent) and (
         agent.use_dummy_api or parameters.lm_server.engine == "deterministic"
     )
 
 
 def speaks_nip(agent: PureTextAgentParameters) -> bool:
-    """Whether its server takes the settings ``nip`` of a job and proves what it serves."""
+    """Return whether its server takes the settings ``nip`` of a job and proves what it serves."""
     return agent.use_dummy_api or agent.model_provider == "SelfHosted"
 
 

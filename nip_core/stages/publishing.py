@@ -1,4 +1,4 @@
-"""What a run says of itself where others can read it, and whether its store still has that.
+"""Publishing the state of a run where others can read it, and comparing its store with that.
 
 publish       bring the report up to date
 state_of      the run's state as a document: its manifests, models and where they are

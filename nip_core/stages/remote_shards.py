@@ -38,7 +38,7 @@ models of another run, and `own_server`: its url and the file with its key, or N
 
 
 def ticket_of(session: Session) -> Ticket:
-    """What another process needs to play shards of this run."""
+    """Return what another process needs to play shards of this run."""
     server = session.server
     return {
         "parameters": session.parameters.to_dict(),

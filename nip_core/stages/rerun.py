@@ -111,7 +111,7 @@ def rewind(
 
 
 def is_rewound(run: RunStore, token: str) -> bool:
-    """Whether `rewind` was asked for by `token` before."""
+    """Return whether `rewind` was asked for by `token` before."""
     return any(_plan(run, number)["token"] == token for number in _rewinds(run))
 
 

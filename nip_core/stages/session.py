@@ -1,4 +1,4 @@
-"""What all stages of a run share in one process, opened and closed as one.
+"""The session: all that the stages of a run share in one process, opened and closed as one.
 
 open_session   a prepared run with its lease, the server and its model, the chat template and the
                context length; only then is the run created
@@ -63,7 +63,7 @@ class Session:
     """By split, the problems that are not among `problems`: too long for a model."""
     server: OwnServer | None = None
     log: logging.Logger | logging.LoggerAdapter[logging.Logger] = _log
-    """Where people read what the run does."""
+    """The log that people read."""
     clock: Clock = field(default_factory=Clock)
     """By which jobs are waited for."""
     retry_failed_jobs: bool = False  # a failed job on record is submitted anew
@@ -78,7 +78,7 @@ class Session:
         return places_for(self.parameters)
 
     def at(self, group: str) -> Endpoints:
-        """Where the group's model is asked, and where it is trained and described."""
+        """The addresses at which the group's model is asked, and trained and described."""
         if (remote := self.endpoints.get(group)) is not None:
             return remote
         assert self.server is not None  # there is one if a group needs it

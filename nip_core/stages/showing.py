@@ -1,4 +1,4 @@
-"""What came of a run: its summary, its report, and whether anything is left to do.
+"""Showing a run: its summary, its report, and what is left to do.
 
 summary         a run as a JSON document: status, accuracy by iteration, models, jobs
 write_report    the HTML page of a run
@@ -54,7 +54,7 @@ _CHECKSUM = b"<!-- sha256 of the lines above: "
 
 @dataclass(frozen=True)
 class RunShown:
-    """What showing a run needs of its record and settings."""
+    """The part of a run's record and settings that showing it needs."""
 
     record: RunRecord
     last: int
@@ -65,7 +65,7 @@ class RunShown:
     """By group, in agent order: what plays iteration 0."""
 
     def is_tested(self, iteration: int) -> bool:
-        """Whether the settings ask for a test of the models that play the iteration."""
+        """Return whether the settings ask for a test of the models that play the iteration."""
         return scheme_tests(self.test_scheme, self.last, iteration, self.test_interval)
 
 
@@ -136,7 +136,7 @@ def status_of(run: RunStore) -> str:
 
 
 def is_running(run: RunStore) -> bool:
-    """Whether somebody who may be alive holds the run. Raises CorruptionError."""
+    """Return whether somebody who may be alive holds the run. Raises CorruptionError."""
     seen = look(run)
     return seen.owner is not None and not seen.is_gone
 
@@ -229,7 +229,7 @@ def _jobs(run: RunStore, shown: RunShown, iteration: int) -> dict[str, Any]:
 
 
 def report_location(run: RunStore) -> str | None:
-    """Where the report lies, or None if there is none yet."""
+    """Return where the report lies, or None if there is none yet."""
     path = f"{run.root}/report.html"
     if not run.store.exists(path):
         return None
@@ -289,7 +289,7 @@ def _with_checksum(page: bytes) -> bytes:
 
 
 def report_is_whole(content: bytes) -> bool | None:
-    """Whether a report is what its last line says; None for one without that line."""
+    """Return whether a report is what its last line says; None for one without that line."""
     page, mark, _ = content.rpartition(_CHECKSUM)
     return content == _with_checksum(page) if mark else None
 
@@ -359,7 +359,7 @@ def _paired(
 
 
 def is_complete(run: RunStore, parameters: HyperParameters, iteration: int) -> bool:
-    """Whether nothing is left to do in the iteration."""
+    """Return whether nothing is left to do in the iteration."""
     return run.store.exists(run.models(iteration)) and (
         not is_tested(parameters, iteration) or run.store.exists(run.metrics(iteration, TEST))
     )
@@ -384,7 +384,7 @@ def finished_run(prepared: Prepared) -> dict[str, Any] | None:
 
 
 def finished_test(prepared: Prepared) -> dict[str, Any] | None:
-    """What `nip evaluate` returns, if the newest models were tested before; otherwise None.
+    """Return what `nip evaluate` returns, if the newest models were tested before; otherwise None.
 
     Raises CorruptionError for a file of the run that is damaged or missing.
     """
@@ -401,7 +401,7 @@ def finished_test(prepared: Prepared) -> dict[str, Any] | None:
 
 
 def _is_tested(prepared: Prepared, iteration: int) -> bool:
-    """Whether the test was held, and written out as a file where the settings ask for that."""
+    """Say whether the test was held, and written out as a file where the settings ask for it."""
     run, text_rl = prepared.run, prepared.parameters.text_rl
     if not run.store.exists(run.metrics(iteration, TEST)):
         return False

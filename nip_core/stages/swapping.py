@@ -41,8 +41,9 @@ T = TypeVar("T")
 
 
 def is_due(session: Session, iteration: int) -> bool:
-    """Whether the iteration's models have to pass the gate: it is on, there is a new model, and
-    who serves next is not on record yet.
+    """Say whether the iteration's models have to pass the gate.
+
+    They do if it is on, there is a new model, and who serves next is not on record yet.
 
     To be asked when the jobs of the iteration have ended.
     """

@@ -32,7 +32,7 @@ LeftOut = Mapping[str, Mapping[str, Facts]]
 
 
 def recorded_of(parameters: HyperParameters) -> LeftOut | None:
-    """What is on record of a run on this machine's disks that may not exist; nothing is written."""
+    """Read the record of a run that may not exist, on this machine's disks; write nothing."""
     place = parameters.run_store
     if "://" in place or not Path(place).expanduser().is_dir():
         return None
@@ -40,7 +40,7 @@ def recorded_of(parameters: HyperParameters) -> LeftOut | None:
 
 
 def recorded(run: RunStore) -> LeftOut | None:
-    """What is left out by split, and by problem what was measured; None before the run began."""
+    """By split and problem, the facts of those left out; None before the run began."""
     stored = run.read_json_or_none(_path(run))
     return None if stored is None else dict(stored["too_long"])
 
@@ -59,7 +59,7 @@ def settle(
     known: LeftOut | None,
     measured: Mapping[str, Facts],
 ) -> LeftOut:
-    """What the run leaves out: what is on record, or else what was `measured` too long, by problem.
+    """Decide what the run leaves out: as on record, or else the problems `measured` too long.
 
     Raises SettingsError if nothing may be left out, if nothing of a split would be left, or if
     problems are too long now that were not when the run began.
@@ -105,7 +105,7 @@ def record(run: RunStore, out: LeftOut, lease: Lease) -> None:
 
 
 def in_words(out: LeftOut) -> str:
-    """How many problems of each split are left out; empty if none are."""
+    """Return how many problems of each split are left out; empty if none are."""
     counts = [f"{len(problems)} {split}" for split, problems in sorted(out.items()) if problems]
     if not counts:
         return ""

@@ -132,7 +132,7 @@ async def wait_for_job(session: Session, iteration: int, group: str) -> dict[str
 def job_spec(
     session: Session, iteration: int, group: str, dataset: Mapping[str, Any], out: frozenset[str]
 ) -> JobSpec:
-    """What the group's job of this iteration is: equal settings and data, equal job.
+    """The group's job of this iteration: equal settings and data, equal job.
 
     `dataset` is what its manifest says of it, `out` the questions that are not trained on.
     """
@@ -213,7 +213,7 @@ def group_job(
 
 
 def integrations(parameters: HyperParameters, group: str) -> list[dict[str, Any]]:
-    """Who else is told of the group's jobs, in the words of OpenAI's API."""
+    """Return who else is told of the group's jobs, in the words of OpenAI's API."""
     project = parameters.fine_tuning.wandb_project
     agent = parameters.group_parameters(group)
     if project is None or agent.use_dummy_api or agent.model_provider != "OpenAI":
@@ -229,7 +229,7 @@ def training_settings(
     can_stack: bool = True,
     method: str = "supervised",
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """How the group's model is trained: what its API has words for, and the rest.
+    """The settings with which a group is trained: those that its API has words for, and the rest.
 
     The first are the hyper-parameters of the method. Only what the method and the server take is
     in it. `from_base`: not from the model that plays; `can_stack`: that one is an adapter, so that
@@ -289,7 +289,7 @@ def _attempt(session: Session, iteration: int, group: str) -> int:
 
 
 def _stored(session: Session, iteration: int, group: str) -> JobRecord | None:
-    """What is recorded of the group's job, if there is one."""
+    """Return what is recorded of the group's job, if there is one."""
     return read_job(session.run, session.run.job(iteration, group))
 
 
@@ -327,7 +327,7 @@ def _ledger(
 
 
 def next_step(parameters: HyperParameters, record: JobRecord) -> Step:
-    """What follows from a job on record as terminal.
+    """Decide what follows from a job on record as terminal.
 
     A job is tried again until it has had `fine_tuning.max_attempts`, those on record before it
     included; the next failure stops the run.

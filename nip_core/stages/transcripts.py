@@ -20,7 +20,7 @@ _MOST = 300  # of each, of those that are worth reading
 
 
 class RunTranscripts:
-    """What is shown of a run's episodes, and what is not; `add` splits in the order of play."""
+    """Episodes of a run that are shown, and those that are not; `add` splits in order of play."""
 
     def __init__(self, run: RunStore, record: RunRecord) -> None:
         """Reads nothing yet."""

@@ -1,4 +1,4 @@
-"""Whether a run is what it was: every file against its manifest, every manifest against its inputs.
+"""Verifying a run: every file against its manifest, every manifest against its inputs.
 
 verify_all       the problems of a whole run, what was not checked, and the files nobody knows
 verify_run       the same without the servers that have trained its models
@@ -54,7 +54,7 @@ class Problem:
 
 @dataclass
 class Findings:
-    """What was found of a run."""
+    """The result of a verification."""
 
     problems: dict[str, Problem] = field(default_factory=dict)  # by path, the first of each
     notes: list[str] = field(default_factory=list)  # what was not checked, and why
@@ -80,7 +80,7 @@ class Findings:
             self.problems[path] = Problem(path, what, str(expected), str(got), remedy, derived)
 
     def has(self, path: str) -> bool:
-        """Whether the file has a problem."""
+        """Return whether the file has a problem."""
         return path in self.problems
 
 
@@ -266,7 +266,7 @@ def _remedy(path: str) -> str:
 
 
 def _place(parts: list[str]) -> str:
-    """What ``--rerun-from`` takes for a file below ``iterations/``."""
+    """Return what ``--rerun-from`` takes for a file below ``iterations/``."""
     from nip_core.stages.rerun import stage_of
 
     return f"{int(parts[0])}:{stage_of('/'.join(parts[1:]))}"

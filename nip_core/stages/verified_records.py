@@ -171,7 +171,7 @@ class _Iteration:
             self._metrics(metrics_path, metrics, stage)
 
     def _is_measured(self, split: str) -> bool:
-        """Whether the split must have metrics by now: what comes after it is there."""
+        """Return whether the split must have metrics by now: what comes after it is there."""
         if split == TEST:
             return self._must_be_tested()
         if split == TRAIN:
@@ -338,7 +338,7 @@ class _Iteration:
             )
 
     def _swap(self, jobs: Mapping[str, JobRecord | None]) -> None:
-        """That the models on record are those that the jobs have made, or that played before."""
+        """Compare the models on record with those that jobs have made, or that played before."""
         check, path = self.check_, self.run.models(self.number)
         if self.models is None:
             return
@@ -376,7 +376,7 @@ class _Iteration:
 
 
 def _superseded(check: Check, directory: str) -> None:
-    """What a rewind has set aside: all of it there, and what manifests name as it was."""
+    """Check that all a rewind has set aside is there, and is as its manifests name it."""
     plan = check.document(f"{directory}/plan.json", demanded_by=directory)
     is_done = f"{directory}/done.json" in check.present
     check.document(f"{directory}/done.json")

@@ -74,7 +74,7 @@ def check_own_server(check: Check, parameters: HyperParameters) -> None:
 
 
 def uses_own(parameters: HyperParameters, group: str) -> bool:
-    """Whether a group is trained by the run's own server."""
+    """Return whether a group is trained by the run's own server."""
     try:
         return group_endpoints(parameters, group) is None
     except SettingsError:  # a key that is not set
@@ -121,7 +121,7 @@ def _compare_jobs(check: Check, state: Examined, own_groups: set[str], place: st
 
 
 def _kept_models(check: Check) -> dict[str, str]:
-    """What a run in a bucket keeps, by name its content digest; every file is compared."""
+    """By name, the content digest of each model that a run in a bucket keeps; compare its files."""
     digests: dict[str, str] = {}
     root = f"{check.run.root}/{ADAPTERS}"
     for digest in check.names(root):
@@ -149,7 +149,7 @@ def _kept_models(check: Check) -> dict[str, str]:
 
 
 def _models_on_record(check: Check) -> Iterator[tuple[str, str, str, str | None]]:
-    """Where it stands, group, name and content digest of each model that the run has trained."""
+    """Yield path, group, name and content digest of each model that the run has trained."""
     for path in check.under(f"{check.run.root}/iterations"):
         if path.endswith("/models.json") and not check.findings.has(path):
             for group, model in check.run.read_json(path)["groups"].items():
