@@ -79,6 +79,13 @@ class Findings:
             remedy = remedy or _remedy(path)
             self.problems[path] = Problem(path, what, str(expected), str(got), remedy, derived)
 
+    def compare(
+        self, path: str, what: str, expected: object, got: object, remedy: str | None = None
+    ) -> None:
+        """Note a problem of the file unless `expected` and `got` are the same."""
+        if expected != got:
+            self.add(path, what, expected, got, remedy)
+
     def has(self, path: str) -> bool:
         """Return whether the file has a problem."""
         return path in self.problems

@@ -48,8 +48,8 @@ def _root(check: Check) -> Any:
     """run.json, openings, what was left out, the report. Returns the run that this is a fork of."""
     root, findings = check.run.root, check.findings
     record = check.document(f"{root}/run.json", demanded_by="every file of the run")
-    if isinstance(record, dict) and record.get("run") != check.run.name:
-        findings.add(f"{root}/run.json", "another run's", check.run.name, record.get("run"))
+    if isinstance(record, dict):
+        findings.compare(f"{root}/run.json", "another run's", check.run.name, record.get("run"))
     openings = check.names(f"{root}/openings")
     for number in range(1, len(openings) + 1):
         due = f"{number:04d}.json"
@@ -193,20 +193,12 @@ class _Iteration:
         check, place = self.check_, f"{manifest.directory}/{manifest.name}"
         self.epoch = max(self.epoch, manifest.epoch)
         check.files_of(manifest)
-        if isinstance(plan, dict) and manifest.inputs.get("plan") != plan.get("plan_digest"):
-            check.findings.add(
-                place,
-                "made from another plan.json",
-                plan.get("plan_digest"),
-                manifest.inputs.get("plan"),
-            )
-        if players is not None and manifest.inputs.get("models") != players:
-            check.findings.add(
-                place,
-                f"played by other models than those of {self._before}",
-                players,
-                manifest.inputs.get("models"),
-            )
+        if isinstance(plan, dict):
+            planned, made_from = plan.get("plan_digest"), manifest.inputs.get("plan")
+            check.findings.compare(place, "made from another plan.json", planned, made_from)
+        if players is not None:
+            what = f"played by other models than those of {self._before}"
+            check.findings.compare(place, what, players, manifest.inputs.get("models"))
 
     def _players(self, split: str, jobs: Mapping[str, JobRecord | None]) -> str | None:
         """Digest of the names of the models that play the split; None where they are not known."""
@@ -231,31 +223,27 @@ class _Iteration:
         for shard in names:
             name = shard_manifest(shard)
             manifest = shards.get(name) or check.manifest(stage.directory, name, demanded_by=place)
-            if manifest is not None and manifest.digest != stage.inputs[f"shard/{shard}"]:
-                check.findings.add(
-                    f"{stage.directory}/{name}",
-                    f"not the shard that {place} names",
-                    stage.inputs[f"shard/{shard}"],
-                    manifest.digest,
-                )
+            if manifest is not None:
+                path, named = f"{stage.directory}/{name}", stage.inputs[f"shard/{shard}"]
+                what = f"not the shard that {place} names"
+                check.findings.compare(path, what, named, manifest.digest)
         whole = [shards.get(shard_manifest(shard)) for shard in names]
         if all(whole):
             for table, rows in stage.rows.items():
                 counted = sum(shard.rows.get(table, 0) for shard in whole if shard)
-                if counted != rows:
-                    check.findings.add(place, f"wrong number of rows of {table}", counted, rows)
+                what = f"wrong number of rows of {table}"
+                check.findings.compare(place, what, counted, rows)
         if isinstance(plan, dict):
             planned = -(-plan["episodes"] // plan["episodes_per_shard"])
-            if planned != len(names):
-                check.findings.add(place, "another number of shards", planned, len(names))
+            check.findings.compare(place, "another number of shards", planned, len(names))
 
     def _metrics(self, path: str, metrics: Any, stage: Manifest) -> None:
         findings = self.check_.findings
         if not isinstance(metrics, dict) or findings.has(f"{stage.directory}/{stage.name}"):
             return
         made_of, committed = metrics.get("rollouts"), stage.extra.get("canonical_digest")
-        if made_of is not None and made_of != committed:
-            findings.add(path, "metrics of other rollouts", committed, made_of)
+        if made_of is not None:
+            findings.compare(path, "metrics of other rollouts", committed, made_of)
         left_out = f"{self.run.root}/left_out.json"
         if "problems_left_out" in metrics:
             self.check_.document(left_out, demanded_by=path)
@@ -317,9 +305,11 @@ class _Iteration:
             self._made_from(manifest, name, made_from)
         if not is_begun and self.is_swapped:
             check.findings.add(path, "missing", f"the job of the dataset in {directory}", "none")
-        if job is not None and job.dataset_digest != manifest.extra.get("digest"):
-            got = manifest.extra.get("digest")
-            check.findings.add(path, "the job of another dataset", got, job.dataset_digest)
+        if job is not None:
+            committed = manifest.extra.get("digest")
+            check.findings.compare(
+                path, "the job of another dataset", committed, job.dataset_digest
+            )
 
     def _made_from(self, manifest: Manifest, name: str, made_from: str) -> None:
         """One of the rollouts that a dataset was made from."""
@@ -331,11 +321,10 @@ class _Iteration:
         if self.check_.findings.has(f"{source}/{MANIFEST}"):
             return
         rollouts = self.check_.manifest(source, demanded_by=place)
-        if rollouts is not None and rollouts.extra.get("canonical_digest") != made_from:
+        if rollouts is not None:
             committed = rollouts.extra.get("canonical_digest")
-            self.check_.findings.add(
-                place, f"made from other rollouts than {source}", committed, made_from
-            )
+            what = f"made from other rollouts than {source}"
+            self.check_.findings.compare(place, what, committed, made_from)
 
     def _swap(self, jobs: Mapping[str, JobRecord | None]) -> None:
         """Compare the models on record with those that jobs have made, or that played before."""
@@ -355,10 +344,9 @@ class _Iteration:
                 continue
             if model["trained_in"] == self.number:
                 self._trained(group, model, jobs)
-            elif group in before and before[group] != model["model"]:
-                check.findings.add(
-                    path, f"{group} goes on with another model", before[group], model["model"]
-                )
+            elif group in before:
+                what = f"{group} goes on with another model"
+                check.findings.compare(path, what, before[group], model["model"])
 
     def _trained(
         self, group: str, model: Mapping[str, Any], jobs: Mapping[str, JobRecord | None]
@@ -369,10 +357,11 @@ class _Iteration:
             check.findings.add(self.run.job(self.number, group), "missing", expected, "none")
             return
         job = jobs[group]
-        if job is not None and (job.model, job.id) != (model["model"], model.get("job_id")):
+        if job is not None:
             made = f"{job.model} of job {job.id}"
             named = f"{model['model']} of job {model.get('job_id')}"
-            check.findings.add(path, f"{group} has another model than its job made", made, named)
+            what = f"{group} has another model than its job made"
+            check.findings.compare(path, what, made, named)
 
 
 def _superseded(check: Check, directory: str) -> None:

@@ -93,10 +93,9 @@ def _compare_model(
         check.findings.add(
             place, "missing", f"the model {name} that {path} names", "none", _NOT_AGAIN
         )
-    elif content is not None and digests[name] != content:
-        check.findings.add(
-            place, f"not the model that {path} names", content, digests[name], _NOT_AGAIN
-        )
+    elif content is not None:
+        what = f"not the model that {path} names"
+        check.findings.compare(place, what, content, digests[name], _NOT_AGAIN)
 
 
 def _compare_jobs(check: Check, state: Examined, own_groups: set[str], place: str) -> None:
@@ -111,13 +110,8 @@ def _compare_jobs(check: Check, state: Examined, own_groups: set[str], place: st
             continue
         status, model = state.jobs[job.id]
         if job.succeeded and (status, model) != ("succeeded", job.model):
-            check.findings.add(
-                place,
-                f"another end of job {job.id}",
-                f"{job.model}",
-                f"{status}, {model}",
-                _NOT_AGAIN,
-            )
+            what = f"another end of job {job.id}"
+            check.findings.add(place, what, job.model, f"{status}, {model}", _NOT_AGAIN)
 
 
 def _kept_models(check: Check) -> dict[str, str]:
