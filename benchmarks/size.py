@@ -31,9 +31,10 @@ from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.engine import PlayedShard, play_shard
 from nip_core.rollouts.episode import ShardContext
 from nip_core.rollouts.model_call import Player
+from nip_core.rollouts.parquet import parquet_bytes
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.progress import Progress
-from nip_core.rollouts.tables import build_tables, parquet_bytes
+from nip_core.rollouts.tables import build_tables
 from nip_core.scenarios.code_validation.datasets import load_problems
 from nip_lm_server.api.auth import KeyRing
 from nip_lm_server.api.connections import make_runner

@@ -8,7 +8,6 @@ read_rollouts    the committed split as two tables; iter_rollouts: shard by shar
 StoredRollouts   several committed splits, read by column or shard by shard
 canonical_digest what two runs of the same game agree on
 agent_order      who comes first in a round
-parquet_bytes, parquet_table   one table <-> one Parquet file
 
 A directory ``iterations/0003/rollouts/<split>/`` holds, per shard, ``episodes-<shard>``,
 ``generations-<shard>`` and ``timings-<shard>`` with ``manifest-<shard>.json``, and one
@@ -16,16 +15,15 @@ A directory ``iterations/0003/rollouts/<split>/`` holds, per shard, ``episodes-<
 """
 
 import hashlib
-import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from nip_core.errors import CorruptionError, StageError, StoreError
+from nip_core.errors import CorruptionError, StageError
+from nip_core.rollouts.parquet import parquet_bytes, parquet_table
 from nip_core.rollouts.schema import EPISODES, GENERATIONS, SCHEMA_VERSION, TIMINGS
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import (
@@ -40,23 +38,7 @@ from nip_core.run_store.store import Store
 Row = Mapping[str, Any]
 
 _SCHEMAS = {"episodes": EPISODES, "generations": GENERATIONS, "timings": TIMINGS}
-_VERSION_KEY = b"nip.schema_version"
 _SHARD_INPUT = "shard/"
-
-# Unique strings get no dictionary, which would only add to them.
-_LENGTH_ENCODED = {"key", "parent_key", "text"}
-_DELTA_ENCODED = {
-    "started_at": "DELTA_BINARY_PACKED",
-    "seed": "DELTA_BINARY_PACKED",
-    "latency_s": "BYTE_STREAM_SPLIT",
-    "completion_logprobs.list.element": "BYTE_STREAM_SPLIT",
-    "token_logprobs.list.element.logprob": "BYTE_STREAM_SPLIT",
-    "token_logprobs.list.element.top.list.element.logprob": "BYTE_STREAM_SPLIT",
-    "prompt_tokens": "DELTA_BINARY_PACKED",
-    "completion_tokens": "DELTA_BINARY_PACKED",
-    "prompt_token_ids.list.element": "DELTA_BINARY_PACKED",
-    "completion_token_ids.list.element": "DELTA_BINARY_PACKED",
-}
 
 
 @dataclass(frozen=True)
@@ -121,83 +103,6 @@ def agent_order(episode: Row) -> Callable[[str], tuple[int, str]]:
     return lambda agent: (places.get(agent, len(places)), agent)
 
 
-def parquet_bytes(table: pa.Table, compression: str = "zstd") -> bytes:
-    """`table` as one Parquet file, with encodings that keep the cost of a row small."""
-    plain = _LENGTH_ENCODED | set(_DELTA_ENCODED)
-    columns = list(_leaf_paths(table.schema))
-    encoding = {c: "DELTA_LENGTH_BYTE_ARRAY" for c in columns if c in _LENGTH_ENCODED}
-    encoding |= {c: _DELTA_ENCODED[c] for c in columns if c in _DELTA_ENCODED}
-    buffer = io.BytesIO()
-    pq.write_table(
-        table,
-        buffer,
-        compression=compression,
-        use_dictionary=[c for c in columns if c not in plain],
-        column_encoding=encoding,
-        write_statistics=[c for c in columns if c not in {"text", "question", "solution"}],
-        data_page_version="2.0",
-    )
-    return buffer.getvalue()
-
-
-def parquet_table(
-    data: bytes, schema: pa.Schema, name: str, columns: Sequence[str] | None = None
-) -> pa.Table:
-    """The table in a Parquet file of `schema`, or some of its columns; `name` is for errors.
-
-    Raises CorruptionError if it is not such a file, StoreError if another version wrote it.
-    """
-    try:
-        file = pq.ParquetFile(io.BytesIO(data))
-        found = file.schema_arrow
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(name, error) from error
-    is_current = check_version(found, schema, name)
-    try:
-        # Of another version everything is read: what it lacks shows in the whole.
-        table = file.read(columns=columns if is_current else None)
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(name, error) from error
-    if not is_current:
-        table = in_current_version(table, schema)
-        if not table.schema.equals(schema):
-            raise CorruptionError(f"{name}: its columns are not those of schema {SCHEMA_VERSION}")
-    return table if columns is None else table.select(columns)
-
-
-def _damaged(name: str, error: Exception) -> CorruptionError:
-    return CorruptionError(f"{name}: damaged, not a Parquet file ({error})")
-
-
-def check_version(found: pa.Schema, schema: pa.Schema, name: str) -> bool:
-    """Whether a file whose schema was `found` has the current version of `schema`.
-
-    Raises CorruptionError if it has another schema, StoreError if it has a version that is not
-    known. `name` is for errors.
-    """
-    version = (found.metadata or {}).get(_VERSION_KEY)
-    if version is None:
-        raise CorruptionError(f"{name}: no schema version in it, so nip did not write it")
-    current = schema.metadata[_VERSION_KEY]
-    if version not in (b"1", current):
-        raise StoreError(
-            f"{name}: schema version {version.decode(errors='replace')}, this version of nip reads "
-            f"up to {current.decode()}; use the version of nip that wrote it"
-        )
-    if version == current and not found.equals(schema):
-        raise CorruptionError(f"{name}: its columns are not those of schema {current.decode()}")
-    return bool(version == current)
-
-
-def in_current_version(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A table of version 1 with the nullable columns that came later, empty."""
-    for index, field in enumerate(schema):
-        if field.name not in table.schema.names and field.nullable:
-            place = min(index, table.num_columns)  # of a table that lacks others too
-            table = table.add_column(place, field, pa.nulls(table.num_rows, field.type))
-    return table.replace_schema_metadata(schema.metadata)
-
-
 def commit_shard(
     store: Store,
     directory: str,
@@ -212,11 +117,7 @@ def commit_shard(
 
     Raises as `nip_core.run_store.manifest.commit` does.
     """
-    named = {
-        "episodes": tables.episodes,
-        "generations": tables.generations,
-        "timings": tables.timings,
-    }
+    named = {name: getattr(tables, name) for name in _SCHEMAS}
     return commit(
         store,
         directory,
@@ -254,16 +155,19 @@ def commit_stage(
 
     Raises StageError if one of them is not committed, CorruptionError if one is damaged.
     """
-    if not is_committed(store, directory):
-        missing = [shard for shard in shards if not shard_is_committed(store, directory, shard)]
-        if missing:
-            raise StageError(f"{directory}: shards {missing} are not committed; play them first")
+    # 1. Every shard must be there.
+    is_new = not is_committed(store, directory)
+    needed = shards if is_new else ()
+    missing = [shard for shard in needed if not shard_is_committed(store, directory, shard)]
+    if missing:
+        raise StageError(f"{directory}: shards {missing} are not committed; play them first")
     manifests = {shard: read_manifest(store, directory, shard_manifest(shard)) for shard in shards}
-    names = sorted({name for manifest in manifests.values() for name in manifest.rows})
+    # 2. Read them all, for the digest; of a split that is committed already it is known.
     hashes = _RowHashes()
-    if not is_committed(store, directory):
-        for manifest in manifests.values():
-            hashes.add(_read_shard(store, manifest))
+    for manifest in manifests.values() if is_new else ():
+        hashes.add(_read_shard(store, manifest))
+    # 3. Name them in one manifest.
+    names = sorted({name for manifest in manifests.values() for name in manifest.rows})
     return commit(
         store,
         directory,
@@ -272,36 +176,6 @@ def commit_stage(
         rows={name: sum(m.rows.get(name, 0) for m in manifests.values()) for name in names},
         extra={**(extra or {}), "canonical_digest": hashes.digest()},
         lease=lease,
-    )
-
-
-def iter_rollouts(store: Store, directory: str) -> Iterator[Rollouts]:
-    """The committed shards of a split, one in memory at a time, every file checked.
-
-    Raises MissingFileError if the split is not committed, CorruptionError naming the first
-    damaged file.
-    """
-    for manifest in _shard_manifests(store, directory):
-        yield _read_shard(store, manifest)
-
-
-def _shard_manifests(store: Store, directory: str) -> Iterator[Manifest]:
-    stage = read_manifest(store, directory)
-    for name, digest in stage.inputs.items():
-        manifest = read_manifest(store, directory, shard_manifest(name.removeprefix(_SHARD_INPUT)))
-        if manifest.digest != digest:
-            raise CorruptionError(
-                f"{directory}/{manifest.name}: not the shard that {directory}/{stage.name} names"
-            )
-        yield manifest
-
-
-def read_rollouts(store: Store, directory: str) -> Rollouts:
-    """All committed rollouts of a split, checked as in `iter_rollouts`."""
-    shards = list(iter_rollouts(store, directory))
-    return Rollouts(
-        pa.concat_tables([EPISODES.empty_table(), *(shard.episodes for shard in shards)]),
-        pa.concat_tables([GENERATIONS.empty_table(), *(shard.generations for shard in shards)]),
     )
 
 
@@ -352,13 +226,31 @@ class StoredRollouts:
         return pa.concat_tables([_SCHEMAS[kind].empty_table().select(columns), *tables])
 
 
-def read_timings(store: Store, directory: str) -> pa.Table:
-    """The timings of a committed split, for reports."""
-    tables = [TIMINGS.empty_table()]
-    for name in read_manifest(store, directory).inputs:
-        manifest = read_manifest(store, directory, shard_manifest(name.removeprefix(_SHARD_INPUT)))
-        tables.append(_read_table(store, manifest, "timings"))
-    return pa.concat_tables(tables)
+def _shard_manifests(store: Store, directory: str) -> Iterator[Manifest]:
+    """The manifests of a split's shards, which are those that the split was committed with."""
+    stage = read_manifest(store, directory)
+    for shard, digest in zip(shards_of(stage), stage.inputs.values(), strict=True):
+        manifest = read_manifest(store, directory, shard_manifest(shard))
+        if manifest.digest != digest:
+            raise CorruptionError(
+                f"{directory}/{manifest.name}: not the shard that {directory}/{stage.name} names"
+            )
+        yield manifest
+
+
+def iter_rollouts(store: Store, directory: str) -> Iterator[Rollouts]:
+    """The committed shards of a split, one in memory at a time, every file checked.
+
+    Raises MissingFileError if the split is not committed, CorruptionError naming the first
+    damaged file.
+    """
+    return StoredRollouts(store, [directory]).shards()
+
+
+def read_rollouts(store: Store, directory: str) -> Rollouts:
+    """All committed rollouts of a split, checked as in `iter_rollouts`."""
+    stored = StoredRollouts(store, [directory])
+    return Rollouts(stored.episodes(EPISODES.names), stored.generations(GENERATIONS.names))
 
 
 def canonical_digest(episodes: pa.Table, generations: pa.Table) -> str:
@@ -468,19 +360,3 @@ def _depth(row: Row, by_key: Mapping[str, Row], depths: dict[str, int]) -> int:
         depth += 1
         depths[link] = depth
     return depths[row["key"]]
-
-
-def _leaf_paths(schema: pa.Schema) -> Iterator[str]:
-    """Parquet column paths, as its encodings and statistics name them."""
-    for column in schema:
-        yield from _leaves(column.name, column.type)
-
-
-def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
-    if pa.types.is_list(kind):
-        yield from _leaves(f"{path}.list.element", kind.value_type)
-    elif pa.types.is_struct(kind):
-        for i in range(kind.num_fields):
-            yield from _leaves(f"{path}.{kind.field(i).name}", kind.field(i).type)
-    else:
-        yield path

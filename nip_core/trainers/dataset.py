@@ -30,7 +30,7 @@ from nip_core.errors import CorruptionError
 from nip_core.hashing import derive_seed
 from nip_core.parameters import Method
 from nip_core.processes import how_many, map_in_processes
-from nip_core.rollouts.tables import check_version, in_current_version
+from nip_core.rollouts.parquet import check_version, in_current_version
 from nip_core.run_store.manifest import read_file, read_manifest, verify
 from nip_core.run_store.store import Store
 from nip_core.trainers.base import AnyExample, InParts

@@ -1,0 +1,125 @@
+"""One table of rollouts as one Parquet file.
+
+parquet_bytes, parquet_table   from a table to a file, and back
+check_version                  refuse a file that nip did not write, or a later one
+in_current_version             a table of version 1 with what came later
+"""
+
+import io
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nip_core.errors import CorruptionError, StoreError
+from nip_core.rollouts.schema import SCHEMA_VERSION
+
+_VERSION_KEY = b"nip.schema_version"
+
+# Unique strings get no dictionary, which would only add to them.
+_LENGTH_ENCODED = {"key", "parent_key", "text"}
+_DELTA_ENCODED = {
+    "started_at": "DELTA_BINARY_PACKED",
+    "seed": "DELTA_BINARY_PACKED",
+    "latency_s": "BYTE_STREAM_SPLIT",
+    "completion_logprobs.list.element": "BYTE_STREAM_SPLIT",
+    "token_logprobs.list.element.logprob": "BYTE_STREAM_SPLIT",
+    "token_logprobs.list.element.top.list.element.logprob": "BYTE_STREAM_SPLIT",
+    "prompt_tokens": "DELTA_BINARY_PACKED",
+    "completion_tokens": "DELTA_BINARY_PACKED",
+    "prompt_token_ids.list.element": "DELTA_BINARY_PACKED",
+    "completion_token_ids.list.element": "DELTA_BINARY_PACKED",
+}
+
+
+def parquet_bytes(table: pa.Table, compression: str = "zstd") -> bytes:
+    """`table` as one Parquet file, with encodings that keep the cost of a row small."""
+    plain = _LENGTH_ENCODED | set(_DELTA_ENCODED)
+    columns = list(_leaf_paths(table.schema))
+    encoding = {c: "DELTA_LENGTH_BYTE_ARRAY" for c in columns if c in _LENGTH_ENCODED}
+    encoding |= {c: _DELTA_ENCODED[c] for c in columns if c in _DELTA_ENCODED}
+    buffer = io.BytesIO()
+    pq.write_table(
+        table,
+        buffer,
+        compression=compression,
+        use_dictionary=[c for c in columns if c not in plain],
+        column_encoding=encoding,
+        write_statistics=[c for c in columns if c not in {"text", "question", "solution"}],
+        data_page_version="2.0",
+    )
+    return buffer.getvalue()
+
+
+def parquet_table(
+    data: bytes, schema: pa.Schema, name: str, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """The table in a Parquet file of `schema`, or some of its columns; `name` is for errors.
+
+    Raises CorruptionError if it is not such a file, StoreError if another version wrote it.
+    """
+    try:
+        file = pq.ParquetFile(io.BytesIO(data))
+        found = file.schema_arrow
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(name, error) from error
+    is_current = check_version(found, schema, name)
+    try:
+        # Of another version everything is read: what it lacks shows in the whole.
+        table = file.read(columns=columns if is_current else None)
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(name, error) from error
+    if not is_current:
+        table = in_current_version(table, schema)
+        if not table.schema.equals(schema):
+            raise CorruptionError(f"{name}: its columns are not those of schema {SCHEMA_VERSION}")
+    return table if columns is None else table.select(columns)
+
+
+def _damaged(name: str, error: Exception) -> CorruptionError:
+    return CorruptionError(f"{name}: damaged, not a Parquet file ({error})")
+
+
+def check_version(found: pa.Schema, schema: pa.Schema, name: str) -> bool:
+    """Whether a file whose schema was `found` has the current version of `schema`.
+
+    Raises CorruptionError if it has another schema, StoreError if it has a version that is not
+    known. `name` is for errors.
+    """
+    version = (found.metadata or {}).get(_VERSION_KEY)
+    if version is None:
+        raise CorruptionError(f"{name}: no schema version in it, so nip did not write it")
+    current = schema.metadata[_VERSION_KEY]
+    if version not in (b"1", current):
+        raise StoreError(
+            f"{name}: schema version {version.decode(errors='replace')}, this version of nip reads "
+            f"up to {current.decode()}; use the version of nip that wrote it"
+        )
+    if version == current and not found.equals(schema):
+        raise CorruptionError(f"{name}: its columns are not those of schema {current.decode()}")
+    return bool(version == current)
+
+
+def in_current_version(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table of version 1 with the nullable columns that came later, empty."""
+    for index, field in enumerate(schema):
+        if field.name not in table.schema.names and field.nullable:
+            place = min(index, table.num_columns)  # of a table that lacks others too
+            table = table.add_column(place, field, pa.nulls(table.num_rows, field.type))
+    return table.replace_schema_metadata(schema.metadata)
+
+
+def _leaf_paths(schema: pa.Schema) -> Iterator[str]:
+    """Parquet column paths, as its encodings and statistics name them."""
+    for column in schema:
+        yield from _leaves(column.name, column.type)
+
+
+def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
+    if pa.types.is_list(kind):
+        yield from _leaves(f"{path}.list.element", kind.value_type)
+    elif pa.types.is_struct(kind):
+        for i in range(kind.num_fields):
+            yield from _leaves(f"{path}.{kind.field(i).name}", kind.field(i).type)
+    else:
+        yield path
