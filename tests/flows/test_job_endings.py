@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 import yaml
+from server_here import one_here
 from small_game import FEW, train_here, write_config
 
 from nip_core.errors import JobError, SettingsError
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_lm_server.engines.reply_rules import DEFAULT_FILE
-from nip_lm_server.launch import start_or_attach, stop
 from nip_lm_server.spec import ServerSpec
 
 NO_TESTS = {"test_scheme": "none"}
@@ -89,9 +89,8 @@ async def test_too_few_examples_can_stop_the_run(tmp_path):
 @pytest.fixture
 def slow_server(tmp_path) -> Iterator:
     spec = ServerSpec("deterministic", "sim", replies=replies(tmp_path, seconds=4.0))
-    handle = start_or_attach(spec, tmp_path / "server")
-    yield handle
-    stop(handle)
+    with one_here(spec, tmp_path / "server") as handle:
+        yield handle
 
 
 async def test_a_run_lets_go_of_long_jobs_and_goes_on_when_it_is_run_again(

@@ -20,6 +20,7 @@ from nip_core.stages.verification import verify_all
 from nip_lm_server.launch import ServerHandle, start_or_attach, stop
 from nip_lm_server.spec import ServerSpec
 
+pytestmark = pytest.mark.usefixtures("server_in_thread")
 FOUR = {**FEW, "rollouts_per_iteration": 4}
 DUMMY = {"use_dummy_api": True, "max_tokens_per_message": 32}
 

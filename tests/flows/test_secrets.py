@@ -8,23 +8,20 @@ import pytest
 from prefect import get_client
 from prefect.blocks.system import Secret
 from prefect.settings import get_current_settings
-from small_game import write_config
+from server_here import one_here
+from small_game import FEW, write_config
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
-from nip_lm_server.launch import start_or_attach, stop
 from nip_lm_server.spec import ServerSpec
 from nip_prefect.flows.train import train
 from nip_prefect.tasks.secrets import block_name, environment_for
 
-ONE = {"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1}
-
 
 @pytest.fixture
 def lm_server(tmp_path):
-    handle = start_or_attach(ServerSpec("deterministic", "deterministic"), tmp_path / "server")
-    yield handle
-    stop(handle)
+    with one_here(ServerSpec("deterministic", "deterministic"), tmp_path / "server") as handle:
+        yield handle
 
 
 @pytest.fixture
@@ -33,7 +30,7 @@ async def config(lm_server, tmp_path, monkeypatch):
     runs = {"run_name": "secretive", "run_store": str(tmp_path / "runs")}
     server = {"url": lm_server.url}
     watched = {"poll_interval_s": 0.05, "settle_s": 0.0}
-    return write_config(tmp_path, rl=ONE, lm_server=server, fine_tuning=watched, **runs)
+    return write_config(tmp_path, rl=FEW, lm_server=server, fine_tuning=watched, **runs)
 
 
 async def everything_prefect_shows() -> str:

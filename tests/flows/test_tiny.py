@@ -1,33 +1,37 @@
-"""The quick start's game in small: a real model plays, is really trained and really served."""
+"""The quick start's game in small: a real model plays, is really trained and really served.
+
+In one process, which loads torch once; that each part is one of its own: tests/lm_server/long.
+"""
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from small_game import train_here
+from trained_here import TrainerHere
 
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_prefect.flows.train import train
 
 CONFIG = Path(__file__).parents[2] / "deployments" / "configs" / "quickstart.yaml"
 
 
 @pytest.fixture(scope="module")
-async def trained(prefect_server, tmp_path_factory):
+async def trained(tmp_path_factory):
     store = tmp_path_factory.mktemp("tiny")
-    result = await train(
-        str(CONFIG),
-        [
-            f"run_store={store}",
-            "rl.num_iterations=2",
-            "rl.rollouts_per_iteration=24",
-            "agents.verifier.num_epochs=1",
-            "agents._default.shared_model_group=both",  # each training process takes its time
-            "dataset_options.max_test_size=8",
-        ],
-    )
+    changes = [
+        f"run_store={store}",
+        "rl.num_iterations=2",
+        "rl.rollouts_per_iteration=24",
+        "agents.verifier.num_epochs=1",
+        "agents._default.shared_model_group=both",
+        "dataset_options.max_test_size=8",
+    ]
+    with mock.patch("nip_lm_server.serving.placement.SubprocessTrainer", TrainerHere):
+        result = await train_here(CONFIG, changes)
     return result, RunStore(open_store(store), "quickstart"), store / "quickstart"
 
 

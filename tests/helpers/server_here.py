@@ -4,6 +4,7 @@ Everything else is as it is: state directory, key, lock, sockets, jobs, models o
 not show: that the server is started, watched and ended as a process; tests/lm_server does.
 
 servers_here    sessions that begin meanwhile have their server here
+one_here        one server, for runs that name it in lm_server.url
 """
 
 import asyncio
@@ -124,3 +125,12 @@ def servers_here() -> Iterator[None]:
     ):
         yield
     assert servers.running == {}, "a session has left its server running"
+
+
+@contextmanager
+def one_here(spec: ServerSpec, state: Path) -> Iterator[ServerHandle]:
+    """A server that answers."""
+    servers = _Servers()
+    handle = servers.start(spec, state)
+    yield handle
+    servers.stop(handle)

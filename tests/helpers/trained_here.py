@@ -4,8 +4,11 @@ TrainerHere   trains without a process of its own
 tiny          a server's configuration with that model
 """
 
+import contextlib
 import json
+import threading
 from typing import Any
+from unittest import mock
 
 from nip_core.models import resolve_model
 from nip_lm_server.spec import ServerSpec
@@ -19,7 +22,10 @@ class TrainerHere(SubprocessTrainer):
         from nip_lm_server.training.main import main
 
         task.output_dir.mkdir(parents=True)
-        returncode = main(["--job-dir", str(task.job_dir)])
+        with contextlib.ExitStack() as stack:
+            if threading.current_thread() is not threading.main_thread():
+                stack.enter_context(mock.patch("signal.signal"))  # which only that one may call
+            returncode = main(["--job-dir", str(task.job_dir)])
         lines = (task.job_dir / "events.jsonl").read_text().splitlines()
         report([json.loads(line) for line in lines])
         return returncode, None

@@ -86,9 +86,9 @@ def settings(game, concurrency):
 
 
 async def digest_of(game, concurrency, num_shards):
-    """The canonical digest of 24 episodes, played by a server of their own."""
+    """The canonical digest of 12 episodes, played by a server of their own."""
     parameters = settings(game, concurrency)
-    specs = plan_episodes(parameters, problems(24), "train", 0)
+    specs = plan_episodes(parameters, problems(12), "train", 0)
     with tempfile.TemporaryDirectory() as state:
         replies = Path(state) / "replies.yaml"
         replies.write_text(yaml.safe_dump(REPLIES))

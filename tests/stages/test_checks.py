@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from server_here import one_here
 from small_game import write_config
 
 from nip_core.errors import SettingsError
@@ -19,9 +20,10 @@ from nip_core.stages.playing import split_play
 from nip_core.stages.session import open_session
 from nip_core.stages.showing import summary, write_report
 from nip_core.stages.too_long import settle
-from nip_lm_server.launch import ServerHandle, start_or_attach, stop
+from nip_lm_server.client import ServerHandle
 from nip_lm_server.spec import EngineSpec, ServerSpec
 
+pytestmark = pytest.mark.usefixtures("server_in_thread")
 REFUSES = "{% if message['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
 DROPS = "{% if message['role'] != 'system' %}"
 
@@ -56,9 +58,8 @@ def server(tmp_path_factory) -> Iterator[ServerHandle]:
         for folder in [tmp_path_factory.mktemp(name)]
     ]
     spec = ServerSpec("embedded", str(BUNDLED["tiny"]), more_engines=tuple(others))
-    handle = start_or_attach(spec, tmp_path_factory.mktemp("server"))
-    yield handle
-    stop(handle)
+    with one_here(spec, tmp_path_factory.mktemp("server")) as handle:
+        yield handle
 
 
 @pytest.fixture
