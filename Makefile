@@ -103,7 +103,7 @@ test-clients: install
 		$(CLIENTS)/bin/python -m pytest tests/clients
 
 test-learning: install
-	$(BIN)/python -m pytest -m learning
+	$(BIN)/python -m pytest -m learning tests tests/factory tests/lm_server/long
 	$(BIN)/python benchmarks/server_learning.py --out docs/results/server_learning.json
 	$(BIN)/python benchmarks/learning.py --out docs/results/learning.json
 	$(BIN)/python benchmarks/methods.py --out docs/results/methods.json
@@ -122,7 +122,7 @@ kill-matrix: install
 		$(BIN)/python -m pytest -m "kill_matrix or not learning" tests/durability
 	NIP_KILL_POINTS=all NIP_KILL_RESULTS=docs/results \
 		$(BIN)/python -m pytest tests/cluster/test_worker_kill.py
-	$(BIN)/python -m pytest -m kill_matrix --ignore tests/durability
+	$(BIN)/python -m pytest -m kill_matrix --ignore tests/durability tests tests/lm_server/long
 
 # What needs a Prefect server of its own, PostgreSQL or a browser. From the system's packages:
 # apt-get install postgresql chromium. One part: make test-cluster CLUSTER=tests/cluster/test_up.py

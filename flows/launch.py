@@ -131,8 +131,9 @@ def _check_prefect() -> None:
 
 def is_unreachable(error: BaseException) -> bool:
     """Return whether Prefect's client says that its server does not answer."""
-    httpx = sys.modules.get("httpx")
-    return httpx is not None and isinstance(error, httpx.TransportError)
+    # Another thread may be in the middle of importing it.
+    transport_error = getattr(sys.modules.get("httpx"), "TransportError", None)
+    return transport_error is not None and isinstance(error, transport_error)
 
 
 def no_prefect(error: BaseException) -> str:

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import types
 
 import psutil
 import pytest
@@ -15,6 +16,8 @@ from slow_game import is_playing, slow_config
 from terminal import Terminal
 
 from nip_lm_server.state.directory import read_card
+from nip_prefect.flows.launch import is_unreachable
+from nip_prefect.flows.stopping import Stopped
 
 
 @pytest.fixture
@@ -75,10 +78,16 @@ def test_a_start_can_be_stopped_before_anything_has_come_up(tmp_path):
     ) as terminal:
         terminal.wait_for(lambda: "starting Prefect" in terminal.text)
         terminal.signal_group(signal.SIGINT)
-        assert terminal.wait() == 130
+        assert terminal.wait() == 130, terminal.text
         assert terminal.text.endswith("nip: interrupted; running again continues\n")
         assert "Traceback" not in terminal.text
         assert terminal.left_behind() == []
+
+
+def test_a_stop_is_no_error_of_a_client_that_is_being_imported(monkeypatch):
+    # Between its first line and its last a module is there, and lacks its names.
+    monkeypatch.setitem(sys.modules, "httpx", types.ModuleType("httpx"))
+    assert not is_unreachable(Stopped(signal.SIGINT))
 
 
 def test_a_signal_is_heard_while_the_command_is_imported(tmp_path):
