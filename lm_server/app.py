@@ -22,10 +22,10 @@ from nip_lm_server.api import (
     routes_models,
 )
 from nip_lm_server.api.auth import KeyRing
-from nip_lm_server.api.background import BackgroundTasks
 from nip_lm_server.api.metrics import Metrics
 from nip_lm_server.api.plumbing import (
     SERVICES,
+    BackgroundTasks,
     Handler,
     Services,
     add_request_id,

@@ -101,13 +101,34 @@ def invalid_value(name: str, value: Any, expected: str) -> ApiError:
     if value is None:
         message = f"Missing required parameter: '{name}' ({expected})."
         return ApiError(400, message, code="missing_required_parameter", param=name)
-    message = f"Invalid '{name}': got {shown(value)}, expected {expected}."
+    return wrong_value(name, f"Invalid '{name}': got {shown(value)}, expected {expected}.")
+
+
+def wrong_value(name: str, message: str) -> ApiError:
+    """400 for a value that is wrong, in words of its own."""
     return ApiError(400, message, code="invalid_value", param=name)
+
+
+def other_value(name: str, got: str | None, expected: str) -> ApiError:
+    """400 for a text that is none of those expected."""
+    return wrong_value(name, f"Invalid '{name}': got {got!r}, expected {expected}")
+
+
+def missing_parameter(name: str) -> ApiError:
+    """400 for a required parameter that is not there."""
+    message = f"Missing required parameter: '{name}'."
+    return ApiError(400, message, code="missing_required_parameter", param=name)
+
+
+def unsupported_header(name: str, why: str) -> ApiError:
+    """415 for a body that comes in a form that is not taken."""
+    message = f"Unsupported '{name}': {why}"
+    return ApiError(415, message, code="unsupported_value", param=name)
 
 
 def given_twice(name: str) -> ApiError:
     """400 for a parameter of which all but one value would have to be ignored."""
-    return ApiError(400, f"Invalid '{name}': it is given twice.", code="invalid_value", param=name)
+    return wrong_value(name, f"Invalid '{name}': it is given twice.")
 
 
 def unsupported_value(name: str, why: str) -> ApiError:

@@ -26,6 +26,7 @@ from nip_lm_server.errors import (
     shown,
     unknown_parameter,
     unsupported_value,
+    wrong_value,
 )
 from nip_lm_server.formats import ROLES, text_of
 from nip_lm_server.formats.tool_parameters import (
@@ -199,7 +200,7 @@ def _wrong_role(index: int, message: Any, roles: frozenset[str]) -> ApiError:
     if not isinstance(message, dict):
         name, got = f"messages[{index}]", "null" if message is None else shown(message)
         message = f"Invalid '{name}': got {got}, expected an object."
-        return ApiError(400, message, code="invalid_value", param=name)
+        return wrong_value(name, message)
     expected = f"one of {', '.join(sorted(roles))}"
     return invalid_value(f"messages[{index}].role", message.get("role"), expected)
 
@@ -242,12 +243,8 @@ def _values(
             if not target:
                 continue
             if target in values:
-                raise ApiError(
-                    400,
-                    "Give one of 'max_tokens' and 'max_completion_tokens', not both.",
-                    code="invalid_value",
-                    param=name,
-                )
+                why = "Give one of 'max_tokens' and 'max_completion_tokens', not both."
+                raise wrong_value(name, why)
             values[target] = parsed
     return values
 
@@ -273,7 +270,7 @@ _PLAIN = Delivery()
 
 
 def _needs(name: str, other: str) -> ApiError:
-    return ApiError(400, f"'{name}' needs '{other}'.", code="invalid_value", param=name)
+    return wrong_value(name, f"'{name}' needs '{other}'.")
 
 
 # Values
@@ -298,22 +295,18 @@ def _number(low: float, high: float, *, above: bool = False) -> Parse:
     return parse
 
 
-def _boolean(name: str, value: Any) -> bool:
-    if type(value) is bool:
-        return value
-    raise invalid_value(name, value, "true or false")
+def _typed(kind: type, expected: str) -> Parse:
+    def parse(name: str, value: Any) -> Any:
+        if isinstance(value, kind):
+            return value
+        raise invalid_value(name, value, expected)
+
+    return parse
 
 
-def _text(name: str, value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    raise invalid_value(name, value, "a string")
-
-
-def _object(name: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return value
-    raise invalid_value(name, value, "an object")
+_boolean = _typed(bool, "true or false")
+_text = _typed(str, "a string")
+_object = _typed(dict, "an object")
 
 
 def _stop(name: str, value: Any) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """What every route shares.
 
 Services                   the server's parts, as routes see them
+BackgroundTasks            work that goes on without its request
 guarded                    around every route: key, errors, request id, metrics, slow bodies
 error_answer               which status and error object an exception becomes
 json_object, json_response the JSON of a body, and of an answer
@@ -19,19 +20,25 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from aiohttp import StreamReader, web
 
 from nip_lm_server.api.auth import KeyRing, is_loopback
-from nip_lm_server.api.background import BackgroundTasks
 from nip_lm_server.api.connections import OUT_OF_DESCRIPTORS, short_of_descriptors
 from nip_lm_server.api.metrics import Metrics, RequestNotes
 from nip_lm_server.api.proxy import Proxy
 from nip_lm_server.api.streaming import ClientGone
 from nip_lm_server.engines.base import EngineError, EngineRequestError
-from nip_lm_server.errors import ApiError, error_body, given_twice, unsupported_value
+from nip_lm_server.errors import (
+    ApiError,
+    error_body,
+    given_twice,
+    other_value,
+    unsupported_header,
+    unsupported_value,
+)
 from nip_lm_server.formats import bounds
 from nip_lm_server.jobs.supervisor import JobSupervisor
 from nip_lm_server.jobs.table import JobTable
@@ -56,7 +63,37 @@ _HOST = re.compile(r"(\[(?P<address>[0-9a-fA-F:]+)\]|(?P<name>[^\[\]:]*))(:[0-9]
 
 _log = logging.getLogger("nip.lm_server")
 _ids = itertools.count()
+_T = TypeVar("_T")
 _id_prefix = f"req_{secrets.token_hex(6)}"
+
+
+class BackgroundTasks:
+    """Work that goes on when the request that asked for it is gone.
+
+    A client that leaves cancels its handler. That is right for generating text, and wrong for half
+    of a change: deleting a model, starting an engine. Such work runs to its end or the server's.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def finish(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Await `work`; if this await is cancelled, `work` goes on."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Cancel what still runs, and wait for its end."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever still waits gets it too
 
 
 @dataclass(frozen=True)
@@ -173,12 +210,8 @@ def _check_headers(request: web.Request) -> None:
     if "Content-Encoding" in headers and request.body_exists:
         encoding = ", ".join(headers.getall("Content-Encoding"))
         if encoding.strip().lower() not in _DECODED:
-            raise ApiError(
-                415,
-                f"Unsupported 'Content-Encoding': got {encoding!r}, expected gzip, deflate or none",
-                code="unsupported_value",
-                param="Content-Encoding",
-            )
+            why = f"got {encoding!r}, expected gzip, deflate or none"
+            raise unsupported_header("Content-Encoding", why)
 
 
 def _refuse_web_pages(request: web.Request) -> None:
@@ -196,13 +229,8 @@ def _refuse_web_pages(request: web.Request) -> None:
         raise _from_a_page(f"the header Sec-Fetch-Site says {headers['Sec-Fetch-Site']!r}")
     expected = "multipart/form-data" if request.path == "/v1/files" else "application/json"
     if request.body_exists and request.content_type != expected:
-        raise ApiError(
-            415,
-            f"Unsupported 'Content-Type': got {headers.get('Content-Type', '')!r}, expected "
-            f"{expected}",
-            code="unsupported_value",
-            param="Content-Type",
-        )
+        why = f"got {headers.get('Content-Type', '')!r}, expected {expected}"
+        raise unsupported_header("Content-Type", why)
 
 
 def _without_port(host: str) -> str:
@@ -347,12 +375,7 @@ def query_int(request: web.Request, name: str, default: int, low: int, high: int
     if text is None:
         return default
     if not re.fullmatch(r"-?[0-9]{1,9}", text) or not low <= int(text) <= high:
-        raise ApiError(
-            400,
-            f"Invalid '{name}': got {text!r}, expected an integer from {low} to {high}",
-            code="invalid_value",
-            param=name,
-        )
+        raise other_value(name, text, f"an integer from {low} to {high}")
     return int(text)
 
 

@@ -10,7 +10,15 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from nip_lm_server.api.plumbing import SERVICES, json_response, query_int, refuse_unknown_query
-from nip_lm_server.errors import ApiError, given_twice, invalid_value, unknown_parameter
+from nip_lm_server.errors import (
+    ApiError,
+    given_twice,
+    invalid_value,
+    missing_parameter,
+    other_value,
+    unknown_parameter,
+    unsupported_header,
+)
 from nip_lm_server.state.files import PURPOSES, StagedFile, too_large
 
 _FORM_OVERHEAD = 64 * 1024  # what boundaries and other fields may add to an upload
@@ -39,12 +47,7 @@ async def _create_file(request: web.Request) -> web.StreamResponse:
     if not request.content_type.startswith("multipart/"):
         raise _invalid_form("The body must be multipart/form-data")
     if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
-        raise ApiError(
-            415,
-            "Unsupported 'Content-Encoding': an upload is taken as it is, not packed",
-            code="unsupported_value",
-            param="Content-Encoding",
-        )
+        raise unsupported_header("Content-Encoding", "an upload is taken as it is, not packed")
     if (request.content_length or 0) > files.max_bytes + _FORM_OVERHEAD:
         raise too_large(files.max_bytes)
     staged: StagedFile | None = None
@@ -61,17 +64,12 @@ async def _create_file(request: web.Request) -> web.StreamResponse:
             else:
                 raise unknown_parameter(name)
         if staged is None:
-            raise _missing("file")
+            raise missing_parameter("file")
         purpose = fields.get("purpose")
         if purpose is None:
-            raise _missing("purpose")
+            raise missing_parameter("purpose")
         if purpose not in PURPOSES:
-            raise ApiError(
-                400,
-                f"Invalid 'purpose': got {purpose!r}, expected one of {', '.join(PURPOSES)}",
-                code="invalid_value",
-                param="purpose",
-            )
+            raise other_value("purpose", purpose, f"one of {', '.join(PURPOSES)}")
         created, staged = files.admit(staged, purpose, _expires_after_s(fields)), None
         return json_response(created)
     finally:
@@ -84,12 +82,7 @@ async def list_files(request: web.Request) -> web.StreamResponse:
     refuse_unknown_query(request, {"purpose", "limit", "order", "after"})
     order = request.query.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise ApiError(
-            400,
-            f"Invalid 'order': got {order!r}, expected asc or desc",
-            code="invalid_value",
-            param="order",
-        )
+        raise other_value("order", order, "asc or desc")
     page = request.app[SERVICES].files.list(
         purpose=request.query.get("purpose"),
         limit=query_int(request, "limit", 10_000, 1, 10_000),
@@ -190,22 +183,12 @@ def _expires_after_s(fields: Mapping[str, str]) -> int | None:
         return None
     for name, value in zip(_EXPIRES_AFTER, (anchor, seconds), strict=True):
         if value is None:
-            raise _missing(name)
+            raise missing_parameter(name)
     if anchor != "created_at":
-        raise ApiError(
-            400,
-            f"Invalid '{_EXPIRES_AFTER[0]}': got {anchor!r}, expected 'created_at'",
-            code="invalid_value",
-            param=_EXPIRES_AFTER[0],
-        )
+        raise other_value(_EXPIRES_AFTER[0], anchor, "'created_at'")
     if not re.fullmatch(r"[0-9]{1,9}", seconds or "") or int(seconds or "") not in _EXPIRY_S:
-        raise ApiError(
-            400,
-            f"Invalid '{_EXPIRES_AFTER[1]}': got {seconds!r}, expected an integer from "
-            f"{_EXPIRY_S[0]} to {_EXPIRY_S[-1]}",
-            code="invalid_value",
-            param=_EXPIRES_AFTER[1],
-        )
+        expected = f"an integer from {_EXPIRY_S[0]} to {_EXPIRY_S[-1]}"
+        raise other_value(_EXPIRES_AFTER[1], seconds, expected)
     return int(seconds or "")
 
 
@@ -213,12 +196,3 @@ def _basename(filename: str | None) -> str:
     """The last component of a client's file name; it is only ever shown."""
     name = PurePosixPath(PureWindowsPath(filename or "").name).name
     return "".join(c for c in name if c.isprintable())[:255] or "file"
-
-
-def _missing(param: str) -> ApiError:
-    return ApiError(
-        400,
-        f"Missing required parameter: '{param}'.",
-        code="missing_required_parameter",
-        param=param,
-    )

@@ -14,7 +14,7 @@ from nip_lm_server.api.plumbing import (
     query_int,
     refuse_unknown_query,
 )
-from nip_lm_server.errors import ApiError, given_twice
+from nip_lm_server.errors import ApiError, given_twice, wrong_value
 from nip_lm_server.wire import CreateJobRequest, parse_object
 
 MIN_FREE_BYTES = 64 * 1024 * 1024
@@ -49,12 +49,10 @@ def _idempotency_key(request: web.Request) -> str | None:
     if len(keys) > 1:
         raise given_twice(IDEMPOTENCY_KEY)
     if not 1 <= len(keys[0]) <= _MAX_KEY_CHARACTERS or not keys[0].isprintable():
-        raise ApiError(
-            400,
+        raise wrong_value(
+            IDEMPOTENCY_KEY,
             f"Invalid '{IDEMPOTENCY_KEY}': it has {len(keys[0])} characters, expected 1 to "
             f"{_MAX_KEY_CHARACTERS} printable ones",
-            code="invalid_value",
-            param=IDEMPOTENCY_KEY,
         )
     return keys[0]
 
@@ -69,12 +67,8 @@ async def list_jobs(request: web.Request) -> web.StreamResponse:
     }
     plain = request.query.get("metadata")
     if plain not in (None, "null") or (plain is not None and pairs):
-        raise ApiError(
-            400,
-            "Invalid 'metadata': use metadata[key]=value, or metadata=null",
-            code="invalid_value",
-            param="metadata",
-        )
+        why = "Invalid 'metadata': use metadata[key]=value, or metadata=null"
+        raise wrong_value("metadata", why)
     page = request.app[SERVICES].jobs.list(
         limit=query_int(request, "limit", 20, 1, 1000),
         after=request.query.get("after"),
