@@ -125,7 +125,12 @@ async def iterate(
     if swapping.is_due(session, iteration):
         with _timed(times, "gate"):
             await call(swapping.prove_candidates, session, iteration)
+            in_turns = swapping.takes_turns_in(session)  # base models, on a server with one place
+            if in_turns:
+                await call(swapping.prove_serving, session, iteration)
             await play_and_measure(session, iteration, VALIDATION, call)
+            if in_turns:
+                await call(swapping.prove_candidates, session, iteration)
             await play_and_measure(session, iteration, CANDIDATE, call)
     # 6. Swap: prove that the new models answer, then put on record that they play from here on.
     with _timed(times, "swap"):

@@ -173,8 +173,8 @@ class PureTextAgentParameters(AgentParameters):
     use_lora: bool = True
     """Train LoRA weights over the base model (True), or every weight (False), which makes a new
     base model that takes the place of the one before. SelfHosted only. Where another group plays
-    with the same model, or promotion.enabled is set, False needs the run's own server, and an
-    lm_server.engine other than vllm."""
+    with the same model, False needs the run's own server, and an lm_server.engine other than
+    vllm."""
     lora_rank: Annotated[int, Field(ge=1, le=256)] = 64
     """Rank of the LoRA matrices, 1 to 256, whatever the method. SelfHosted and use_lora: true only,
     as all of LoRA."""

@@ -314,12 +314,20 @@ def _check_quantization(
         )
 
 
-def needs_several_bases(parameters: "HyperParameters", playing: int, trained: int) -> bool:
-    """Return whether several base models have to answer at once.
+def serves_several_bases(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
+    """Return whether the agent's server has room for several base models at once.
 
-    Of the groups `playing` with a base model, `trained` are those of which every weight is trained.
+    The run's own does, except for vLLM, whose engine takes the device for itself. Of another one
+    nobody knows here.
     """
-    return trained > 0 and (playing > 1 or parameters.promotion.enabled)
+    elsewhere = (agent.base_url, agent.control_url, parameters.lm_server.url)
+    return not any(elsewhere) and parameters.lm_server.engine != "vllm"
+
+
+def takes_turns(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
+    """Return whether the agent's base model and the one made of it can't answer at once."""
+    hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
+    return hosted and not agent.use_lora and not serves_several_bases(parameters, agent)
 
 
 def _check_full_training(
@@ -341,17 +349,11 @@ def _check_full_training(
         )
     groups = [parameters.group_parameters(group) for group in parameters.groups]
     playing = [other for other in groups if other.model_name == agent.model_name]
-    elsewhere = (agent.base_url, agent.control_url, parameters.lm_server.url)
-    serves_several = not any(elsewhere) and parameters.lm_server.engine != "vllm"
-    trained = 0 if agent.freeze_agent else 1
-    if needs_several_bases(parameters, len(playing), trained) and not serves_several:
-        reason = (
-            f"another group plays with {agent.model_name!r}"
-            if len(playing) > 1
-            else "promotion.enabled lets old and new models play"
-        )
+    # Groups play at the same time. Old and new models of one group, for the gate, take turns.
+    if len(playing) > 1 and not agent.freeze_agent and takes_turns(parameters, agent):
         raise ValueError(
             f"{place}.use_lora: false makes a new base model, which takes the place of the one "
-            f"before, and {reason}; set use_lora: true, or use the run's own server with "
-            "lm_server.engine: embedded, which serves several beside each other"
+            f"before, and another group plays with {agent.model_name!r}; set use_lora: true, or "
+            "use the run's own server with lm_server.engine: embedded, which serves several beside "
+            "each other"
         )

@@ -18,7 +18,7 @@ from typing import TypeVar
 from nip_core.errors import ServerError, SettingsError
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
-from nip_core.parameters.checks import needs_several_bases
+from nip_core.parameters.checks import serves_several_bases
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.run import RunStore
 from nip_core.stages.providers import base_name, is_deterministic, uses_own_server
@@ -86,7 +86,8 @@ def _bases_at_once(parameters: HyperParameters, base: str) -> int:
     groups = [parameters.group_parameters(group) for group in parameters.groups]
     playing = [agent for agent in groups if base_name(parameters, agent) == base]
     trained = [agent for agent in playing if not agent.use_lora and not agent.freeze_agent]
-    if not needs_several_bases(parameters, len(playing), len(trained)):
+    several = len(playing) > 1 or parameters.promotion.enabled
+    if not several or not trained or not serves_several_bases(parameters, trained[0]):
         return 1
     # The configured one, and of each group the model that plays and the one that is to follow.
     return 1 + 2 * len(trained)

@@ -24,9 +24,10 @@ from nip_core.errors import ServerError, StageError
 from nip_core.evaluation.metrics import mean_by_problem, paired_difference
 from nip_core.evaluation.report_text import gate_line
 from nip_core.jobs.job import Busy, NoAnswer, Refused
-from nip_core.jobs.openai_backend import open_backend
+from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
 from nip_core.jobs.server_calls import LmServer
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.checks import takes_turns
 from nip_core.rewards import at_least
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.model_call import limit_name
@@ -108,6 +109,13 @@ async def _prove_new(session: Session, iteration: int) -> dict[str, ServedModel]
     return dict(zip(trained, await session.with_server(prove_all), strict=True))
 
 
+def takes_turns_in(session: Session) -> bool:
+    """Whether old and new models of a group can't play at the same time."""
+    parameters = session.parameters
+    groups = parameters.trainable_groups
+    return any(takes_turns(parameters, parameters.group_parameters(group)) for group in groups)
+
+
 async def swap_models(session: Session, iteration: int) -> dict[str, str]:
     """Record who serves from the next iteration on; returns the models' names by group.
 
@@ -130,6 +138,8 @@ async def swap_models(session: Session, iteration: int) -> dict[str, str]:
     stored = write_models(session, iteration, after, waiting, promotion)
     if promotion is not None:
         session.log.info("iteration %d: %s", iteration, gate_line(promotion))
+    if promotion is not None and not promotion["promoted"]:
+        await _return_places(session, after)
     names = {group: model.model for group, model in stored.items()}
     serving = ", ".join(f"{group}: {model}" for group, model in names.items())
     session.log.info("iteration %d: the models from here on are %s", iteration, serving)
@@ -147,13 +157,11 @@ def pass_on(session: Session, iteration: int) -> dict[str, str]:
 
 async def prove_serving(session: Session, iteration: int) -> None:
     """Prove the trained models that are to play `iteration`: those of a run that is opened again,
-    and those of another run. Nothing is asked where there is none."""
-
-    trained = {
-        group: model
-        for group, model in models_for(session, iteration).items()
-        if model.trained_in is not None
-    }
+    those of another run, and those that newer base models have taken the place of. Nothing is
+    asked where there is none."""
+    models = models_for(session, iteration)
+    trained = {g: model for g, model in models.items() if model.trained_in is not None}
+    await _return_places(session, {g: m for g, m in models.items() if m.trained_in is None})
 
     async def prove_all() -> list[ServedModel]:
         return await gather_or_cancel(
@@ -163,6 +171,27 @@ async def prove_serving(session: Session, iteration: int) -> None:
     if trained:
         session.progress.start_stage(f"iteration {iteration}: proving the models that play", 0)
         await session.with_server(prove_all)
+
+
+async def _return_places(session: Session, models: Mapping[str, ServedModel]) -> None:
+    """Let base models answer again that others have taken the place of, see `takes_turns`."""
+    parameters = session.parameters
+
+    async def bring_back(group: str, model: ServedModel) -> None:
+        control = session.control_endpoint(group)
+        async with open_backend(control, extensions=True) as backend:
+            await _describe(backend, control, model.model)
+
+    async def bring_all() -> list[None]:
+        return await together(bring_back(*item) for item in waiting.items())
+
+    waiting = {
+        group: model
+        for group, model in models.items()
+        if takes_turns(parameters, parameters.group_parameters(group))
+    }
+    if waiting:
+        await session.with_server(bring_all)
 
 
 async def _prove(session: Session, group: str, model: ServedModel) -> ServedModel:
@@ -190,12 +219,7 @@ async def prove(
         await client.complete(at.play, body)
 
     async with open_backend(control, extensions=hosted) as backend:
-        described = await _answer_of(backend.model(model.model), control, model.model)
-        extension = described.get("nip") or {}
-        if extension.get("kind") == "base" and not extension.get("served"):
-            # Another base model has taken its place meanwhile.
-            await LmServer(control).move_engine(model.model, "start")
-            described = await _answer_of(backend.model(model.model), control, model.model)
+        described = await _describe(backend, control, model.model)
         if hosted and not _is_proved(described):
             # An adapter that is not loaded is loaded, and proved, when it is asked for.
             await ask()
@@ -215,6 +239,17 @@ async def prove(
         )
     await ask()
     return replace(model, digest=content, proof=proof, kind=extension.get("kind"))
+
+
+async def _describe(backend: OpenAIBackend, control: Endpoint, model: str) -> dict[str, Any]:
+    """What the server says of a model; a base model that has lost its place is started first."""
+    described = await _answer_of(backend.model(model), control, model)
+    extension = described.get("nip") or {}
+    # A base model of the server's configuration says no kind.
+    if extension.get("kind", "base") == "base" and extension.get("served") is False:
+        await LmServer(control).move_engine(model, "start")
+        described = await _answer_of(backend.model(model), control, model)
+    return described
 
 
 def _is_proved(described: Mapping[str, Any]) -> bool:

@@ -83,20 +83,25 @@ async def trained(group, dataset, method):
 
 
 @pytest.mark.parametrize(
-    ("agents", "promotion", "places"),
+    ("agents", "promotion", "places", "engine"),
     [
-        ({"_default": {"shared_model_group": "g", "use_lora": False}}, False, 1),
-        ({"_default": {"shared_model_group": "g", "use_lora": False}}, True, 3),
-        ({"verifier": {"use_lora": False}}, False, 3),
-        ({"_default": {"use_lora": False}}, False, 5),
-        ({"verifier": {"use_lora": False, "freeze_agent": True}}, True, 1),
-        ({}, True, 1),
+        ({"_default": {"shared_model_group": "g", "use_lora": False}}, False, 1, "embedded"),
+        ({"_default": {"shared_model_group": "g", "use_lora": False}}, True, 3, "embedded"),
+        ({"verifier": {"use_lora": False}}, False, 3, "embedded"),
+        ({"_default": {"use_lora": False}}, False, 5, "embedded"),
+        ({"verifier": {"use_lora": False, "freeze_agent": True}}, True, 1, "embedded"),
+        ({}, True, 1, "embedded"),
+        # They take turns: its engine takes the device for itself.
+        ({"_default": {"shared_model_group": "g", "use_lora": False}}, True, 1, "vllm"),
     ],
 )
-def test_a_run_gives_its_server_a_place_for_each_base_model_that_plays(agents, promotion, places):
+def test_a_run_gives_its_server_a_place_for_each_base_model_that_plays(
+    agents, promotion, places, engine
+):
     hosted = {"model_provider": "SelfHosted", "model_name": "tiny"}
     agents = {**agents, "_default": hosted | agents.get("_default", {})}
     values = {"run_name": "a", "dataset": "families", "promotion": {"enabled": promotion}}
+    values["lm_server"] = {"engine": engine}
     spec = server_spec(load_parameters({**values, "agents": agents}))
     assert spec.bases_at_once == places
 

@@ -42,15 +42,6 @@ def prover(**settings):
             {**MINIMAL, **VLLM, "agents": {"_default": HOSTED, "prover": {"use_lora": False}}},
             "another group plays with 'm'; set use_lora: true, or use the run's own server",
         ),
-        (
-            {
-                **MINIMAL,
-                "lm_server": {"url": URL},
-                "promotion": {"enabled": True},
-                "agents": {"_default": {**HOSTED, "use_lora": False, "shared_model_group": "g"}},
-            },
-            "promotion.enabled lets old and new models play",
-        ),
         (prover(stack_lora_adapters=True, **HOSTED), "with fine_tune_from_scratch: true"),
         (
             prover(stack_lora_adapters=True, fine_tune_from_scratch=False),
