@@ -96,17 +96,19 @@ class JobEvents:
 
     def add_training(self, id: str, events: Sequence[Mapping[str, Any]]) -> None:
         """Publish what a trainer reported, in one transaction."""
+        told: list[tuple[str, str]] = []
         with self._database.transaction():
             for event in events:
                 if event.get("type") == "progress":
                     self._add_progress(id, event)
                     continue
-                level, message = _message(event)
-                self.add(id, message, level=level)
-        for event in events:
-            if event.get("type") != "progress":
-                level, message = _message(event)
-                self.log(id, "training_message", level, message=message)
+                level = {"warning": "warn"}.get(str(event.get("level")), event.get("level"))
+                level = level if level in ("info", "warn", "error") else "info"
+                told.append((level, str(event.get("message", ""))))
+                self.add(id, told[-1][1], level=level)
+        # Logged once the transaction is committed.
+        for level, message in told:
+            self.log(id, "training_message", level, message=message)
 
     def _add_progress(self, id: str, event: Mapping[str, Any]) -> None:
         now = self._clock()
@@ -187,12 +189,3 @@ def step_data(event: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, int | float) and name not in ("step", "total_steps"):
             data[_RENAMED.get(name, name)] = value
     return data
-
-
-def _message(event: Mapping[str, Any]) -> tuple[str, str]:
-    """Level and text of what a trainer says."""
-    level = {"warning": "warn"}.get(str(event.get("level")), event.get("level"))
-    return (
-        level if level in ("info", "warn", "error") else "info",
-        str(event.get("message", "")),
-    )

@@ -184,7 +184,8 @@ class JobRunner:
                 lambda pid, identity: self._jobs.set_child(id, pid, identity),
                 stop,
             )
-            self._jobs.events.log(id, "trained", **result.figures)
+            figures = result.model_dump()
+            self._jobs.events.log(id, "trained", **figures)
             facts = {
                 "kind": job.hyperparameters.result,
                 "name": row["adapter_name"],
@@ -199,7 +200,7 @@ class JobRunner:
                     job.hyperparameters, None if below is None else self._models.manifest(below)
                 ),
                 "seed": row["seed"],
-                "training": result.figures,
+                "training": figures,
                 "created_at": time.time(),
             }
             # In here, so that a kill while the engine comes back, which takes long, costs nothing.

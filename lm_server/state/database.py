@@ -141,7 +141,9 @@ class Database:
         self._connection.row_factory = sqlite3.Row
         try:
             found = self._format()
-            _refuse_damage(self._connection, path)
+            problem = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            if problem != "ok":  # pages or indices don't fit together
+                raise damaged(path, " ".join(problem.split()))
             _make_private(path)
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
                 self._connection.execute(f"PRAGMA {pragma}")
@@ -255,13 +257,6 @@ def _make_private(path: Path) -> None:
     for end in ("", "-wal", "-shm"):
         with contextlib.suppress(PermissionError, FileNotFoundError):  # not ours; no log
             path.with_name(path.name + end).chmod(0o600)
-
-
-def _refuse_damage(connection: sqlite3.Connection, path: Path) -> None:
-    """Read the whole database; raise StateError if its pages or indices don't fit together."""
-    problem = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-    if problem != "ok":
-        raise damaged(path, " ".join(problem.split()))
 
 
 def unusable(path: Path, error: Exception) -> StateError:

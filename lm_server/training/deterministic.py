@@ -77,7 +77,8 @@ class DeterministicTrainer:
             tokens=inputs.learned * settings.n_epochs,
             wall_s=time.monotonic() - begin,
             unchanged=settings.learning_rate == 0 or _has_no_signal(job, inputs.examples),
-            detail={"examples": len(inputs.examples)},
+            final_loss=None,
+            examples=len(inputs.examples),
         )
         await asyncio.to_thread(_write_model, job, inputs, result)
         return result
@@ -168,18 +169,13 @@ def _write_model(job: TrainingJob, inputs: _Inputs, result: TrainingResult) -> N
         "settings": job.hyperparameters.model_dump(),
         "seed": job.seed,
     }
-    figures = {
-        "steps": result.steps,
-        "tokens": result.tokens,
-        "wall_s": result.wall_s,
-        "final_loss": None,
-        "unchanged": result.unchanged,
-    }
     shutil.rmtree(job.output_dir, ignore_errors=True)
     job.output_dir.mkdir(parents=True)
     name = BASE_FILE if job.hyperparameters.result == "base" else ADAPTER_FILE
     (job.output_dir / name).write_text(json.dumps(model, sort_keys=True, indent=1))
-    (job.output_dir / TRAINING_RESULT).write_text(json.dumps(figures, indent=1))
+    (job.output_dir / TRAINING_RESULT).write_text(
+        result.model_dump_json(indent=1, exclude={"examples"})
+    )
 
 
 def _write_checkpoint(job: TrainingJob, step: int, total: int) -> None:

@@ -21,9 +21,11 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from pydantic import BaseModel, ConfigDict
 
 from nip_lm_server.processes import process_identity, read_tail
 from nip_lm_server.training.job import CHECKPOINTS, TrainingError, TrainingJob, TrainingStopped
@@ -43,21 +45,16 @@ Report = Callable[[list[dict[str, Any]]], None]
 """Receives the events of a training in order, a few at a time."""
 
 
-@dataclass(frozen=True)
-class TrainingResult:
-    """Figures of a finished training; `final_loss` is None where there is no model."""
+class TrainingResult(BaseModel):
+    """Figures of a finished training, those of its method besides."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
 
     steps: int
     tokens: int
     wall_s: float
-    final_loss: float | None = None
+    final_loss: float | None  # None where there is no model
     unchanged: bool = False  # the weights are those that the training started from
-    detail: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        """All of it, as manifests and logs tell it."""
-        return {**self.detail, **{k: v for k, v in vars(self).items() if k != "detail"}}
 
 
 class Trainer(Protocol):
@@ -285,16 +282,8 @@ class _EventTail:
 def _read_result(job: TrainingJob) -> TrainingResult:
     path = job.output_dir / "training_result.json"
     try:
-        result = json.loads(path.read_text())
-        return TrainingResult(
-            steps=int(result["steps"]),
-            tokens=int(result["tokens"]),
-            wall_s=float(result["wall_s"]),
-            final_loss=None if result["final_loss"] is None else float(result["final_loss"]),
-            unchanged=result.get("unchanged") is True,
-            detail=result,
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return TrainingResult.model_validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise TrainingError(
             "training_result_missing",
             f"The training process exited 0 but {path.name} can't be read: {error!r}",

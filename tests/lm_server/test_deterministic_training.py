@@ -98,7 +98,7 @@ def test_every_method_reads_its_own_format(tmp_path: Path, method: str) -> None:
     events: list[dict[str, Any]] = []
     result = train(task, events)
     assert (result.steps, result.tokens, result.unchanged) == (6, 2 * LEARNED[method], False)
-    assert result.detail["examples"] == 10
+    assert result.model_dump()["examples"] == 10
     assert steps(events) == [1, 2, 3, 4, 5, 6]
     assert written(task)["generation"] == 1
     assert written(task)["method"] == method

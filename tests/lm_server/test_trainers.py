@@ -112,7 +112,7 @@ def test_a_training_reports_while_it_runs_and_gives_its_figures(tmp_path: Path) 
     run = Run(tmp_path, GOOD)
     result = asyncio.run(run.train())
     assert (result.steps, result.tokens, result.final_loss) == (2, 20, 0.5)
-    assert result.detail["trainable_parameters"] == 3
+    assert result.model_dump()["trainable_parameters"] == 3
     assert [e["type"] for e in run.events] == ["message", "progress", "progress"]
     assert [e["loss"] for e in run.events[1:]] == [1.0, 0.5]
     job = json.loads((tmp_path / "job" / "job.json").read_text())
