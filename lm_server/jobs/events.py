@@ -136,12 +136,12 @@ class JobEvents:
         """One page of a job's events, newest first. Raises ApiError 404 for an unknown `after`."""
         before = None
         if after is not None:
-            found = self._database.one(
+            last = self._database.one(
                 "SELECT seq FROM events WHERE id = ? AND job_id = ?", after, id
             )
-            if found is None:
+            if last is None:
                 raise not_found("event", after, "after")
-            before = found["seq"]
+            before = last["seq"]
         rows = self._database.all(
             "SELECT * FROM events WHERE job_id = ? AND (? IS NULL OR seq < ?) "
             "ORDER BY seq DESC LIMIT ?",

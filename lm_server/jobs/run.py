@@ -110,6 +110,7 @@ class JobRunner:
         self, row: sqlite3.Row, place: TrainingPlace, stop: asyncio.Event
     ) -> None:
         id, name, digest = row["id"], row["adapter_name"], row["adapter_digest"]
+        # 1. The model: committed by an attempt before, or trained and committed now.
         if self._models.is_committed(digest):
             manifest = self._models.manifest(digest)
             self._jobs.events.add(id, "The model was already committed; it is used")
@@ -117,10 +118,12 @@ class JobRunner:
             manifest = await self._train_and_commit(row, place, stop)
         if self._jobs.row(id)["status"] != "running":
             return  # paused meanwhile: the committed model is used when it is resumed
+        # 2. It answers under its name, and is proved.
         committed_at = time.monotonic()
         proof = await self._pool.publish(name, digest)
         swap_s = time.monotonic() - committed_at
         self._jobs.events.log(id, "published", swap_s=swap_s, proof=asdict(proof))
+        # 3. The job has it, unless somebody was faster to cancel or pause it.
         if not self._succeed(row, manifest, proof, swap_s):
             await self._pool.withdraw(name)
 
@@ -132,6 +135,7 @@ class JobRunner:
         metrics = _all_steps(self._jobs.events.metrics(id), self._directory / id / METRICS_FILE)
         result_file = self._jobs.files.store_result(id, _metrics_csv(metrics), "step_metrics.csv")
         result = {"unchanged": False, **training, "swap_s": swap_s, "proof": asdict(proof)}
+        # Model and status in one transaction: there is no moment with one and not the other.
         with self._jobs.database.transaction():
             if not self._jobs.transition(
                 id,
@@ -177,6 +181,7 @@ class JobRunner:
             key=row["idempotency_key"] or id,
         )
         job.job_dir.mkdir(exist_ok=True)
+        # Engines that share the device stand aside in here.
         async with self._pool.training_on_device(place.base_model):
             result = await place.trainer.train(
                 job,
@@ -244,8 +249,8 @@ def _all_steps(told: Sequence[dict[str, Any]], path: Path) -> list[dict[str, Any
 
 def _metrics_csv(metrics: Sequence[dict[str, Any]]) -> bytes:
     """The result file: the columns that every method has, and then a method's own."""
-    own = sorted({name for row in metrics for name in row} - {*_RESULT_COLUMNS})
-    columns = [*_RESULT_COLUMNS, *(name for name in own if name not in _NOT_RESULTS)]
+    of_method = sorted({name for row in metrics for name in row} - {*_RESULT_COLUMNS})
+    columns = [*_RESULT_COLUMNS, *(name for name in of_method if name not in _NOT_RESULTS)]
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()

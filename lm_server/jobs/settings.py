@@ -102,7 +102,7 @@ def client_param(method: str, setting: str | None) -> str | None:
     return f"nip.{name}" if name in NipSettings.model_fields else setting
 
 
-def _note(settings: EffectiveSettings, base_model: str, wanted: str) -> str | None:
+def _note(settings: EffectiveSettings, base_model: str, state: str) -> str | None:
     if settings.result == "base":
         why = (
             "The adapters together have a higher rank than the engine takes, so they are merged"
@@ -110,9 +110,9 @@ def _note(settings: EffectiveSettings, base_model: str, wanted: str) -> str | No
             else "Every weight is trained"
         )
         return f"{why}: the job makes a new base model, for which the engine is started anew"
-    if wanted != "running":
+    if state != "running":
         return (
-            f"The engine of {base_model!r} is {wanted}: it is started when the new adapter is "
+            f"The engine of {base_model!r} is {state}: it is started when the new adapter is "
             "published, and a base model that is served in its place is stopped"
         )
     return None
@@ -140,15 +140,15 @@ def _method(request: CreateJobRequest) -> tuple[str, Hyperparameters]:
         if other != method.type and getattr(method, other) is not None:
             raise _invalid(f"method.{other}", f"the method's type is {method.type!r}")
     block = getattr(method, method.type)
-    given: Hyperparameters | None = None if block is None else block.hyperparameters
-    if given is not None and request.hyperparameters is not None:
+    hyper: Hyperparameters | None = None if block is None else block.hyperparameters
+    if hyper is not None and request.hyperparameters is not None:
         raise _invalid(
             "hyperparameters", f"give them here or in 'method.{method.type}', not in both"
         )
-    if given is None:
+    if hyper is None:
         old = request.hyperparameters or Hyperparameters()
-        given = wire.METHOD_HYPERPARAMETERS[method.type](**old.model_dump())
-    return method.type, given
+        hyper = wire.METHOD_HYPERPARAMETERS[method.type](**old.model_dump())
+    return method.type, hyper
 
 
 def _method_settings(method: str, hyper: Hyperparameters, nip: NipSettings) -> dict[str, Any]:

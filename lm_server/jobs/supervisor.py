@@ -71,10 +71,12 @@ class JobSupervisor:
 
     async def stop(self) -> None:
         """Let the trainings that run write checkpoints; the next start goes on from there."""
+        # 1. No more jobs begin.
         for task in self._loops:
             task.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
         self._loops = []
+        # 2. Those that run write checkpoints, for as long as there is time.
         runs = list(self._running.values())
         for run in runs:
             run.stop.set()
@@ -182,10 +184,12 @@ class JobSupervisor:
     async def _begin_ready(self) -> None:
         self._wake_runner.clear()
         waits_for_engine = False
+        # 1. What should run and does not, because its end could not be written, is queued again.
         running = set(self.running_jobs().values())
         for row in self._jobs.rows_in(("running",)):
             if row["id"] not in running:
                 self._jobs.requeue(row["id"], "The job's end can't be written; it is run again")
+        # 2. The oldest queued job of each device that is free begins.
         for row in self._jobs.rows_in(("queued",)):
             if row["base_model"] not in self._pool.base_models():
                 self._tell_of_missing_base(row)
@@ -199,6 +203,7 @@ class JobSupervisor:
             else:
                 if not any(one_queue(place.device, busy) for busy in self._running):
                     self._begin(row, place)
+        # 3. Until something changes; an engine that comes up tells nobody here.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(
                 self._wake_runner.wait(), UNAVAILABLE_PAUSE_S if waits_for_engine else None

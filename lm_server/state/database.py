@@ -140,7 +140,7 @@ class Database:
         self._connection = _connect(path)
         self._connection.row_factory = sqlite3.Row
         try:
-            found = self._format()
+            version = self._format()
             problem = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if problem != "ok":  # pages or indices don't fit together
                 raise damaged(path, " ".join(problem.split()))
@@ -148,7 +148,9 @@ class Database:
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
                 self._connection.execute(f"PRAGMA {pragma}")
             steps = (
-                [_MIGRATIONS[step] for step in range(found, STATE_FORMAT)] if found else [_SCHEMA]
+                [_MIGRATIONS[step] for step in range(version, STATE_FORMAT)]
+                if version
+                else [_SCHEMA]
             )
             if steps:
                 self._connection.executescript(

@@ -53,6 +53,7 @@ def examine(state_dir: Path) -> Examined:
         if held:
             result.add(database, "missing", f"the database of {len(held)} files", "none")
         return result
+    # Whatever the database and the manifests name is compared; what is left over is unknown.
     known: set[Path] = set()
     try:
         with closing(_open(database)) as connection:

@@ -59,6 +59,7 @@ def read_state(state_dir: Path) -> State:
     database = state_dir / DATABASE
     if not database.exists():
         return State()
+    # Read only, as a server may be running there.
     with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
         models = connection.execute(
             "SELECT models.name, models.digest, models.parent, models.base_model, jobs.metadata "
@@ -101,6 +102,7 @@ def remove(state_dir: Path, models: Collection[str], files: Collection[str]) -> 
     try:
         with closing(Database(state_dir / DATABASE)) as database:
             store = ModelStore(state_dir / MODELS, database)
+            # The content first: on a full disk the mark can't be written before.
             for name in models:
                 row = store.row(name)
                 if row is not None:

@@ -81,6 +81,7 @@ class ModelStore:
         `facts` (name, job, parent, settings ...) go into the manifest. `output_dir` is moved.
         Raises AdapterError if it is empty, OSError if the disk refuses.
         """
+        # 1. Aside, under a name that no reader looks at.
         part = self._directory / f".{digest}.part"
         shutil.rmtree(part, ignore_errors=True)
         output_dir.rename(part)
@@ -91,6 +92,7 @@ class ModelStore:
         }
         if not files:
             raise AdapterError("the training left no files in its output directory")
+        # 2. The manifest has a checksum of its own, which tells damage to it from damage to files.
         manifest = {
             "format": MANIFEST_FORMAT,
             "digest": digest,
@@ -99,6 +101,7 @@ class ModelStore:
             "files": files,
         }
         manifest[CHECKSUM] = checksum_of(manifest)
+        # 3. One rename makes it a model.
         publish(part, self.path(digest), manifest)
         return manifest
 

@@ -30,6 +30,7 @@ def common_arguments(job: TrainingJob) -> dict[str, Any]:
     device = choose_device()
     precision = choose_precision(settings, device)
     checkpointing = settings.gradient_checkpointing
+    # `batch_size` is that of a step, however many processes share it.
     per_process = settings.batch_size // processes_of_this_run()
     return {
         "output_dir": str(job.output_dir),
@@ -50,13 +51,13 @@ def common_arguments(job: TrainingJob) -> dict[str, Any]:
         "bf16": precision == "bfloat16",
         "fp16": precision == "float16",
         "gradient_checkpointing": device == "cuda" if checkpointing is None else checkpointing,
-        "dataloader_num_workers": 0,
+        "dataloader_num_workers": 0,  # rows are in memory, and processes cost seconds
         "dataloader_pin_memory": torch.cuda.is_available(),
         "ddp_find_unused_parameters": False,
-        "save_strategy": "no",
-        "eval_strategy": "no",
+        "save_strategy": "no",  # `checkpoints` saves, without pickle
+        "eval_strategy": "no",  # `runner` evaluates, once
         "logging_strategy": "steps",
-        "logging_steps": 1,
+        "logging_steps": 1,  # a loss that breaks is seen at once
         "logging_nan_inf_filter": False,  # it would hide what must stop the training
         "report_to": [],
         "disable_tqdm": True,
@@ -135,7 +136,7 @@ def processes_of_this_run() -> int:
 def effective_arguments(trainer: Any) -> dict[str, Any]:
     """The figures that training really uses, read back from the trainer and from PEFT."""
     args = trainer.args
-    found = {
+    used = {
         "learning_rate": args.learning_rate,
         "lr_scheduler": str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)),
         "warmup_steps": args.warmup_steps,
@@ -160,10 +161,10 @@ def effective_arguments(trainer: Any) -> dict[str, Any]:
     }
     lora = getattr(trainer.model, "peft_config", {}).get("default")
     if lora is not None:
-        found.update(
+        used.update(
             lora_rank=lora.r,
             lora_alpha=lora.lora_alpha,
             lora_dropout=lora.lora_dropout,
             lora_target_modules=sorted(lora.target_modules),
         )
-    return found
+    return used

@@ -112,6 +112,7 @@ class CheckpointedTrainer:
     checkpoints_dir: Path
 
     def _save_checkpoint(self: Any, model: Any, trial: Any) -> None:
+        # Every process draws numbers of its own; one writes for all.
         generators = _gather(_generators(), self.accelerator)
         self.store_flos()  # all processes together
         if self.args.should_save:

@@ -65,6 +65,7 @@ class DeterministicTrainer:
             report([_message(f"Continuing from the checkpoint of step {done}")])
         elif self._rules.seconds:
             report([_message(f"No model: {total} steps are slept through, not computed")])
+        # A tenth of the steps at a time: sleep, write a checkpoint, report.
         for step in sorted({math.ceil(total * part / _REPORTS) for part in range(1, _REPORTS + 1)}):
             if step <= done:
                 continue

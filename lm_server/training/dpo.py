@@ -116,6 +116,7 @@ def build_trainer(
         eval_dataset=_dataset(validation) if validation else None,
         processing_class=text.tokenizer,
     )
+    # TRL keeps a copy of any adapter that it is given as the reference.
     copied = "ref" in getattr(trainer.model, "peft_config", {})
     if copied and not _needs_copy(job):
         trainer.model.delete_adapter("ref")  # without it TRL switches the adapter off

@@ -62,14 +62,14 @@ def with_advantages(
     None: the rows' own advantages if they have them, else "group_std".
     """
     if mode is None:
-        given = all(episode.advantage is not None for episode in episodes)
-        mode = "given" if given else "group_std"
+        have_their_own = all(episode.advantage is not None for episode in episodes)
+        mode = "given" if have_their_own else "group_std"
     if mode == "given":
         return list(episodes), 0
     groups: dict[str, list[Episode]] = {}
     for episode in episodes:
         groups.setdefault(episode.group_id, []).append(episode)
-    found: dict[int, float] = {}
+    by_line: dict[int, float] = {}
     skipped = 0
     deviation: Deviation | None = "sample" if mode == "group_std" else None
     for members in groups.values():
@@ -78,9 +78,9 @@ def with_advantages(
             skipped += 1
         else:
             lines = (episode.line for episode in members)
-            found.update(zip(lines, advantages, strict=True))
-    kept = [replace(e, advantage=found[e.line]) for e in episodes if e.line in found]
-    return kept, skipped
+            by_line.update(zip(lines, advantages, strict=True))
+    trained = [replace(e, advantage=by_line[e.line]) for e in episodes if e.line in by_line]
+    return trained, skipped
 
 
 def check_known(episodes: Sequence[Episode], vocabulary: int, param: str) -> None:
@@ -119,6 +119,7 @@ def _message_turns(
     for index, message in enumerate(messages):
         if message.role != "assistant" or message.weight == 0:
             continue
+        # What was generated is trained as it was; a text alone is encoded as it would be served.
         if message.token_ids is None:
             turn = encode_turn(text.tokenizer, plain[: index + 1], text.stop_tokens, line)
             prompt, answer = turn.prompt, turn.answer

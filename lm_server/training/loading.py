@@ -81,9 +81,11 @@ def load_start(job: TrainingJob) -> Any:
     gc.freeze()  # modules stay for good; searching them for garbage takes longer than small jobs
     settings = job.hyperparameters
     parent = read_parent(job)
+    # 1. A copy of the parent adapter is trained on.
     if parent is not None and settings.use_lora and settings.start_from == "continue":
         check_continued(parent, settings)
         return _continued(job, load_base(job), parent)
+    # 2. Anything else begins with the base, the parent merged into it.
     if parent is not None and settings.quantization != "none":
         raise TrainingError(
             "quantization_unsupported",
@@ -94,6 +96,7 @@ def load_start(job: TrainingJob) -> Any:
     model = load_base(job, trained=not settings.use_lora)
     if parent is not None:
         merge(model, parent)
+    # 3. Over it a new adapter, or all of it.
     return _with_new_adapter(job, model) if settings.use_lora else model
 
 

@@ -63,13 +63,15 @@ def write_output(
     """
     job.output_dir.mkdir(parents=True, exist_ok=True)
     parent = loading.read_parent(job)
+    # 1. The weights.
     if job.hyperparameters.result == "adapter":
         unchanged = _write_adapter(job, parent)
+        _sort_config(job.output_dir)
     else:
         unchanged = _write_base(job, text, parent, weights)
-    if job.hyperparameters.result == "adapter":
-        _sort_config(job.output_dir)
+    # 2. What they answer, read back from disk: what is served is compared with it.
     _write_json(job.output_dir / PROBE_FILE, _probe(job, text))
+    # 3. The figures, last: where they are, everything is.
     _write_json(job.output_dir / RESULT_FILE, {**figures, "unchanged": unchanged})
 
 
@@ -95,14 +97,14 @@ def concatenate(parent: "LoraFiles", new: "LoraFiles") -> "LoraFiles":
     return replace(new, pairs=pairs, alpha=float(rank), rank_stabilised=False, digest="")
 
 
-def same_weights(one: "LoraFiles | None", other: "LoraFiles | None") -> bool:
+def same_weights(first: "LoraFiles | None", second: "LoraFiles | None") -> bool:
     """Whether two adapters change the base alike; None is an adapter that changes nothing."""
     import torch
 
-    names = {name for files in (one, other) if files for name in files.pairs}
+    names = {name for files in (first, second) if files for name in files.pairs}
     for name in names:
         deltas = []
-        for files in (one, other):
+        for files in (first, second):
             if files is None or name not in files.pairs:
                 deltas.append(torch.zeros(()))
             else:
@@ -154,6 +156,7 @@ def _write_adapter(job: TrainingJob, parent: "LoraFiles | None") -> bool:
     from peft import LoraConfig
     from safetensors.torch import save_file
 
+    # A request is answered with one adapter, so parent and new one are saved as one.
     both = concatenate(parent, trained)
     names = sorted(both.pairs)
     config = LoraConfig.from_pretrained(str(_adapter_dir(job)))
@@ -179,6 +182,7 @@ def _write_base(
 ) -> bool:
     import torch
 
+    # In the precision of the base on disk, so that the new one is as large.
     model = _load_plain(job, job.base_model_path, loading.base_dtype(job), "cpu")
     if weights is None:
         trained = _read_trained(job)
@@ -218,11 +222,11 @@ def _probe(job: TrainingJob, text: loading.Text) -> dict[str, Any]:
             base = _logprobs(model, tokens)
             if job.hyperparameters.result == "adapter":
                 with applied(model, read_lora(job.output_dir)):
-                    own = _logprobs(model, tokens)
+                    saved = _logprobs(model, tokens)
             else:
                 model = None
                 model = _load_plain(job, str(job.output_dir), getattr(torch, precision), place)
-                own = _logprobs(model, tokens)
+                saved = _logprobs(model, tokens)
             break
         except torch.OutOfMemoryError:  # the optimizer's memory may be fragmented still
             model = None
@@ -231,7 +235,7 @@ def _probe(job: TrainingJob, text: loading.Text) -> dict[str, Any]:
                 raise
     return {
         "tokens": tokens,
-        "logprobs": own,
+        "logprobs": saved,
         "base_logprobs": base,
         "dtype": precision,
         "quantization": "none",

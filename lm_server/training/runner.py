@@ -140,10 +140,10 @@ def _losses(trainer: Any) -> dict[str, float | None]:
 def _validation(trainer: Any) -> dict[str, float]:
     """Loss and the method's own figures on the validation file, named ``validation_...``."""
     times = ("runtime", "samples_per_second", "steps_per_second", "num_tokens")
-    found = {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items()}
+    figures = {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items()}
     return {
         f"validation_{name}": float(value)
-        for name, value in found.items()
+        for name, value in figures.items()
         if name not in (*times, "epoch")
     }
 

@@ -132,6 +132,7 @@ class SubprocessTrainer:
         while not stop.is_set():
             before, kills = _checkpoints(job.job_dir), count_oom_kills()
             returncode, error = await self._run_child(job, report, started, stop)
+            # 1. An end that is final: it is done, or it says itself what is wrong.
             if returncode == 0:
                 return _read_result(job)
             if error is not None:
@@ -142,6 +143,7 @@ class SubprocessTrainer:
                 )
             if stop.is_set():
                 break
+            # 2. A signal ended it: once more, unless it keeps happening.
             killed = _signal_name(returncode) == "SIGKILL"
             out_of_memory = killed and count_oom_kills() > kills
             crashes = 1 if _checkpoints(job.job_dir) - before else crashes + 1
@@ -158,11 +160,13 @@ class SubprocessTrainer:
         stop: asyncio.Event,
     ) -> tuple[int, dict[str, Any] | None]:
         """Run one child to its end; returns its exit status and the error that it reported."""
+        # 1. Nothing of an attempt before is taken for this one's.
         events_path = job.job_dir / "events.jsonl"
         events_path.unlink(missing_ok=True)
         shutil.rmtree(job.output_dir, ignore_errors=True)
         job.output_dir.mkdir(parents=True)
         tail = _EventTail(events_path)
+        # 2. A session of its own, so that a signal reaches what the child starts, too.
         with (job.job_dir / "log.txt").open("ab") as log:
             child = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "nip_lm_server.training.die_with_parent", str(os.getpid())),
@@ -174,6 +178,7 @@ class SubprocessTrainer:
                 start_new_session=True,
             )
         started(child.pid, process_identity(child.pid) or "")
+        # 3. Pass on what it tells, until it has ended and its last words are read.
         error: dict[str, Any] | None = None
         exited = asyncio.ensure_future(child.wait())
         terminator = asyncio.ensure_future(self._terminate_on(stop, child.pid))
