@@ -126,8 +126,7 @@ class SubprocessTrainer:
         started: Callable[[int, str], None],
         stop: asyncio.Event,
     ) -> TrainingResult:
-        """See `Trainer.train`."""
-        job.write()
+        """See `Trainer.train`. The child reads ``job.json``, which lies there."""
         crashes = 0
         while not stop.is_set():
             before, kills = _checkpoints(job.job_dir), count_oom_kills()
