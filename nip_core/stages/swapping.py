@@ -178,12 +178,12 @@ async def _return_places(session: Session, models: Mapping[str, ServedModel]) ->
     parameters = session.parameters
 
     async def bring_back(group: str, model: ServedModel) -> None:
-        control = session.control_endpoint(group)
+        control = session.at(group).control
         async with open_backend(control, extensions=True) as backend:
             await _describe(backend, control, model.model)
 
     async def bring_all() -> list[None]:
-        return await together(bring_back(*item) for item in waiting.items())
+        return await gather_or_cancel(bring_back(*item) for item in waiting.items())
 
     waiting = {
         group: model
