@@ -22,8 +22,6 @@ def append_progress(
     metrics: Mapping[str, Any],
     trainer_config: Mapping[str, Any],
     output_dir: str | None = None,
-    *,
-    now: datetime | None = None,
 ) -> Path:
     """Append ``{**metrics, timestamp, run_id, backend, trainer_config}``; the file.
 
@@ -33,7 +31,7 @@ def append_progress(
     """
     line = {
         **metrics,
-        "timestamp": (now or datetime.now(UTC)).isoformat(),
+        "timestamp": datetime.now(UTC).isoformat(),
         "run_id": ref.run_id,
         "backend": ref.backend,
         "trainer_config": dict(trainer_config),

@@ -4,7 +4,6 @@ JobDocument  reading it, and every change
 read_job     what it says, for those who change nothing
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,8 +14,6 @@ from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, Store
-
-OnEvent = Callable[[JobRecord, str], None]
 
 _REMEDY = (
     "restore the file from a copy. Without one, remove it and run again: the job, if it was "
@@ -34,11 +31,10 @@ class JobDocument:
         *,
         lease: Lease | None,
         clock: Clock,
-        on_event: OnEvent | None,
     ) -> None:
         """Reads nothing yet; call `load` before `save`."""
         self.path = path
-        self._store, self._lease, self._clock, self._on_event = store, lease, clock, on_event
+        self._store, self._lease, self._clock = store, lease, clock
         self._etag: str | None = None
 
     def load(self) -> JobRecord | None:
@@ -48,11 +44,6 @@ class JobDocument:
         except MissingFileError:
             return None
         return _parse(data, self.path)
-
-    def tell(self, record: JobRecord, what: str) -> None:
-        """Report a step that changes nothing in the document."""
-        if self._on_event is not None:
-            self._on_event(record, what)
 
     def save(self, record: JobRecord, what: str | None, **changes: Any) -> JobRecord:
         """Write `record` with `changes` and the event `what`; the record as written.
@@ -71,8 +62,6 @@ class JobDocument:
             self._etag = self._store.put_if_match(self.path, data, self._etag, fence=fence)
         if self._etag is None:
             raise LeaseError(f"{self.path}: changed by another runner meanwhile; run again")
-        if what is not None:
-            self.tell(record, what)
         return record
 
     def end(

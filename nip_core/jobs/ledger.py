@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from nip_core.errors import DeadlineError, JobError, ParkedError, RunConflictError
-from nip_core.jobs.document import JobDocument, OnEvent
+from nip_core.jobs.document import JobDocument
 from nip_core.jobs.job import (
     Backend,
     BackendTrouble,
@@ -95,17 +95,14 @@ class Ledger:
         patience_s: float = 300.0,
         lease: Lease | None = None,
         clock: Clock | None = None,
-        on_event: OnEvent | None = None,
     ) -> None:
         """`settle_s`: how long the back-end's lists may lag behind, in seconds.
 
         `patience_s`: how long calls that a busy or silent back-end leaves undone are repeated,
-        where repeating them is safe. `on_event` is told of every step, with the record as it
-        then is.
+        where repeating them is safe.
         """
         self._run, self._backend, self._lease = run, backend, lease
         self._clock = clock or Clock()
-        self._on_event = on_event
         self._waiting = Waiting(backend.address, self._clock, settle_s, patience_s)
 
     def record(self, iteration: int, group: str) -> JobRecord | None:
@@ -147,7 +144,7 @@ class Ledger:
             return document.end(record, "skipped", reason, f"skipped: {reason}")
         # 3. A create was sent and its answer is not on record: adopt the job that it made.
         if record.creates_open:
-            document.tell(record, "a submission was cut short; looking for its job")
+            _log.warning("%s: a submission was cut short; looking for its job", document.path)
             view = await self._find_job(spec.key)
             if view is not None:
                 return self._submitted(document, record, view, adopted=True)
@@ -329,7 +326,6 @@ class Ledger:
             self._run.job(iteration, group),
             lease=self._lease,
             clock=self._clock,
-            on_event=self._on_event,
         )
 
     def _begin(
@@ -418,7 +414,7 @@ class Ledger:
             except NoAnswer as error:
                 trouble = str(error)
             # 3. No answer: adopt the job if it is listed; only its sure absence allows another.
-            document.tell(record, f"outcome of the submission unknown: {trouble}")
+            _log.warning("%s: outcome of the submission unknown: %s", document.path, trouble)
             adopted = await self._find_job(spec.key)
             if adopted is not None:
                 return self._submitted(document, record, adopted, adopted=True)

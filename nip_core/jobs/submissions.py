@@ -140,19 +140,17 @@ class Submissions:
         make_spec: MakeSpec,
         data: bytes,
         backend: Backend,
-        *,
-        adopt_same: bool = True,
     ) -> tuple[int, JobRecord]:
         """Submit `data`, once, and return the number of the submission with its record.
 
         What was cut short goes on. While the last submission is under way, the same one is
-        returned if `adopt_same`; everything else raises LiveSubmission. After its end the next
+        returned; everything else raises LiveSubmission. After its end the next
         number begins. Raises JobError as `Ledger.ensure_job`, LeaseError if another process is
         still submitting under this run id after the time to bear with a back-end.
         """
         # One process at a time decides under which number it submits, and does so.
         async with self._submitting(run_id) as lease:
-            number = self._number(run_id, make_spec, adopt_same=adopt_same)
+            number = self._number(run_id, make_spec)
             ledger = self._ledger(run_id, backend, lease)
             return number, await ledger.ensure_job(make_spec(number), data)
 
@@ -218,7 +216,7 @@ class Submissions:
 
     # Inside -----------------------------------------------------------------------------------
 
-    def _number(self, run_id: str, make_spec: MakeSpec, *, adopt_same: bool) -> int:
+    def _number(self, run_id: str, make_spec: MakeSpec) -> int:
         """The number under which to submit. Raises LiveSubmission."""
         # 1. After an end the next number begins; of a refusal no job came.
         newest = self.newest(run_id)
@@ -230,8 +228,7 @@ class Submissions:
         if record.state == "terminal":
             return number + 1
         # 2. The same submission goes on under its number.
-        same = make_spec(number).key == record.key
-        if same and (adopt_same or record.state == "intent"):
+        if make_spec(number).key == record.key:
             return number
         # 3. Anything else has to wait, or the earlier one to be cancelled.
         if record.state == "submitted":
@@ -240,9 +237,9 @@ class Submissions:
         else:
             state = "cut short: whether its job was created is not recorded"
             advice = "submit the same collection with the same settings again, or cancel it"
-        what = "the same collection" if same else "another collection, or one with other settings,"
         raise LiveSubmission(
-            f"run_id {run_id!r}: {what} is submission {number} and is {state}; {advice}"
+            f"run_id {run_id!r}: another collection, or one with other settings, is submission "
+            f"{number} and is {state}; {advice}"
         )
 
     def _known(self, run_id: str, number: int) -> JobRecord:

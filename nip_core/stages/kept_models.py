@@ -151,7 +151,7 @@ def _reopen_lost_job(
 ) -> None:
     """Back to the intent with the group's job, if it was made on a machine that is lost."""
     path = run.job(iteration, group)
-    document = JobDocument(run.store, path, lease=lease, clock=Clock(), on_event=None)
+    document = JobDocument(run.store, path, lease=lease, clock=Clock())
     record = document.load()
     if record is None or record.outcome not in (None, "succeeded"):
         return

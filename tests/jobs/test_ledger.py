@@ -20,7 +20,7 @@ from nip_core.errors import (
     ParkedError,
     RunConflictError,
 )
-from nip_core.jobs.job import Backend, JobRecord, JobSpec, job_key
+from nip_core.jobs.job import Backend, JobRecord, JobSpec, JobView, job_key
 from nip_core.jobs.ledger import Ledger
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.run_store.lease import acquire
@@ -434,8 +434,7 @@ async def submitted(ledger: Ledger) -> JobRecord:
 async def test_a_succeeded_job_is_recorded_with_model_tokens_and_events(
     run: RunStore, backend: OpenAIBackend, fake_time: FakeTime, wire: WireServer
 ) -> None:
-    told: list[str] = []
-    ledger = make_ledger(run, backend, fake_time, on_event=lambda _, what: told.append(what))
+    ledger = make_ledger(run, backend, fake_time)
     wire.on_poll = ["validating_files", "queued", "running", "running", "succeeded"]
     record = await submitted(ledger)
     record = await ledger.poll(record, interval_s=1, deadline_s=1000)
@@ -446,7 +445,7 @@ async def test_a_succeeded_job_is_recorded_with_model_tokens_and_events(
     )
     assert [event["data"]["step"] for event in record.backend_events] == [0, 1, 2]
     assert record.effective is not None and record.effective["n_epochs"] == 3
-    assert told == [
+    assert [event.what for event in record.events] == [
         "intent",
         "training file is there",
         "submitted as ftjob-0",
@@ -518,14 +517,22 @@ async def test_the_deadline_counts_from_the_submission_across_restarts(
 
 
 async def test_a_clock_jump_while_waiting_moves_no_deadline(
-    run: RunStore, backend: OpenAIBackend, wire: WireServer, fake_time: FakeTime
+    run: RunStore,
+    backend: OpenAIBackend,
+    wire: WireServer,
+    fake_time: FakeTime,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def jump(record: JobRecord, what: str) -> None:
-        fake_time.jump_s = 10**7 if what == "running" else 0
+    look = backend.retrieve_job
 
-    ledger = make_ledger(run, backend, fake_time, on_event=jump)
+    async def jump(job_id: str) -> JobView:
+        fake_time.jump_s = 10**7
+        return await look(job_id)
+
+    ledger = make_ledger(run, backend, fake_time)
     wire.on_poll = ["running"] * 5 + ["succeeded"]
     record = await submitted(ledger)
+    monkeypatch.setattr(backend, "retrieve_job", jump)
     assert (await ledger.poll(record, interval_s=1, deadline_s=100)).outcome == "succeeded"
 
 

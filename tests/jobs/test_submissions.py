@@ -36,7 +36,7 @@ class Sender:
         self.submissions = Submissions(str(directory), "group", settle_s=0, patience_s=patience_s)
 
     async def submit(
-        self, backend: Any, word: str = "yes", run_id: str = "run", **options: Any
+        self, backend: Any, word: str = "yes", run_id: str = "run"
     ) -> tuple[int, JobRecord]:
         data = b"".join(
             json.dumps({"messages": [{"role": "user", "content": f"{word} {n}"}]}).encode() + b"\n"
@@ -56,7 +56,7 @@ class Sender:
                 extensions={},
             )
 
-        return await self.submissions.submit(run_id, make, data, backend, **options)
+        return await self.submissions.submit(run_id, make, data, backend)
 
     async def ended(self, backend: Any, number: int, run_id: str = "run") -> JobRecord:
         return await self.submissions.follow(
@@ -117,8 +117,6 @@ async def test_something_else_is_refused_while_one_is_under_way(
     _, record = await sender.submit(backend)
     with pytest.raises(LiveSubmission, match=rf"another collection.*submission 0.*{record.id}"):
         await sender.submit(backend, "no")
-    with pytest.raises(LiveSubmission, match="the same collection is submission 0"):
-        await sender.submit(backend, adopt_same=False)
     await sender.submit(backend, "no", run_id="other")
     assert len(wire.jobs) == 2
 
@@ -163,7 +161,7 @@ async def test_what_was_cut_short_goes_on_when_it_is_submitted_again(
     other = Sender(tmp_path)
     with pytest.raises(LiveSubmission, match=r"cut short.*submit the same collection.*or cancel"):
         await other.submit(backend, "no")
-    number, record = await other.submit(backend, adopt_same=False)
+    number, record = await other.submit(backend)
     assert (number, record.id, len(wire.jobs)) == (0, "ftjob-0", 1)
 
 

@@ -36,7 +36,7 @@ def flip(data: bytes, offset: int, bit: int) -> bytes:
 
 def job(store: Store) -> JobDocument:
     path = RunStore(store, "run").job(0, "a")
-    return JobDocument(store, path, lease=None, clock=Clock(), on_event=None)
+    return JobDocument(store, path, lease=None, clock=Clock())
 
 
 @pytest.fixture
