@@ -186,12 +186,12 @@ class PureTextSharedModelGroup(ABC):
 
     def _check_agreement(self, agents: list[PureTextWholeAgent]) -> None:
         """The hyper-parameters see to it where all agents were made from the same ones."""
-        own = self.agent_params
         for agent in agents:
             for setting in GROUP_SETTINGS:
-                mine, theirs = getattr(own, setting), getattr(agent.agent_params, setting, None)
-                if mine != theirs:
+                shared = getattr(self.agent_params, setting)
+                value = getattr(agent.agent_params, setting, None)
+                if value != shared:
                     raise SettingsError(
-                        f"agents.{agent.agent_name}.{setting} is {theirs!r}, but the group "
-                        f"{self.group_name!r} has {mine!r}; agents that share a model must agree"
+                        f"agents.{agent.agent_name}.{setting} is {value!r}, but the group "
+                        f"{self.group_name!r} has {shared!r}; agents that share a model must agree"
                     )

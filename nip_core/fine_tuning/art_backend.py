@@ -38,6 +38,7 @@ from art.metrics_taxonomy import (
 from openai import AsyncOpenAI
 
 from nip_core.errors import SettingsError
+from nip_core.fine_tuning.art_adapter_config import DEFAULT_STATE_DIR, KEY_VARIABLE
 from nip_core.fine_tuning.art_client import TokenIdsClient, delete_model, health_problem
 from nip_core.fine_tuning.art_options import (
     job_settings,
@@ -63,8 +64,6 @@ from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.jobs.submissions import LiveSubmission, Submissions
 from nip_core.redaction import read_key, redact
 
-KEY_VARIABLE = "NIP_API_KEY"
-DEFAULT_STATE_DIR = ".art/lm_server"
 _GROUP = "art"
 _Model: TypeAlias = "art.TrainableModel[Any, Any]"
 _log = logging.getLogger(__name__)
@@ -174,10 +173,10 @@ class LmServerBackend:
     async def _delete_checkpoint_files(self, model: _Model, steps_to_keep: list[int]) -> None:
         """Delete the models of all other steps. The server keeps one that another came of."""
         record = self._record(model)
-        keep = {record.steps[step].model for step in {*steps_to_keep, record.step} if step >= 0}
-        names = dict.fromkeys(step.model for step in reversed(record.steps))
-        for name in [name for name in names if name not in {*keep, record.base_model}]:
-            if needed := await delete_model(self._client, name):
+        kept_steps = {step for step in (*steps_to_keep, record.step) if step >= 0}
+        keep = {record.base_model, *(record.steps[step].model for step in kept_steps)}
+        for name in dict.fromkeys(step.model for step in reversed(record.steps)):
+            if name not in keep and (needed := await delete_model(self._client, name)):
                 _log.info("checkpoint %s stays: %s", name, needed)
 
     async def train(
@@ -252,9 +251,8 @@ class LmServerBackend:
         summary = build_training_summary_metrics(
             summarize_trajectory_groups(groups), include_trainable_groups=True
         )
-        settings = job_settings(
-            checked, model_options(model._internal_config), repeats=data.repeats
-        )
+        configured = model_options(model._internal_config)
+        settings = job_settings(checked, configured, repeats=data.repeats)
         counted = {**summary, **data.metrics}
         # 3. Submit it; without a line the step advances all the same.
         if data.lines:

@@ -5,7 +5,6 @@ write_examples    examples -> a file, a row group at a time, made by several pro
 Dataset           such a file: its rows in batches, its columns
 open_dataset      the committed one of a directory, checked
 validation_side   the questions whose examples are held out
-dataset_digest    what two equal datasets agree on
 to_table          a few examples as a table
 
 Each row names the rollouts it came from. What a back-end wants is derived from the rows by
@@ -223,16 +222,11 @@ def _lists(lengths_of: Sequence[Sequence[Any] | None], values: pa.Array, kind: A
 # The digest ---------------------------------------------------------------------------------------
 
 
-def dataset_digest(rows: Iterable[Row], method: Method = "supervised") -> str:
+def _digest_of(hashes: list[bytes], method: Method) -> str:
     """SHA-256 over all columns of all rows, sorted by key.
 
     Equal rows give an equal digest, in whatever order, shards, row groups and chunks they are.
     """
-    table = pa.Table.from_pylist(list(rows), schema=SCHEMAS[method])
-    return _digest_of(_row_hashes(table), method)
-
-
-def _digest_of(hashes: list[bytes], method: Method) -> str:
     total = hashlib.sha256(f"nip {method} {SCHEMA_VERSION} {len(hashes)}\n".encode())
     for row in sorted(hashes):
         total.update(row)

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from digests import dataset_digest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_examples import example, made, pair, trajectory
@@ -20,7 +21,6 @@ from nip_core.trainers.dataset import (
     SCHEMAS,
     Dataset,
     _row_hashes,
-    dataset_digest,
     open_dataset,
     to_table,
     validation_side,

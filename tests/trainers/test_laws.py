@@ -5,6 +5,7 @@ from collections import Counter
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from digests import dataset_digest
 from handmade import ACCEPT, REJECT, choice, make_game
 from handmade import Rollouts as Made
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from in_memory import InMemory
 from nip_core.errors import StageError
 from nip_core.rollouts.tables import Rollouts as Shard
 from nip_core.trainers.base import OfProblems
-from nip_core.trainers.dataset import dataset_digest, to_table, write_examples
+from nip_core.trainers.dataset import to_table, write_examples
 from nip_core.trainers.expert_iteration import choose_examples
 
 EPISODES = st.lists(
