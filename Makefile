@@ -54,8 +54,9 @@ PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope
 test: install
 	$(PYTEST)
 
-# What is too long for `make test`; .ci/run runs all of it.
-test-long: test-server test-factory test-kills
+# What is too long for `make test`: the next three at once. .ci/run runs it.
+test-long: install
+	NIP_KILL_POINTS=20 $(PYTEST) tests/lm_server/long tests/factory tests/durability/test_kill_matrix.py
 
 # Trainings, the embedded engine, servers and engines as processes.
 test-server: install

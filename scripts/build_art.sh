@@ -10,44 +10,17 @@
 #
 # It takes about two minutes and 0.9 GB, and has no torch: the server has that.
 #
-# Does nothing if DIR was built by this very script with these very constraints. It is an
-# environment of its own because ART's client and nip do not install together: what ART requires
-# (litellm) asks for openai<3, nip for openai>=3. The parts of nip that train on a server work with
-# both, so nip is installed here without its requirements, and those that these parts need are
-# named below.
+# Does nothing if DIR is up to date. It is an environment of its own because ART's client and nip do
+# not install together: what ART requires (litellm) asks for openai<3, nip for openai>=3. The parts
+# of nip that train on a server work with both, so nip is installed here without its requirements,
+# and those that these parts need are named below.
 set -euo pipefail
 
-ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-DIR="${1:-$ROOT/.art-env}"
-PYTHON="${PYTHON:-python3}"
-PIP_OPTIONS="${PIP_OPTIONS:-}"
+. "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 ART_VERSION=0.5.17
 NAT_VERSION=1.9.0
-CONSTRAINTS="$ROOT/scripts/art_constraints.txt"
-STAMP="$DIR/.built"
-
-digest() {
-    cat "${BASH_SOURCE[0]}" "$CONSTRAINTS" |
-        "$PYTHON" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest(), sys.version)'
-}
-WANTED="$(digest) $ROOT"
-if [ -z "${REBUILD:-}" ] && [ -x "$DIR/bin/python" ] && [ "$(cat "$STAMP" 2>/dev/null)" = "$WANTED" ]; then
-    echo "$DIR is up to date"
-    exit 0
-fi
-"$PYTHON" -c 'import sys; assert (3, 11) <= sys.version_info[:2] <= (3, 13), f"nip needs Python 3.11 to 3.13, this is {sys.version.split()[0]}; set PYTHON=..."'
-if [ -e "$DIR" ] && [ ! -f "$DIR/pyvenv.cfg" ] && [ -n "$(ls -A "$DIR")" ]; then
-    echo "$DIR exists and is no virtual environment; remove it or name another directory" >&2
-    exit 1
-fi
-
-"$PYTHON" -m venv --clear "$DIR"
-echo '*' > "$DIR/.gitignore"
-# PIP_OPTIONS is meant to be split into words.
-# shellcheck disable=SC2086
-pip_install() {
-    "$DIR/bin/python" -m pip install --quiet --quiet --disable-pip-version-check $PIP_OPTIONS "$@"
-}
+use_environment .art-env art_constraints.txt "$@"
+make_environment
 echo "openpipe-art $ART_VERSION and what it requires ..."
 pip_install -c "$CONSTRAINTS" "openpipe-art==$ART_VERSION" \
     aiohttp numpy psutil pyarrow pydantic pyyaml pytest pytest-asyncio pytest-timeout hypothesis
@@ -66,4 +39,4 @@ from nat.plugins.openpipe import config
 
 print(f"openpipe-art {version('openpipe-art')}, openai {version('openai')}")
 EOF
-echo "$WANTED" > "$STAMP"
+note_environment

