@@ -3,7 +3,7 @@
 CreateJobRequest   body of POST /v1/fine_tuning/jobs; unknown keys are refused by name
 NipSettings        the one extension object in it (``nip``, by ``extra_body`` of a stock client)
 EffectiveSettings  what a job really trains with, every "auto" and default filled in
-file_object ...    builders of the response objects, as plain dicts
+list_object ...    shapes of the response objects that several routes have, as plain dicts
 
 Requests for generation are checked by hand in `generation_parameters`, the hot path.
 """
@@ -357,43 +357,6 @@ def list_with_ends(
         **list_object(data, has_more),
         "first_id": data[0]["id"] if data else none,
         "last_id": data[-1]["id"] if data else none,
-    }
-
-
-def file_object(
-    *,
-    id: str,
-    bytes: int,
-    created_at: float,
-    filename: str,
-    purpose: str,
-    expires_at: float | None = None,
-) -> dict[str, Any]:
-    """OpenAI's `file`. `expires_at` is there only for a file that expires, and is no null."""
-    value = {
-        "id": id,
-        "object": "file",
-        "bytes": bytes,
-        "created_at": int(created_at),
-        "filename": filename,
-        "purpose": purpose,
-        "status": "processed",
-    }
-    return value if expires_at is None else {**value, "expires_at": int(expires_at)}
-
-
-def event_object(
-    *, id: str, created_at: float, level: str, message: str, type: str, data: dict[str, Any] | None
-) -> dict[str, Any]:
-    """OpenAI's `fine_tuning.job.event`."""
-    return {
-        "object": "fine_tuning.job.event",
-        "id": id,
-        "created_at": int(created_at),
-        "level": level,
-        "message": message,
-        "type": type,
-        "data": data or {},
     }
 
 

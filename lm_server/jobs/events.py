@@ -151,14 +151,15 @@ class JobEvents:
             limit + 1,
         )
         data = [
-            wire.event_object(
-                id=row["id"],
-                created_at=row["created_at"],
-                level=row["level"],
-                message=row["message"],
-                type=row["type"],
-                data=load(row["data"]),
-            )
+            {
+                "object": "fine_tuning.job.event",
+                "id": row["id"],
+                "created_at": int(row["created_at"]),
+                "level": row["level"],
+                "message": row["message"],
+                "type": row["type"],
+                "data": load(row["data"]) or {},
+            }
             for row in rows[:limit]
         ]
         return wire.list_object(data, len(rows) > limit)

@@ -180,7 +180,7 @@ class JobRunner:
             job_dir=self._directory / id,
             key=row["idempotency_key"] or id,
         )
-        job.write()
+        job.job_dir.mkdir(exist_ok=True)
         # Engines that share the device stand aside in here.
         async with self._pool.training_on_device(place.base_model):
             result = await place.trainer.train(

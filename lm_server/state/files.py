@@ -285,11 +285,14 @@ def too_large(max_bytes: int) -> ApiError:
 
 
 def _object(row: sqlite3.Row) -> dict[str, Any]:
-    return wire.file_object(
-        id=row["id"],
-        bytes=row["bytes"],
-        created_at=row["created_at"],
-        filename=row["filename"],
-        purpose=row["purpose"],
-        expires_at=row["expires_at"],
-    )
+    """OpenAI's `file`. `expires_at` is there only for a file that expires, and is no null."""
+    value = {
+        "id": row["id"],
+        "object": "file",
+        "bytes": row["bytes"],
+        "created_at": int(row["created_at"]),
+        "filename": row["filename"],
+        "purpose": row["purpose"],
+        "status": "processed",
+    }
+    return value if row["expires_at"] is None else {**value, "expires_at": int(row["expires_at"])}

@@ -126,7 +126,8 @@ class SubprocessTrainer:
         started: Callable[[int, str], None],
         stop: asyncio.Event,
     ) -> TrainingResult:
-        """See `Trainer.train`. The child reads ``job.json``, which lies there."""
+        """See `Trainer.train`."""
+        job.write()
         crashes = 0
         while not stop.is_set():
             before, kills = _checkpoints(job.job_dir), count_oom_kills()
@@ -143,12 +144,24 @@ class SubprocessTrainer:
             if stop.is_set():
                 break
             # 2. A signal ended it: once more, unless it keeps happening.
-            killed = _signal_name(returncode) == "SIGKILL"
-            out_of_memory = killed and count_oom_kills() > kills
+            name = _signal_name(returncode)
+            out_of_memory = name == "SIGKILL" and count_oom_kills() > kills
+            why = ", because the memory was full" if out_of_memory else ""
             crashes = 1 if _checkpoints(job.job_dir) - before else crashes + 1
-            if _signal_name(returncode) is None or crashes > MAX_CRASHES:
-                raise _died(job, returncode, out_of_memory, crashes)
-            report([_crash_event(returncode, out_of_memory, crashes)])
+            if name is None or crashes > MAX_CRASHES:
+                how = f"was ended by {name}" if name else f"exited with status {returncode}"
+                if name and crashes > 1:
+                    how += f", {crashes} times without a new checkpoint"
+                log = read_tail(job.job_dir / "log.txt") or "(empty)"
+                raise TrainingError(
+                    "out_of_memory" if out_of_memory else "training_process_died",
+                    f"The training process {how}{why}. End of its log:\n{log}",
+                )
+            told = (
+                f"The training process was ended by {name}{why}; it is started again and continues "
+                f"from its last checkpoint (attempt {crashes} of {MAX_CRASHES} without a new one)"
+            )
+            report([{"type": "message", "level": "warn", "message": told}])
         raise TrainingStopped
 
     async def _run_child(
@@ -191,8 +204,14 @@ class SubprocessTrainer:
                 if done:
                     return exited.result(), error
         finally:
+            # 4. Nothing of the child's group is left running, whether it exited or not.
             terminator.cancel()
-            await _end(child, exited)
+            _signal_group(child.pid, signal.SIGKILL)
+            try:
+                await asyncio.wait({exited}, timeout=EXIT_TIMEOUT_S)
+            finally:
+                if child.stdin is not None:
+                    child.stdin.close()
 
     async def _terminate_on(self, stop: asyncio.Event, pid: int) -> None:
         """Once `stop` is set: SIGTERM, and SIGKILL for a child that doesn't come to its end."""
@@ -200,16 +219,6 @@ class SubprocessTrainer:
         _signal_group(pid, signal.SIGTERM)
         await asyncio.sleep(self._stop_grace_s)
         _signal_group(pid, signal.SIGKILL)
-
-
-async def _end(child: asyncio.subprocess.Process, exited: "asyncio.Future[int]") -> None:
-    """Leave nothing of the child's group running, whether it exited or not."""
-    _signal_group(child.pid, signal.SIGKILL)
-    try:
-        await asyncio.wait({exited}, timeout=EXIT_TIMEOUT_S)
-    finally:
-        if child.stdin is not None:
-            child.stdin.close()
 
 
 def _signal_group(pid: int, sent: signal.Signals) -> None:
@@ -230,31 +239,6 @@ def _signal_name(returncode: int) -> str | None:
         return signal.Signals(number).name if number > 0 else None
     except ValueError:
         return None
-
-
-def _crash_event(returncode: int, out_of_memory: bool, crashes: int) -> dict[str, Any]:
-    why = ", because the memory was full" if out_of_memory else ""
-    return {
-        "type": "message",
-        "level": "warn",
-        "message": f"The training process was ended by {_signal_name(returncode)}{why}; it is "
-        f"started again and continues from its last checkpoint (attempt {crashes} of "
-        f"{MAX_CRASHES} without a new one)",
-    }
-
-
-def _died(job: TrainingJob, returncode: int, out_of_memory: bool, crashes: int) -> TrainingError:
-    name = _signal_name(returncode)
-    how = f"was ended by {name}" if name else f"exited with status {returncode}"
-    if name and crashes > 1:
-        how += f", {crashes} times without a new checkpoint"
-    if out_of_memory:
-        how += ", because the memory was full"
-    return TrainingError(
-        "out_of_memory" if out_of_memory else "training_process_died",
-        f"The training process {how}. End of its log:\n"
-        f"{read_tail(job.job_dir / 'log.txt') or '(empty)'}",
-    )
 
 
 class _EventTail:

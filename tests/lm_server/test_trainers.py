@@ -81,7 +81,6 @@ class Run:
         def started(pid: int, identity: str) -> None:
             self.child = (pid, identity)
 
-        self.job.write()
         return await self.trainer.train(self.job, self.events.extend, started, self.stop)
 
     def messages(self) -> list[str]:
