@@ -57,7 +57,9 @@ async def open_server(
     Raises ValueError for a wrong specification, EngineError if an engine can't start, and
     state.StateError if the state directory is damaged, full, or has another format.
     """
+    # 1. What is configured.
     slots = make_slots(spec, environment, state_dir)
+    # 2. What is stored.
     database = Database(state_dir / DATABASE)
     try:
         # What can be damaged first: an engine takes long to start.
@@ -70,6 +72,7 @@ async def open_server(
         for path in state_dir.glob("responses.sqlite3*"):
             path.unlink()  # answers that earlier servers kept, for a header that is refused now
         created_at = _created_at(database)
+        # 3. The engines, and the jobs that were unfinished.
         try:
             await pool.start()
             supervisor.start()
@@ -121,6 +124,7 @@ def make_app(services: Services) -> web.Application:
     app = web.Application()
     app[SERVICES] = services
     app.on_response_prepare.append(add_request_id)
+    # 1. What needs a key.
     add = app.router.add_route
     routes: list[tuple[str, str, Handler]] = [
         ("POST", "/tokenize", generation.tokenize),
@@ -156,9 +160,11 @@ def make_app(services: Services) -> web.Application:
         add(method, path, guarded(handler))
         if method == "GET":
             add("HEAD", path, guarded(handler))
+    # 2. What needs none.
     for path, handler in (("/health", routes_engines.health), ("/version", routes_engines.version)):
         for method in ("GET", "HEAD"):
             add(method, path, guarded(handler, key=False))
+    # 3. Everything else is told what there is.
     add("*", "/{rest:.*}", guarded(unknown_route))
     return app
 

@@ -26,6 +26,7 @@ _T = TypeVar("_T")
 
 async def run(size: int, work: Callable[..., _T], *arguments: Any) -> _T:
     """``work(*arguments)`` on an input of `size` bytes. Cancelled in time, it is not done."""
+    # A thread's turn costs more than a small piece of work.
     if size < LARGE_BYTES:
         return work(*arguments)
     return await asyncio.get_running_loop().run_in_executor(_bodies, work, *arguments)

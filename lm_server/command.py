@@ -96,6 +96,7 @@ def serve(
     if engine is None or model is None:
         missing = "--engine" if engine is None else "--model"
         raise typer.BadParameter("it is needed to start a server", context, param_hint=missing)
+    # 1. The specification, as it was written.
     try:
         spec = ServerSpec(
             engine=engine,
@@ -112,11 +113,11 @@ def serve(
         more = [EngineSpec.from_json(text) for text in add_engine or []]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    # 2. Where the models lie.
     path_of: Callable[[str], str] = context.obj or str
+    more = [_with_path(another, path_of) for another in more]
     start = Start(
-        spec=replace(
-            _with_path(spec, path_of), more_engines=tuple(_with_path(one, path_of) for one in more)
-        ),
+        spec=replace(_with_path(spec, path_of), more_engines=tuple(more)),
         state=state,
         host=host,
         port=port,
@@ -124,6 +125,7 @@ def serve(
         no_auth=no_auth,
         parent=os.getppid() if die_with_parent else None,
     )
+    # 3. The server; what it is made of is loaded now and not for a mistake above.
     from nip_lm_server.server import run
 
     raise typer.Exit(run(start))

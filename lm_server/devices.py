@@ -5,12 +5,12 @@ from pathlib import Path
 
 
 def has_cuda(environment: Mapping[str, str]) -> bool:
-    """Whether a process of this environment has a CUDA device, found out without loading torch."""
+    """Find out if a process of this environment has a CUDA device, without loading torch."""
     return Path("/dev/nvidiactl").exists() and environment.get("CUDA_VISIBLE_DEVICES") != ""
 
 
 def overlap(a: str, b: str) -> bool:
-    """Whether both name a common CUDA device; processors can always be shared."""
+    """Tell if both name a common CUDA device; processors can always be shared."""
     if not (a.startswith("cuda") and b.startswith("cuda")):
         return False
     numbers = [set(device.partition(":")[2].split(",")) - {""} for device in (a, b)]
@@ -18,5 +18,5 @@ def overlap(a: str, b: str) -> bool:
 
 
 def one_queue(a: str, b: str) -> bool:
-    """Whether trainings on the two wait for each other."""
+    """Tell if trainings on the two wait for each other."""
     return a == b or overlap(a, b)

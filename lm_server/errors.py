@@ -1,4 +1,4 @@
-"""What the server answers when it can't do what was asked: OpenAI's error object with a status.
+"""Answers to what can't be done: OpenAI's error object with a status.
 
 ApiError                 raised anywhere below a route, it becomes the response
 error_body               the shape of that response

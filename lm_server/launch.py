@@ -52,7 +52,7 @@ _CHILD_ENVIRONMENT = {
 _HEALTH_TIMEOUT_S = 5.0
 
 Late = Callable[[], bool]
-"""Whether it is too late to go on waiting."""
+"""True once it is too late to go on waiting."""
 
 
 class OwnerError(Exception):
@@ -117,6 +117,7 @@ def start_or_attach(
     def late() -> bool:
         return given_up() or time.monotonic() > deadline
 
+    # 1. A directory that is a server's, or is to be one.
     try:
         check_state_dir(state_dir, spec.replies)
         state_dir.mkdir(parents=True, exist_ok=True)
@@ -128,6 +129,7 @@ def start_or_attach(
         raise OwnerError(str(error), str(error)) from None
     except (OSError, ValueError) as error:
         raise OwnerError(f"the state directory {state_dir} can't be used: {error}") from None
+    # 2. The server that it has, or a new one; one caller at a time.
     with _exclusive(state_dir, late):
         while (card := _live_card(state_dir, late)) is not None:
             handle = _attach(card, configuration_digest, key, state_dir, late)
@@ -137,7 +139,7 @@ def start_or_attach(
 
 
 def is_running(handle: ServerHandle) -> bool:
-    """Whether the server's process is alive."""
+    """Tell if the server's process is alive."""
     owned = _owned.get(handle.pid)
     if owned is not None:
         return owned.process.poll() is None
@@ -355,8 +357,8 @@ def _end(card: ServerCard, state_dir: Path, grace_s: float) -> None:
 
 def _refusal(state_dir: Path) -> str | None:
     lines = read_tail(state_dir / LOG).splitlines()
-    said = [line.removeprefix(REFUSAL) for line in lines if line.startswith(REFUSAL)]
-    return said[-1] if said else None
+    refusals = [line.removeprefix(REFUSAL) for line in lines if line.startswith(REFUSAL)]
+    return refusals[-1] if refusals else None
 
 
 def _log_tail(state_dir: Path) -> str:

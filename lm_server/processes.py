@@ -24,6 +24,7 @@ def process_identity(pid: int) -> str | None:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         except (OSError, ValueError):
             return None
+        # The name of the program comes first, in brackets, and may have any character.
         fields = stat[stat.rindex(")") + 2 :].split()
         return None if fields[0] in ("Z", "X") else f"{boot[:8]}:{fields[19]}"
     import psutil
@@ -38,7 +39,7 @@ def process_identity(pid: int) -> str | None:
 
 
 def is_alive(pid: int, identity: str) -> bool:
-    """Whether the very process that had `identity` still runs under `pid`."""
+    """Tell if the very process that had `identity` still runs under `pid`."""
     return process_identity(pid) == identity
 
 
@@ -49,6 +50,7 @@ def end_process(pid: int, identity: str, *, grace_s: float, group: bool = False)
     merely reuses the pid.
     """
     send = os.killpg if group else os.kill
+    # Its identity is looked at before each signal: the pid may be another's by then.
     for sent, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
         if not is_alive(pid, identity):
             return True

@@ -1,4 +1,4 @@
-"""What a server is: its engines, models and limits, and how its process is started.
+"""The specification of a server: its engines, models and limits, and the start of its process.
 
 EngineSpec    one engine
 ServerSpec    all of them, and the server's limits
@@ -109,7 +109,7 @@ class ServerSpec(EngineSpec):
 
 @dataclass(frozen=True)
 class Start:
-    """What the process of a server is told: its configuration, its place, and its keys."""
+    """The start of a server's process: its configuration, its place, and its keys."""
 
     spec: ServerSpec
     state: Path

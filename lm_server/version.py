@@ -6,17 +6,17 @@ Who attaches to a run's own server asks for this same version, see `launch`.
 SERVER_VERSION = "0.1.0"
 
 INSTALL_LOCAL = "pip install 'nip-loop[local]'"
-"""What adds serving and training on one's own machine."""
+"""The command that adds serving and training on one's own machine."""
 
 
-def compatible(theirs: str) -> bool:
-    """Whether a server of that version fits: the major version, below 1.0 the minor one too."""
-    return _release(theirs) == _release(SERVER_VERSION)
+def compatible(version: str) -> bool:
+    """Tell if a server of that version fits: the major version, below 1.0 the minor one too."""
+    return _release(version) == _release(SERVER_VERSION)
 
 
 def _release(version: str) -> tuple[str, ...]:
-    major, *rest = version.split(".")
-    return (major, *rest[:1]) if major == "0" else (major,)
+    parts = version.split(".")
+    return tuple(parts[:2] if parts[0] == "0" else parts[:1])
 
 
 STATE_FORMAT = 2

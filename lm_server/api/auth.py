@@ -39,7 +39,7 @@ _NEEDED_VARIABLES = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a child process needs of an environment: nobody's keys but for its models."""
+    """Take the secrets out of an environment, but for those that load a model."""
 
     def is_secret(name: str) -> bool:
         name = name.upper()
@@ -62,22 +62,22 @@ class KeyRing:
             )
 
     def accepts(self, authorization: str | None) -> bool:
-        """Whether an Authorization header carries one of the keys. Takes the same time for each."""
+        """Compare an Authorization header with the keys, in the same time for each of them."""
         if self.open_to_all:
             return True
         if authorization is None or authorization[:7].lower() != "bearer ":
             return False
         # A header's bytes need not be UTF-8; then they come as lone surrogates.
         raw = authorization[7:].strip().encode("utf-8", "surrogateescape")
-        given = hashlib.sha256(raw).digest()
+        digest = hashlib.sha256(raw).digest()
         matched = False
         for known in self._digests:
-            matched |= hmac.compare_digest(known, given)
+            matched |= hmac.compare_digest(known, digest)
         return matched
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host's name or address means this machine, whatever name servers say."""
+    """Tell if a host's name or address means this machine, whatever name servers say."""
     if host.lower() == "localhost":
         return True
     with contextlib.suppress(ValueError):
@@ -94,7 +94,9 @@ def load_keys(
     `no_auth`), if a file was named that has none, if one can't stand in a header, or if `no_auth`
     contradicts given keys.
     """
+    # 1. From the environment, which is the poorer for it.
     keys = _keys(environment.pop(KEYS_VARIABLE, "").split(","), KEYS_VARIABLE)
+    # 2. From the file; an empty one is a mistake, not a server without keys.
     if keys_file is not None:
         try:
             text = keys_file.read_text(encoding="utf-8-sig")
@@ -124,6 +126,7 @@ def make_key_file(path: Path) -> str:
 
     Callers at the same moment get the same key: the file appears with its content.
     """
+    # 1. A whole file under a name that nobody else writes.
     key = secrets.token_urlsafe(32)
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -132,6 +135,7 @@ def make_key_file(path: Path) -> str:
             file.write(key + "\n")
             file.flush()
             os.fsync(file.fileno())
+        # 2. It appears with its content, or somebody was faster: then theirs is the key.
         try:
             os.link(part, path)
         except FileExistsError:

@@ -28,6 +28,7 @@ async def read_object(
     request: web.Request, most: int = MAX_BODY_BYTES
 ) -> tuple[bytes, dict[str, Any]]:
     """The body of at most `most` bytes, and the JSON object in it. Raises ApiError 400, 413."""
+    # 1. Read, no further than to the limit.
     if (request.content_length or 0) > most:
         raise _too_large(most)
     body = bytearray()
@@ -35,24 +36,26 @@ async def read_object(
         body += chunk
         if len(body) > most:
             raise _too_large(most)
+    # 2. Unpack, within the same limit.
     raw = bytes(body)
     if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
         raw = await asyncio.to_thread(unpack, raw, most)
+    # 3. Parse; where it is large, beside the event loop.
     notes_of(request).body_bytes = len(raw)
     return raw, await aside.run(len(raw), json_object, raw)
 
 
 def unpack(packed: bytes, most: int) -> bytes:
-    """What was packed by gzip or zlib, at most `most` bytes. Raises ApiError 400, 413."""
+    """Undo gzip or zlib, up to `most` bytes. Raises ApiError 400, 413."""
     unpacker = zlib.decompressobj(wbits=47)  # either header
     body = bytearray()
-    rest = packed
+    left = packed
     try:
-        while rest and not unpacker.eof:
-            body += unpacker.decompress(rest, min(_STEP_BYTES, most + 1 - len(body)))
+        while left and not unpacker.eof:
+            body += unpacker.decompress(left, min(_STEP_BYTES, most + 1 - len(body)))
             if len(body) > most:
                 raise _too_large(most)
-            rest = unpacker.unconsumed_tail
+            left = unpacker.unconsumed_tail
     except zlib.error:
         raise _unreadable() from None
     if not unpacker.eof or unpacker.unused_data:

@@ -65,15 +65,16 @@ _refused = Sparsely()
 
 def raise_open_files() -> None:
     """Let this process and its children open as many files as the system allows, within reason."""
+    # A soft limit may be raised by anybody, as far as to the hard one.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def most_connections() -> int:
-    """How many connections this process's descriptors suffice for.
+    """Count the connections that this process's descriptors suffice for.
 
     Each may need one more, for the engine's side of its request or for a file.
     """
@@ -107,7 +108,8 @@ class _Connection(RequestHandler):
 
     @property
     def is_silent(self) -> bool:
-        """Whether it waits for the head of a request, or for what is left of an answered one."""
+        """It waits for the head of a request, or for what is left of an answered one."""
+        # aiohttp sets a waiter while it has no request to answer.
         is_answering = self._waiter is None and self._request_in_progress
         return not is_answering and not self._force_close
 
@@ -126,6 +128,7 @@ class _Connection(RequestHandler):
             _log.error("a request from %s broke", request.remote, exc_info=exc)
         else:
             _refused.warn("refused what is no HTTP from %s: %s", request.remote, type(exc).__name__)
+        # Two answers to one request would be read as answers to two.
         if request.writer.output_size > 0:
             raise ConnectionError("a part of the answer was sent already")
         body = error_body(

@@ -124,7 +124,7 @@ async def _generate_all(
 def _whole(
     request: web.Request, results: Sequence[GenerationResult], asked: Asked, shape: Shape
 ) -> dict[str, Any]:
-    """What comes after the head of an answer that is sent at once."""
+    """Write an answer that is sent at once, from its model on."""
     choices = [choice for result in results for choice in result.choices]
     prompt_tokens = sum([result.prompt_tokens for result in results])
     generated = sum([choice.completion_tokens for choice in choices])

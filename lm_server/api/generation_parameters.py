@@ -1,4 +1,4 @@
-"""What a client may send to the generation endpoints, checked by hand: this is the hot path.
+"""Checks of what clients send to the generation endpoints, by hand: this is the hot path.
 
 parse_chat              body of a chat completion -> (GenerationRequest, Delivery)
 parse_completion        body of a completion -> (one GenerationRequest per prompt, Delivery)
@@ -55,7 +55,7 @@ Parse = Callable[[str, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How the answer is to be sent, and what of the request comes back with it."""
+    """The way in which the answer is to be sent, and what of the request comes back with it."""
 
     stream: bool = False
     include_usage: bool = False
@@ -69,7 +69,9 @@ class Delivery:
 
 def parse_chat(body: Mapping[str, Any]) -> tuple[GenerationRequest, Delivery]:
     """Check a chat completion's body. Raises ApiError 400 that names the parameter."""
+    # 1. Each parameter by itself.
     values = _values(body, CHAT_PARAMETERS, ("model", "messages"))
+    # 2. Those that need or exclude each other.
     if values.get("top_logprobs") and not values.get("logprobs"):
         raise _needs("top_logprobs", "logprobs: true")
     settle_tools(values)
@@ -83,7 +85,9 @@ def parse_completion(
     body: Mapping[str, Any],
 ) -> tuple[tuple[GenerationRequest, ...], Delivery]:
     """Check a completion's body. Raises ApiError 400 that names the parameter."""
+    # 1. Each parameter by itself.
     values = _values(body, COMPLETION_PARAMETERS, ("model", "prompt", "best_of"))
+    # 2. Those that mean the same here, or something else than in a chat.
     best_of = body.get("best_of")
     if best_of is not None and best_of != values.get("n", 1):
         raise unsupported_value("best_of", f"got {shown(best_of)}, it can only be the same as n")
@@ -92,6 +96,7 @@ def parse_completion(
         values |= {"logprobs": True, "top_logprobs": top_logprobs}
     values.setdefault("max_tokens", DEFAULT_COMPLETION_TOKENS)
     delivery = _delivery(values)
+    # 3. A request for each prompt.
     model = model_of(body)
     prompts = _prompts(body.get("prompt"))
     if len(prompts) * values.get("n", 1) > MAX_PROMPTS:
@@ -108,6 +113,7 @@ def check_passed_through(
 
     Returns None if the body can be passed on as it came, or the body to send instead.
     """
+    # 1. Parameters that the upstream doesn't know, unless they make no difference.
     known = upstream.parameters if chat else upstream.completion_parameters
     harmless = CHAT_HARMLESS if chat else COMPLETION_HARMLESS
     for name, value in body.items():
@@ -116,6 +122,7 @@ def check_passed_through(
             if check is None:
                 raise unknown_parameter(name)
             check(name, value)
+    # 2. Roles, which it might take for something else.
     messages = body.get("messages") if chat else None
     if messages is None:
         return None
@@ -127,6 +134,7 @@ def check_passed_through(
         if type(role) is not str or role not in _PASSED_ROLES:
             raise _wrong_role(index, message, _PASSED_ROLES)
         has_developer |= role == "developer"
+    # 3. Its chat template may not know OpenAI's new word.
     if not has_developer:
         return None
     renamed = [
@@ -173,6 +181,7 @@ def _message(index: int, message: Any) -> dict[str, Any]:
     if type(role) is not str or role not in _CHAT_ROLES:
         raise _wrong_role(index, message, _CHAT_ROLES)
     if type(content) is str:
+        # Most messages have a role and a text and nothing else: they are handed on as they are.
         if len(message) == 2 and role not in ("developer", "tool"):
             return message
     else:
@@ -390,7 +399,7 @@ CHAT_HARMLESS: dict[str, Parse] = {
     "moderation": _only(None),
     "web_search_options": _only(None),
 }
-"""What chat completions take without doing anything about it, and in which values."""
+"""Parameters that chat completions take without doing anything about them, in these values."""
 
 COMPLETION_HARMLESS: dict[str, Parse] = {
     "user": _text,

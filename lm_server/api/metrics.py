@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus.
+"""The server's counters, for Prometheus.
 
 Metrics    counters that routes add to, and gauges that are read when somebody asks
 
@@ -28,7 +28,7 @@ _BUCKETS_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30
 
 @dataclass
 class RequestNotes:
-    """What is known about a request beside what it says."""
+    """Facts about a request beside what it says."""
 
     id: str
     model_kind: str = "none"  # base, adapter; none where the request has no model that is served
@@ -98,8 +98,10 @@ class Metrics:
 
     def render(self, state_dir: Path, database: Database, pool: EnginePool) -> bytes:
         """Everything in Prometheus's text format."""
+        # 1. The server and its disk.
         self._in_flight.set(self.in_flight)
         self._disk.set(shutil.disk_usage(state_dir).free)
+        # 2. The jobs.
         counts = {
             row["status"]: row["count"]
             for row in database.all("SELECT status, COUNT(*) AS count FROM jobs GROUP BY status")
@@ -108,6 +110,7 @@ class Metrics:
             self._jobs.labels(status).set(counts.get(status, 0))
         running = database.all("SELECT progress FROM jobs WHERE status = 'running'")
         self._steps.set(sum(_steps(load(row["progress"])) for row in running))
+        # 3. The engines.
         for gauge in (self._state, self._epoch, self._restarts, self._waiting, self._adapters):
             gauge.clear()  # a base model may be gone
         for base in pool.bases():

@@ -1,4 +1,4 @@
-"""What every route shares.
+"""The parts that every route shares.
 
 Services                   the server's parts, as routes see them
 BackgroundTasks            work that goes on without its request
@@ -159,11 +159,13 @@ def guarded(handler: Handler, *, key: bool = True, abandonable: bool = False) ->
         watch = None if request.content.is_eof() else _BodyWatch(request.content)
         metrics.in_flight += 1
         try:
+            # 1. Who asks, and for what that is taken.
             if services.keys.open_to_all:
                 _refuse_web_pages(request)
             if key and not services.keys.accepts(request.headers.get("Authorization")):
                 raise _no_key(request)
             _check_headers(request)
+            # 2. The work.
             work = handler(request)
             response = await (work if abandonable else services.background.finish(work))
             status = response.status
@@ -175,6 +177,7 @@ def guarded(handler: Handler, *, key: bool = True, abandonable: bool = False) ->
             status = response.status
             return response
         finally:
+            # 3. The books, whatever came of it.
             metrics.in_flight -= 1
             if watch is not None:
                 watch.timer.cancel()
@@ -191,7 +194,7 @@ def guarded(handler: Handler, *, key: bool = True, abandonable: bool = False) ->
 
 
 def notes_of(request: web.Request) -> RequestNotes:
-    """Where a handler notes what it learns for the metrics."""
+    """Return the notes that a handler makes for the metrics."""
     notes = request.get(_NOTES)
     if notes is None:
         request[_NOTES] = notes = RequestNotes(_id_prefix + str(next(_ids)))
@@ -220,6 +223,7 @@ def _refuse_web_pages(request: web.Request) -> None:
     A page of another origin says its own, or can't set the type of its body; one that had its own
     name resolved to this machine says that name.
     """
+    # 1. The name under which this machine was asked, and by which page.
     headers, names = request.headers, request.headers.getall("Host", [])
     if len(names) != 1 or not is_loopback(_without_port(names[0])):
         raise _from_a_page(f"the header Host says {', '.join(names) or 'nothing'!r}")
@@ -227,6 +231,7 @@ def _refuse_web_pages(request: web.Request) -> None:
         raise _from_a_page(f"the header Origin says {headers['Origin']!r}")
     if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         raise _from_a_page(f"the header Sec-Fetch-Site says {headers['Sec-Fetch-Site']!r}")
+    # 2. A type that a page of another origin can't send without being asked first.
     expected = "multipart/form-data" if request.path == "/v1/files" else "application/json"
     if request.body_exists and request.content_type != expected:
         why = f"got {headers.get('Content-Type', '')!r}, expected {expected}"
@@ -248,11 +253,11 @@ def _from_a_page(why: str) -> ApiError:
 
 
 def _no_key(request: web.Request) -> ApiError:
-    given = "Authorization" in request.headers
+    has_key = "Authorization" in request.headers
     return ApiError(
         401,
         "Incorrect API key provided."
-        if given
+        if has_key
         else "No API key provided: send it in the header 'Authorization: Bearer KEY'.",
         code="invalid_api_key",
         headers={"WWW-Authenticate": "Bearer"},
@@ -287,12 +292,14 @@ class _BodyWatch:
 
 def error_answer(request: web.Request, error: Exception) -> tuple[int, dict[str, Any]]:
     """Status and error object for an exception; what was not foreseen is logged and a 500."""
+    # 1. What was raised to be answered.
     if isinstance(error, ApiError):
         return error.status, error.body()
     if isinstance(error, EngineRequestError):
-        found = error.code != "model_not_found"
+        status = 404 if error.code == "model_not_found" else 400
         body = error_body(error.message, "invalid_request_error", error.code, error.param)
-        return 400 if found else 404, body
+        return status, body
+    # 2. What aiohttp and the parser raise about what was sent.
     if isinstance(error, web.HTTPException):
         if error.status == 404:
             return 404, _unknown_url(request).body()
@@ -304,6 +311,7 @@ def error_answer(request: web.Request, error: Exception) -> tuple[int, dict[str,
     if isinstance(error, RecursionError):
         message = "The body's JSON is nested too deeply"
         return 400, error_body(message, "invalid_request_error", "invalid_json")
+    # 3. What is the server's own trouble.
     id = notes_of(request).id
     if isinstance(error, EngineError):
         _log.error("%s %s %s: %s", id, request.method, request.path, error)

@@ -25,7 +25,7 @@ ANSWER_TIMEOUT_S = 3600.0
 _RETRY_AFTER_S = 5
 _ERROR_BYTES = 64 * 1024
 _WRONG_SCHEMA = re.compile(r"grammar error|json schema|structured outputs", re.IGNORECASE)
-"""What an upstream says of a `response_format` that it can't enforce, without naming it."""
+"""Words of an upstream about a `response_format` that it can't enforce and doesn't name."""
 _GENERATED = b'"completion_tokens":'
 _COUNTS = {
     name: re.compile(re.escape(name) + rb"\s*([0-9]{1,11})")
@@ -91,6 +91,7 @@ async def _relay(
     stream = EventStream(request)
     usage = (0, 0)
     try:
+        # The counts stand in the last event, if they were asked for.
         async for data in answer.content.iter_any():
             if _GENERATED in data:
                 usage = _usage(data)
@@ -115,20 +116,23 @@ def _make_session() -> aiohttp.ClientSession:
 def _error_of(status: int, body: bytes, upstream: Upstream) -> ApiError:
     """OpenAI's error object for an error of the upstream, whose own come in several shapes."""
     try:
-        found: Any = json.loads(body)
+        answer: Any = json.loads(body)
     except ValueError:
-        found = body.decode(errors="replace")
-    if isinstance(found, dict):
-        found = found.get("error", found)
-    fields = found if isinstance(found, dict) else {}
-    message = fields.get("message", fields.get("detail", found))
+        answer = body.decode(errors="replace")
+    if isinstance(answer, dict):
+        answer = answer.get("error", answer)
+    # 1. Its message: vLLM's own object, FastAPI's `detail`, or whatever came.
+    fields = answer if isinstance(answer, dict) else {}
+    message = fields.get("message", fields.get("detail", answer))
     text = message if isinstance(message, str) else json.dumps(message)
     text = _without_key(text, upstream)[:2000] or f"HTTP {status}"
+    # 2. Its status.
     if status in (401, 403) or status < 400:
         # The client's key is right; it is ours that the engine refuses.
         return ApiError(
             502, f"The engine refused the server: HTTP {status}: {text}", code="engine_error"
         )
+    # 3. A code for what it says in words alone.
     code, param = fields.get("code"), fields.get("param")
     if not isinstance(code, str):
         code = "engine_error" if status >= 500 else None

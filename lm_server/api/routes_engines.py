@@ -1,4 +1,4 @@
-"""What says how the server is, and what moves its engines.
+"""The state of the server, and what moves its engines.
 
 GET  /health, /version                     without a key
 GET  /metrics                              for Prometheus
@@ -82,7 +82,7 @@ async def retrieve_engine(request: web.Request) -> web.StreamResponse:
 
 
 async def address(request: web.Request) -> web.StreamResponse:
-    """Where the engine itself listens and with which key, for a client that wants no detour.
+    """Tell a client that wants no detour the address of an engine, and its key.
 
     404 for an engine that lives in the server's own process. It is told to those who have the
     server's key, and changes with each start of the engine.
@@ -160,6 +160,7 @@ def _engine(services: Services, name: str) -> dict[str, Any]:
 
 def _health(services: Services) -> dict[str, Any]:
     free, wrong = None, []
+    # 1. Engines that should run and don't, unless a training has their device.
     engines, lent = {}, []
     for name in services.pool.base_models():
         base = services.pool.base(name)
@@ -171,12 +172,14 @@ def _health(services: Services) -> dict[str, Any]:
     first = services.pool.base(services.pool.base_models()[0])
     if not any(services.pool.is_served(name) for name in services.pool.base_models()) and not wrong:
         wrong.append(f"the engine is {first.engine.state}")
+    # 2. The disk.
     try:
         free = shutil.disk_usage(services.state_dir).free
         if free < MIN_FREE_BYTES:
             wrong.append(f"the disk has only {free} bytes left")
     except OSError as error:
         wrong.append(f"the state directory can't be read: {error}")
+    # 3. The queue of jobs.
     if not services.supervisor.healthy():
         wrong.append("no jobs are being taken")
     return {

@@ -44,12 +44,14 @@ async def create_file(request: web.Request) -> web.StreamResponse:
 
 async def _create_file(request: web.Request) -> web.StreamResponse:
     files = request.app[SERVICES].files
+    # 1. A form of a size that is taken.
     if not request.content_type.startswith("multipart/"):
         raise _invalid_form("The body must be multipart/form-data")
     if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
         raise unsupported_header("Content-Encoding", "an upload is taken as it is, not packed")
     if (request.content_length or 0) > files.max_bytes + _FORM_OVERHEAD:
         raise too_large(files.max_bytes)
+    # 2. Its parts; the file goes to the disk as it comes.
     staged: StagedFile | None = None
     try:
         fields: dict[str, str] = {}
@@ -63,6 +65,7 @@ async def _create_file(request: web.Request) -> web.StreamResponse:
                 fields[name] = await _text(part, name)
             else:
                 raise unknown_parameter(name)
+        # 3. A complete form becomes a file with an id.
         if staged is None:
             raise missing_parameter("file")
         purpose = fields.get("purpose")

@@ -30,6 +30,7 @@ async def create_job(request: web.Request) -> web.StreamResponse:
     raw, plain = await read_object(request, MAX_SMALL_BODY_BYTES)
     body, payload = await aside.run(len(raw), parse_object, CreateJobRequest, plain)
 
+    # Asked only for a new job: the first one's answer needs no disk.
     def admit() -> None:
         free = shutil.disk_usage(services.state_dir).free
         if free < MIN_FREE_BYTES:

@@ -15,6 +15,7 @@ async def list_models(request: web.Request) -> web.StreamResponse:
     """The base models, then every fine-tune, oldest first; those with a problem are left out."""
     refuse_unknown_query(request, set())
     services = request.app[SERVICES]
+    # A full training's result is a base model and a row: it is listed once, as the row.
     rows = [row for row in services.models.rows() if row["problem"] is None]
     made = {row["name"] for row in rows}
     bases = [name for name in services.pool.base_models() if name not in made]
@@ -56,6 +57,7 @@ async def delete_model(request: web.Request) -> web.StreamResponse:
             code="base_model",
             param="model",
         )
+    # What a job or another model is made of stays.
     user = services.models.user_of(name)
     if user is not None:
         raise ApiError(409, f"{name!r} is needed by {user}", code="model_in_use", param="model")

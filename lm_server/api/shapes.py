@@ -16,7 +16,7 @@ from nip_lm_server.engines.base import Delta, GenerationRequest, TopLogprob
 from nip_lm_server.formats.tool_calls import ToolCall
 
 VERY_UNLIKELY = -9999.0
-"""What the API says instead of a log-probability that JSON has no number for."""
+"""Stands for a log-probability that JSON has no number for."""
 _CHAT_DETAILS = {
     "completion_tokens_details": {
         "accepted_prediction_tokens": 0,
@@ -30,7 +30,7 @@ _CHAT_DETAILS = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was asked: one request per prompt, which differ in nothing else."""
+    """A checked body: one request per prompt, which differ in nothing else."""
 
     prompts: tuple[GenerationRequest, ...]
     delivery: Delivery
@@ -43,7 +43,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Shape:
-    """How requests of a route are read, and answers to them written."""
+    """Reads the requests of a route, and writes the answers to them."""
 
     path: str
     id_prefix: str

@@ -35,7 +35,7 @@ class EventStream:
 
     @property
     def started(self) -> bool:
-        """Whether anything was sent: then there is no way back to an HTTP status."""
+        """Something was sent: there is no way back to an HTTP status."""
         return self.response.prepared
 
     async def send(self, data: bytes) -> None:
@@ -95,6 +95,7 @@ async def merged(
             async for item in iterators[0]:
                 yield 0, item
         return
+    # A queue as long as there are iterators: none runs far ahead of a slow client.
     ready: asyncio.Queue[tuple[int, Any]] = asyncio.Queue(maxsize=len(iterators))
     end = object()
 
@@ -108,8 +109,10 @@ async def merged(
         else:
             await ready.put((index, end))
 
+    # 1. One task for each iterator.
     pumps = [asyncio.create_task(pump(i, iterator)) for i, iterator in enumerate(iterators)]
     try:
+        # 2. What comes, until all have ended or one fails.
         left = len(pumps)
         while left:
             index, item = await ready.get()
@@ -120,6 +123,7 @@ async def merged(
             else:
                 yield index, item
     finally:
+        # 3. Those that still run abandon their requests.
         for task in pumps:
             task.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)

@@ -47,7 +47,7 @@ def loads(raw: bytes, fast: Callable[[bytes], Any], *, surrogates: bool) -> Any:
 
 
 def _weigh(raw: bytes) -> tuple[int, int]:
-    """How many characters begin a list or an object, and how many go before a value."""
+    """Count the characters that begin a list or an object, and those that go before a value."""
     containers = values = 0
     for start in range(0, len(raw), _SLICE_BYTES):
         part = raw[start : start + _SLICE_BYTES]

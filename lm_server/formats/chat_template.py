@@ -48,7 +48,7 @@ class ChatTemplateError(ValueError):
 
 
 def offline() -> bool:
-    """Whether the environment forbids asking the model hub."""
+    """Tell if the environment forbids asking the model hub."""
     return any(
         os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -94,7 +94,7 @@ def load_tokenizer(model: str) -> Any:
 
 
 def template_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What a template may see of each message: role, content, and what else there is of name,
+    """Pick what a template may see of each message: role, content, and what else there is of name,
     calls of tools and the call that is answered."""
     seen = []
     for message in messages:
@@ -176,7 +176,7 @@ def encode_prompt(
 
 
 def tool_form(tokenizer: Any) -> ToolForm | None:
-    """How the template writes calls of tools; None if it has none that can be read."""
+    """Find out how the template writes calls of tools; None if it has none that can be read."""
     special = {*tokenizer.all_special_tokens} | {
         token.content for token in tokenizer.added_tokens_decoder.values() if token.special
     }
@@ -188,7 +188,7 @@ def tool_form(tokenizer: Any) -> ToolForm | None:
 
 
 def check_shapes(tokenizer: Any) -> dict[str, bool]:
-    """Which of SHAPES the template accepts with every message's content in the text."""
+    """Try which of SHAPES the template accepts with every message's content in the text."""
     accepted = {}
     for name, roles in SHAPES.items():
         messages = [
@@ -209,22 +209,24 @@ def stop_token_ids(tokenizer: Any, generation_config: Any = None) -> frozenset[i
     The tokenizer's end token, those of the model's generation configuration, and the special
     token that the template writes after an assistant message.
     """
-    found: set[int] = set()
+    # 1. What the tokenizer and the model's generation configuration call the end.
+    ends: set[int] = set()
     for owner in (tokenizer, generation_config):
-        ends = getattr(owner, "eos_token_id", None)
-        found.update([ends] if isinstance(ends, int) else ends or [])
+        named = getattr(owner, "eos_token_id", None)
+        ends.update([named] if isinstance(named, int) else named or [])
+    # 2. What the template writes after an answer, if it is a special token.
     user = {"role": "user", "content": "sentinel 0"}
     answer = {"role": "assistant", "content": "sentinel 1"}
     try:
         text = render(tokenizer, [user, answer], generation=False)
     except ChatTemplateError:
-        return frozenset(found)
+        return frozenset(ends)
     after = encode(tokenizer, text.rpartition("sentinel 1")[2])
     special = set(tokenizer.all_special_ids) | {
         index for index, token in tokenizer.added_tokens_decoder.items() if token.special
     }
-    found.update(after[:1] if after and after[0] in special else [])
-    return frozenset(found)
+    ends.update(after[:1] if after and after[0] in special else [])
+    return frozenset(ends)
 
 
 def context_length(tokenizer: Any, config: Any) -> int | None:

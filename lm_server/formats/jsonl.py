@@ -170,7 +170,7 @@ def wrong(code: str, at: str, expected: str, value: Any) -> Broken:
 
 
 def kind(value: Any) -> str:
-    """What a value is, in words, for messages; `MISSING` is nothing."""
+    """Name a value's kind in words, for messages; `MISSING` is nothing."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
     if value is None:
         return "null"

@@ -18,7 +18,7 @@ _ACCEPTED_ROLES = (*ROLES, "developer")
 """`developer` is OpenAI's new word for `system`, and is read as that."""
 _KEYS = ("role", "content", "name")
 _EMPTY_IN_ANSWERS = ("refusal", "tool_calls", "function_call", "audio", "annotations")
-"""What a chat answer's message has besides; null or [] means the same as being absent."""
+"""More keys of a chat answer's message; null or [] means the same as being absent."""
 _CONVERSATION_KEYS = ("messages", "tools", "parallel_tool_calls")
 
 
@@ -31,7 +31,7 @@ class Message(Example):
     weight: int = 1
     name: str | None = None
     token_ids: tuple[int, ...] | None = None
-    """What the model really generated, stop token included; in trajectories only."""
+    """The tokens that the model generated, stop token included; in trajectories only."""
     logprobs: tuple[float, ...] | None = None
     """Log-probability (nats) of each generated token; in trajectories only."""
 
@@ -83,17 +83,20 @@ def message_problems(at: str, message: Any, extra_keys: tuple[str, ...] = ()) ->
     if not isinstance(message, dict):
         yield wrong("invalid_message", at, "an object", message)
         return
-    said = {k: v for k, v in message.items() if k not in _EMPTY_IN_ANSWERS or v not in (None, [])}
-    yield from unknown_keys(at, said, (*_KEYS, *extra_keys))
+    # 1. Its keys; an answer of chat has more, with nothing in them.
+    keys = {k: v for k, v in message.items() if k not in _EMPTY_IN_ANSWERS or v not in (None, [])}
+    yield from unknown_keys(at, keys, (*_KEYS, *extra_keys))
     role = message.get("role")
     if role not in _ACCEPTED_ROLES:
         expected = ", ".join(_ACCEPTED_ROLES)
         yield "invalid_role", f"{at}.role is {role!r}; expected one of {expected}"
+    # 2. Its text.
     text = text_of(message.get("content"))
     if text is None:
         yield wrong("invalid_content", f"{at}.content", "text", message.get("content", MISSING))
     elif not _is_unicode(text):
         yield "invalid_content", f"{at}.content has half of a surrogate pair: it is no text"
+    # 3. What may stand beside it.
     if "weight" in message and "weight" in extra_keys:
         weight = message["weight"]
         if role != "assistant":
@@ -142,7 +145,7 @@ def messages_problems(
 
 
 def learned_problems(messages: list[dict[str, Any]]) -> Iterator[Broken]:
-    """What keeps a conversation whose messages are right from being learned from."""
+    """The rules of a conversation that is learned from, once its messages are right."""
     answers = [message for message in messages if message["role"] == "assistant"]
     if not answers:
         why = "there is no assistant message, so there is nothing to learn"

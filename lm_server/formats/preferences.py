@@ -28,7 +28,7 @@ _OUTPUTS = ("preferred_output", "non_preferred_output")
 
 @dataclass(frozen=True)
 class PreferenceExample(Example):
-    """What was said so far, and two answers of the assistant to it."""
+    """A conversation so far, and two answers of the assistant to it."""
 
     input: tuple[Message, ...]
     preferred: Message
@@ -54,14 +54,16 @@ def parse(value: Mapping[str, Any]) -> PreferenceExample:
 
 def problems(value: Mapping[str, Any]) -> Iterator[Broken]:
     """The rules of one line."""
-    found = [
+    # 1. The parts by themselves.
+    broken = [
         *_input_problems(value),
         *(problem for key in _OUTPUTS for problem in _output_problems(key, value)),
         *unknown_keys("the example", value, ("input", *_OUTPUTS)),
     ]
-    yield from found
-    if found:
+    yield from broken
+    if broken:
         return
+    # 2. The two answers beside each other.
     preferred, rejected = (text_of(value[key][0]["content"]) for key in _OUTPUTS)
     if preferred == rejected:
         why = "'preferred_output' and 'non_preferred_output' are equal"
@@ -79,9 +81,9 @@ def _input_problems(value: Mapping[str, Any]) -> Iterator[Broken]:
     if not isinstance(conversation, dict):
         yield wrong("invalid_input", "'input'", "an object", conversation)
         return
-    found = [*conversation_problems(conversation, inside="input")]
-    yield from found
-    if not found and conversation["messages"][-1]["role"] == "assistant":
+    broken = [*conversation_problems(conversation, inside="input")]
+    yield from broken
+    if not broken and conversation["messages"][-1]["role"] == "assistant":
         why = "the last message of the input is the assistant's, so there is nothing to answer"
         yield "last_message_is_assistant", why
 
@@ -96,7 +98,7 @@ def _output_problems(key: str, value: Mapping[str, Any]) -> Iterator[Broken]:
         why = f"'{key}' must be a list of exactly one assistant message, got {got}"
         yield f"invalid_{key}", why
         return
-    found = [*message_problems(f"{key}[0]", output[0])]
-    yield from found
-    if not found and (role := output[0]["role"]) != "assistant":
+    broken = [*message_problems(f"{key}[0]", output[0])]
+    yield from broken
+    if not broken and (role := output[0]["role"]) != "assistant":
         yield "invalid_role", f"{key}[0].role is {role!r}; it must be 'assistant'"

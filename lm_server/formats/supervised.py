@@ -34,10 +34,12 @@ def parse(value: Mapping[str, Any]) -> SupervisedExample:
 
 def problems(value: Mapping[str, Any]) -> Iterator[Broken]:
     """The rules of one line."""
-    found = list(conversation_problems(value, extra_keys=("weight",)))
-    yield from found
-    if found:
+    # 1. The conversation.
+    broken = list(conversation_problems(value, extra_keys=("weight",)))
+    yield from broken
+    if broken:
         return
+    # 2. What is learned of it.
     yield from learned_problems(value["messages"])
     for index, message in enumerate(value["messages"]):
         learned = message["role"] == "assistant" and message.get("weight", 1) != 0

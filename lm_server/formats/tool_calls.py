@@ -64,7 +64,7 @@ class ToolForm:
         return self.opening.strip()
 
     def around(self, name: str) -> tuple[str, str]:
-        """What stands before and after the arguments of a call of `name`."""
+        """Return the text before and after the arguments of a call of `name`."""
         head = f'{self.opening}{{"name": {json.dumps(name)}, "{self.key}": '
         return head, "}" + self.closing
 
@@ -73,6 +73,7 @@ class ToolForm:
         if not self.marker:
             call, end = self._call_at(text, 0, names)
             return ("", (call,)) if call and not text[end:].strip() else (text, ())
+        # What begins like a call and is none stays text.
         calls: list[ToolCall] = []
         rest, position = "", 0
         while (start := text.find(self.marker, position)) >= 0:
@@ -108,6 +109,7 @@ def find_form(render: Render, special: Sequence[str]) -> ToolForm | None:
 
     `special` are the texts of the tokenizer's special tokens, which no answer's text shows.
     """
+    # 1. Let the template write a call, and what a tool answers.
     user = {"role": "user", "content": "sentinel question"}
     result = {"role": "tool", "tool_call_id": "call00000", "content": "sentinel result"}
     try:
@@ -117,6 +119,7 @@ def find_form(render: Render, special: Sequence[str]) -> ToolForm | None:
             return None
     except ValueError:
         return None
+    # 2. The call is what it writes after the prompt, and must be one JSON object with our values.
     if _NAME not in prompt or not answered.startswith(prompt):
         return None
     written = answered[len(prompt) :]
@@ -128,6 +131,7 @@ def find_form(render: Render, special: Sequence[str]) -> ToolForm | None:
     key = next((k for k in _ARGUMENT_KEYS if isinstance(value, dict) and k in value), None)
     if key is None or value != {"name": _NAME, key: _ARGUMENTS}:
         return None
+    # 3. The marks around it, as far as an answer's text shows them.
     closing = written[end:]
     for token in special:
         closing = closing.partition(token)[0] if token else closing

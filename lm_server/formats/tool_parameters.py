@@ -90,18 +90,20 @@ def settle_tools(values: dict[str, Any]) -> None:
 
 
 def tool_message(at: str, message: Mapping[str, Any]) -> dict[str, Any]:
-    """What concerns tools in a message named `at`: `tool_calls`, or `tool_call_id`.
+    """Check `tool_calls` or `tool_call_id` of a message named `at`, and return them.
 
     Raises ApiError 400.
     """
     calls, answered = message.get("tool_calls"), message.get("tool_call_id")
     role, checked = message["role"], {}
+    # 1. An answer to a call.
     if role == "tool":
         if not isinstance(answered, str):
             raise invalid_value(f"{at}.tool_call_id", answered, "the id of a call")
         checked["tool_call_id"] = answered
     elif answered is not None:
         raise unknown_parameter(f"{at}.tool_call_id")
+    # 2. Calls, which the assistant alone makes.
     if not calls:
         return checked
     if role != "assistant" or not isinstance(calls, list):

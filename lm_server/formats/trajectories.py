@@ -93,6 +93,7 @@ class AcrossLines:
 
     def problems(self, line: int, value: Mapping[str, Any]) -> Iterator[Broken]:
         """The advantage of a line that is right by itself, where others have one."""
+        # Settled at the end of the file: groups may stand scattered over it.
         self._groups.setdefault(value["group_id"], [line, 0])[1] += 1
         has = value.get("advantage") is not None
         if self._first is None:
@@ -121,6 +122,7 @@ class AcrossLines:
 
 def problems(value: Mapping[str, Any]) -> Iterator[Broken]:
     """The rules of one line."""
+    # 1. The episode, in one of two forms.
     if ("messages" in value) == ("turns" in value):
         both = "both are there" if "turns" in value else "neither is there"
         why = f"exactly one of 'messages' and 'turns' is needed: {both}"
@@ -129,6 +131,7 @@ def problems(value: Mapping[str, Any]) -> Iterator[Broken]:
         yield from _turns_problems(value["turns"])
     else:
         yield from _messages_problems(value)
+    # 2. What it is compared with, and by what.
     yield from unknown_keys("the example", value, ("messages", "turns", *_SHARED_KEYS))
     group = value.get("group_id", MISSING)
     if group == "":
@@ -143,9 +146,9 @@ def problems(value: Mapping[str, Any]) -> Iterator[Broken]:
 
 
 def _messages_problems(value: Mapping[str, Any]) -> Iterator[Broken]:
-    found = [*messages_problems("messages", value, ("weight", "token_ids", "logprobs"))]
-    yield from found
-    if found:
+    broken = [*messages_problems("messages", value, ("weight", "token_ids", "logprobs"))]
+    yield from broken
+    if broken:
         return
     yield from learned_problems(value["messages"])
     for index, message in enumerate(value["messages"]):
@@ -182,9 +185,9 @@ def _turns_problems(turns: Any) -> Iterator[Broken]:
 
 def _action_problems(at: str, key: str, token_ids: Any, logprobs: Any) -> Iterator[Broken]:
     if token_ids is not None:
-        found = [*_token_problems(f"{at}.{key}", token_ids)]
-        yield from found
-        if found:
+        broken = [*_token_problems(f"{at}.{key}", token_ids)]
+        yield from broken
+        if broken:
             return
     if logprobs is None:
         return
@@ -199,6 +202,7 @@ def _action_problems(at: str, key: str, token_ids: Any, logprobs: Any) -> Iterat
                 expected = f"a number from {LEAST_LOGPROB:g} to 0"
                 yield wrong("invalid_logprobs", f"{at}.logprobs[{index}]", expected, logprob)
                 return
+    # Each token has one, and each one a token.
     if token_ids is not None and len(token_ids) != len(logprobs):
         why = f"{at} has {len(token_ids)} {key} but {len(logprobs)} logprobs"
         yield "lengths_differ", f"{why}: each token needs one"
