@@ -103,56 +103,43 @@ class EmbeddedEngine(Engine):
     # Answering
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        # 1. Queue its rows, and wait for the last of them.
-        worker, pending = await self._prepare(request, streamed=False)
-        worker.submit(pending)
-        try:
-            await pending.progress.wait()
-        finally:
-            abandon(pending.rows)
-        if pending.failure is not None:
-            raise pending.failure
-        refuse_unguided(pending.rows)
-        # 2. Read each row once, as a whole.
-        self._requests += 1
-        choices = []
-        for index, row in enumerate(pending.rows):
-            whole = RowReader(worker, row, index, request).read()
-            assert whole is not None, "a row that has ended has something to tell"
-            choices.append(with_calls(worker, whole, request))
-        prompt = pending.rows[0].prompt
+        # Woken once, at the end, so that each choice is one piece.
+        choices = [choice async for choice in self._pieces(request, streamed=False)]
+        first = choices[0]
         return GenerationResult(
-            model=request.model,
-            choices=tuple(choices),
-            prompt_tokens=len(prompt),
-            prompt_token_ids=tuple(prompt) if request.return_token_ids else None,
+            request.model, tuple(choices), first.prompt_tokens or 0, first.prompt_token_ids
         )
 
-    async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
-        worker, pending = await self._prepare(request, streamed=True)
+    def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        return self._pieces(request, streamed=True)
+
+    async def _pieces(self, request: GenerationRequest, *, streamed: bool) -> AsyncIterator[Delta]:
+        # 1. Queue the rows. All that can be refused is refused before.
+        worker, pending = await self._prepare(request, streamed)
         worker.submit(pending)
         readers = [RowReader(worker, row, i, request) for i, row in enumerate(pending.rows)]
         prompt = pending.rows[0].prompt
-        is_first = True
+        said_once: dict[str, Any] = {
+            "prompt_tokens": len(prompt),
+            "prompt_token_ids": tuple(prompt) if request.return_token_ids else None,
+        }
         try:
             while not all(reader.finished for reader in readers):
+                # 2. Wait for tokens, or for the end.
                 await pending.progress.wait()
                 pending.progress.clear()
                 if pending.failure is not None:
                     raise pending.failure
                 refuse_unguided(pending.rows)
+                # 3. Tell of every row what is certain by now.
                 for row, reader in zip(pending.rows, readers, strict=True):
                     # Whether a text is a call is known at its end.
                     waits = bool(request.tools) and row.finish_reason is None
                     delta = None if reader.finished or waits else reader.read()
                     if delta is None:
                         continue
-                    delta = with_calls(worker, delta, request)
-                    if is_first:
-                        ids = tuple(prompt) if request.return_token_ids else None
-                        delta = replace(delta, prompt_tokens=len(prompt), prompt_token_ids=ids)
-                        is_first = False
-                    yield delta
+                    yield replace(with_calls(worker, delta, request), **said_once)
+                    said_once = {}
         finally:
             abandon(pending.rows)
         self._requests += 1
@@ -279,10 +266,9 @@ class EmbeddedEngine(Engine):
         return worker, adapter
 
     async def _prepare(
-        self, request: GenerationRequest, *, streamed: bool
+        self, request: GenerationRequest, streamed: bool
     ) -> tuple[ModelWorker, Pending]:
         """Check a request and make its rows. Raises EngineRequestError."""
-        # All that can be refused is refused here, before the worker's thread sees it.
         worker, adapter = self._find(request.model)
         check_counts(request, self._options.max_batch)
         guide = None
