@@ -13,7 +13,7 @@ protocol_handler        a protocol with its prompts, as the agents see it
 batch, nested_array_dict   the arrays of the episodes of a batch
 history                 from a batch's arrays to the turns of an episode
 chat_types              messages and items of datasets
-experiment_settings, states, errors, job_info, language_model_client   the rest of the signatures
+experiment_settings, states, errors, language_model_client   the rest of the signatures
 synchronous             asynchronous methods called by code that has no event loop
 
 Whoever imports this package alone loads neither torch nor openai nor any of these modules.
@@ -38,8 +38,11 @@ if TYPE_CHECKING:
         UnknownFinishReasonError,
     )
     from nip_core.agents.experiment_settings import ExperimentSettings
-    from nip_core.agents.job_info import LmTrainingJobInfo, TrainingJobInfo
-    from nip_core.agents.language_model_client import LanguageModelClient
+    from nip_core.agents.language_model_client import (
+        LanguageModelClient,
+        LmTrainingJobInfo,
+        TrainingJobInfo,
+    )
     from nip_core.agents.nested_array_dict import NestedArrayDict
     from nip_core.agents.openai_model_group import OpenAiSharedModelGroup
     from nip_core.agents.openai_whole_agent import OpenAiWholeAgent
@@ -62,7 +65,7 @@ if TYPE_CHECKING:
     )
 
 _MODULES = (
-    *("errors", "chat_types", "states", "job_info", "experiment_settings", "nested_array_dict"),
+    *("errors", "chat_types", "states", "experiment_settings", "nested_array_dict"),
     *("protocol_handler", "environment", "whole_agent", "shared_model_group"),
     *("language_model_client", "openai_whole_agent", "openai_model_group"),
 )

@@ -120,14 +120,17 @@ class PureTextEnvironment:
         Raises ValueError, naming episode and agent, if an agent whose turn it is said nothing and
         the game can't go on without it, or if one spoke out of turn.
         """
+        # 1. Refuse actions of nobody, and put down those of the agents.
         unknown = sorted(set(actions) - set(self.protocol_handler.agent_names))
         if unknown:
             raise ValueError(f"actions of {unknown}, who are not among the protocol's agents")
         step = NestedArrayDict({key: array.copy() for key, array in data.items()}, data.batch_size)
         self._put_actions(step, actions)
+        # 2. Begin the state after the round with the one before it.
         step["next"] = {key: array.copy() for key, array in data.items() if key != ("padding",)}
         shape = (*data.batch_size, self.protocol_handler.num_agents)
         step["next", "agents", "reward"] = np.zeros(shape)
+        # 3. Play each episode that goes on.
         for n in range(len(data)):
             over = bool(data["done"][n] or data["terminated"][n])
             step["padding"][n] = over

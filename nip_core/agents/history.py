@@ -84,6 +84,7 @@ def turns_of(handler: ProtocolHandler, histories: Iterable[Array], seed: int) ->
         )
     turns: list[Turn] = []
     for round_ in range(min(len(message_history), handler.max_message_rounds)):
+        # Agents of a round don't see each other's turns.
         before = list(turns)
         for index, agent in enumerate(handler.agent_names):
             messages = {

@@ -1,13 +1,18 @@
 """Our lm_server as a group needs it: is it there, its engine up or away, a job.
 
+LanguageModelClient   the calls of a group
+TrainingJobInfo       a fine-tune job as the server reports it
+job_status            its status, for the server's word
+
 Jobs are not created here: that is the ledger's alone (`nip_core.jobs.ledger`).
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from nip_core.agents.errors import TrainingJobNotFoundClientError
-from nip_core.agents.job_info import LmTrainingJobInfo, job_status
 from nip_core.errors import ServerError, SettingsError
 from nip_core.jobs.job import BackendTrouble, Refused
 from nip_core.jobs.openai_backend import open_backend
@@ -15,6 +20,41 @@ from nip_core.jobs.server_calls import LmServer, version_problem
 
 _LOOK_EVERY_S = 0.5
 _LONGEST_LOOK_S = 5.0
+
+
+JobStatus = Literal["pending", "running", "succeeded", "failed", "cancelled", "not_found"]
+
+_STATUSES: dict[str, JobStatus] = {
+    word: word for word in ("running", "succeeded", "failed", "cancelled")
+}
+
+
+def job_status(server_word: str) -> JobStatus:
+    """The status of a job for what the API calls it.
+
+    What has not begun, is paused or is not known is pending: none of these is an end.
+    """
+    return _STATUSES.get(server_word, "pending")
+
+
+@dataclass(frozen=True)
+class TrainingJobInfo:
+    """A fine-tune job. Times are seconds since the epoch."""
+
+    job_id: str
+    status: JobStatus
+    server_status: str  # in the server's own word: validating_files, queued, paused, ...
+    fine_tuned_model: str | None
+    error: str | None
+    created_at: float
+    finished_at: float | None
+    trained_tokens: int | None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # with which it really trains
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+LmTrainingJobInfo = TrainingJobInfo
+"""The name that this class has where it is a language-model server's."""
 
 
 class LanguageModelClient(LmServer):
@@ -32,6 +72,7 @@ class LanguageModelClient(LmServer):
         end = loop.time() + timeout_s
         told = False
         while True:
+            # 1. Ask, for a moment only: a server that takes the call may never answer.
             look_s = min(max(end - loop.time(), 0.05), _LONGEST_LOOK_S)
             try:
                 async with asyncio.timeout(look_s):
@@ -39,6 +80,7 @@ class LanguageModelClient(LmServer):
                 break
             except (ServerError, TimeoutError) as error:
                 trouble = str(error) or f"no answer in {look_s:.2g} s"
+            # 2. Say once what is waited for, and give up in time.
             if not told:
                 on_waiting()
                 told = True
@@ -48,6 +90,7 @@ class LanguageModelClient(LmServer):
                     "start it with `nip serve`"
                 )
             await asyncio.sleep(min(_LOOK_EVERY_S, max(0.0, end - loop.time())))
+        # 3. Somebody answers: it must be a server of ours, of a version that fits.
         if version is None:
             raise SettingsError(
                 f"the server at {self.root} does not say its version, so it is no lm_server; for "

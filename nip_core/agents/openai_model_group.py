@@ -15,8 +15,12 @@ from nip_core.agents.errors import TrainingJobNotFoundClientError
 from nip_core.agents.experiment_settings import ExperimentSettings
 from nip_core.agents.group_jobs import GroupJobs
 from nip_core.agents.history import final_timesteps
-from nip_core.agents.job_info import JobStatus, TrainingJobInfo, job_status
-from nip_core.agents.language_model_client import LanguageModelClient
+from nip_core.agents.language_model_client import (
+    JobStatus,
+    LanguageModelClient,
+    TrainingJobInfo,
+    job_status,
+)
 from nip_core.agents.nested_array_dict import NestedArrayDict
 from nip_core.agents.openai_whole_agent import OpenAiWholeAgent, check_by_hand, endpoints_of
 from nip_core.agents.protocol_handler import CodeValidationProtocolHandler, ProtocolHandler
@@ -148,6 +152,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         Whether they share one is the setting `lm_server.share_device`; auto: if the engine is on
         CUDA. The server brings it back when a job has a new model, and so does `eval`.
         """
+        # 1. Learn whether the engine is where models are trained.
         if not self._has_server or self.hyper_params.lm_server.share_device == "no":
             return
         client = self.language_model_client
@@ -155,6 +160,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         if not shares:
             status = (await client.engine(self._engine)).get("status") or {}
             shares = str(status.get("device")).startswith("cuda")
+        # 2. If so, it leaves.
         if shares:
             await client.move_engine(self._engine, "sleep")
 

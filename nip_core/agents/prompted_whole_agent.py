@@ -87,6 +87,7 @@ class PromptedWholeAgent(PureTextWholeAgent):
         Raises ValueError for timesteps of another batch size and for a replacement without "y" or
         without `ensure_last_message_is_assistant`, KeyError for another key that lacks.
         """
+        # 1. Refuse what can't be replaced.
         _check_timesteps(timesteps)
         replaces = replace_verifier_guess_with_true_label and self.is_verifier
         if replace_verifier_guess_with_true_label and not ensure_last_message_is_assistant:
@@ -95,6 +96,7 @@ class PromptedWholeAgent(PureTextWholeAgent):
             raise ValueError(
                 'timesteps: "y", the true labels, by which guesses are to be replaced, is missing'
             )
+        # 2. Take the agent's side of each episode in which it spoke.
         items: list[dict[Literal["messages"], list[PromptMessage]]] = []
         for place in timesteps:
             try:
@@ -130,11 +132,13 @@ class PromptedWholeAgent(PureTextWholeAgent):
         items: list[DpoDatasetItem] = []
         pairs = zip(positive_examples, negative_examples, strict=True)
         for number, (positive, negative) in enumerate(pairs):
+            # 1. Both must answer one chat.
             chat, other = (self._chat_at(place, place) for place in (positive, negative))
             if chat != other:
                 raise ValueError(
                     f"{self.agent_name}, pair {number}: the two examples answer different chats"
                 )
+            # 2. Of equal answers nothing can be learned.
             good, bad = (self._own_answer(place, number) for place in (positive, negative))
             if good != bad:
                 items.append(

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nip_core.agents.experiment_settings import ExperimentSettings
-from nip_core.agents.job_info import JobStatus
+from nip_core.agents.language_model_client import JobStatus
 from nip_core.agents.nested_array_dict import NestedArrayDict
 from nip_core.agents.protocol_handler import ProtocolHandler
 from nip_core.agents.states import PureTextSharedModelGroupState

@@ -214,6 +214,7 @@ class PureTextWholeAgent(ABC):
         if bool(place.get("done", False)) or bool(place.get("terminated", False)):
             return (), _ParsedChatCompletion()
         turns = turns_of(self.protocol_handler, (place[key] for key in HISTORIES), seed)
+        # Whose turn it is may depend on what was said.
         movers = self.protocol_handler.protocol.movers(round_, seed, turns)
         if self.agent_name not in movers:
             return (), _ParsedChatCompletion()

@@ -77,11 +77,13 @@ async def to_groups(
         members = []
         for index, foreign in enumerate(trajectories):
             place = f"trajectories[{number}][{index}]"
+            # 1. Its fields and the order of its messages must be right.
             trajectory = as_ours(Trajectory, foreign, place)
             try:
                 await check(trajectory)
             except ValueError as error:
                 raise ValueError(f"{place}: {error}") from None
+            # 2. What can't be converted is left out only where the rules are not strict.
             try:
                 members.append(_to_art(trajectory, place))
             except ValueError as error:

@@ -242,6 +242,7 @@ def _without(given: Mapping[str, Any], cant: Mapping[str, Any]) -> dict[str, Any
 
 def _init_settings(arguments: dict[str, Any]) -> dict[str, Any]:
     settings = {"max_length": arguments.pop("max_seq_length", None)}
+    # Of both, four bits count.
     eight, four = arguments.pop("load_in_8bit", None), arguments.pop("load_in_4bit", None)
     if eight is not None or four is not None:
         settings["quantization"] = "4bit" if four else "8bit" if eight else "none"
@@ -285,6 +286,7 @@ def _trainer_settings(arguments: dict[str, Any]) -> dict[str, Any]:
     for name in ("lr_scheduler", "optimizer"):  # ART has enumerations of both
         if name in settings:
             settings[name] = getattr(settings[name], "value", settings[name])
+    # One step of an optimizer takes several batches.
     if "per_device_train_batch_size" in arguments or "gradient_accumulation_steps" in arguments:
         device = arguments.pop("per_device_train_batch_size", DEFAULT_BATCH_SIZE)
         settings["batch_size"] = device * arguments.pop("gradient_accumulation_steps", 1)

@@ -138,9 +138,11 @@ def _weighted(trained: Sequence[_Trained]) -> list[dict[str, Any]]:
     The server's loss is a mean over tokens, so a trajectory's advantage is divided by the number
     of its tokens. Where that is not known for all of them, tokens count alike.
     """
+    # 1. Count the tokens of each trajectory.
     sizes = [[line.tokens for line in one.lines] for one in trained]
     known = all(size is not None for trajectory in sizes for size in trajectory)
     totals = [sum(size or 0 for size in trajectory) if known else 1 for trajectory in sizes]
+    # 2. Divide by them, and by what all advantages are on average.
     tokens = sum(totals)
     scale = sum(abs(one.advantage) for one in trained) / tokens if tokens else 0.0
     return [

@@ -87,6 +87,7 @@ def sampled_tokens(item: EpisodeItem, place: str) -> tuple[list[int] | None, lis
     if isinstance(logprobs, BaseModel):
         logprobs = logprobs.model_dump()
     token_ids = (item.metadata or {}).get("token_ids")
+    # 1. As a chat answer has them, perhaps with ids in place of the tokens' texts.
     if isinstance(logprobs, Mapping):
         entries = logprobs.get("content")
         if not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
@@ -99,6 +100,7 @@ def sampled_tokens(item: EpisodeItem, place: str) -> tuple[list[int] | None, lis
         if token_ids is None and len(written) == len(pairs):
             token_ids = [_number(token, place) for token in written]
         return token_ids, [logprob for _, logprob in pairs]
+    # 2. As bare numbers.
     if isinstance(logprobs, Sequence) and not isinstance(logprobs, str):
         return token_ids, list(logprobs)
     raise ValueError(

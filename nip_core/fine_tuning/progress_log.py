@@ -39,6 +39,7 @@ def append_progress(
     text = json.dumps(_sayable(line), ensure_ascii=False, allow_nan=False, default=str)
     directory = Path(output_dir or LOG_DIRECTORY)
     directory.mkdir(parents=True, exist_ok=True)
+    # A run id that is no file name is written as its letters and a hash.
     plain = re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", ref.run_id)
     path = directory / f"trainer_adapter_{ref.run_id if plain else run_name(ref.run_id)}.jsonl"
     with path.open("ab", buffering=0) as file:  # one write, so that lines of processes don't mix
