@@ -267,7 +267,6 @@ class OpenAITrainerAdapter(TrainerAdapter):
 
     def _number(self, ref: TrainingJobRef) -> int:
         """The number of the submission; of a reference without one, the newest."""
-        # A reference without a number means the newest submission.
         submissions = self._submissions()
         number: Any = (ref.metadata or {}).get("submission")
         if number is None and (newest := submissions.newest(ref.run_id)) is not None:
