@@ -10,7 +10,7 @@ episodes    rollouts as these look at them
 dataset     examples -> a Parquet file with their lineage, its digest; the source of all formats
 lines       rows of a dataset -> the JSONL file of a job, checked by its receiver's rules
 
-Who calls them in a run is `nip_core.stages.training_data`.
+Who calls them in a run is `nip_core.stages.choosing`.
 """
 
 from typing import TYPE_CHECKING

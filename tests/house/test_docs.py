@@ -25,3 +25,36 @@ def test_twelve_changes_have_a_place():
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = page.partition("## Where do I")[2].partition("\n## ")[0]
     assert len(re.findall(r"^\| (?:a|an) ", table, re.MULTILINE)) == 12
+
+
+DOTTED = re.compile(r"`{1,2}(nip_(?:core|lm_server|prefect)(?:\.\w+)+)`")
+
+
+def _is_there(name):
+    """Whether a dotted name is a module of ours, or something that a module of ours says."""
+    parts = [*name.removeprefix("nip_prefect.").split(".")]
+    if parts[0] == "nip_lm_server":
+        parts[0] = "lm_server"
+    for depth in range(len(parts), 0, -1):
+        place = ROOT.joinpath(*parts[:depth])
+        file = (
+            place.with_suffix(".py") if place.with_suffix(".py").exists() else place / "__init__.py"
+        )
+        if file.exists():
+            text = file.read_text(encoding="utf-8")
+            return all(re.search(rf"\b{part}\b", text) for part in parts[depth:])
+    return False
+
+
+def test_every_module_that_a_docstring_or_a_page_names_is_there():
+    files = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    for folder in ("nip_core", "lm_server", "flows", "tasks", "factory", "benchmarks", "scripts"):
+        files += (ROOT / folder).rglob("*.py")
+    stale = {
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in files
+        if file.name != "CHANGELOG.md"
+        for name in DOTTED.findall(file.read_text(encoding="utf-8"))
+        if not _is_there(name)
+    }
+    assert not stale
