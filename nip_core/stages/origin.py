@@ -15,7 +15,7 @@ What was found is part of the run's identity (``contents.origin`` in run.json) a
 when the run is opened again, so that the other run may go on, or go. Nothing is written to it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,11 @@ class Origin:
     run has. Only `rerun_tests` has more than one."""
     adapters: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     """By run, the models to copy from its own server, each with its content digest."""
+
+    @classmethod
+    def of(cls, facts: Sequence[Mapping[str, Any]]) -> "Origin":
+        """The models that `facts` names; they were brought to the run before."""
+        return cls(tuple({g: ServedModel(**m) for g, m in models.items()} for models in facts))
 
     def facts(self) -> list[dict[str, Any]]:
         """The part of it that run.json has."""
@@ -98,10 +103,7 @@ def find_origin(parameters: HyperParameters, store: Store, record: RunRecord | N
     Raises SettingsError when one is not there, or can't play here.
     """
     if record is not None:
-        recorded = record.contents.get("origin", [])
-        return Origin(
-            tuple({g: ServedModel(**m) for g, m in by_group.items()} for by_group in recorded)
-        )
+        return Origin.of(record.contents.get("origin", []))
     search = _Search(parameters, store)
     models = search.base_run()
     if parameters.base_run.base_run_type == "rerun_tests":

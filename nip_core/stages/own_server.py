@@ -167,7 +167,7 @@ class OwnServer:
         environment: Mapping[str, str],
     ) -> None:
         """`timeout_s`: the longest wait for it to answer. Nothing is started yet."""
-        self._spec, self._directory = spec, directory
+        self._spec, self.directory = spec, directory
         self._timeout_s, self._environment = timeout_s, environment
         self._handle: ServerHandle | None = None
         self._starting = asyncio.Lock()
@@ -177,11 +177,6 @@ class OwnServer:
         """Return where it answers now; after a restart the port is another one."""
         assert self._handle is not None, "call ensure() first"
         return Endpoint(f"{self._handle.url}/v1", self._handle.api_key)
-
-    @property
-    def directory(self) -> Path:
-        """Return where it keeps its state."""
-        return self._directory
 
     async def ensure(self) -> None:
         """Start the server unless it runs.
@@ -198,7 +193,7 @@ class OwnServer:
                 asyncio.to_thread(
                     start_or_attach,
                     self._spec,
-                    self._directory,
+                    self.directory,
                     timeout_s=self._timeout_s,
                     env=self._environment,
                     given_up=given_up.is_set,
@@ -225,7 +220,7 @@ class OwnServer:
             await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
             if not doing.done():
                 raise ServerError(
-                    f"the run's lm_server ended by itself; its log is {self._directory / 'logs'}. "
+                    f"the run's lm_server ended by itself; its log is {self.directory / 'logs'}. "
                     "It is started again when the stage is"
                 )
             return doing.result()

@@ -13,22 +13,21 @@ from its own environment; that of the run's own server from the server's directo
 import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from nip_core.errors import RunConflictError, ServerError
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
-from nip_core.rollouts.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.chat_client import Endpoint
 from nip_core.rollouts.progress import Progress
 from nip_core.run_store.lease import borrow
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.models import ServedModel
+from nip_core.stages.origin import Origin
 from nip_core.stages.prepare import load_all_problems, problems_digest
 from nip_core.stages.providers import Endpoints, remote_endpoints
-from nip_core.stages.session import Session
+from nip_core.stages.session import Session, chat_client
 from nip_core.stages.too_long import recorded, without
 from nip_lm_server.client import KEY_FILE
 
@@ -45,9 +44,7 @@ def ticket_of(session: Session) -> Ticket:
         "store": session.run.store.url,
         "contents": session.run.open().contents,
         "lease": session.lease.lend(),
-        "origin": [
-            {group: asdict(model) for group, model in models.items()} for models in session.origin
-        ],
+        "origin": Origin(session.origin).facts(),
         "own_server": None
         if server is None
         else {"url": server.endpoint.base_url, "key_file": str(server.directory / KEY_FILE)},
@@ -69,33 +66,26 @@ async def open_apart(
     run = RunStore(store, parameters.run_name)
     lease = borrow(store, run.root, ticket["lease"])
     lease.check()
-    game, problems = Game(parameters), load_all_problems(parameters)
+    problems = load_all_problems(parameters)
     digests = {split: problems_digest(chosen) for split, chosen in problems.items()}
     if digests != ticket["contents"]["problems"]:
         raise RunConflictError(
             f"run {run.name!r}: the dataset {parameters.dataset} has other problems here than when "
             "the run was started; give every process the same files and the same version of nip"
         )
-    left_out = recorded(run) or {}
-    async with ChatClient(
-        concurrency=parameters.rollouts.concurrency,
-        timeout_s=parameters.rollouts.request_timeout_s,
-        retries=parameters.rollouts.transport_retries,
-    ) as client:
+    left_out, progress = recorded(run) or {}, Progress()
+    async with chat_client(parameters, progress) as client:
         yield Session(
             parameters=parameters,
-            game=game,
+            game=Game(parameters),
             run=run,
             lease=lease,
             problems=without(problems, left_out),
             left_out=left_out,
             endpoints=_endpoints(parameters, ticket, environment),
             client=client,
-            progress=Progress(),
-            origin=tuple(
-                {group: ServedModel(**model) for group, model in models.items()}
-                for models in ticket["origin"]
-            ),
+            progress=progress,
+            origin=Origin.of(ticket["origin"]).models,
         )
 
 

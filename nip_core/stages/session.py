@@ -112,49 +112,28 @@ async def open_session(
     Raises SettingsError, DatasetError, StoreError, RunConflictError, LeaseError or ServerError;
     nothing has been spent then.
     """
-    if prepared is None:
-        prepared = prepare(parameters, environment)
-    parameters, run = prepared.parameters, prepared.run
-    progress = progress or Progress()
-    await check_reachable(parameters, prepared.endpoints, progress)
+    # 1. Everything that can be known before anything is held or started.
+    prepared = prepared or prepare(parameters, environment)
+    run, progress = prepared.run, progress or Progress()
+    await check_reachable(prepared.parameters, prepared.endpoints, progress)
     async with contextlib.AsyncExitStack() as stack:
+        # 2. The run is this process's alone, and half a rewind is done.
         lease = stack.enter_context(await asyncio.to_thread(acquire, run.store, run.root))
         await asyncio.to_thread(finish_rewinds, run, lease)
-        server = None
-        spec = server_spec(parameters)
-        if spec is not None:
-            directory = server_directory(run, environment)
-            await asyncio.to_thread(bring, prepared.origin, run.store, directory)
-            names = [model for models in prepared.origin.adapters.values() for model in models]
-            await asyncio.to_thread(keep_models, run, directory, names, lease)
-            trained = [group for group in parameters.groups if group not in prepared.endpoints]
-            await asyncio.to_thread(restore, run, directory, trained, lease)
-            server = OwnServer(
-                spec,
-                directory,
-                timeout_s=parameters.lm_server.start_timeout_s,
-                environment=environment,
-            )
+        # 3. The servers, and which problems are too long for their models.
+        server = await _own_server(prepared, lease, environment, progress)
+        if server is not None:
             stack.callback(server.stop)
-            progress.start_stage(f"starting the model server ({parameters.lm_server.engine})", 0)
             await server.ensure()
-        client = await stack.enter_async_context(
-            ChatClient(
-                concurrency=parameters.rollouts.concurrency,
-                timeout_s=parameters.rollouts.request_timeout_s,
-                retries=parameters.rollouts.transport_retries,
-                on_retry=progress.count_retry,
-            )
-        )
         known = recorded(run)
         session = Session(
-            parameters=parameters,
+            parameters=prepared.parameters,
             game=prepared.game,
             run=run,
             lease=lease,
             problems=without(prepared.problems, known or {}),
             endpoints=prepared.endpoints,
-            client=client,
+            client=await stack.enter_async_context(chat_client(prepared.parameters, progress)),
             progress=progress,
             server=server,
             retry_failed_jobs=retry_failed_jobs,
@@ -163,11 +142,42 @@ async def open_session(
         progress.start_stage("checking the models' servers", 0)
         await check_version(session)
         too_long = await check_prompts(session)
-        left_out = settle(parameters, prepared.problems, known, too_long)
-        run.create_or_open(
-            **identity(parameters, prepared.contents), now=datetime.now(UTC), lease=lease
-        )
+        left_out = settle(prepared.parameters, prepared.problems, known, too_long)
+        # 4. Only now is the run created.
+        facts = identity(prepared.parameters, prepared.contents)
+        run.create_or_open(**facts, now=datetime.now(UTC), lease=lease)
         record(run, left_out, lease)
         if words := in_words(left_out):
             _log.warning("run %r: %s", run.name, words)
         yield replace(session, problems=without(prepared.problems, left_out), left_out=left_out)
+
+
+async def _own_server(
+    prepared: Prepared, lease: Lease, environment: Mapping[str, str], progress: Progress
+) -> OwnServer | None:
+    """The run's own server with the models that it needs, not started; None if none is used."""
+    parameters, run, origin = prepared.parameters, prepared.run, prepared.origin
+    spec = server_spec(parameters)
+    if spec is None:
+        return None
+    directory = server_directory(run, environment)
+    # 1. Models of other runs, which this one then keeps, as those may go.
+    await asyncio.to_thread(bring, origin, run.store, directory)
+    names = [model for models in origin.adapters.values() for model in models]
+    await asyncio.to_thread(keep_models, run, directory, names, lease)
+    # 2. Models of this run that another machine has made.
+    trained = [group for group in parameters.groups if group not in prepared.endpoints]
+    await asyncio.to_thread(restore, run, directory, trained, lease)
+    progress.start_stage(f"starting the model server ({parameters.lm_server.engine})", 0)
+    timeout_s = parameters.lm_server.start_timeout_s
+    return OwnServer(spec, directory, timeout_s=timeout_s, environment=environment)
+
+
+def chat_client(parameters: HyperParameters, progress: Progress) -> ChatClient:
+    """The client of all chats of a run in one process."""
+    return ChatClient(
+        concurrency=parameters.rollouts.concurrency,
+        timeout_s=parameters.rollouts.request_timeout_s,
+        retries=parameters.rollouts.transport_retries,
+        on_retry=progress.count_retry,
+    )

@@ -13,9 +13,9 @@ out. What is not: the difference has an interval, and a margin of 0 also refuses
 good as the old ones in about half of all cases.
 """
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
@@ -37,8 +37,6 @@ from nip_core.stages.models import Decision, ServedModel, candidates, models_for
 from nip_core.stages.providers import Endpoints, speaks_nip
 from nip_core.stages.session import Session
 from nip_core.stages.training import scheduled
-
-T = TypeVar("T")
 
 
 def is_due(session: Session, iteration: int) -> bool:
@@ -89,28 +87,12 @@ def decide(session: Session, iteration: int) -> Decision:
 
 async def prove_candidates(session: Session, iteration: int) -> dict[str, str]:
     """Prove that the new models of all groups answer; returns their names by group."""
-    proved = await _prove_new(session, iteration)
+    proved = await _prove_all(session, candidates(session, iteration))
     return {group: model.model for group, model in proved.items()}
 
 
-async def _prove_new(session: Session, iteration: int) -> dict[str, ServedModel]:
-    """Prove every model that the iteration has trained; returns them by group, with the proofs.
-
-    A model counts only if it answers under its own name; on a server of nip it also needs the
-    server's proof that the saved weights are the ones that answer.
-    """
-    trained = candidates(session, iteration)
-
-    async def prove_all() -> list[ServedModel]:
-        return await gather_or_cancel(
-            _prove(session, group, model) for group, model in trained.items()
-        )
-
-    return dict(zip(trained, await session.with_server(prove_all), strict=True))
-
-
 def takes_turns_in(session: Session) -> bool:
-    """Whether old and new models of a group can't play at the same time."""
+    """Say whether old and new models of a group can't play at the same time."""
     parameters = session.parameters
     groups = parameters.trainable_groups
     return any(takes_turns(parameters, parameters.group_parameters(group)) for group in groups)
@@ -122,24 +104,27 @@ async def swap_models(session: Session, iteration: int) -> dict[str, str]:
     New models do once they are proved, and have passed the gate where the settings ask for one;
     then both sides must have played (see `gate`).
     """
+    # 1. A swap that is on record stays as it is.
     if session.run.store.exists(session.run.models(iteration)):
         await prove_serving(session, iteration + 1)
         return {g: model.model for g, model in models_for(session, iteration + 1).items()}
-    due = scheduled(session.parameters, iteration)
-    waiting = [group for group in session.parameters.trainable_groups if group not in due]
-    after = models_for(session, iteration)
-    proved = await _prove_new(session, iteration)
-    promotion = None
+    # 2. No model serves that is not proved.
+    proved = await _prove_all(session, candidates(session, iteration))
+    # 3. The gate takes all new models or none.
+    after, promotion = models_for(session, iteration), None
     if is_due(session, iteration):
         # Those that are not taken can be found again, too.
         promotion = asdict(replace(decide(session, iteration), candidates=proved))
     if promotion is None or promotion["promoted"]:
         after |= proved
+    # 4. From here on they serve, whatever happens to this process.
+    due = scheduled(session.parameters, iteration)
+    waiting = [group for group in session.parameters.trainable_groups if group not in due]
     stored = write_models(session, iteration, after, waiting, promotion)
     if promotion is not None:
         session.log.info("iteration %d: %s", iteration, gate_line(promotion))
-    if promotion is not None and not promotion["promoted"]:
-        await _return_places(session, after)
+        if not promotion["promoted"]:
+            await _return_places(session, after)
     names = {group: model.model for group, model in stored.items()}
     serving = ", ".join(f"{group}: {model}" for group, model in names.items())
     session.log.info("iteration %d: the models from here on are %s", iteration, serving)
@@ -162,15 +147,9 @@ async def prove_serving(session: Session, iteration: int) -> None:
     models = models_for(session, iteration)
     trained = {g: model for g, model in models.items() if model.trained_in is not None}
     await _return_places(session, {g: m for g, m in models.items() if m.trained_in is None})
-
-    async def prove_all() -> list[ServedModel]:
-        return await gather_or_cancel(
-            _prove(session, group, model) for group, model in trained.items()
-        )
-
     if trained:
         session.progress.start_stage(f"iteration {iteration}: proving the models that play", 0)
-        await session.with_server(prove_all)
+        await _prove_all(session, trained)
 
 
 async def _return_places(session: Session, models: Mapping[str, ServedModel]) -> None:
@@ -180,7 +159,7 @@ async def _return_places(session: Session, models: Mapping[str, ServedModel]) ->
     async def bring_back(group: str, model: ServedModel) -> None:
         control = session.at(group).control
         async with open_backend(control, extensions=True) as backend:
-            await _describe(backend, control, model.model)
+            await _described(backend, control, model.model)
 
     async def bring_all() -> list[None]:
         return await gather_or_cancel(bring_back(*item) for item in waiting.items())
@@ -194,9 +173,16 @@ async def _return_places(session: Session, models: Mapping[str, ServedModel]) ->
         await session.with_server(bring_all)
 
 
-async def _prove(session: Session, group: str, model: ServedModel) -> ServedModel:
-    at = session.at(group)
-    return await prove(session.parameters, group, at, session.client, model)
+async def _prove_all(session: Session, models: Mapping[str, ServedModel]) -> dict[str, ServedModel]:
+    """Prove models, by group; returns them with their proofs."""
+
+    async def prove_each() -> list[ServedModel]:
+        return await gather_or_cancel(
+            prove(session.parameters, group, session.at(group), session.client, model)
+            for group, model in models.items()
+        )
+
+    return dict(zip(models, await session.with_server(prove_each), strict=True))
 
 
 async def prove(
@@ -208,7 +194,9 @@ async def prove(
 ) -> ServedModel:
     """The model with the proof that it answers with the weights that it should.
 
-    Raises StageError if it does not, or is not there; ServerError if nobody answers.
+    It counts only if it answers under its own name; on a server of nip it also needs the server's
+    proof that the saved weights are the ones that answer. Raises StageError if it does not, or is
+    not there; ServerError if nobody answers.
     """
     agent, control = parameters.group_parameters(group), at.control
     where, hosted = control.base_url, speaks_nip(agent)
@@ -218,48 +206,47 @@ async def prove(
         body = {"model": model.model, "messages": [message], limit_name(agent): 1}
         await client.complete(at.play, body)
 
+    # 1. Is it there, and does its server prove it?
     async with open_backend(control, extensions=hosted) as backend:
-        described = await _describe(backend, control, model.model)
-        if hosted and not _is_proved(described):
+        extension = await _described(backend, control, model.model)
+        if hosted and not (extension.get("proof") or {}).get("matches"):
             # An adapter that is not loaded is loaded, and proved, when it is asked for.
             await ask()
-            described = await _answer_of(backend.model(model.model), control, model.model)
-    extension = described.get("nip") or {}
+            extension = await _described(backend, control, model.model)
     proof = extension.get("proof")
-    if hosted and not _is_proved(described):
+    if hosted and not (proof or {}).get("matches"):
         raise StageError(
             f"{where}: model {model.model} is there, but it is not proved that it "
             f"answers with the weights that its job saved: {proof}"
         )
+    # 2. Are its weights those on record?
     content = extension.get("content_digest")
     if model.digest is not None and content != model.digest:
         raise StageError(
             f"{where}: model {model.model} has other weights than those on record "
             f"(content digest {content}, on record {model.digest})"
         )
+    # 3. Does it answer?
     await ask()
     return replace(model, digest=content, proof=proof, kind=extension.get("kind"))
 
 
-async def _describe(backend: OpenAIBackend, control: Endpoint, model: str) -> dict[str, Any]:
-    """What the server says of a model; a base model that has lost its place is started first."""
-    described = await _answer_of(backend.model(model), control, model)
-    extension = described.get("nip") or {}
+async def _described(backend: OpenAIBackend, control: Endpoint, model: str) -> dict[str, Any]:
+    """The part of a model's description that servers of nip add; empty for others.
+
+    A base model that has lost its place to another one is started first.
+    """
+    extension = await _extension_of(backend, control, model)
     # A base model of the server's configuration says no kind.
     if extension.get("kind", "base") == "base" and extension.get("served") is False:
         await LmServer(control).move_engine(model, "start")
-        described = await _answer_of(backend.model(model), control, model)
-    return described
+        extension = await _extension_of(backend, control, model)
+    return extension
 
 
-def _is_proved(described: Mapping[str, Any]) -> bool:
-    proof = (described.get("nip") or {}).get("proof")
-    return bool(proof and proof.get("matches"))
-
-
-async def _answer_of(call: Awaitable[T], endpoint: Endpoint, model: str) -> T:
+async def _extension_of(backend: OpenAIBackend, endpoint: Endpoint, model: str) -> dict[str, Any]:
     try:
-        return await call
+        return dict((await backend.model(model)).get("nip") or {})
     except Refused as error:
         raise StageError(
             f"{endpoint.base_url}: model {model} can't be had: {error}. If the server's state was "
