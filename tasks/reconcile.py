@@ -18,32 +18,12 @@ import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 from prefect.client.orchestration import PrefectClient
-from prefect.client.schemas.filters import (
-    FlowFilter,
-    FlowFilterName,
-    FlowRunFilter,
-    FlowRunFilterEndTime,
-    FlowRunFilterParentFlowRunId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    LogFilter,
-    LogFilterFlowRunId,
-    TaskRunFilter,
-    TaskRunFilterFlowRunId,
-    TaskRunFilterState,
-    TaskRunFilterStateType,
-)
+from prefect.client.schemas.filters import FlowFilter, FlowRunFilter, LogFilter, TaskRunFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort, LogSort
-from prefect.events.filters import (
-    EventFilter,
-    EventNameFilter,
-    EventOccurredFilter,
-    EventResourceFilter,
-)
+from prefect.events.filters import EventFilter
 from prefect.states import AwaitingRetry, Cancelled, Crashed
 
 from nip_core.errors import NipError
@@ -54,6 +34,8 @@ from nip_prefect.tasks.flow_run_marks import Mark, mark_of
 
 FLOWS = ("train", "continue-run", "evaluate")
 _GOING_ON = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
+_OPEN = {"state": {"type": {"any_": _GOING_ON}}}
+_OUR_FLOWS = FlowFilter.model_validate({"name": {"any_": list(FLOWS)}})
 _MOST = 200
 _log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 1.0
@@ -62,10 +44,8 @@ _LOOK_EVERY_S = 1.0
 async def active_runs(client: PrefectClient) -> list[FlowRun]:
     """Flow runs of nip's flows that Prefect counts as running, pending or being cancelled."""
     return await client.read_flow_runs(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=list(FLOWS))),
-        flow_run_filter=FlowRunFilter(
-            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_GOING_ON))
-        ),
+        flow_filter=_OUR_FLOWS,
+        flow_run_filter=FlowRunFilter.model_validate(_OPEN),
         sort=FlowRunSort.EXPECTED_START_TIME_ASC,
         limit=_MOST,
     )
@@ -103,7 +83,7 @@ async def _without_owner(marked: list[tuple[FlowRun, Mark]], watch_s: float) -> 
     """Those whose lease is not theirs any more, or whose heartbeat stopped."""
     started_s = time.monotonic()
     first = {flow_run.id: sighting_of(mark) for flow_run, mark in marked}
-    open_ = dict(marked_by_id(marked))
+    open_ = {flow_run.id: (flow_run, mark) for flow_run, mark in marked}
     dead: list[FlowRun] = []
     while open_:
         elapsed_s = time.monotonic() - started_s
@@ -122,11 +102,6 @@ async def _without_owner(marked: list[tuple[FlowRun, Mark]], watch_s: float) -> 
         if open_:
             await asyncio.sleep(_LOOK_EVERY_S)
     return dead
-
-
-def marked_by_id(marked: list[tuple[FlowRun, Mark]]) -> dict[UUID, tuple[FlowRun, Mark]]:
-    """The pairs by the id of the flow run."""
-    return {flow_run.id: (flow_run, mark) for flow_run, mark in marked}
 
 
 def sighting_of(mark: Mark) -> Sighting | None:
@@ -148,16 +123,18 @@ async def _silent_s(client: PrefectClient, flow_run: FlowRun) -> float:
     now = datetime.now(UTC)
     heard = [flow_run.state.timestamp if flow_run.state else now]
     logs = await client.read_logs(
-        LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run.id])),
+        LogFilter.model_validate({"flow_run_id": {"any_": [flow_run.id]}}),
         limit=1,
         sort=LogSort.TIMESTAMP_DESC,
     )
     heard += [log.timestamp for log in logs]
     events = await client.read_events(
-        EventFilter(
-            event=EventNameFilter(name=["prefect.flow-run.heartbeat"]),
-            resource=EventResourceFilter(id=[f"prefect.flow-run.{flow_run.id}"]),
-            occurred=EventOccurredFilter(since=now - timedelta(days=1)),
+        EventFilter.model_validate(
+            {
+                "event": {"name": ["prefect.flow-run.heartbeat"]},
+                "resource": {"id": [f"prefect.flow-run.{flow_run.id}"]},
+                "occurred": {"since": now - timedelta(days=1)},
+            }
         ),
         limit=1,
     )
@@ -172,20 +149,12 @@ async def _is_unchanged(client: PrefectClient, flow_run: FlowRun) -> bool:
 async def bury(client: PrefectClient, flow_run: FlowRun) -> None:
     """Record that the process of the flow run is gone: Crashed, or Cancelled if that was asked."""
     state: State[Any] = Crashed(message="Its process is gone; found by reconcile.")
-    for child in await client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(
-            parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run.id]),
-            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_GOING_ON)),
-        )
-    ):
+    of_it = {"any_": [flow_run.id]}
+    children = FlowRunFilter.model_validate({"parent_flow_run_id": of_it, **_OPEN})
+    for child in await client.read_flow_runs(flow_run_filter=children):
         await bury(client, child)
-    tasks = await client.read_task_runs(
-        task_run_filter=TaskRunFilter(
-            flow_run_id=TaskRunFilterFlowRunId(any_=[flow_run.id]),
-            state=TaskRunFilterState(type=TaskRunFilterStateType(any_=_GOING_ON)),
-        )
-    )
-    for task_run in tasks:
+    tasks = TaskRunFilter.model_validate({"flow_run_id": of_it, **_OPEN})
+    for task_run in await client.read_task_runs(task_run_filter=tasks):
         await client.set_task_run_state(task_run.id, state, force=True)
     if flow_run.state_type is StateType.CANCELLING:
         state = Cancelled(message="Its process is gone; found by reconcile.")
@@ -202,16 +171,15 @@ async def restartable(
     a run that somebody holds now.
     """
     now = datetime.now(UTC)
-    ended = FlowRunFilter(
-        end_time=FlowRunFilterEndTime(after_=now - timedelta(seconds=not_older_than_s))
-    )
+    oldest = now - timedelta(seconds=not_older_than_s)
     waiting = [*_GOING_ON, StateType.SCHEDULED, StateType.PAUSED]
-    open_ = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=waiting)))
+    ended = FlowRunFilter.model_validate({"end_time": {"after_": oldest}})
+    open_ = FlowRunFilter.model_validate({"state": {"type": {"any_": waiting}}})
     recent = [
         flow_run
         for state in (ended, open_)
         for flow_run in await client.read_flow_runs(
-            flow_filter=FlowFilter(name=FlowFilterName(any_=list(FLOWS))),
+            flow_filter=_OUR_FLOWS,
             flow_run_filter=state,
             sort=FlowRunSort.EXPECTED_START_TIME_DESC,
             limit=_MOST,
