@@ -80,6 +80,7 @@ async def cancel_remote_jobs(flow: Any, flow_run: FlowRun, state: State[Any]) ->
 async def _cancel(mark: Mark) -> list[str]:
     run = RunStore(open_store(mark.store, read_only=True), mark.run)
     parameters = load_parameters(run.open().parameters)
+    # A job that goes on is found again by its key when the run does.
     if parameters.fine_tuning.on_cancel == "keep":
         return []
     endpoints = remote_endpoints(parameters, await environment_for(parameters))

@@ -64,6 +64,7 @@ def run_flow(
         from nip_core.stages.prepare import prepare
         from nip_core.stages.session import open_session
 
+        # 1. What needs no server: nothing may be left to do.
         prepared = prepare(parameters)
         result = look(prepared)
         if result is not None:
@@ -85,6 +86,7 @@ def run_flow(
                 with offer(session):
                     return await flow()
 
+        # 2. Prefect's server, the models' server and the imports come up at the same time.
         progress.start_stage("starting Prefect", 0)
         _used_prefect.append(True)
         with _prefect(verbose) as wait_for_prefect:

@@ -59,6 +59,7 @@ class _Rates:
 
     def add(self, now_s: float, calls: int, tokens: int) -> tuple[float, float]:
         self._seen = [s for s in self._seen if s[0] > now_s - 5.0] + [(now_s, calls, tokens)]
+        # Over what was seen in the last seconds, as a mean since the start would lag behind.
         first = self._seen[0]
         span = now_s - first[0]
         if span <= 0:
@@ -75,6 +76,7 @@ class _Clock:
         self._done_before = 0  # found committed
 
     def left_s(self, progress: Progress, now_s: float) -> float | None:
+        # Episodes that were committed before the stage began say nothing of its speed.
         if progress.stage != self._stage:
             self._stage, self._started_s = progress.stage, now_s
             self._done_before = progress.episodes_done

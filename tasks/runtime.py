@@ -46,6 +46,7 @@ async def opened(
 ) -> AsyncIterator[Session]:
     """The run's session, which the tasks of this process find by the run's name."""
     async with AsyncExitStack() as stack:
+        # A command has opened its session already, beside Prefect's server.
         if _offered:
             session = _offered.pop()
         else:

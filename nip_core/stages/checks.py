@@ -173,14 +173,16 @@ class _AgentCheck:
 
     async def too_long(self, problems: Sequence[Problem]) -> dict[str, Facts]:
         """By id those of the problems whose first prompt leaves no room for an answer."""
+        # 1. What the prompt takes without any problem.
         bare = replace(self._problem, question="-", solution="-")
         shell = await self._measured(bare) if self._conversation else None
         if not shell:
             return {}
-        # A token has a byte at least, so most problems need no look.
+        # 2. A token has a byte at least, so most problems need no look.
         free = shell["context"] - shell["answer"] - shell["prompt"] - _SLACK
         doubtful = [problem for problem in problems if _size(problem) > free]
         measured: dict[str, Facts] = {}
+        # 3. The rest are counted by the server, some at a time.
         for start in range(0, len(doubtful), _AT_ONCE):
             some = doubtful[start : start + _AT_ONCE]
             for problem, facts in zip(

@@ -39,6 +39,7 @@ def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any
     and, with a curriculum, its state.
     """
     parameters, run, store = session.parameters, session.run, session.run.store
+    # 1. The rollouts to choose from, named by their digests: a dataset of others is refused.
     every = parameters.text_rl.fine_tune_on_all_previous_rollouts
     used = range(iteration + 1) if every else [iteration]
     played = {i: read_manifest(store, run.rollouts(i, TRAIN)) for i in used}
@@ -49,6 +50,7 @@ def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any
     directory = run.dataset(iteration, group)
     if is_committed(store, directory):
         return _told(session, iteration, group, commit(store, directory, {}, inputs=inputs))
+    # 2. The problems that the curriculum admits, and of their episodes what the trainer takes.
     method = parameters.method(iteration)
     agents = parameters.training_agents(group, iteration)
     rollouts: Rollouts = StoredRollouts(store, [manifest.directory for manifest in played.values()])
@@ -60,6 +62,7 @@ def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any
         rollouts = OfProblems(rollouts, admission.problems)
         facts["curriculum"] = admission.state
     choice = chooser(method)(session.game, group, iteration, rollouts, agents)
+    # 3. Written piece by piece, and committed with what training on it will cost.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / FILES[method]
         written = write_examples(file, method, choice.examples)

@@ -144,6 +144,7 @@ def _journals(run: RunStore) -> Iterator[Unused]:
 
 def _of_the_server(run: RunStore, state_dir: Path) -> Iterator[Unused]:
     """Models and uploads of the run's jobs that none of its documents names."""
+    # 1. Needed is what documents name, what their jobs have made, and what that stands on.
     named = _named_in_documents(run)
     try:
         state = read_state(state_dir)
@@ -154,6 +155,7 @@ def _of_the_server(run: RunStore, state_dir: Path) -> Iterator[Unused]:
     # A job that has ended since its record was written has a model that the record lacks.
     made = {state.made_by[name] for name in named if name in state.made_by}
     needed = _with_what_they_need(state, named | made | state.needed_by_jobs)
+    # 2. Of the rest only what this program has made: its models have its key, its uploads its name.
     why = "no job or models.json of the run names it"
     for model in state.models:
         if model.name not in needed and KEY_METADATA in model.metadata:
@@ -162,6 +164,7 @@ def _of_the_server(run: RunStore, state_dir: Path) -> Iterator[Unused]:
         if file.id not in needed and _UPLOAD.fullmatch(file.filename):
             yield Unused("upload", file.id, str(file.path), file.bytes, why)
     models_kept = _kept_models(run)
+    # 3. The same for models that are kept in a bucket.
     bases = {base for _, name, base in models_kept if name in needed}
     digests = {name.rpartition(":")[2] for name in needed | bases}
     for path, name, _ in models_kept:

@@ -127,6 +127,7 @@ def estimate_run(game: Game, problems: Mapping[str, Sequence[Problem]]) -> Estim
             training[group] += per_iteration * tokens
         if method == "trajectories":
             recorded += per_iteration * _tokens(loads)
+    # Money, by the dearest of what may be played.
     missing = missing_prices(parameters)
     usd = None
     if not missing:  # what has the most tokens need not be the dearest

@@ -53,12 +53,14 @@ def keep_models(run: RunStore, state_dir: Path, names: Iterable[str], lease: Lea
         path = find_model(state_dir, name)
         if path is None or is_kept(run, name):
             continue
+        # An adapter over a base model that was made here needs that one, too.
         manifest = json.loads((path / MANIFEST).read_text())
         keep_models(run, state_dir, [manifest["base_model"]], lease)
         for file in sorted(path.rglob("*")):
             if file.is_file() and file != path / MANIFEST:
                 target = f"{_directory(run, name)}/{file.relative_to(path).as_posix()}"
                 run.store.put(target, file, fence=lease.fence)
+        # Without its manifest it is no model yet.
         content = (path / MANIFEST).read_bytes()
         run.store.put_if_absent(f"{_directory(run, name)}/{MANIFEST}", content, fence=lease.fence)
 
@@ -72,9 +74,11 @@ def restore(run: RunStore, state_dir: Path, groups: Collection[str], lease: Leas
     """
     if run.store.local_path(run.root) is not None:
         return
+    # 1. Jobs that the lost machine had are to be submitted again.
     iteration = run.finished_iterations()
     for group in groups:
         _reopen_lost_job(run, iteration, group, state_dir, lease)
+    # 2. Without the models that play now, and those of the iteration under way, nothing goes on.
     document = run.read_json_or_none(f"{run.root}/run.json") or {}
     origin = list(document.get("contents", {}).get("origin") or ())
     swaps = [run.read_json(run.models(done))["groups"] for done in range(iteration)]
@@ -82,8 +86,8 @@ def restore(run: RunStore, state_dir: Path, groups: Collection[str], lease: Leas
     needed = {model["model"]: model["digest"] for model in playing.values()}
     needed |= _trained(run, iteration, groups)
     bring_models(run, state_dir, _missing(state_dir, needed))
-    # The others too: an earlier iteration may be played, tested or done again. But nothing that is
-    # under way stops for one that is damaged.
+    # 3. The others too: an earlier iteration may be played, tested or done again. But nothing that
+    # is under way stops for one that is damaged.
     earlier_models = [model for swap in (*origin, *swaps) for model in swap.values()]
     earlier = {model["model"]: model["digest"] for model in earlier_models}
     for name, content_digest in _missing(state_dir, earlier).items():

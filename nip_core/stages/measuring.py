@@ -27,6 +27,7 @@ CLAIMS = {"they match": 1, "they differ": 0}
 def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
     """Metrics of a committed split; computed once, then read."""
     run = session.run
+    # Written first: who finds the metrics need not look for the transcripts.
     if session.parameters.text_rl.save_transcripts:
         save_transcripts(session, iteration, split)
     stored = run.read_json_or_none(run.metrics(iteration, split))

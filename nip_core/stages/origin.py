@@ -104,6 +104,7 @@ def find_origin(parameters: HyperParameters, store: Store, record: RunRecord | N
     """
     if record is not None:
         return Origin.of(record.contents.get("origin", []))
+    # A base run gives the models of whole iterations, a checkpoint that of one group.
     search = _Search(parameters, store)
     models = search.base_run()
     if parameters.base_run.base_run_type == "rerun_tests":
@@ -192,6 +193,7 @@ class _Search:
     def checkpoint(self, group: str) -> ServedModel | None:
         """The model that the group's agents ask to begin with."""
         parameters, agents = self._parameters, self._parameters.groups[group]
+        # All agents of a group play with one model, so all must ask for the same.
         loading = [n for n in agents if parameters.model_agents[n].load_checkpoint_and_parameters]
         if not loading:
             return None
@@ -239,6 +241,7 @@ class _Search:
                 f"{setting}: run {source.name!r} has no model group {source_group!r}; it has "
                 f"{', '.join(models)}"
             )
+        # An adapter plays over the base model that it was trained on, and over no other.
         if model.base_model != base:
             raise SettingsError(
                 f"{setting}: the model of group {source_group!r} in run {source.name!r} is one of "

@@ -106,6 +106,7 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
                 f"stops when the run lets go (got {parked:g}); start one with `nip serve` and name "
                 "it in lm_server.url, or leave the setting out"
             )
+    # What needs no model, or is somebody else's server, has none of the troubles below.
     for name, agent in parameters.model_agents.items():
         if not uses_own_server(parameters, agent) or is_deterministic(parameters, agent):
             continue
@@ -187,6 +188,7 @@ class OwnServer:
         async with self._starting:
             if self._handle is not None and is_running(self._handle):
                 return
+            # 1. In a thread, as it waits for a process; told by an event when nobody waits for it.
             self.stop()
             given_up = threading.Event()
             starting = asyncio.ensure_future(
@@ -202,6 +204,7 @@ class OwnServer:
             try:
                 self._handle = await asyncio.shield(starting)
             except asyncio.CancelledError:
+                # 2. One that came up all the same is ended by `stop`, so its handle is kept.
                 given_up.set()
                 with contextlib.suppress(OwnerError):
                     self._handle = await starting

@@ -114,19 +114,23 @@ def prepare(
     that is `forked_from` another what that one did. Raises SettingsError, DatasetError, StoreError
     or RunConflictError; nothing was written but the directory of the run store.
     """
+    # 1. The settings with which the run is played: some may come from other runs.
     store = open_store(parameters.run_store)
     run = RunStore(store, parameters.run_name)
     record = _record(run if forked_from is None else forked_from)
     check_named(parameters)
     parameters = resolved(parameters, store, record)
+    # 2. What they name: prompts, problems, keys, the model's path, other runs' models.
     game = Game(parameters)
     problems = load_all_problems(parameters)
     endpoints = remote_endpoints(parameters, environment)
     check_server(parameters, environment)
     origin = find_origin(parameters, store, record)
-    estimate = estimate_run(game, problems)
+    # 3. A name means one run: all this must be what it was.
     contents = contents_of(game, problems, endpoints, origin)
     run.check_same(**identity(parameters, contents))
+    # 4. It must not end for want of disk space.
+    estimate = estimate_run(game, problems)
     free = store.free_bytes()
     if free is not None and free < estimate.disk_bytes:
         raise StoreError(

@@ -92,6 +92,7 @@ def _addresses(
     parameters: HyperParameters, agent: PureTextAgentParameters, environment: Mapping[str, str]
 ) -> tuple[str, str]:
     """Return where the agent's group plays and where it is trained, both with the API's path."""
+    # The nearest setting counts: the agent's own address, then its server's, then the run's.
     if agent.base_url is not None:
         url = _with_path(agent.base_url)
         return url, url

@@ -64,6 +64,7 @@ def check_store(run: RunStore, state: Mapping[str, Any]) -> None:
     compared, nor is another run of the same name (a state without a time is that of an earlier
     version, and may be one).
     """
+    # 1. A state of another run, or of before a rewind, says nothing of this store.
     artifact = f"nip-{run.name}-state"
     try:
         if state.get("created_at") != run.open().created_at:
@@ -72,6 +73,7 @@ def check_store(run: RunStore, state: Mapping[str, Any]) -> None:
         return  # begun anew
     if _rewinds(run) > state.get("rewinds", 0):
         return
+    # 2. What was published must be there; there may be more.
     lacking = _lacking("", state.get("manifests", {}), _manifests(run))
     lacking += _lacking("models after iteration ", state.get("swaps", {}), _swaps(run))
     if lacking:

@@ -61,11 +61,13 @@ async def open_apart(
     lost the run, RunConflictError if the problems here are not the run's, SettingsError for a
     missing key, ServerError if the key file is not here.
     """
+    # 1. The run, under the lease of its runner: nothing is committed once that is replaced.
     parameters = load_parameters(ticket["parameters"])
     store = open_store(ticket["store"])
     run = RunStore(store, parameters.run_name)
     lease = borrow(store, run.root, ticket["lease"])
     lease.check()
+    # 2. The same problems, or the episodes would be others.
     problems = load_all_problems(parameters)
     digests = {split: problems_digest(chosen) for split, chosen in problems.items()}
     if digests != ticket["contents"]["problems"]:

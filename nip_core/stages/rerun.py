@@ -50,7 +50,7 @@ async def rerun(session: "Session", iteration: int, stage: Stage, *, token: str)
     """Set aside what an open run has from a stage of an iteration on; `token` as in `rewind`.
 
     Raises SettingsError for a point that the run does not have, and as `check_submissions_known`
-    and `cancel_jobs` do, as a job that is set aside must not go on unseen.
+    and `cancel_jobs` do.
     """
     run, last = session.run, session.parameters.rl.num_iterations
     if is_rewound(run, token):
@@ -60,10 +60,12 @@ async def rerun(session: "Session", iteration: int, stage: Stage, *, token: str)
             f"run {run.name!r} can't be done again from {iteration}:{stage}: of {last} iterations "
             f"the last is {last - 1}, and the last test {last}:test"
         )
+    # 1. No job may go on unseen: who asked for it is about to be set aside.
     set_aside = paths_from(run, iteration, stage)
     check_submissions_known(run, set_aside)
     control = {group: session.at(group).control for group in session.parameters.groups}
     await cancel_jobs(run, session.parameters, control, set_aside)
+    # 2. Only then is anything moved.
     await asyncio.to_thread(rewind, run, session.lease, iteration, stage, token=token)
 
 
@@ -94,6 +96,7 @@ def rewind(
             f"run {run.name!r} can't be done again from iteration {iteration}: there is nothing of "
             f"iteration {iteration - 1} yet"
         )
+    # 1. The plan names every file: from its writing on the rewind counts.
     files = paths_from(run, iteration, stage)
     number = max(numbers, default=0) + 1
     plan = {
@@ -105,6 +108,7 @@ def rewind(
         "files": files,
     }
     stored = run.write_json_once(f"{_directory(run, number)}/plan.json", plan, lease=lease)
+    # 2. File by file, copied before it is deleted, so that it can be done again.
     _complete(run, lease, number, stored)
     _log.info("%s: set aside %d files in %s", run.name, len(files), _directory(run, number))
     return _directory(run, number)
@@ -236,6 +240,7 @@ async def cancel_jobs(
     JobError, when all were asked, if a back-end refused (unless the job has ended), or did not
     answer for long; or if it is not known whether there is a job.
     """
+    # All are asked, whatever comes of one, as nobody may look after them later.
     cancelled, troubles = [], []
     for record in open_jobs(run, among):
         at = control.get(record.group)

@@ -244,6 +244,7 @@ def write_report(run: RunStore, status: str | None = None) -> None:
     iterations: list[IterationReport] = []
     transcripts = RunTranscripts(run, record)
     baselines: dict[str, Any] = {}
+    # 1. By iteration, from small documents.
     for iteration in iterations_of(run, shown.last):
         metrics = {
             split: run.read_json_or_none(run.metrics(iteration, split))
@@ -264,8 +265,10 @@ def write_report(run: RunStore, status: str | None = None) -> None:
                 stage_s=run.read_json_or_none(f"{run.iteration(iteration)}/times.json") or {},
             )
         )
+        # 2. Episodes worth reading, which takes the tables of the split.
         for split in (TEST, TRAIN):
             transcripts.add(iteration, split)
+    # 3. The page, with its checksum in its last line.
     page = build_report(
         ReportData(
             run=run.name,

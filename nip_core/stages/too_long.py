@@ -81,6 +81,7 @@ def settle(
             f"{takes}; lower max_tokens_per_message, use shorter problems or another model, or set "
             "dataset_options.on_too_long to leave_out"
         )
+    # What is on record holds: a run that goes on plays the same problems.
     if known is not None:
         return known
     out = {

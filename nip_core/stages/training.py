@@ -51,16 +51,19 @@ async def submit_job(session: Session, iteration: int, group: str) -> dict[str, 
     What it takes is on record before anything is sent. Raises StageError for examples that the
     back-end would refuse.
     """
+    # 1. What the job is follows from settings, dataset and parent alone.
     directory = session.run.dataset(iteration, group)
     facts = read_manifest(session.run.store, directory).extra
     dataset = open_dataset(session.run.store, directory)
     out = held_out(session.parameters, dataset)
     spec = job_spec(session, iteration, group, facts, out)
+    # 2. One that is on record as submitted is not asked for again.
     stored = _stored(session, iteration, group)
     if stored is not None and stored.key == spec.key and stored.id is not None:
         return _submitted(session, stored)
     note = describe(facts, spec.hyper_parameters["n_epochs"])
 
+    # 3. The ledger alone creates jobs, and looks first whether this one was.
     async def create() -> JobRecord:
         with tempfile.TemporaryDirectory() as folder:
             training, validation = await asyncio.to_thread(
@@ -110,6 +113,7 @@ async def wait_for_job(session: Session, iteration: int, group: str) -> dict[str
                 late = f"not finished {settings.deadline_s:g} s after its submission"
                 return await ledger.give_up(record, late)
 
+    # 1. Until it ends, or the settings say not to wait any longer.
     if record.state != "terminal":
         session.progress.start_stage(f"iteration {iteration}: training {group}", 0)
         try:
@@ -117,6 +121,7 @@ async def wait_for_job(session: Session, iteration: int, group: str) -> dict[str
         except ParkedError as parked:
             session.log.info("iteration %d: parked, %s", iteration, parked)
             return {**_reference(record), "again": False, "parked": str(parked)}
+    # 2. A job without a model: the settings say what follows.
     step = next_step(session.parameters, record)
     if step == "stop":
         raise stopped(record, session.run.job(iteration, group))

@@ -62,6 +62,7 @@ def check_own_server(check: Check, parameters: HyperParameters) -> None:
     findings.unknown += [
         f"{shown}/{path.relative_to(directory).as_posix()}" for path in state.unknown
     ]
+    # Whatever machine has trained them, the models on record must be there or be kept.
     kept_models = _kept_models(check)
     own_groups = {group for group in parameters.groups if uses_own(parameters, group)}
     for path, group, name, content in _models_on_record(check):
@@ -183,6 +184,7 @@ async def _ask(check: Check, backend: Any, path: str, job: JobRecord) -> None:
     """One job, and the model that it made."""
     if job.id is None or job.outcome not in ENDED_STATUSES:
         return
+    # How it ended, and whether its model is still to be had.
     remedy = f"ask {backend.address} what became of it"
     try:
         view = await backend.retrieve_job(job.id)
