@@ -6,7 +6,7 @@
 job           job.json and events.jsonl
 sft, dpo, trajectories   one method each: ``prepare(job, text, events)``
 loading       tokenizer, base model, parent adapter      encoding      conversations -> token ids
-arguments     settings and device -> trainer arguments   callback      progress events
+arguments     settings and device -> trainer arguments
 runner        what every method does around its trainer  checkpoints   saved, found, loaded
 output        adapter or base, probe, figures
 
