@@ -110,7 +110,7 @@ METHODS = ("supervised", "dpo", "trajectories")
 
 
 class Method(_Strict):
-    """The training method. Which types there are, `job_settings` knows."""
+    """The training method. Which types there are, `jobs.settings` knows."""
 
     type: str
     supervised: SupervisedMethod | None = None

@@ -36,7 +36,7 @@ _EIGHT_BIT = ("adamw_8bit", "paged_adamw_8bit")
 
 @dataclass(frozen=True)
 class Plan:
-    """What a job trains."""
+    """A job as it is to be trained."""
 
     method: str
     base_model: str  # the base model whose weights, or over whose weights, it trains

@@ -5,7 +5,7 @@ JobSupervisor.submit         a job was created or resumed
 JobSupervisor.pause, cancel  the training of a job is to end, with or without a checkpoint
 
 Jobs on one device are trained one after the other, those on different devices beside each other;
-what happens in a job's turn is in `job_run`. Every step may be cut short by a kill: at the next
+what happens in a job's turn is in `run`. Every step may be cut short by a kill: at the next
 start what is left of the training process is ended, and the job goes on under the same id. A job
 for a base model that the server doesn't have waits for one that does, and holds up no other.
 """
@@ -111,7 +111,7 @@ class JobSupervisor:
         return {device: run.id for device, run in self._running.items()}
 
     def healthy(self) -> bool:
-        """Whether jobs are being taken."""
+        """Return whether jobs are being taken."""
         return bool(self._loops) and not any(task.done() for task in self._loops)
 
     def _recover(self, row: sqlite3.Row) -> None:

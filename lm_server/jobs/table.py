@@ -6,7 +6,7 @@ JobTable.pause, resume    a paused job has status `queued` and is not begun unti
 JobTable.retrieve, list   the objects of the API
 
 What a transition starts (validation, training, commit) is the business of `supervisor`, what is
-told of a job that of `job_events`, what a request means that of `job_settings`.
+told of a job that of `events`, what a request means that of `settings`.
 """
 
 import hashlib

@@ -100,11 +100,11 @@ class ServerCard:
     owner_identity: str | None = None
 
     def is_alive(self) -> bool:
-        """Whether the server's process still runs."""
+        """Return whether the server's process still runs."""
         return is_alive(self.pid, self.identity)
 
     def is_orphaned(self) -> bool:
-        """Whether the process that it ends with is gone, so that it is about to end."""
+        """Return whether the process that it ends with is gone, so that it is about to end."""
         return self.owner_pid is not None and not is_alive(
             self.owner_pid, self.owner_identity or ""
         )

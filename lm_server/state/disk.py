@@ -67,7 +67,7 @@ def sealed(path: Path) -> Iterator[Path]:
 
 
 def damage(path: Path, needed: Set[str] = frozenset()) -> str | None:
-    """What is wrong with a sealed directory, which must have the files `needed`; None: nothing."""
+    """Say what is wrong with a sealed directory, which must have the files `needed`, or None."""
     try:
         listed = json.loads((path / MANIFEST).read_text())["files"]
         for name, expected in listed.items():

@@ -32,7 +32,7 @@ class Damage:
 
 @dataclass
 class Examined:
-    """What a state directory holds."""
+    """The contents of a state directory, and their damages."""
 
     jobs: dict[str, tuple[str, str]] = field(default_factory=dict)  # by id: status, its model
     models: dict[str, str] = field(default_factory=dict)  # by name: content digest

@@ -165,7 +165,7 @@ class FileStore:
         return _object(self._row(id))
 
     def content(self, id: str) -> Path:
-        """Where the content lies, unread. Raises ApiError 404."""
+        """Return where the content lies, unread. Raises ApiError 404."""
         self._row(id)
         return self._directory / id
 
@@ -185,7 +185,7 @@ class FileStore:
         )
 
     def purpose(self, id: str) -> str:
-        """What the file was uploaded for. Raises ApiError 404."""
+        """Return what the file was uploaded for. Raises ApiError 404."""
         return str(self._row(id)["purpose"])
 
     def list(

@@ -55,7 +55,7 @@ class State:
 
 
 def read_state(state_dir: Path) -> State:
-    """What a server with this state directory keeps; nothing if there is none."""
+    """Return what a server with this state directory keeps; nothing if there is none."""
     database = state_dir / DATABASE
     if not database.exists():
         return State()

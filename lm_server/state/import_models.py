@@ -26,7 +26,7 @@ _ASIDE = "adopted.part"
 
 
 def find_model(state_dir: Path, name: str) -> Path | None:
-    """Where a server with this state keeps the fine-tuned model, or None if it has none."""
+    """Return where a server with this state keeps the fine-tuned model, or None if it has none."""
     path = state_dir / MODELS / name.rpartition(":")[2]
     try:
         return path if json.loads((path / MANIFEST).read_text())["name"] == name else None

@@ -1,4 +1,4 @@
-"""Fine-tuned models on disk and in the table. Which of them answer is the business of `pool`.
+"""Fine-tuned models on disk and in the table. Which of them answer, `serving.pool` decides.
 
 A model is a directory ``models/<digest>`` whose ``manifest.json`` has the SHA-256 of every other
 file in it. It is put there by one rename, so a directory that exists is whole. There are two
@@ -63,11 +63,11 @@ class ModelStore:
     # Disk
 
     def path(self, digest: str) -> Path:
-        """Where an adapter lies."""
+        """Return where an adapter lies."""
         return self._directory / digest
 
     def is_committed(self, digest: str) -> bool:
-        """Whether the adapter's directory is there; then it is whole."""
+        """Return whether the adapter's directory is there; then it is whole."""
         return (self.path(digest) / MANIFEST).exists()
 
     def manifest(self, digest: str) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class ModelStore:
         )
 
     def user_of(self, name: str) -> str | None:
-        """What still needs a model: a fine-tune of it, an adapter over it, an unfinished job."""
+        """Name a fine-tune or an adapter over the model, or an unfinished job, that needs it."""
         child = self._database.one(
             "SELECT name FROM models WHERE (parent = ?1 OR base_model = ?1) "
             "AND name != ?1 AND deleted_at IS NULL",
@@ -217,7 +217,7 @@ def checksum_of(manifest: Mapping[str, Any]) -> str:
 
 
 def content_digest(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """What says that two models are equal: over the names and digests of their files."""
+    """Return what says that two models are equal: over the names and digests of their files."""
     listed = "".join(
         f"{name} {files[name]['sha256']}\n" for name in sorted(files) if name != TRAINING_RESULT
     )

@@ -119,7 +119,7 @@ def require_bitsandbytes(device: str, param: str, value: str) -> None:
 
 
 def process_count(settings: EffectiveSettings, devices: int) -> int:
-    """How many of `devices` train together: the most that share the batch evenly, at least 1."""
+    """Count the `devices` that train together: the most that share the batch evenly, or 1."""
     return max(
         (n for n in range(1, devices + 1) if settings.batch_size % n == 0),
         default=1,
@@ -127,7 +127,7 @@ def process_count(settings: EffectiveSettings, devices: int) -> int:
 
 
 def processes_of_this_run() -> int:
-    """How many processes this one trains together with, itself included."""
+    """Return how many processes this one trains together with, itself included."""
     from accelerate import PartialState
 
     return int(PartialState(cpu=choose_device() == "cpu").num_processes)

@@ -32,7 +32,7 @@ _REPORTS = 10  # progress reports of a training
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What a job is about. `learned` counts the pseudo tokens that one epoch would learn."""
+    """The data of a job. `learned` counts the pseudo tokens that one epoch would learn."""
 
     examples: tuple[Any, ...]
     content_digest: str
@@ -145,7 +145,7 @@ def _learned(example: Any) -> int:
 
 
 def _has_no_signal(job: TrainingJob, examples: Sequence[Any]) -> bool:
-    """Whether every advantage is zero, so that a policy gradient would be too."""
+    """Return whether every advantage is zero, so that a policy gradient would be too."""
     if job.method != "trajectories":
         return False
     mode = job.hyperparameters.advantage

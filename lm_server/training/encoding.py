@@ -82,7 +82,7 @@ def encode_file(
     encode: Callable[[int, Any], _T],
     advantage: formats.AdvantageMode | None = None,
 ) -> list[_T]:
-    """What `encode` makes of line and example of everything in a job's file; none for None.
+    """Return what `encode` makes of line and example of everything in a job's file; none for None.
 
     Raises TrainingError, naming the line. `param` is the setting that the file was given by.
     """

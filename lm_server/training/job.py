@@ -127,7 +127,7 @@ class Events:
         )
 
     def progress(self, step: int, total_steps: int, figures: dict[str, Any]) -> None:
-        """Where the training is; written at most every PROGRESS_INTERVAL_S."""
+        """Tell how far the training is, at most every PROGRESS_INTERVAL_S."""
         now = self._clock()
         due = self._last_progress_s is None or now - self._last_progress_s >= PROGRESS_INTERVAL_S
         if due or step >= total_steps:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Text:
-    """What turns conversations into token ids."""
+    """The tokenizer and its limits."""
 
     tokenizer: Any
     stop_tokens: frozenset[int]
@@ -46,7 +46,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a method has made of a job: a trainer, or, where nothing is to be trained, the model."""
+    """A job made ready by its method: a trainer, or the model where nothing is to be trained."""
 
     trainer: Any = None
     tokens_per_epoch: int = 0

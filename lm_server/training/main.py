@@ -166,7 +166,7 @@ def _cuda_devices() -> int:
 
 
 def _is_launched() -> bool:
-    """Whether this is one of several processes, by a launcher."""
+    """Return whether this is one of several processes, by a launcher."""
     return "RANK" in os.environ
 
 

@@ -98,7 +98,7 @@ def concatenate(parent: "LoraFiles", new: "LoraFiles") -> "LoraFiles":
 
 
 def same_weights(first: "LoraFiles | None", second: "LoraFiles | None") -> bool:
-    """Whether two adapters change the base alike; None is an adapter that changes nothing."""
+    """Compare what two adapters add to the base; None is an adapter that adds nothing."""
     import torch
 
     names = {name for files in (first, second) if files for name in files.pairs}
@@ -128,7 +128,7 @@ def _sort_config(directory: Path) -> None:
 
 
 def _adapter_dir(job: TrainingJob) -> Path:
-    """Where the adapter that was trained lies: in the output if it is the result, else beside."""
+    """Return the trained adapter's place: the output if it is the result, else one beside."""
     settings = job.hyperparameters
     plain = settings.result == "adapter" and not _is_stack(job)
     return job.output_dir if plain else job.checkpoints_dir.parent / "trained_adapter"

@@ -36,7 +36,7 @@ MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True)
 class Figures:
-    """What happened in a batch; averages over its action tokens."""
+    """Figures of a batch, averages over its action tokens."""
 
     ratio: float  # 1 where the policy is still the one that sampled
     clipped: float  # share of tokens whose gradient the clipping removes

@@ -88,7 +88,7 @@ def build_trainer(
 
 
 def keeps_apart(model: Any) -> bool:
-    """Whether a sequence computes alike alone and after another one in the same row.
+    """Return whether a sequence computes alike alone and after another one in the same row.
 
     Asked of the model itself, because it depends on its code and on its attention: positions that
     begin anew must begin a sequence of its own.

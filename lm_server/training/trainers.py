@@ -90,7 +90,7 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True)
 class TrainingPlace:
-    """Where the jobs of one base model are trained, and what its engine takes."""
+    """The place where the jobs of one base model are trained, and what its engine takes."""
 
     base_model: str
     base_model_path: str  # a directory, or a name on the model hub
