@@ -166,7 +166,7 @@ class DeterministicEngine(Engine):
         prompt = {"prompt_tokens": asked.prompt_tokens, "prompt_token_ids": asked.prompt_ids}
         for tokens in zip_longest(*map(deltas_of, choices)):
             for delta in filter(None, tokens):
-                yield replace(delta, **prompt)
+                yield replace(delta, **prompt) if prompt else delta
                 prompt = {}  # said once
             await asyncio.sleep(0)  # others have their turn
 

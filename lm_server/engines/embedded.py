@@ -138,7 +138,8 @@ class EmbeddedEngine(Engine):
                     delta = None if reader.finished or waits else reader.read()
                     if delta is None:
                         continue
-                    yield replace(with_calls(worker, delta, request), **said_once)
+                    delta = with_calls(worker, delta, request)
+                    yield replace(delta, **said_once) if said_once else delta
                     said_once = {}
         finally:
             abandon(pending.rows)

@@ -128,7 +128,8 @@ def check_batching(decoder: Decoder, loaded: LoadedModel, path: str) -> int:
     short = long[-max(2, len(long) // 2) :]
 
     def first_logits(rows: list[list[int]]) -> tuple[torch.Tensor, int]:
-        cache, logits = decoder.prefill([_probe_row(ids) for ids in rows])
+        greedy = Settings(temperature=0.0)
+        cache, logits = decoder.prefill([Row(i, None, 1, greedy, row_random(0)) for i in rows])
         used = sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values))
         return logits[-1].float(), used // (len(rows) * max(map(len, rows)))
 
@@ -156,11 +157,7 @@ def is_fatal(error: BaseException) -> bool:
     return is_out_of_memory(error) or isinstance(error, torch.AcceleratorError)
 
 
-def _probe_row(ids: list[int]) -> Row:
-    return Row(ids, None, 1, Settings(temperature=0.0), row_random(0))
-
-
 def _half_the_processors() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)) // 2)
-    return max(1, (os.cpu_count() or 1) // 2)
+    has_affinity = hasattr(os, "sched_getaffinity")
+    count = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(1, count // 2)
