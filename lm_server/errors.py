@@ -104,7 +104,7 @@ def invalid_value(name: str, value: Any, expected: str) -> ApiError:
     return wrong_value(name, f"Invalid '{name}': got {shown(value)}, expected {expected}.")
 
 
-def wrong_value(name: str, message: str) -> ApiError:
+def wrong_value(name: str | None, message: str) -> ApiError:
     """400 for a value that is wrong, in words of its own."""
     return ApiError(400, message, code="invalid_value", param=name)
 

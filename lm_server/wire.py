@@ -9,7 +9,7 @@ Requests for generation are checked by hand in `generation_parameters`, the hot 
 """
 
 import contextlib
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -21,7 +21,13 @@ from pydantic import (
     model_validator,
 )
 
-from nip_lm_server.errors import ApiError, shown, unsupported_value
+from nip_lm_server.errors import (
+    ApiError,
+    missing_parameter,
+    shown,
+    unsupported_value,
+    wrong_value,
+)
 
 ACTIVE_STATUSES = ("validating_files", "queued", "running")
 ENDED_STATUSES = ("succeeded", "failed", "cancelled")
@@ -88,22 +94,13 @@ class TrajectoriesHyperparameters(Hyperparameters):
     standard deviation. Default: "given" if every row has one, else "group_std"."""
 
 
-class SupervisedMethod(_Strict):
-    """Settings of method `supervised`."""
-
-    hyperparameters: Hyperparameters | None = None
+_Hyperparameters = TypeVar("_Hyperparameters", bound=Hyperparameters)
 
 
-class DpoMethod(_Strict):
-    """Settings of method `dpo`."""
+class MethodSettings(_Strict, Generic[_Hyperparameters]):
+    """Settings of one method."""
 
-    hyperparameters: DpoHyperparameters | None = None
-
-
-class TrajectoriesMethod(_Strict):
-    """Settings of method `trajectories`, an extension."""
-
-    hyperparameters: TrajectoriesHyperparameters | None = None
+    hyperparameters: _Hyperparameters | None = None
 
 
 METHODS = ("supervised", "dpo", "trajectories")
@@ -113,9 +110,9 @@ class Method(_Strict):
     """The training method. Which types there are, `jobs.settings` knows."""
 
     type: str
-    supervised: SupervisedMethod | None = None
-    dpo: DpoMethod | None = None
-    trajectories: TrajectoriesMethod | None = None
+    supervised: MethodSettings[Hyperparameters] | None = None
+    dpo: MethodSettings[DpoHyperparameters] | None = None
+    trajectories: MethodSettings[TrajectoriesHyperparameters] | None = None
     reinforcement: Any = None
     """Of OpenAI's; parsed so that its type can be refused as unsupported."""
 
@@ -256,11 +253,11 @@ class EffectiveSettings(TrainerSettings):
         return self
 
     def openai_hyperparameters(self) -> dict[str, Any]:
-        """What the deprecated `hyperparameters` of a job show."""
+        """Show what the deprecated `hyperparameters` of a job have."""
         return self.model_dump(include=set(Hyperparameters.model_fields))
 
     def method_hyperparameters(self, method: str) -> dict[str, Any]:
-        """What `method.<type>.hyperparameters` of a job show."""
+        """Show what `method.<type>.hyperparameters` of a job has."""
         known = METHOD_HYPERPARAMETERS[method].model_fields
         return self.model_dump(include=set(known))
 
@@ -308,19 +305,9 @@ def _request_error(error: ValidationError, plain: dict[str, Any]) -> ApiError:
             400, f"Unknown parameter: '{param}'.", code="unknown_parameter", param=param
         )
     if first["type"] == "missing":
-        return ApiError(
-            400,
-            f"Missing required parameter: '{param}'.",
-            code="missing_required_parameter",
-            param=param,
-        )
+        return missing_parameter(str(param))
     got = shown(first.get("input"))
-    return ApiError(
-        400,
-        f"Invalid '{param}': {first['msg']} (got {got}).",
-        code="invalid_value",
-        param=param,
-    )
+    return wrong_value(param, f"Invalid '{param}': {first['msg']} (got {got}).")
 
 
 def _param(location: tuple[int | str, ...], plain: Any, *, missing: bool) -> str | None:
@@ -357,17 +344,4 @@ def list_with_ends(
         **list_object(data, has_more),
         "first_id": data[0]["id"] if data else none,
         "last_id": data[-1]["id"] if data else none,
-    }
-
-
-def model_object(
-    *, id: str, created_at: float, owned_by: str, nip: dict[str, Any]
-) -> dict[str, Any]:
-    """OpenAI's `model`, with the extension object `nip`."""
-    return {
-        "id": id,
-        "object": "model",
-        "created": int(created_at),
-        "owned_by": owned_by,
-        "nip": nip,
     }

@@ -8,12 +8,13 @@ abandons the request.
 
 import json
 import re
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 
-from nip_lm_server.api.streaming import EventStream
+from nip_lm_server.api.streaming import send_events
 from nip_lm_server.engines.base import Upstream
 from nip_lm_server.errors import ApiError
 
@@ -87,21 +88,26 @@ class Proxy:
 async def _relay(
     request: web.Request, answer: aiohttp.ClientResponse, upstream: Upstream
 ) -> tuple[web.StreamResponse, tuple[int, int]]:
-    """Send on the events as they come."""
-    stream = EventStream(request)
-    usage = (0, 0)
-    try:
-        # The counts stand in the last event, if they were asked for.
-        async for data in answer.content.iter_any():
-            if _GENERATED in data:
-                usage = _usage(data)
-            await stream.send(data)
-    except (TimeoutError, aiohttp.ClientPayloadError) as error:
-        if not stream.started:
-            raise
-        body = json.dumps(_broken(error, upstream).body()).encode()
-        return await stream.fail(body), usage
-    return await stream.end(), usage
+    """Send on the events as they come, ``[DONE]`` among them."""
+    usages = [(0, 0)]
+
+    def error_body(error: Exception) -> bytes:
+        if not isinstance(error, TimeoutError | aiohttp.ClientPayloadError):
+            raise error
+        return json.dumps(_broken(error, upstream).body()).encode()
+
+    response = await send_events(request, _events(answer, usages), error_body, last=b"")
+    return response, usages[-1]
+
+
+async def _events(
+    answer: aiohttp.ClientResponse, usages: list[tuple[int, int]]
+) -> AsyncGenerator[bytes, None]:
+    # The counts stand in the last event, if they were asked for.
+    async for data in answer.content.iter_any():
+        if _GENERATED in data:
+            usages.append(_usage(data))
+        yield data
 
 
 def _make_session() -> aiohttp.ClientSession:

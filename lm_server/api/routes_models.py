@@ -5,10 +5,10 @@ from typing import Any
 
 from aiohttp import web
 
-from nip_lm_server import wire
 from nip_lm_server.api.plumbing import SERVICES, Services, json_response, refuse_unknown_query
 from nip_lm_server.errors import ApiError, model_not_found
 from nip_lm_server.state.database import load
+from nip_lm_server.wire import ORGANIZATION_ID
 
 
 async def list_models(request: web.Request) -> web.StreamResponse:
@@ -70,33 +70,31 @@ async def delete_model(request: web.Request) -> web.StreamResponse:
 
 def _base_object(services: Services, name: str) -> dict[str, Any]:
     engine = services.pool.base(name).engine
-    return wire.model_object(
-        id=name,
-        created_at=services.created_at,
-        owned_by="nip",
-        nip={
-            "engine": engine.name,
-            "engine_epoch": engine.epoch,
-            "served": services.pool.is_served(name),
-            "max_model_len": services.pool.base(name).max_model_len,
-        },
-    )
+    extension = {
+        "engine": engine.name,
+        "engine_epoch": engine.epoch,
+        "served": services.pool.is_served(name),
+        "max_model_len": services.pool.base(name).max_model_len,
+    }
+    return _model(name, services.created_at, "nip", extension)
 
 
 def _object(services: Services, row: sqlite3.Row) -> dict[str, Any]:
-    return wire.model_object(
-        id=row["name"],
-        created_at=row["created_at"],
-        owned_by=wire.ORGANIZATION_ID,
-        nip={
-            "kind": row["kind"],
-            "digest": row["digest"],
-            "content_digest": row["content_digest"],
-            "job": row["job_id"],
-            "base_model": row["base_model"],
-            "parent": row["parent"],
-            "proof": load(row["proof"]),
-            "engine_epoch": row["engine_epoch"],
-            "served": services.pool.is_served(row["name"]),
-        },
-    )
+    extension = {
+        "kind": row["kind"],
+        "digest": row["digest"],
+        "content_digest": row["content_digest"],
+        "job": row["job_id"],
+        "base_model": row["base_model"],
+        "parent": row["parent"],
+        "proof": load(row["proof"]),
+        "engine_epoch": row["engine_epoch"],
+        "served": services.pool.is_served(row["name"]),
+    }
+    return _model(row["name"], row["created_at"], ORGANIZATION_ID, extension)
+
+
+def _model(id: str, created_at: float, owner: str, extension: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI's `model`, with the extension object `nip`."""
+    head = {"id": id, "object": "model", "created": int(created_at), "owned_by": owner}
+    return {**head, "nip": extension}

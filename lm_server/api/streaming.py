@@ -24,63 +24,42 @@ class ClientGone(ConnectionError):
     """The client has closed its connection. (aiohttp's own error could be an upstream's.)"""
 
 
-class EventStream:
-    """A response that is sent event by event."""
-
-    def __init__(self, request: web.Request):
-        self._request = request
-        self.response = web.StreamResponse(
-            headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-cache"}
-        )
-
-    @property
-    def started(self) -> bool:
-        """Something was sent: there is no way back to an HTTP status."""
-        return self.response.prepared
-
-    async def send(self, data: bytes) -> None:
-        """Send events. Raises ClientGone if nobody is there to read them."""
-        try:
-            if not self.response.prepared:
-                await self.response.prepare(self._request)
-            await self.response.write(data)
-        except ConnectionError as error:
-            raise ClientGone from error
-
-    async def fail(self, body: bytes) -> web.StreamResponse:
-        """Send an error object as the last event."""
-        await self.send(b"data: " + body + b"\n\n")
-        return await self.end()
-
-    async def end(self) -> web.StreamResponse:
-        """End the response; what was sent stands."""
-        await self.response.write_eof()
-        return self.response
-
-
 async def send_events(
     request: web.Request,
     events: AsyncGenerator[bytes, None],
     error_body: Callable[[Exception], bytes],
+    last: bytes = DONE,
 ) -> web.StreamResponse:
-    """Send what `events` yields; each item is one event or several, encoded.
+    """Send what `events` yields, then `last`; each item is one event or several, encoded.
 
     Raises what `events` raises before its first item, and ClientGone if the client has left.
     The iterator is closed in any case.
     """
-    stream = EventStream(request)
+    headers = {"Content-Type": CONTENT_TYPE, "Cache-Control": "no-cache"}
+    response = web.StreamResponse(headers=headers)
     async with aclosing(events):
         try:
             async for data in events:
-                await stream.send(data)
-            await stream.send(DONE)
-            return await stream.end()
+                await _send(request, response, data)
+            await _send(request, response, last)
         except ClientGone:
             raise
         except Exception as error:
-            if not stream.started:
+            # Once something was sent there is no way back to an HTTP status.
+            if not response.prepared:
                 raise
-            return await stream.fail(error_body(error))
+            await _send(request, response, b"data: " + error_body(error) + b"\n\n")
+        await response.write_eof()
+        return response
+
+
+async def _send(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    try:
+        if not response.prepared:
+            await response.prepare(request)
+        await response.write(data)
+    except ConnectionError as error:
+        raise ClientGone from error
 
 
 async def merged(
