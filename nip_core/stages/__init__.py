@@ -1,11 +1,14 @@
 """The stages of an iteration as plain functions, each idempotent by the keys of the run store.
 
-session      what all stages of a run share in one process: settings, game, store, lease, client
-preflight    everything that can be wrong before anything is spent
-rollouts     play a shard, commit a stage
-fine_tuning  build a dataset, submit its job, poll it, prove and swap the models
-gate         whether new models play well enough to be swapped in
-evaluation   metrics of what was played, the report
+prepare     everything that is checked before anything is held or started
+session     what all stages of a run share in one process: settings, game, store, lease, client
+playing     a split: its plan, its shards, its commit
+measuring   metrics and transcripts of a split
+choosing    from rollouts to the dataset of a job
+training    a group's job, submitted and waited for
+swapping    the gate, the proof, and who serves next
+publishing  the report, the state and the cost of a run
+rerun       doing part of a run again
 
-Prefect tasks wrap these one to one; a notebook can call them directly.
+`nip_core.loop` says in which order they are called; a notebook can call them directly.
 """

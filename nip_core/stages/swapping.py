@@ -1,12 +1,16 @@
-"""The gate before a swap: new models play on only if they do not play validation problems worse.
+"""Swapping models: they are proved, pass the gate where there is one, and serve from then on.
 
-is_due   whether old and new models are compared in an iteration
-decide   what came of it, for the record of the swap
+is_due            whether old and new models are compared in an iteration
+prove_candidates  prove that the new models answer
+prove_serving     prove that the models which are to play an iteration answer
+swap_models       record who serves from the next iteration on
+prove             the proof of one model
 
-After the jobs of an iteration have ended, the models that play it (split `validation`) and the new
-models of all groups together (split `candidate`) play the same validation problems with the same
-seeds. The old ones play anew each time: the figure at which they were chosen is the highest of
-several and would flatter them. Test problems are never looked at here.
+The gate: new models play on only if they do not play validation problems worse. After the jobs of
+an iteration have ended, the models that play it (split `validation`) and the new models of all
+groups together (split `candidate`) play the same validation problems with the same seeds. The old
+ones play anew each time: the figure at which they were chosen is the highest of several and would
+flatter them. Test problems are never looked at here.
 
 What is covered: new models that are worse by more than the margin, on the problems played, stay
 out. What is not: the difference has an interval, and a margin of 0 also refuses models that are as
@@ -102,7 +106,7 @@ async def swap_models(session: Session, iteration: int) -> dict[str, str]:
     """Record who serves from the next iteration on; returns the models' names by group.
 
     New models do once they are proved, and have passed the gate where the settings ask for one;
-    then both sides must have played (see `gate`).
+    then both sides must have played.
     """
     # 1. A swap that is on record stays as it is.
     if session.run.store.exists(session.run.models(iteration)):
