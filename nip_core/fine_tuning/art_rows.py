@@ -139,21 +139,21 @@ def _weighted(trained: Sequence[_Trained]) -> list[dict[str, Any]]:
     of its tokens. Where that is not known for all of them, tokens count alike.
     """
     # 1. Count the tokens of each trajectory.
-    sizes = [[line.tokens for line in one.lines] for one in trained]
+    sizes = [[line.tokens for line in item.lines] for item in trained]
     known = all(size is not None for trajectory in sizes for size in trajectory)
     totals = [sum(size or 0 for size in trajectory) if known else 1 for trajectory in sizes]
     # 2. Divide by them, and by what all advantages are on average.
     tokens = sum(totals)
-    scale = sum(abs(one.advantage) for one in trained) / tokens if tokens else 0.0
+    scale = sum(abs(item.advantage) for item in trained) / tokens if tokens else 0.0
     return [
         {
             "messages": line.messages,
-            "group_id": one.group,
-            "reward": one.reward,
-            "advantage": one.advantage / total / scale if scale else 0.0,
+            "group_id": item.group,
+            "reward": item.reward,
+            "advantage": item.advantage / total / scale if scale else 0.0,
         }
-        for one, total in zip(trained, totals, strict=True)
-        for line in one.lines
+        for item, total in zip(trained, totals, strict=True)
+        for line in item.lines
     ]
 
 

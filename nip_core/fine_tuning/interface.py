@@ -58,32 +58,32 @@ class ByFields(BaseModel):
         return _fields(cls, given)
 
 
-def _fields(kind: type[BaseModel], given: Any) -> Any:
+def _fields(kind: type[BaseModel], value: Any) -> Any:
     """The fields of a foreign object; anything else as it is.
 
     A field that `kind` does not know and that stands at its default asks for nothing, and is left
     out.
     """
-    if not isinstance(given, BaseModel) or isinstance(given, kind | ByFields):
-        return given
+    if not isinstance(value, BaseModel) or isinstance(value, kind | ByFields):
+        return value
     fields = {
-        name: getattr(given, name)
-        for name in type(given).model_fields
-        if name in kind.model_fields or name in given.model_fields_set
+        name: getattr(value, name)
+        for name in type(value).model_fields
+        if name in kind.model_fields or name in value.model_fields_set
     }
-    return {**fields, **(given.model_extra or {})}
+    return {**fields, **(value.model_extra or {})}
 
 
 _Ours = TypeVar("_Ours", bound=BaseModel)
 
 
-def as_ours(kind: type[_Ours], given: Any, place: str = "") -> _Ours:
-    """An object of `kind`, whichever library's `given` is of.
+def as_ours(kind: type[_Ours], value: Any, place: str = "") -> _Ours:
+    """An object of `kind`, whichever library's `value` is of.
 
     Raises ValueError in one line that names the first place that is wrong, within `place`.
     """
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(value)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         first, more = problems[0], len(problems) - 1

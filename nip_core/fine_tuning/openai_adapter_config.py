@@ -125,13 +125,13 @@ class OpenAITrainerAdapterConfig(TrainerAdapterConfig):
         return key
 
 
-def _check_values(model: type[BaseModel], given: Mapping[str, Any]) -> None:
+def _check_values(model: type[BaseModel], settings: Mapping[str, Any]) -> None:
     """Raise ValueError for the first value that the server would refuse."""
     try:
-        model.model_validate(dict(given))
+        model.model_validate(dict(settings))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"][:1])
         raise ValueError(
-            f"hyperparameters.{name}: {first['msg']} (got {given.get(name)!r})"
+            f"hyperparameters.{name}: {first['msg']} (got {settings.get(name)!r})"
         ) from None

@@ -2,14 +2,14 @@
 
 Sides    who earned what in which episode, and whether the agent spoke
 played   chosen episodes of a shard with their turns, in the order of play
-Episode, Own   one of them, and what an agent did in it
+Episode, AgentAnswers   one of them, and what an agent did in it
 """
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,12 +30,18 @@ _OF_EPISODES = (
     *("question", "solution", "prover_stance", "seed"),
 )
 _OF_TREES = ("key", "branch_path", *TREE_COLUMNS)
-_OF_GENERATIONS = (
-    *("episode", "round", "agent", "text"),
-    *("key", "prompt_tokens", "completion_tokens"),
-)
-_Answer = tuple[Any, ...]  # a valid generation, with these columns
-_ROUND_AND_KEY = itemgetter(1, 4)
+
+
+class _Answer(NamedTuple):
+    """A valid generation."""
+
+    episode: str
+    round: int
+    agent: str
+    text: str
+    key: str
+    prompt_tokens: int
+    completion_tokens: int
 
 
 class Sides:
@@ -67,7 +73,7 @@ class Sides:
         return [derive_key(*place) for place in zip(*columns, strict=True)]
 
 
-class Own(NamedTuple):
+class AgentAnswers(NamedTuple):
     """An agent's answers in an episode."""
 
     generations: tuple[str, ...]  # keys of its valid ones, in order
@@ -88,13 +94,13 @@ class Episode:
     turns: Sequence[Turn]
     answers: Sequence[_Answer]
 
-    def own(self, agent: str) -> Own:
+    def answers_of(self, agent: str) -> AgentAnswers:
         """Return the agent's answers."""
-        own = [answer for answer in self.answers if answer[2] == agent]
-        own.sort(key=_ROUND_AND_KEY)
-        *_, prompt, completion = own[-1]
+        answers = [answer for answer in self.answers if answer.agent == agent]
+        answers.sort(key=attrgetter("round", "key"))
+        prompt, completion = answers[-1].prompt_tokens, answers[-1].completion_tokens
         tokens = prompt + completion if prompt > 0 and completion > 0 else None
-        return Own(tuple([answer[4] for answer in own]), tokens)
+        return AgentAnswers(tuple([answer.key for answer in answers]), tokens)
 
 
 def played(game: Game, part: Rollouts, keys: Collection[str]) -> Iterator[Episode]:
@@ -107,20 +113,20 @@ def played(game: Game, part: Rollouts, keys: Collection[str]) -> Iterator[Episod
     episodes = part.episodes(_OF_EPISODES)
     here = episodes["key"].to_pylist()
     wanted = [i for i, key in enumerate(here) if key in keys]
-    generations = part.generations((*_OF_GENERATIONS, "branch_path", "invalid_reason"))
+    generations = part.generations((*_Answer._fields, "branch_path", "invalid_reason"))
     generations = for_each_episode(part.episodes(_OF_TREES), generations)
     valid = pc.is_null(generations["invalid_reason"])
     if len(wanted) < len(here):
         episodes = episodes.take(wanted)
         valid = pc.and_(valid, pc.is_in(generations["episode"], value_set=episodes["key"]))
     by_episode: dict[str, list[_Answer]] = defaultdict(list)
-    for answer in _rows(generations.filter(valid).select(_OF_GENERATIONS)):
-        by_episode[answer[0]].append(answer)
+    for answer in _rows(generations.filter(valid).select(_Answer._fields)):
+        by_episode[answer[0]].append(_Answer._make(answer))
     for row in _rows(episodes):
         key, iteration, problem, question_id, y, rounds, question, solution, stance, seed = row
         answers = by_episode[key]
         try:
-            turns = game.turns_of([(a[1], a[2], a[3], None) for a in answers], seed)
+            turns = game.turns_of([(a.round, a.agent, a.text, None) for a in answers], seed)
         except InvalidResponse as invalid:
             raise StageError(
                 f"episode {key}: an answer that counted as valid when it was played is not "

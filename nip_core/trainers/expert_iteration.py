@@ -304,7 +304,7 @@ def _played(game: Game, part: _Part) -> Iterator[tuple[Episode, _Chosen]]:
 
 def _examples(game: Game, part: _Part) -> Iterator[Example]:
     for episode, (_, pick, reward) in _played(game, part):
-        answers = episode.own(pick.agent)
+        answers = episode.answers_of(pick.agent)
         yield Example(
             key=derive_key("example", episode.key, pick.agent, pick.reason, pick.draw),
             agent=pick.agent,
