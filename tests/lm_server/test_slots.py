@@ -10,9 +10,9 @@ import pytest
 
 from nip_lm_server.__main__ import main
 from nip_lm_server.api.auth import without_secrets
-from nip_lm_server.devices import overlap
+from nip_lm_server.devices import has_cuda, overlap
 from nip_lm_server.serving.placement import _for_device, make_slots
-from nip_lm_server.spec import EngineSpec, ServerSpec, Start
+from nip_lm_server.spec import EngineSpec, ServerSpec, Start, base_served_name
 
 SECOND = EngineSpec("deterministic", "other", training_device="cuda:1", loaded_adapters=3)
 
@@ -172,3 +172,19 @@ def test_children_are_given_nobodys_keys_but_for_models() -> None:
         "AWS_SECRET_ACCESS_KEY": "c",
     }
     assert without_secrets(environment) == {"PATH": "/bin", "HF_TOKEN": "a"}
+
+
+def test_a_base_model_is_called_after_its_directory_wherever_it_is_named(tmp_path: Path) -> None:
+    directory = tmp_path / "a model"
+    directory.mkdir()
+    (tmp_path / "link").symlink_to(directory)
+    for given in (directory, tmp_path / "link", directory / ".." / "a model"):
+        assert base_served_name(str(given)) == "a model"
+    assert base_served_name("organisation/model") == "organisation/model"
+    (slot,) = make_slots(ServerSpec("deterministic", str(directory)), {}, tmp_path)
+    assert slot.base_model == "a-model"
+
+
+def test_hidden_devices_are_none() -> None:
+    assert not has_cuda({"CUDA_VISIBLE_DEVICES": ""})
+    assert has_cuda({}) is Path("/dev/nvidiactl").exists()
