@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 LARGE_BYTES = 64 * 1024
 """Bytes of input from which on work is done aside."""
+# Apart from each other: a file's check may take long, and no chat should wait for it.
 _bodies = ThreadPoolExecutor(1, "large-bodies")
 _files = ThreadPoolExecutor(1, "uploads")
 

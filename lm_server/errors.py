@@ -48,6 +48,7 @@ def error_body(
     message: str, type: str, code: str | None = None, param: str | None = None
 ) -> dict[str, Any]:
     """OpenAI's error object. What a client sent that is no text stands in it escaped."""
+    # Long or broken text of a client would make an answer that others can't read.
     param = None if param is None else _sayable(param[:MAX_PARAM_CHARACTERS])
     message = _sayable(message[:MAX_MESSAGE_CHARACTERS])
     return {"error": {"message": message, "type": type, "param": param, "code": code}}

@@ -175,6 +175,7 @@ def stop_state_dir(state_dir: Path, *, grace_s: float = STOP_GRACE_S) -> bool:
     Raises OwnerError if it can't be ended.
     """
     state_dir = state_dir.expanduser().resolve()
+    # A card without a living process is what a kill left behind.
     card = read_card(state_dir)
     if card is None:
         return False
@@ -246,6 +247,7 @@ def _attach(
 def _start(
     spec: ServerSpec, state_dir: Path, key: str, late: Late, env: Mapping[str, str]
 ) -> ServerHandle:
+    # 1. The pipe that ends with this process.
     read_end, write_end = os.pipe()
     start = Start(
         spec=spec,
@@ -255,6 +257,7 @@ def _start(
         parent=os.getpid(),
         parent_pipe=read_end,
     )
+    # 2. The process, in a session of its own: Ctrl-C in the terminal is for its owner.
     try:
         with open(state_dir / LOG, "ab", opener=_private) as log:
             process = subprocess.Popen(
@@ -272,6 +275,7 @@ def _start(
     finally:
         os.close(read_end)
     _owned[process.pid] = _Owned(process, write_end)
+    # 3. Its card, then its health; a server that comes to neither is ended again.
     handle = ServerHandle("", key, process.pid, True, state_dir)
     try:
         card = _wait_card(process, state_dir, late)

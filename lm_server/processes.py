@@ -106,6 +106,7 @@ def watch_parent(
             time.sleep(poll_s)
         fire()
 
+    # Daemons: neither is worth waiting for at an end that comes from elsewhere.
     if pipe is not None:
         threading.Thread(target=read_pipe, args=(pipe,), daemon=True).start()
     threading.Thread(target=poll, daemon=True).start()

@@ -296,6 +296,7 @@ def _without_nulls(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _request_error(error: ValidationError, plain: dict[str, Any]) -> ApiError:
+    # One error is enough to mend; the others may follow from it.
     first = error.errors(include_url=False)[0]
     param = _param(first["loc"], plain, missing=first["type"] == "missing")
     if param == "integrations":
@@ -314,6 +315,7 @@ def _param(location: tuple[int | str, ...], plain: Any, *, missing: bool) -> str
     """The client's name of a place. What is no key there is pydantic's: a branch of a union, or
     "[key]" for a key that is wrong itself, where the object is what to name.
     """
+    # The client's own object decides which steps are its keys.
     path = []
     for step in location[:-1] if missing else location:
         with contextlib.suppress(KeyError, TypeError):

@@ -70,6 +70,7 @@ class KeyRing:
         # A header's bytes need not be UTF-8; then they come as lone surrogates.
         raw = authorization[7:].strip().encode("utf-8", "surrogateescape")
         digest = hashlib.sha256(raw).digest()
+        # Compared with all of them, so that the time tells nothing about the order.
         matched = False
         for known in self._digests:
             matched |= hmac.compare_digest(known, digest)
@@ -80,6 +81,7 @@ def is_loopback(host: str) -> bool:
     """Tell if a host's name or address means this machine, whatever name servers say."""
     if host.lower() == "localhost":
         return True
+    # Any other name is somebody else's word for an address.
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return False

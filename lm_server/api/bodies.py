@@ -58,6 +58,7 @@ def unpack(packed: bytes, most: int) -> bytes:
             left = unpacker.unconsumed_tail
     except zlib.error:
         raise _unreadable() from None
+    # Broken off, or with something behind its end that nobody would look at.
     if not unpacker.eof or unpacker.unused_data:
         raise _unreadable()
     return bytes(body)

@@ -78,6 +78,7 @@ def most_connections() -> int:
 
     Each may need one more, for the engine's side of its request or for a file.
     """
+    # Half of what is left: each may take a second one for the engine's side of it.
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MAX_CONNECTIONS
@@ -160,6 +161,7 @@ class _Connections(web.Server):
         """Close the oldest silent one if there are too many; False if all are busy."""
         if len(self._connections) <= self._most:
             return True
+        # Who has nothing to answer waits for nothing; a busy client would lose its work.
         short_of_descriptors.warn("%d connections, no more are taken", self._most)
         for connection in self._connections:  # the oldest first
             if (

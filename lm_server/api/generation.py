@@ -114,6 +114,7 @@ async def _generate_all(
     if len(prompts) == 1:
         return [await engine.generate(prompts[0])]
     try:
+        # A group, so that no prompt goes on for an answer that nobody will get.
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(engine.generate(prompt)) for prompt in prompts]
     except ExceptionGroup as errors:
@@ -151,6 +152,7 @@ async def _events(
 
     The choices of prompt number p have the indexes p * n to p * n + n - 1.
     """
+    # What all events have in common is encoded once.
     prefix = b"data: " + dumps(head)[:-1]
     suffix = b',"usage":null}\n\n' if asked.delivery.include_usage else b"}\n\n"
     offsets: dict[int, int] = {}  # index -> characters of the tokens so far
@@ -172,6 +174,7 @@ async def _events(
                 if events:
                     yield events
     finally:
+        # Also of an answer whose client has left: they were generated.
         _note_tokens(request, prompt_tokens, generated)
     if asked.delivery.include_usage:
         usage = dumps(_usage(prompt_tokens, generated, shape))

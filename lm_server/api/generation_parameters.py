@@ -146,6 +146,7 @@ def check_passed_through(
 
 def check_capabilities(request: GenerationRequest, engine: Engine, *, chat: bool) -> None:
     """Raise ApiError 400 for what the engine can't do; `param` is the endpoint's name for it."""
+    # Most requests ask for none, and every engine answers them.
     if not request.logprobs:
         return
     can = engine.capabilities
@@ -219,6 +220,7 @@ def _prompts(prompt: Any) -> tuple[str | tuple[int, ...], ...]:
     if isinstance(prompt, str):
         return (prompt,)
     if isinstance(prompt, list) and prompt:
+        # A list of numbers is one prompt, a list of texts or of lists is many.
         if all(type(token) is int for token in prompt):
             return (_token_ids(prompt),)
         if all(isinstance(item, str) for item in prompt):
@@ -251,6 +253,7 @@ def _values(
             parsed = parse(name, value)
             if not target:
                 continue
+            # Two names of one setting: either would have to be ignored.
             if target in values:
                 why = "Give one of 'max_tokens' and 'max_completion_tokens', not both."
                 raise wrong_value(name, why)
@@ -270,12 +273,7 @@ def _delivery(values: dict[str, Any]) -> Delivery:
         if not values.get("logprobs"):
             raise _needs("return_tokens_as_token_ids", "logprobs: true")
         values["return_token_ids"] = True
-    if not stream and metadata is None and not tokens_as_ids:
-        return _PLAIN
     return Delivery(stream, bool(include_usage), metadata, tokens_as_ids)
-
-
-_PLAIN = Delivery()
 
 
 def _needs(name: str, other: str) -> ApiError:
@@ -287,6 +285,7 @@ def _needs(name: str, other: str) -> ApiError:
 
 def _integer(low: int, high: int) -> Parse:
     def parse(name: str, value: Any) -> int:
+        # Not isinstance: true is no number.
         if type(value) is int and low <= value <= high:
             return value
         raise invalid_value(name, value, f"an integer from {low} to {high}")

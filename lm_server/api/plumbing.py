@@ -79,6 +79,7 @@ class BackgroundTasks:
 
     async def finish(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Await `work`; if this await is cancelled, `work` goes on."""
+        # Held here, for asyncio itself keeps no task from being collected.
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
@@ -275,6 +276,7 @@ class _BodyWatch:
     def _check(self) -> None:
         if self._content.is_eof():
             return
+        # Each window is looked at by itself: a body that was fast may not rest on that.
         total = self._content.total_bytes
         if total - self._seen >= BODY_WINDOW_BYTES:
             self._seen = total
@@ -352,6 +354,7 @@ async def add_request_id(request: web.Request, response: web.StreamResponse) -> 
 
 async def unknown_route(request: web.Request) -> web.StreamResponse:
     """404 for a path that the API does not have, 405 for a method; OPTIONS tells the methods."""
+    # Asked of each route, so that the answer can't differ from what there is.
     methods: set[str] = set()
     for resource in request.app.router.resources():
         if resource.canonical != UNKNOWN_PATH:
@@ -382,6 +385,7 @@ def query_int(request: web.Request, name: str, default: int, low: int, high: int
     text = request.query.get(name)
     if text is None:
         return default
+    # Digits of ASCII alone, and few: int() takes more than a query should say.
     if not re.fullmatch(r"-?[0-9]{1,9}", text) or not low <= int(text) <= high:
         raise other_value(name, text, f"an integer from {low} to {high}")
     return int(text)

@@ -112,6 +112,7 @@ async def act(request: web.Request) -> web.StreamResponse:
     """
     services, action = request.app[SERVICES], request.match_info["action"]
     name = _known(services, request.match_info["base"])
+    # 1. What can't be done here.
     if action not in _ACTIONS:
         raise ApiError(
             404,
@@ -122,6 +123,7 @@ async def act(request: web.Request) -> web.StreamResponse:
         raise ApiError(
             400, f"The engine of {name!r} can't sleep here: stop it instead", code="unsupported"
         )
+    # 2. What can be done is done before the answer; it may take an engine's start.
     try:
         await services.pool.set_wanted(name, _ACTIONS[action])
     except EngineError as error:

@@ -117,9 +117,11 @@ async def _refuse_while_sending(request: web.Request, error: ApiError) -> web.St
     Most clients read no answer before they have sent everything; closed on while they send, they
     tell of a broken connection and not of the answer.
     """
+    # 1. The whole answer, at once.
     response = json_response(error.body(), error.status, error.headers)
     await response.prepare(request)
     await response.write_eof()
+    # 2. The rest of the upload, until it ends, stops coming, or takes too long.
     with contextlib.suppress(TimeoutError, ConnectionError, web.RequestPayloadError):
         async with asyncio.timeout(DRAIN_S):
             while not request.content.at_eof():
@@ -181,6 +183,7 @@ def _invalid_form(message: str) -> ApiError:
 
 def _expires_after_s(fields: Mapping[str, str]) -> int | None:
     """Seconds from creation after which the file expires, None for never."""
+    # Both or neither: one alone says nothing.
     anchor, seconds = (fields.get(name) for name in _EXPIRES_AFTER)
     if anchor is None and seconds is None:
         return None
@@ -197,5 +200,6 @@ def _expires_after_s(fields: Mapping[str, str]) -> int | None:
 
 def _basename(filename: str | None) -> str:
     """The last component of a client's file name; it is only ever shown."""
+    # A Windows path's last component first: on POSIX its backslashes are letters.
     name = PurePosixPath(PureWindowsPath(filename or "").name).name
     return "".join(c for c in name if c.isprintable())[:255] or "file"

@@ -66,6 +66,7 @@ async def list_jobs(request: web.Request) -> web.StreamResponse:
         for name, value in request.query.items()
         if (match := _METADATA_KEY.fullmatch(name))
     }
+    # OpenAI's word for jobs without any metadata.
     plain = request.query.get("metadata")
     if plain not in (None, "null") or (plain is not None and pairs):
         why = "Invalid 'metadata': use metadata[key]=value, or metadata=null"

@@ -175,6 +175,7 @@ def _parallel_lists(
     """The legacy log-probabilities. With alternatives the token itself is one of them."""
     lengths = [len(token) for token in tokens]
     chosen = [max(logprob, VERY_UNLIKELY) for logprob in logprobs]
+    # An object, so two tokens of equal text are one entry.
     top = None
     if top_logprobs:
         top = [

@@ -97,6 +97,7 @@ def validate(
             broken.append(("invalid_example", f"expected an object, got {kind(value)}"))
         else:
             broken.extend(method_rules(value))
+            # Lines are compared with each other only where they are right by themselves.
             if method == "trajectories" and not broken:
                 broken.extend(across.problems(number, value))
         problems.extend(Problem(number, code, message) for code, message in broken)

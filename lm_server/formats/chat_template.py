@@ -61,6 +61,7 @@ def check_model_path(model: str) -> None:
     A string of the form ``name`` or ``owner/name`` that is no directory here is taken for a name
     on the model hub, and passes.
     """
+    # Only what can be seen from here; whether a name is on the hub is the hub's to say.
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -107,6 +108,7 @@ def template_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, A
 
 def control_tokens(tokenizer: Any) -> ControlTokens:
     """The control tokens of a tokenizer and its chat template, looked up once."""
+    # By the template too: it can be replaced while the tokenizer lives.
     known = _control_tokens.get(tokenizer)
     if known is None or known[0] != tokenizer.chat_template:
         known = (tokenizer.chat_template, ControlTokens(tokenizer))
@@ -231,6 +233,7 @@ def stop_token_ids(tokenizer: Any, generation_config: Any = None) -> frozenset[i
 
 def context_length(tokenizer: Any, config: Any) -> int | None:
     """The longest prompt plus completion in tokens, or None if neither part says."""
+    # Some tokenizers say less than the model can, some a number that means no limit.
     limits = [
         getattr(config.get_text_config(), "max_position_embeddings", None),
         getattr(tokenizer, "model_max_length", None),

@@ -104,6 +104,7 @@ def read_jsonl(source: bytes | str | Path) -> Iterator[tuple[int, Any]]:
 
 
 def _parse_lines(file: BinaryIO) -> Iterator[tuple[int, Any]]:
+    # One byte beyond the limit is read of a line, to know that it is longer.
     lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
     for number, line in enumerate(lines, start=1):
         if number > MAX_LINES:

@@ -46,6 +46,7 @@ class Message(Example):
 def parse_message(message: Mapping[str, Any]) -> Message:
     """A Message from a checked object."""
     token_ids, logprobs = message.get("token_ids"), message.get("logprobs")
+    # Chat templates know the old word alone.
     role = message["role"]
     return Message(
         role="system" if role == "developer" else role,

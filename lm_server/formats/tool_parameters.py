@@ -76,6 +76,7 @@ def tool_choice(name: str, value: Any) -> str | tuple[str]:
 def settle_tools(values: dict[str, Any]) -> None:
     """Make `tools` (those the model is told of) and `forced_tools` (of which it must call one) of
     `tools` and `tool_choice` in `values`. Raises ApiError 400 if they contradict each other."""
+    # Who may not call is not told of any tool.
     choice = values.pop("tool_choice", "auto")
     if choice == "none":
         values.pop("tools", None)
