@@ -28,7 +28,7 @@ from aiohttp import web
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
-from nip_core.rollouts.engine import PlayedShard, play_shard
+from nip_core.rollouts.engine import PlayedShard, play_episodes
 from nip_core.rollouts.episode import ShardContext
 from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.parquet import parquet_bytes
@@ -93,7 +93,7 @@ async def play(parameters: HyperParameters, message_bytes: int, state: Path) -> 
         specs = plan_episodes(parameters, load_problems(parameters.dataset, "train"), "train", 0)
         async with ChatClient(concurrency=32, timeout_s=60, retries=2) as client:
             game = Game(parameters)
-            return await play_shard(
+            return await play_episodes(
                 specs, ShardContext(game, players, client, NoLog(), {}, Progress())
             )
     finally:

@@ -1,6 +1,6 @@
 """Plays shards: many episodes at once over one client and one journal.
 
-play_shard    many episodes, as many at a time as there are places
+play_episodes    many episodes, as many at a time as there are places
 places_for    how many episodes at a time
 PlayedShard   what comes of it
 Failures      how many episodes of a stage may fail
@@ -44,7 +44,7 @@ def places_for(parameters: HyperParameters) -> asyncio.Semaphore:
     return asyncio.Semaphore(_EPISODES_PER_CALL * parameters.rollouts.concurrency)
 
 
-async def play_shard(
+async def play_episodes(
     specs: Sequence[EpisodeSpec], context: ShardContext, branch: Branch = no_branching
 ) -> PlayedShard:
     """Play all `specs`, as many at a time as there are places.

@@ -20,8 +20,7 @@ from nip_core.concurrency import gather_or_cancel, in_thread
 from nip_core.errors import RunConflictError
 from nip_core.hashing import digest
 from nip_core.parameters import RandomAgentParameters
-from nip_core.rollouts import engine
-from nip_core.rollouts.engine import PlayedShard
+from nip_core.rollouts.engine import PlayedShard, play_episodes
 from nip_core.rollouts.episode import Branch, Failures, ShardContext, no_branching
 from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.journal_segments import open_journal, remove_journal
@@ -151,7 +150,7 @@ class SplitPlay:
                 failures=self.failures,
                 places=session.places,
             )
-            return await engine.play_shard(specs, context, self._branch())
+            return await play_episodes(specs, context, self._branch())
 
         return await session.with_server(work)
 

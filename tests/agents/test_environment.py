@@ -22,7 +22,7 @@ from nip_core.hashing import derive_seed
 from nip_core.parameters import load_parameters
 from nip_core.protocols import protocol_names
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
-from nip_core.rollouts.engine import play_shard
+from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.episode import ShardContext
 from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import plan_episodes
@@ -110,7 +110,7 @@ async def by_loop(parameters, url, specs):
     handler = CodeValidationProtocolHandler(parameters)
     async with ChatClient(concurrency=64, timeout_s=10, retries=2) as client:
         context = ShardContext(handler.game, players, client, NoLog(), {}, Progress())
-        shard = await play_shard(specs, context)
+        shard = await play_episodes(specs, context)
     order = [spec.key for spec in specs]
     episodes = sorted(shard.episodes, key=lambda row: order.index(row["key"]))
     tables = build_tables(episodes, shard.generations)

@@ -15,7 +15,7 @@ from scripted_server import scripted_server
 from nip_core.game.render import Game
 from nip_core.parameters import RandomAgentParameters
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
-from nip_core.rollouts.engine import play_shard
+from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.episode import ShardContext, no_branching
 from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import plan_episodes, shards
@@ -106,7 +106,7 @@ async def play_at(
     ) as client:
         context = make_context(game, url, client, log, progress=progress, **more)
         parts = [
-            await asyncio.wait_for(play_shard(part, context, branch), 30)
+            await asyncio.wait_for(play_episodes(part, context, branch), 30)
             for part in shards(specs, -(-len(specs) // num_shards))
         ]
     whole = parts[0]

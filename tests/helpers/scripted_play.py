@@ -19,7 +19,7 @@ from scripted_server import scripted_server
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
-from nip_core.rollouts.engine import play_shard
+from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.episode import ShardContext
 from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import EpisodeSpec, plan_episodes
@@ -161,7 +161,7 @@ async def play(
         }
         async with ChatClient(concurrency=16, timeout_s=10, retries=0) as client:
             context = ShardContext(game, players, client, _Log(), {}, Progress())
-            shard = await asyncio.wait_for(play_shard([spec], context), 30)
+            shard = await asyncio.wait_for(play_episodes([spec], context), 30)
     (played.episode,) = shard.episodes
     played.generations = shard.generations
     expected = {(round_, agent) for round_, turns in script.items() for agent in turns}

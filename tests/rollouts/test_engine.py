@@ -25,7 +25,7 @@ from nip_core.game.render import Game
 from nip_core.hashing import derive_seed, digest
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.chat_client import ChatClient
-from nip_core.rollouts.engine import places_for, play_shard
+from nip_core.rollouts.engine import places_for, play_episodes
 from nip_core.rollouts.episode import Failures
 from nip_core.rollouts.plan import plan_episodes, shards
 
@@ -750,7 +750,7 @@ async def test_shards_that_share_their_places_end_one_after_another():
         context = replace(context, places=places_for(parameters))
 
         async def shard(name, specs):
-            await play_shard(specs, context)
+            await play_episodes(specs, context)
             ended.append(name)
 
         parts = shards(plan_episodes(parameters, problems(24), "train", 0), 8)
@@ -780,7 +780,7 @@ async def test_cancelling_leaves_no_task_behind():
         async with ChatClient(concurrency=64, timeout_s=30, retries=2) as client:
             context = make_context(Game(parameters), server.url, client, MemoryLog())
             before = open_tasks()
-            playing = asyncio.create_task(play_shard(specs, context))
+            playing = asyncio.create_task(play_episodes(specs, context))
             await asyncio.wait_for(all_asked.wait(), 10)
             assert len(open_tasks()) > len(before) + len(specs)
             playing.cancel()
@@ -809,7 +809,7 @@ async def test_a_stopped_shard_leaves_no_task_behind():
             before = open_tasks()
             with pytest.raises(StageError, match="no such model"):
                 await asyncio.wait_for(
-                    play_shard(
+                    play_episodes(
                         specs, make_context(Game(parameters), server.url, client, MemoryLog())
                     ),
                     10,

@@ -26,7 +26,7 @@ from nip_core.game.render import Game
 from nip_core.models import resolve_model
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.chat_client import ChatClient
-from nip_core.rollouts.engine import play_shard
+from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.tables import build_tables
 from nip_core.scenarios.code_validation.datasets import load_problems
@@ -76,7 +76,7 @@ async def play_at(url, log, model="tiny", on=None, **recorded):
         table = make_context(game, url, client, log, model=model, key=KEY)
         verifier = replace(table.players["verifier"], record_tokens=True, **recorded)
         players = {**table.players, "verifier": verifier}
-        shard = await play_shard(specs, replace(table, players=players))
+        shard = await play_episodes(specs, replace(table, players=players))
     return InMemory((build_tables(shard.episodes, shard.generations),))
 
 
