@@ -60,6 +60,16 @@ LmTrainingJobInfo = TrainingJobInfo
 class LanguageModelClient(LmServer):
     """An lm_server at an address. Each call opens a connection of its own and closes it."""
 
+    async def get_version(self) -> str | None:
+        """The server's version; None for a server that isn't ours.
+
+        Raises ServerError where nobody answers, or somebody for a server that isn't there.
+        """
+        status, version = await self.version()
+        if status >= 500:
+            raise ServerError(f"{self.root}/version: HTTP {status}")
+        return version
+
     async def wait_for_ready(
         self, timeout_s: float, on_waiting: Callable[[], None] = lambda: None
     ) -> None:

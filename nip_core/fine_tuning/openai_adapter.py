@@ -236,9 +236,10 @@ class OpenAITrainerAdapter(TrainerAdapter):
             return None
         server = LmServer(at, _HEALTH_TIMEOUT_S)
         try:
-            problem = version_problem(await server.get_version())
+            _, version = await server.version()
         except ServerError as error:
             return str(error)
+        problem = version_problem(version)
         return problem and f"{server.root}: the server has {problem}"
 
     async def _learn_kind(self) -> None:

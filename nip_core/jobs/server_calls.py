@@ -28,16 +28,14 @@ class LmServer:
         self.root = endpoint.base_url.removesuffix("/v1")
         self._timeout_s = timeout_s
 
-    async def get_version(self) -> str | None:
-        """The server's version; None for a server that isn't ours.
+    async def version(self) -> tuple[int, str | None]:
+        """The HTTP status of the server's answer, and its version; None: it says none.
 
-        Raises ServerError where nobody answers, or somebody for a server that isn't there.
+        Raises ServerError where nobody answers.
         """
         status, body = await self._call("GET", "/version")
-        if status >= 500:
-            raise ServerError(f"{self.root}/version: HTTP {status}")
         version = body.get("version") if status == 200 and isinstance(body, dict) else None
-        return version if isinstance(version, str) else None
+        return status, version if isinstance(version, str) else None
 
     async def engine(self, base_model: str) -> dict[str, Any]:
         """The engine of a base model: state, device. Raises ServerError."""

@@ -118,7 +118,7 @@ async def check_version(session: "Session") -> None:
     }
     for endpoint, agent in servers.items():
         server = LmServer(endpoint, timeout_s=60)
-        version = await server.get_version()
+        _, version = await server.version()
         if version is not None and (problem := version_problem(version)):
             raise SettingsError(
                 f"agents.{agent}: the server at {server.root}/version has {problem}"
