@@ -1,7 +1,7 @@
 """An agent that asks a language model of any provider that speaks the OpenAI protocol.
 
-The chat comes from `Game.render`, the request from `rollouts.calls.request_body`, the answer is
-read by `Game.parse`: what is played by hand is what the loop plays.
+The chat comes from `Game.render`, the request from `nip_core.rollouts.model_call.request_body`,
+the answer is read by `Game.parse`: what is played by hand is what the loop plays.
 """
 
 from collections.abc import Mapping, Sequence
