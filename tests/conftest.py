@@ -56,10 +56,13 @@ def server_in_thread() -> Iterator[None]:
 
 
 SLOW_FILES = (
-    *("test_kill_matrix.py", "test_tiny.py", "test_problems.py", "test_base_run.py"),
-    *("test_train.py", "test_trouble.py", "test_rerun.py", "test_checks.py", "test_resume.py"),
-    *("test_job_endings.py", "test_matrix.py", "test_jobs.py", "test_cli.py", "test_promotion.py"),
-    *("test_checkpoints.py", "test_launch.py", "test_providers.py", "test_grpo.py"),
+    *("test_kill_matrix.py", "test_rerun.py", "test_frozen_runs.py", "test_train.py"),
+    *("test_cli.py", "test_matrix.py", "test_tiny.py", "test_base_run.py", "test_parsing.py"),
+    *("test_stopping.py", "test_determinism.py", "test_jobs.py", "test_promotion.py"),
+    *("test_checks.py", "test_secrets.py", "test_faults.py", "test_resume.py"),
+    # Of the tiers.
+    *("test_training.py", "test_problems.py", "test_embedded_stream.py", "test_families.py"),
+    *("test_guided.py", "test_tiny_recipe.py", "test_pause.py", "test_learning_quick.py"),
 )
 """Begun first, so that no process is left alone with one of them in the end."""
 
