@@ -68,14 +68,14 @@ class Game:
             if seen.told is not None:
                 chat.append({**seen.told})
             now = by_round.get(r, ())
-            others = []
+            from_others = []
             for turn in now:
                 if turn.agent == agent:
                     chat.append({"role": "assistant", "content": turn.text})
                 else:
-                    others.append(turn)
-            for channel in seen.channels if others else ():
-                for turn in others:
+                    from_others.append(turn)
+            for channel in seen.channels if from_others else ():
+                for turn in from_others:
                     if channel in turn.move.messages:
                         message = {"role": "user", "content": turn.move.messages[channel]}
                         name = names[turn.agent]
@@ -100,7 +100,7 @@ class Game:
         return system, None if told is None else told["content"]
 
     def form(self, agent: str, round_: int, seed: int, turns: Sequence[Turn]) -> AnswerForm:
-        """What form the answer of `agent` in `round_` must have, after `turns`."""
+        """Return what form the answer of `agent` in `round_` must have, after `turns`."""
         return self._rules.form(agent, round_, seed, turns)
 
     def top_logprobs(self, agent: str) -> int:

@@ -56,31 +56,31 @@ class Rules:
 
     def system_prompt(self, agent: str, stance: int | None, seed: int) -> FilledPrompt:
         """The agent's system prompt, in which only the problem is missing."""
-        kept = self._kept(seed).prompts
-        found = kept.get((agent, stance))
-        if found is None:
-            found = kept[agent, stance] = self._prompts.filled(agent, stance, seed)
-        return found
+        prompts = self._kept(seed).prompts
+        prompt = prompts.get((agent, stance))
+        if prompt is None:
+            prompt = prompts[agent, stance] = self._prompts.filled(agent, stance, seed)
+        return prompt
 
     def names(self, seed: int) -> Mapping[str, str | None]:
         """By agent, the name with which its messages reach the others; None: without one."""
-        kept = self._kept(seed)
-        if kept.names is None:
-            kept.names = {
+        answers = self._kept(seed)
+        if answers.names is None:
+            answers.names = {
                 name: None if spec.anonymous else self._protocol.human_name(name, seed)
                 for name, spec in self._protocol.agents.items()
             }
-        return kept.names
+        return answers.names
 
     def _kept(self, seed: int) -> _Kept:
         if not self._by_seed:
             return self._same
-        kept = self._of_seeds.get(seed)
-        if kept is None:
+        answers = self._of_seeds.get(seed)
+        if answers is None:
             if len(self._of_seeds) >= _MOST_SEEDS:
                 self._of_seeds = {}
-            kept = self._of_seeds[seed] = _Kept()
-        return kept
+            answers = self._of_seeds[seed] = _Kept()
+        return answers
 
     # Rounds.
 
@@ -95,12 +95,12 @@ class Rules:
         """The rounds from the first to `last` as `agent` sees them, with these turns by round."""
         if self.moves_by_turns:
             return self._rounds(agent, last, stance, seed, by_round)
-        kept = self._kept(seed).rounds
-        found = kept.get((agent, last, stance))
-        if found is None:
-            found = self._rounds(agent, last, stance, seed, by_round)
-            kept[agent, last, stance] = found
-        return found
+        cache = self._kept(seed).rounds
+        rounds = cache.get((agent, last, stance))
+        if rounds is None:
+            rounds = self._rounds(agent, last, stance, seed, by_round)
+            cache[agent, last, stance] = rounds
+        return rounds
 
     def _rounds(
         self,
@@ -110,7 +110,7 @@ class Rules:
         seed: int,
         by_round: Mapping[int, Sequence[Turn]],
     ) -> Sequence[Seen]:
-        found = []
+        rounds = []
         before: list[Turn] = []
         own_turns = 0
         for round_ in range(last + 1):
@@ -118,9 +118,9 @@ class Rules:
             told = self._told(agent, round_, own_turns, stance, seed) if moves else None
             own_turns += moves
             channels = self._protocol.channel_order(agent, round_, seed)
-            found.append(Seen(moves, told, tuple(channels)))
+            rounds.append(Seen(moves, told, tuple(channels)))
             before += by_round.get(round_, ())
-        return found
+        return rounds
 
     def _told(
         self, agent: str, round_: int, own_turns: int, stance: int | None, seed: int
@@ -146,11 +146,11 @@ class Rules:
         """What form the answer of `agent` in the round must have, after the turns before it."""
         if self.moves_by_turns:
             return self._form(agent, round_, seed, before)
-        kept = self._kept(seed).forms
-        found = kept.get((agent, round_))
-        if found is None:
-            found = kept[agent, round_] = self._form(agent, round_, seed, before)
-        return found
+        forms = self._kept(seed).forms
+        form = forms.get((agent, round_))
+        if form is None:
+            form = forms[agent, round_] = self._form(agent, round_, seed, before)
+        return form
 
     def _form(self, agent: str, round_: int, seed: int, before: Sequence[Turn]) -> AnswerForm:
         protocol = self._protocol

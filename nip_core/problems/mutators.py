@@ -50,7 +50,7 @@ class Place:
         setattr(self.parent, self.field, whole or ([ast.Pass()] if self.field == "body" else []))
 
     def is_within(self, kinds: type[ast.AST] | UnionType) -> bool:
-        """Whether something of these types is around it, at any distance."""
+        """Tell whether something of these types is around it, at any distance."""
         return any(isinstance(ancestor, kinds) for ancestor in self.ancestors)
 
 

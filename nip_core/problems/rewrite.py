@@ -42,12 +42,12 @@ def rewrites(source: str) -> list[Rewrite]:
     """
     original = normalise(source)
     seen = {original}
-    found: list[Rewrite] = []
+    variants: list[Rewrite] = []
 
     def keep(text: str, kinds: tuple[str, ...]) -> None:
         if text not in seen:
             seen.add(text)
-            found.append(Rewrite(text, kinds))
+            variants.append(Rewrite(text, kinds))
 
     applicable = []
     for kind in REWRITES:
@@ -64,7 +64,7 @@ def rewrites(source: str) -> list[Rewrite]:
                 text, done = after, (*done, kind)
                 if len(done) > 1:
                     keep(text, done)
-    return found
+    return variants
 
 
 def apply(source: str, kind: str) -> str:
@@ -102,7 +102,7 @@ class _Rewriter(ast.NodeTransformer):
 
 
 def _is_plain(node: ast.AST) -> bool:
-    """Whether evaluating it twice, or in another order, changes nothing."""
+    """Tell whether evaluating it twice, or in another order, changes nothing."""
     return not any(isinstance(n, ast.Call | ast.Await | ast.NamedExpr) for n in ast.walk(node))
 
 
@@ -210,9 +210,9 @@ class _WhileLoops(_Rewriter):
             if isinstance(inner, ast.Continue) or (is_stored and inner.id == target.id):  # type: ignore[attr-defined]
                 return node
         start = ast.Constant(0) if len(bounds.args) == 1 else bounds.args[0]
-        one = ast.AugAssign(store(target.id), ast.Add(), ast.Constant(1))
+        step = ast.AugAssign(store(target.id), ast.Add(), ast.Constant(1))
         test = ast.Compare(load(target.id), [ast.Lt()], [bounds.args[-1]])
-        return [ast.Assign([store(target.id)], start), ast.While(test, [*node.body, one], [])]
+        return [ast.Assign([store(target.id)], start), ast.While(test, [*node.body, step], [])]
 
 
 class _IndexLoops(_Rewriter):
@@ -321,14 +321,14 @@ def _renamed(tree: ast.Module) -> ast.Module:
     """Local names become others; parameters and functions, which the question names, stay."""
     nodes = list(ast.walk(tree))
     used = _names(tree) | {n.arg for n in nodes if isinstance(n, ast.keyword) and n.arg}
-    kept = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-    kept |= {n.arg for n in nodes if isinstance(n, ast.keyword) and n.arg}
-    kept |= {a.asname or a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
+    public = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    public |= {n.arg for n in nodes if isinstance(n, ast.keyword) and n.arg}
+    public |= {a.asname or a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
     for statement in tree.body:
         if isinstance(statement, ast.FunctionDef):
-            kept |= {n.arg for n in ast.walk(statement.args) if isinstance(n, ast.arg)}
+            public |= {n.arg for n in ast.walk(statement.args) if isinstance(n, ast.arg)}
         elif isinstance(statement, ast.Assign):
-            kept |= _names(statement)
+            public |= _names(statement)
     if any(isinstance(n, ast.ClassDef) for n in nodes):
         return tree
     free = iter([name for name in _NEW_NAMES if name not in used])
@@ -336,7 +336,7 @@ def _renamed(tree: ast.Module) -> ast.Module:
     for n in nodes:
         if not isinstance(n, ast.Name) or not isinstance(n.ctx, ast.Store):
             continue
-        if n.id not in {*kept, *new, "_"}:
+        if n.id not in {*public, *new, "_"}:
             new[n.id] = next(free, n.id)
     for n in nodes:
         if isinstance(n, ast.Name):
@@ -350,15 +350,15 @@ def _renamed(tree: ast.Module) -> ast.Module:
 
 def _names(tree: ast.AST) -> set[str]:
     """Every identifier in `tree`."""
-    found: set[str] = set()
+    names: set[str] = set()
     for n in ast.walk(tree):
         if isinstance(n, ast.Name):
-            found.add(n.id)
+            names.add(n.id)
         elif isinstance(n, ast.arg):
-            found.add(n.arg)
+            names.add(n.arg)
         elif isinstance(n, ast.FunctionDef):
-            found.add(n.name)
-    return found
+            names.add(n.name)
+    return names
 
 
 REWRITES: dict[str, Callable[[ast.Module], ast.Module]] = {

@@ -328,7 +328,7 @@ def _test_report(suite: Suite, result: dict[str, Any]) -> TestReport:
 
 
 def examine() -> tuple[Isolation, str]:
-    """Which layers this system gives, and why it gives no namespaces, or "". Runs no code.
+    """Tell which layers this system gives, and why it gives no namespaces, or "". Runs no code.
 
     Raises:
         SandboxError: the child does not run.

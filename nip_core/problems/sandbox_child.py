@@ -171,11 +171,11 @@ def _worker(job: Job, header: dict[str, Any], isolation: guard.Isolation, files:
 
 
 def _reports(data: bytes, at_most: int) -> list[dict[str, Any]]:
-    """What a worker said, as `sandbox` reads it; a message of no known kind is {}."""
+    """Return what a worker said, as `sandbox` reads it; a message of no known kind is {}."""
     messages: list[dict[str, Any]] = []
     for piece in data.split(b"\0")[:-1][:at_most]:
-        kind, _, rest = piece.decode("utf-8", "replace").partition(" ")
-        detail = rest[:_DETAIL_CHARACTERS]
+        kind, _, text = piece.decode("utf-8", "replace").partition(" ")
+        detail = text[:_DETAIL_CHARACTERS]
         if kind in ("passed", "failed", "error", "timeout"):
             messages.append({"outcome": kind, "detail": detail})
         elif kind in ("load", "end", "memory"):

@@ -68,7 +68,7 @@ def lacking(isolation: Isolation) -> list[str]:
 
 
 def is_separate(isolation: Isolation) -> bool:
-    """Whether code can't reach what belongs to other processes: memory, files, environment."""
+    """Tell whether code can't reach what belongs to other processes: memory, files, environment."""
     layers = (isolation.processes, isolation.uid is not None, isolation.ruleset is not None)
     return any(layers)
 
@@ -144,12 +144,12 @@ def enter_namespaces(isolation: Isolation, refuse: list[str]) -> None:
 
 def interpreter() -> list[str]:
     """The directories that the running interpreter needs, none inside another."""
-    found: list[str] = []
+    directories: list[str] = []
     paths = [sys.base_prefix, sys.base_exec_prefix, os.path.dirname(sys.executable), *sys.path]
     for path in sorted({os.path.realpath(path) for path in paths if os.path.isdir(path)}):
-        if not any(_below(path, other) for other in found):
-            found.append(path)
-    return found
+        if not any(_below(path, other) for other in directories):
+            directories.append(path)
+    return directories
 
 
 def _below(path: str, ancestor: str) -> bool:
@@ -182,13 +182,13 @@ def isolate_mounts(isolation: Isolation, cwd: str, disk_mb: int) -> None:
     _mount(b"tmpfs", cwd, b"tmpfs", _MS_NOSUID_NODEV, options)
     # What holds `cwd` comes last: hiding it hides the place where the kept directories wait.
     for path in sorted(_MASKED, key=lambda path: _below(cwd, path)):
-        kept = [need for need in needed if _below(need, path)]
-        if not os.path.isdir(path) or os.path.islink(path) or path in kept:
+        visible = [need for need in needed if _below(need, path)]
+        if not os.path.isdir(path) or os.path.islink(path) or path in visible:
             continue
-        if _below(cwd, path) and kept:
+        if _below(cwd, path) and visible:
             continue
         try:
-            _mask(path, kept, cwd)
+            _mask(path, visible, cwd)
         except OSError:
             return
     os.makedirs(cwd, exist_ok=True)
@@ -207,7 +207,7 @@ def isolate_mounts(isolation: Isolation, cwd: str, disk_mb: int) -> None:
 
 
 def _readable_by_all(path: str) -> bool:
-    """Whether a user without rights could open what is below `path`."""
+    """Tell whether a user without rights could open what is below `path`."""
     while True:
         mode = os.stat(path).st_mode
         if not mode & 0o001:
@@ -261,7 +261,7 @@ def drop_privileges(isolation: Isolation) -> None:
 
 
 def _processes_of(uid: int) -> int:
-    """How many processes `uid` has now; 0 where the system doesn't say."""
+    """Tell how many processes `uid` has now; 0 where the system doesn't say."""
     count = 0
     try:
         for name in os.listdir("/proc"):
@@ -280,16 +280,16 @@ def set_limits(limits: dict[str, Any], isolation: Isolation) -> None:
     memory = limits["memory_mb"] << 20
     # Who is counted with this process: nobody under a user of its own, else the supervisor and
     # the one that started it, or, without a table of processes, all that the user has.
-    others = 0
+    counted = 0
     if isolation.uid is None:
-        others = 2 if isolation.processes else max(0, _processes_of(os.geteuid()) - 1)
+        counted = 2 if isolation.processes else max(0, _processes_of(os.geteuid()) - 1)
     for name, soft, hard in (
         ("RLIMIT_CORE", 0, 0),
         ("RLIMIT_CPU", cpu_s, cpu_s + 1),
         ("RLIMIT_AS", memory, memory),
         ("RLIMIT_FSIZE", limits["file_mb"] << 20, limits["file_mb"] << 20),
         ("RLIMIT_NOFILE", limits["open_files"], limits["open_files"]),
-        ("RLIMIT_NPROC", limits["processes"] + others, limits["processes"] + others),
+        ("RLIMIT_NPROC", limits["processes"] + counted, limits["processes"] + counted),
     ):
         kind = getattr(resource, name, None)
         if kind is None:
@@ -340,7 +340,7 @@ def _resident_mb(pid: int, exactly: bool) -> float:
 
 
 def goes_over(limits: dict[str, Any], isolation: Isolation) -> str:
-    """What the processes of a job use up together, which the kernel doesn't limit; or ""."""
+    """Return what the processes of a job use up together, which the kernel doesn't limit; or ""."""
     pids = descendants(isolation)
     # RLIMIT_NPROC doesn't hold root back, whatever root is called in here.
     if isolation.uid is None and isolation.own_proc and len(pids) > limits["processes"]:

@@ -42,7 +42,7 @@ class Setting:
 
 
 def why_not(about: dict[str, Any]) -> str:
-    """What is missing to keep untrusted code in, or ""."""
+    """Return what is missing to keep untrusted code in, or ""."""
     if not about["lacking"]:
         return ""
     reason = f" ({about['reason']})" if about["reason"] else ""
@@ -121,7 +121,7 @@ class Child:
         self._stack.close()
 
     def about(self) -> dict[str, Any]:
-        """What the child says of itself before it runs anything.
+        """Return what the child says of itself before it runs anything.
 
         Raises:
             SandboxError: it says nothing.
@@ -137,9 +137,9 @@ class Child:
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while True:
-                line, newline, rest = self._pending.partition(b"\n")
+                line, newline, more = self._pending.partition(b"\n")
                 if newline:
-                    self._pending = rest
+                    self._pending = more
                     yield line
                     continue
                 if not selector.select(max(0.0, self._deadline - time.monotonic())):
@@ -150,12 +150,12 @@ class Child:
                     return
 
     def error(self) -> str:
-        """What the child said on stderr, and its exit code, once it has ended."""
+        """Return what the child said on stderr, and its exit code, once it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5.0)
         self._stderr.seek(0)
-        said = self._stderr.read(4000).decode("utf-8", "replace").strip()
-        return f"exit code {self._process.poll()}, {said or 'nothing on stderr'}"
+        complaint = self._stderr.read(4000).decode("utf-8", "replace").strip()
+        return f"exit code {self._process.poll()}, {complaint or 'nothing on stderr'}"
 
     def _stop(self) -> None:
         with contextlib.suppress(OSError):

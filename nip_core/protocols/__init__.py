@@ -67,9 +67,9 @@ def find_protocol(name: str) -> type[Protocol]:
     if ":" in name:
         return _imported(name)
     if name in _modules():
-        found = _protocol_in(f"{__name__}.{name}", name)
-        if found is not None:
-            return found
+        protocol = _protocol_in(f"{__name__}.{name}", name)
+        if protocol is not None:
+            return protocol
     raise ValueError(
         f"there is no protocol {name!r}; there are {', '.join(protocol_names())}, and one of your "
         'own is named like "package.module:Class" or "path/to/file.py:Class"'
@@ -89,8 +89,8 @@ def make_protocol(parameters: "HyperParameters") -> Protocol:
 
 def agent_names_of(name: str, zero_knowledge: bool) -> tuple[str, ...]:
     """The agents of a protocol in index order. Raises ValueError if there is no such protocol."""
-    own = tuple(find_protocol(name).agents)
-    return (*own, *EXTRA_AGENTS) if zero_knowledge else own
+    agents = tuple(find_protocol(name).agents)
+    return (*agents, *EXTRA_AGENTS) if zero_knowledge else agents
 
 
 @functools.cache

@@ -152,15 +152,15 @@ class Protocol:
         return tuple(agent for agent in self.agents if self.is_prover(agent))
 
     def is_prover(self, agent: str) -> bool:
-        """Whether the agent argues for a verdict rather than gives it."""
+        """Tell whether the agent argues for a verdict rather than gives it."""
         return self.agents[agent].stance is not None
 
     def may_decide(self, agent: str) -> bool:
-        """Whether the agent may decide instead of sending a message."""
+        """Tell whether the agent may decide instead of sending a message."""
         return self.agents[agent].decides
 
     def may_be_silent(self, agent: str) -> bool:
-        """Whether the game goes on, at a price, when the agent has no valid answer."""
+        """Tell whether the game goes on, at a price, when the agent has no valid answer."""
         return self.is_prover(agent) and self.common.prover_invalid_response_penalty is not None
 
     def visible_channels(self, agent: str) -> tuple[str, ...]:
@@ -172,44 +172,44 @@ class Protocol:
         return self.visible_channels(agent)
 
     def human_name(self, agent: str, seed: int) -> str:
-        """What the others know the agent by."""
+        """Return what the others know the agent by."""
         return self.agents[agent].human_name
 
     def headers(self, agent: str, channels: Sequence[str], seed: int) -> Mapping[str, str]:
         """By channel, how the part of an answer for it begins; empty for a single channel."""
         if len(channels) < 2:
             return {}
-        own = self.agents[agent].headers
-        return {channel: own[channel] for channel in channels}
+        written = self.agents[agent].headers
+        return {channel: written[channel] for channel in channels}
 
     # Rounds and stances.
 
     def is_last_round(self, round_: int) -> bool:
-        """Whether no round follows."""
+        """Tell whether no round follows."""
         return round_ >= self.max_message_rounds - 1
 
     def is_last_turn(self, agent: str, round_: int, seed: int) -> bool:
-        """Whether the agent has a turn in the round and none after it."""
+        """Tell whether the agent has a turn in the round and none after it."""
         later = range(round_ + 1, self.max_message_rounds)
         return agent in self.active(round_, seed) and not any(
             agent in self.active(r, seed) for r in later
         )
 
     def must_decide(self, agent: str, round_: int, seed: int) -> bool:
-        """Whether a decision of the agent is all that can still be of use in its turn."""
+        """Tell whether a decision of the agent is all that can still be of use in its turn."""
         forced = self.common.force_guess is not None
         is_judge = agent == "verifier" and self.may_decide(agent) and not forced
         return is_judge and self.counts(round_) and self.is_last_turn(agent, round_, seed)
 
     def counts(self, round_: int) -> bool:
-        """Whether a decision made in the round is registered."""
+        """Tell whether a decision made in the round is registered."""
         return round_ >= self.min_message_rounds - 1
 
     def stance(self, agent: str, drawn: int | None) -> int:
         """The verdict a prover argues for: the drawn one if there is one, else its own."""
-        own = self.agents[agent].stance
-        assert own is not None, f"{agent} is not a prover"
-        return own if drawn is None or not self.stance_can_be_randomized else drawn
+        verdict = self.agents[agent].stance
+        assert verdict is not None, f"{agent} is not a prover"
+        return verdict if drawn is None or not self.stance_can_be_randomized else drawn
 
     def shared_stance(self, drawn: int | None) -> int | None:
         """The verdict that all provers argue for; None where they differ or there are none."""
@@ -221,7 +221,7 @@ class Protocol:
         return max(self.turns_of("verifier", seed, self.max_message_rounds) - 1, 0)
 
     def turns_of(self, agent: str, seed: int, before: int) -> int:
-        """How many of the first `before` rounds are turns of the agent."""
+        """Tell how many of the first `before` rounds are turns of the agent."""
         return sum(agent in self.active(r, seed) for r in range(before))
 
     @property
@@ -240,7 +240,7 @@ class Protocol:
         turns: Sequence[Turn],
         silent: Collection[str] = (),
     ) -> RoundResult:
-        """Whether the episode ends with this round, and who is paid.
+        """Tell whether the episode ends with this round, and who is paid.
 
         `turns` are all so far, those of `round_` included; `silent` are agents that gave no
         valid answer in it. A verdict counts only from round ``min_message_rounds - 1`` on; an
@@ -262,7 +262,7 @@ class Protocol:
         return RoundResult(rewards, decision, value, done, terminated)
 
     def earns(self, agent: str, seed: int) -> bool:
-        """Whether a prover takes part in the payment of an episode of this seed."""
+        """Tell whether a prover takes part in the payment of an episode of this seed."""
         return True
 
     def verdict(self, round_: int, y: int, turns: Sequence[Turn], agent: str) -> float | None:
@@ -291,7 +291,7 @@ class Protocol:
         return common.verifier_no_guess_reward if active else 0.0
 
     def decision_reward(self, value: float, y: int) -> float:
-        """What a decision of this value in [-1, 1] earns the verifier.
+        """Return what a decision of this value in [-1, 1] earns the verifier.
 
         Linear between the penalty for being quite wrong, the reward for neither, and the reward
         for being quite right.

@@ -45,9 +45,9 @@ def token_similarity(a: Sequence[TokenChoice], b: Sequence[TokenChoice]) -> floa
     if not a and not b:
         return 1.0
     overlap = 0.0
-    for one, other in zip(a, b, strict=False):
-        overlap += _overlap(_probabilities(one), _probabilities(other))
-        if one.token != other.token:
+    for first, second in zip(a, b, strict=False):
+        overlap += _overlap(_probabilities(first), _probabilities(second))
+        if first.token != second.token:
             break
     return min(overlap / max(len(a), len(b)), 1.0)
 
@@ -94,10 +94,10 @@ def _value(move: Move) -> float:
 
 def _without_label(a: str, b: str) -> tuple[str, str]:
     """Both without what they begin with up to a colon, if that is the same but for its markup."""
-    mine, theirs = _LABEL.match(a), _LABEL.match(b)
-    if mine is None or theirs is None or _plain(mine[0]) != _plain(theirs[0]):
+    first, second = _LABEL.match(a), _LABEL.match(b)
+    if first is None or second is None or _plain(first[0]) != _plain(second[0]):
         return a, b
-    return a[mine.end() :], b[theirs.end() :]
+    return a[first.end() :], b[second.end() :]
 
 
 def _plain(label: str) -> str:

@@ -98,15 +98,15 @@ class ZeroKnowledgeProtocol(Protocol):
 
     def active(self, round_: int, seed: int) -> Mapping[str, tuple[str, ...]]:
         """As in the wrapped protocol, each in the conversations that it takes part in."""
-        found: dict[str, tuple[str, ...]] = {}
+        writers: dict[str, tuple[str, ...]] = {}
         base = self.base.active(round_, seed)
         for agent, channels in base.items():
             kinds = ("standard",) if agent == "verifier" else self._conversations(seed)
-            found[agent] = tuple(f"{c}_{kind}" for kind in kinds for c in channels)
+            writers[agent] = tuple(f"{c}_{kind}" for kind in kinds for c in channels)
         for extra in EXTRA_AGENTS:
             if "verifier" in base:
-                found[extra] = tuple(f"{c}_{_KIND_OF[extra]}" for c in base["verifier"])
-        return found
+                writers[extra] = tuple(f"{c}_{_KIND_OF[extra]}" for c in base["verifier"])
+        return writers
 
     def movers(
         self, round_: int, seed: int, turns: Sequence[Turn]
@@ -214,7 +214,7 @@ class ZeroKnowledgeProtocol(Protocol):
             )
 
     def reward_mid_point(self, agent: str) -> float:
-        """That of the wrapped protocol; 0 for the two agents that it does not have."""
+        """Return that of the wrapped protocol; 0 for the two agents that it does not have."""
         return 0.0 if agent in EXTRA_AGENTS else self.base.reward_mid_point(agent)
 
     def max_reward(self, agent: str) -> float:

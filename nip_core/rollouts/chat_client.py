@@ -197,15 +197,15 @@ def _read_answers(raw: bytes, asked: str, attempt: int, latency_s: float) -> lis
             raise _MalformedAnswer("malformed answer (no choices)")
         completion_tokens = int(usage.get("completion_tokens") or 0)
         # Only their sum is counted, so what can't be split evenly is the first one's.
-        each = completion_tokens // len(choices)
-        first = completion_tokens - each * (len(choices) - 1)
+        share = completion_tokens // len(choices)
+        first = completion_tokens - share * (len(choices) - 1)
         return [
             ChatAnswer(
                 text=_text_of(choice),
                 finish_reason=str(choice.get("finish_reason") or "unknown"),
                 model=served,
                 prompt_tokens=int(usage.get("prompt_tokens") or 0),
-                completion_tokens=each if number else first,
+                completion_tokens=share if number else first,
                 transport_retries=attempt,
                 latency_s=latency_s,
                 tokens=_tokens(choice.get("logprobs")),
@@ -257,10 +257,10 @@ def _error_of(raw: bytes) -> Mapping[str, Any]:
 def _error_message(raw: bytes, api_key: str) -> str:
     """What the server says, without the key. Cut only then: half a key is no longer found."""
     error = _error_of(raw)
-    said, param = str(error.get("message")), error.get("param")
-    if isinstance(param, str) and param not in said:
-        said = f"{param}: {said}"
-    return redact(said, api_key)[: 200 if "is_page" in error else 1000]
+    message, param = str(error.get("message")), error.get("param")
+    if isinstance(param, str) and param not in message:
+        message = f"{param}: {message}"
+    return redact(message, api_key)[: 200 if "is_page" in error else 1000]
 
 
 def _refuse(status: int, raw: bytes, base_url: str, reason: str) -> None:

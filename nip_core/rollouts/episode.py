@@ -291,8 +291,8 @@ class EpisodeState:
                 async with self._call(self.spec, agent, 0, len(children)) as call:
                     # 2. Make those durable that came and were missing, before anybody goes on.
                     came = [i for i in missing if i < len(call.answers)]
-                    kept = await gather_or_cancel(self._keep(call, i, children[i], 0) for i in came)
-                for i, answer in zip(came, kept, strict=True):
+                    done = await gather_or_cancel(self._keep(call, i, children[i], 0) for i in came)
+                for i, answer in zip(came, done, strict=True):
                     results[i] = answer
             except ContextLengthError as error:
                 results = [error] * len(children)
@@ -380,7 +380,7 @@ class EpisodeState:
 
 
 def _facts(spec: EpisodeSpec, protocol: str) -> Row:
-    """What the row of an episode says before it is played."""
+    """Return what the row of an episode says before it is played."""
     problem = spec.problem
     return {
         "key": spec.key,

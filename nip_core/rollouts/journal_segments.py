@@ -60,15 +60,15 @@ class SegmentJournal(GroupCommits):
 
         Raises CorruptionError naming a segment that is damaged or missing.
         """
-        found = sorted(_numbers(self._path, name) for name in self._store.list(self._path))
-        newest = max((epoch for epoch, _ in found), default=self._epoch)
+        segments = sorted(_numbers(self._path, name) for name in self._store.list(self._path))
+        newest = max((epoch for epoch, _ in segments), default=self._epoch)
         if newest > self._epoch:
             raise StoreError(
                 f"{self.name}: written by a later runner (epoch {newest}, this is {self._epoch}); "
                 "if the run's lease.json was deleted, delete this journal too"
             )
         records: list[dict[str, Any]] = []
-        numbers = [number for epoch, number in found if epoch == newest]
+        numbers = [number for epoch, number in segments if epoch == newest]
         for expected, number in enumerate(numbers, 1):
             if number != expected:
                 raise CorruptionError(
@@ -82,7 +82,7 @@ class SegmentJournal(GroupCommits):
             self._next = 1
             if records:
                 self._write([encode_line(record) for record in records])
-            for epoch, number in found:
+            for epoch, number in segments:
                 self._store.delete(self._segment(epoch, number))
         self._is_replayed = True
         return records

@@ -120,17 +120,17 @@ async def ask(
     assert player.endpoint is not None  # only random agents play without a model
     limit = game.parameters.max_tokens(player.agent)
     body = request_body(player.model, player.parameters, chat, seed, limit, n)
-    wanted = game.top_logprobs(player.agent)
-    if wanted:
-        body |= {"logprobs": True, "top_logprobs": wanted}
+    top_logprobs = game.top_logprobs(player.agent)
+    if top_logprobs:
+        body |= {"logprobs": True, "top_logprobs": top_logprobs}
     if player.record_tokens:
         # Training takes the answers for samples of the model's own distribution, so nothing may
         # change it, and a server's defaults may. Other settings that could (top_k, min_p) aren't
         # sent: an lm_server has none by default, and not every engine of it takes them.
         body |= {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0}
-        body |= {"return_token_ids": True, "logprobs": bool(wanted) or player.record_logprobs}
+        body |= {"return_token_ids": True, "logprobs": bool(top_logprobs) or player.record_logprobs}
     async with client.answers(player.endpoint, body) as answers:
-        if wanted and any(answer.tokens is None for answer in answers[:n]):
+        if top_logprobs and any(answer.tokens is None for answer in answers[:n]):
             raise StageError(
                 f"{player.endpoint.base_url}: model {player.model} gives no log-probabilities; set "
                 "zk_protocol.similarity: text or use an engine that does"

@@ -60,10 +60,10 @@ def parquet_table(
     """
     try:
         file = pq.ParquetFile(io.BytesIO(data))
-        found = file.schema_arrow
+        written = file.schema_arrow
     except (pa.ArrowException, OSError) as error:
         raise _damaged(name, error) from error
-    is_current = check_version(found, schema, name)
+    is_current = check_version(written, schema, name)
     try:
         # Of another version everything is read: what it lacks shows in the whole.
         table = file.read(columns=columns if is_current else None)
@@ -81,7 +81,7 @@ def _damaged(name: str, error: Exception) -> CorruptionError:
 
 
 def check_version(found: pa.Schema, schema: pa.Schema, name: str) -> bool:
-    """Whether a file whose schema was `found` has the current version of `schema`.
+    """Tell whether a file whose schema was `found` has the current version of `schema`.
 
     Raises CorruptionError if it has another schema, StoreError if it has a version that is not
     known. `name` is for errors.

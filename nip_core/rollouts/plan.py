@@ -76,7 +76,7 @@ def plan_episodes(
 
 
 def group_size(parameters: HyperParameters, split: str) -> int:
-    """How many episodes of a problem are compared with each other; 1 where none are.
+    """Tell how many episodes of a problem are compared with each other; 1 where none are.
 
     Samples 0 to n - 1 of a problem are its first group, n to 2 n - 1 the second, and so on.
     """

@@ -134,7 +134,7 @@ def commit_shard(
 
 
 def shard_is_committed(store: Store, directory: str, shard: str) -> bool:
-    """Whether the shard has its manifest."""
+    """Tell whether the shard has its manifest."""
     return is_committed(store, directory, shard_manifest(shard))
 
 
@@ -348,7 +348,7 @@ def _positions(rows: Sequence[Row], kind: str) -> dict[str, int]:
 
 
 def _depth(row: Row, by_key: Mapping[str, Row], depths: dict[str, int]) -> int:
-    """How many messages come before `row` in its episode."""
+    """Tell how many messages come before `row` in its episode."""
     chain = []
     key = row["key"]
     while key is not None and key in by_key and key not in depths:

@@ -99,12 +99,12 @@ class Branching:
 
 
 def nodes_by_round(shape: Sequence[int]) -> tuple[int, ...]:
-    """How many nodes each round makes, from how many children each node has by round."""
-    nodes, found = 1, []
+    """Tell how many nodes each round makes, from how many children each node has by round."""
+    nodes, counts = 1, []
     for children in shape:
         nodes *= children
-        found.append(nodes)
-    return tuple(found)
+        counts.append(nodes)
+    return tuple(counts)
 
 
 def _total(shape: Sequence[int]) -> int:
@@ -133,12 +133,12 @@ TREE_COLUMNS = ("run", "split", "iteration", "problem", "sample")
 
 
 def tree_of(episode: Row) -> tuple[Any, ...]:
-    """Which tree an episode is in; one without branches is alone in its own."""
+    """Tell which tree an episode is in; one without branches is alone in its own."""
     return tuple(episode[column] for column in TREE_COLUMNS)
 
 
 def tree_order(episode: Row) -> Path:
-    """Where an episode stands among those of its tree."""
+    """Tell where an episode stands among those of its tree."""
     return steps(episode["branch_path"])
 
 
@@ -150,12 +150,12 @@ def generations_by_episode(episodes: Iterable[Row], generations: Iterable[R]) ->
     Generations of other episodes are left out. The rows of an episode have the order in which they
     were given; in a tree they go by round first.
     """
-    found: dict[str, list[R]] = {}
+    rows: dict[str, list[R]] = {}
     trees: dict[str, tuple[Any, ...]] = {}
     leaves: dict[str, str] = {}
     for episode in episodes:
         key = episode["key"]
-        found[key] = []
+        rows[key] = []
         if episode["branch_path"]:
             trees[key] = tree_of(episode)
             leaves[key] = episode["branch_path"]
@@ -164,12 +164,12 @@ def generations_by_episode(episodes: Iterable[Row], generations: Iterable[R]) ->
         key = row["episode"]
         if key in trees:
             at_node[trees[key], row["branch_path"]].append(row)
-        elif key in found:
-            found[key].append(row)
+        elif key in rows:
+            rows[key].append(row)
     for key, path in leaves.items():
         for node in ancestors(path):
-            found[key] += at_node.get((trees[key], node), ())
-    return found
+            rows[key] += at_node.get((trees[key], node), ())
+    return rows
 
 
 def for_each_episode(episodes: pa.Table, generations: pa.Table) -> pa.Table:
@@ -197,11 +197,11 @@ def for_each_episode(episodes: pa.Table, generations: pa.Table) -> pa.Table:
 
 def children_of(leaves: Iterable[Path]) -> dict[Path, list[Path]]:
     """By inner node its children in order; the root is ()."""
-    found: dict[Path, set[Path]] = defaultdict(set)
+    below: dict[Path, set[Path]] = defaultdict(set)
     for leaf in leaves:
         for length in range(1, len(leaf) + 1):
-            found[leaf[: length - 1]].add(leaf[:length])
-    return {node: sorted(children) for node, children in found.items()}
+            below[leaf[: length - 1]].add(leaf[:length])
+    return {node: sorted(children) for node, children in below.items()}
 
 
 def leaf_weights(leaves: Iterable[Path]) -> dict[Path, float]:

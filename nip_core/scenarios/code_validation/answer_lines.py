@@ -137,7 +137,7 @@ def _fence(line: str) -> str | None:
 
 
 def begins_question(line: str) -> bool:
-    """Whether a plain line begins with "Question:"."""
+    """Tell whether a plain line begins with "Question:"."""
     return _QUESTION.match(line) is not None
 
 

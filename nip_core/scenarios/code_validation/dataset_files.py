@@ -122,7 +122,7 @@ def _read_directory(directory: Path) -> Mapping[str, Table]:
         return {name: _read_saved(directory / name) for name in names}
     if (directory / "state.json").is_file():
         return {"": _read_saved(directory)}
-    found: dict[str, Table] = {}
+    tables: dict[str, Table] = {}
     for split in SPLITS:
         files = [directory / (split + suffix) for suffix in _SUFFIXES]
         files = [path for path in files if path.is_file()]
@@ -132,13 +132,13 @@ def _read_directory(directory: Path) -> Mapping[str, Table]:
         if not files:
             files = sorted(shards)
         if files:
-            found[split] = _joined([_read_file(path) for path in files], str(directory))
-    if not found:
+            tables[split] = _joined([_read_file(path) for path in files], str(directory))
+    if not tables:
         raise DatasetError(
             f"{directory}: holds no dataset; expected train, validation and test with one of the "
             f"endings {', '.join(_SUFFIXES)}, or what save_to_disk writes"
         )
-    return found
+    return tables
 
 
 def _joined(tables: Sequence[Table], name: str) -> Table:

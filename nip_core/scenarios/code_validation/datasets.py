@@ -86,10 +86,10 @@ def load_problems(
             continue
         problems.extend(_problems_of(row, row_name))
     _check_unique(problems)
-    kept = _reduced([p for p, _ in problems], max_size, shuffle_seed, make_balanced)
-    if not kept:
+    selected = _reduced([p for p, _ in problems], max_size, shuffle_seed, make_balanced)
+    if not selected:
         raise DatasetError(_why_empty(dataset, split, [p for p, _ in problems], difficulty))
-    return kept
+    return selected
 
 
 def check_splits(problems_by_split: Mapping[str, Sequence[Problem]]) -> None:
@@ -117,9 +117,9 @@ def _rows_of_split(
     """The rows of `split` with their names; derives splits that the source doesn't have."""
     whole = tables.get("")
     if whole is not None:
-        own = "split" in whole.columns
+        has_split = "split" in whole.columns
         for row, name in _rows(whole):
-            if (row.get("split") if own else _split_of(row, name)) == split:
+            if (row.get("split") if has_split else _split_of(row, name)) == split:
                 yield row, name
         return
     derived = "validation" not in tables and {"train", "test"} <= set(tables)
@@ -138,8 +138,8 @@ def _rows_of_split(
 
 
 def _rows(table: Table) -> Iterator[tuple[Mapping[str, Any], str]]:
-    for wanted in (_NESTED, _REQUIRED):
-        if table.columns.issuperset(wanted):
+    for columns in (_NESTED, _REQUIRED):
+        if table.columns.issuperset(columns):
             yield from zip(table.rows, table.row_names, strict=True)
             return
     if not table.rows:
@@ -241,13 +241,13 @@ def _nested(row: Mapping[str, Any], column: str, name: str) -> dict[str, Any]:
         entries = value
     else:
         raise DatasetError(f"{name}: {column} must be a list of structs (got {value!r:.80})")
-    found: dict[str, Any] = {}
+    solutions: dict[str, Any] = {}
     for place, entry in enumerate(entries):
         if not isinstance(entry, dict):
             raise DatasetError(f"{name}: {column}[{place}] must be a struct (got {entry!r:.80})")
         text = _text(entry, "solution", f"{name}: {column}[{place}]")
-        found.setdefault(text, entry.get("original_solution_number"))
-    return found
+        solutions.setdefault(text, entry.get("original_solution_number"))
+    return solutions
 
 
 def _check_unique(problems: Sequence[tuple[Problem, str]]) -> None:
@@ -275,8 +275,8 @@ def _reduced(
         ranked = [p for group in by_label for p in group[:size]] if size or not ranked else ranked
         if size == 0 and len({p.y for p in problems}) < 2:
             return []
-    kept = {p.id for p in ranked[:max_size]}
-    return [p for p in problems if p.id in kept]
+    selected = {p.id for p in ranked[:max_size]}
+    return [p for p in problems if p.id in selected]
 
 
 def _why_empty(

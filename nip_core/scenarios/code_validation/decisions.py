@@ -88,14 +88,14 @@ def plain(line: str) -> str:
 
 
 def _as_label(tag: re.Match[str]) -> str:
-    rest = tag["clause"] or ""
+    clause = tag["clause"] or ""
     if tag["end"]:
-        return rest if rest[:1].isspace() and rest[-1].islower() else f".{rest}"
-    return f"{tag['label']}: {rest}"
+        return clause if clause[:1].isspace() and clause[-1].islower() else f".{clause}"
+    return f"{tag['label']}: {clause}"
 
 
 def is_blank(text: str) -> bool:
-    """Whether there is nothing in a simplified text but spaces and markup."""
+    """Tell whether there is nothing in a simplified text but spaces and markup."""
     return not text.strip(" \t\r\n\v\f\0\xa0\u3000*_`#~-={}[]()\"'>$\\")
 
 
@@ -232,14 +232,14 @@ class VerdictReader:
         self._object = any_case(r"(?!)" if scale.is_numeric else worded_object)
 
     def begins(self, text: str) -> bool:
-        """Whether the text begins with an answer, be it a negated one."""
+        """Tell whether the text begins with an answer, be it a negated one."""
         text = text.lstrip(_OPENING)
         if self._start.match(text):
             return True
         return self._is_negated(_WORD.findall(text[:80].lower())[: 2 + _NEGATION_REACH])
 
     def behind(self, text: str) -> str | None:
-        """What follows the answer with which the text begins; None: it begins with none."""
+        """Return what follows the answer with which the text begins; None: it begins with none."""
         text = text.lstrip(_OPENING)
         start = self._start.match(text)
         return None if start is None else text[start.end() :]
@@ -254,9 +254,9 @@ class VerdictReader:
         return None if end is None else end.start("answer")
 
     def is_exactly(self, text: str) -> bool:
-        """Whether the text is an answer and nothing else, marks aside."""
-        rest = self.behind(text)
-        return rest is not None and not rest.strip(_CLOSING + ".,;!")
+        """Tell whether the text is an answer and nothing else, marks aside."""
+        behind = self.behind(text)
+        return behind is not None and not behind.strip(_CLOSING + ".,;!")
 
     def read(self, text: str) -> str:
         """The answer with which the text begins.
@@ -287,24 +287,24 @@ class VerdictReader:
             return None
 
     def is_about_solution(self, text: str) -> bool:
-        """Whether a sentence says what becomes of the solution, in whichever words."""
+        """Tell whether a sentence says what becomes of the solution, in whichever words."""
         if not self.accepts:
             return False
-        own = self._own.match(text)
-        if own is None:
+        clause = self._own.match(text)
+        if clause is None:
             return _BECOMES.match(text) is not None
-        tail = text[own.end() :].lstrip(_CLOSING).removeprefix("that ")
+        tail = text[clause.end() :].lstrip(_CLOSING).removeprefix("that ")
         return _ABOUT_SOLUTION.match(tail) is not None
 
     def declared(self, text: str) -> Declaration | None:
-        """What a sentence like "I reject the solution." declares.
+        """Return what a sentence like "I reject the solution." declares.
 
         None for other sentences, and where more follows.
         """
-        own = self._own.match(text)
-        if own is None:
+        clause = self._own.match(text)
+        if clause is None:
             return None
-        tail = text[own.end() :].lstrip(_CLOSING)
+        tail = text[clause.end() :].lstrip(_CLOSING)
         about = self._object.match(tail)
         if about is not None:
             tail = tail[about.end() :]
@@ -313,7 +313,7 @@ class VerdictReader:
         if tail.strip(_CLOSING + ".,;!"):
             return None
         has_object = about is not None and about[0].lower() != "it"
-        return Declaration(self._canonical(own["answer"]), has_object)
+        return Declaration(self._canonical(clause["answer"]), has_object)
 
     def is_retracted(self, answer: str, later: str) -> bool:
         """Whether the simplified lines after a decision begin by taking it back, or deny it."""
@@ -341,14 +341,14 @@ class VerdictReader:
         return False
 
     def _is_contradicted(self, answer: str, text: str) -> bool:
-        """Whether the text behind a verdict judges the solution otherwise."""
+        """Tell whether the text behind a verdict judges the solution otherwise."""
         is_wrong = [match["bad"] is not None for match in _JUDGED.finditer(text)]
         if answer == "accept":
             return any(is_wrong) or _WRONG.match(text) is not None
         return answer == "reject" and not all(is_wrong)
 
     def _is_negated(self, words: Sequence[str], answer: str | None = None) -> bool:
-        """Whether a negation stands shortly before the answer, or before any."""
+        """Tell whether a negation stands shortly before the answer, or before any."""
         stems = self.stems if answer is None else (_stem(answer),)
         since = _NEGATION_REACH + 1
         for word in words:
@@ -374,7 +374,7 @@ class VerdictReader:
         return next(a for a in self._scale.values if a.replace(" ", "") == letters)
 
     def _problem(self, answer: str, rest: str) -> str | None:
-        """What in the rest of the line forbids to take the answer, if anything."""
+        """Return what in the rest of the line forbids to take the answer, if anything."""
         # 1. What may stand nowhere behind it.
         anywhere = (
             ("a question mark", _ASKED.match(rest)),
@@ -411,13 +411,15 @@ class VerdictReader:
             return _OTHER_NUMBER.search(rest) is not None
         if not self.accepts and _DEGREES.search(rest):
             return True
-        others = [m for m in self._mention.finditer(rest) if self._canonical(m["answer"]) != answer]
-        if self.accepts and "?" not in rest:
-            # What denies the other one says the same again.
-            others = [
-                m for m in others if not _DENIED.search(rest[max(0, m.start() - 40) : m.start()])
-            ]
-        return bool(others)
+        # What denies the other one says the same again.
+        may_deny = self.accepts and "?" not in rest
+        return any(
+            self._canonical(mention["answer"]) != answer
+            and not (
+                may_deny and _DENIED.search(rest[max(0, mention.start() - 40) : mention.start()])
+            )
+            for mention in self._mention.finditer(rest)
+        )
 
 
 def _stem(answer: str) -> str:

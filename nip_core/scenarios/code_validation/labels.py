@@ -115,7 +115,7 @@ class Answer:
     def __init__(
         self, lines: AnswerLines, reader: VerdictReader, begin: int, starts: Mapping[int, Start]
     ):
-        """What stands before `begin` is reasoning; at `starts` parts for others begin."""
+        """Take what stands before `begin` for reasoning; at `starts` parts for others begin."""
         self.lines, self.reader, self.begin, self.starts = lines, reader, begin, starts
         self.whole = "\n".join(lines.raw[begin:]).strip()
         self.filled = [i for i in lines.filled if i >= begin]
@@ -127,7 +127,7 @@ class Answer:
         return [(i, line) for i, line in self.lines.free_with(*words) if i >= self.begin]
 
     def consists_of(self, *lines: int) -> bool:
-        """Whether it begins and ends with some of these lines, and so is nothing else."""
+        """Tell whether it begins and ends with some of these lines, and so is nothing else."""
         return {*self.filled[:1], *self.filled[-1:]} <= {*lines}
 
 

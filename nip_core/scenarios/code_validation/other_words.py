@@ -173,16 +173,16 @@ def _within_line(line: str, word: re.Match[str], reader: VerdictReader) -> Claim
         if start is None or start.end("label") != word.end():
             continue
         before = line[max(0, begin - _LOOKED_AT) : begin]
-        rest = line[start.end() :][:_LONGEST].strip()
+        verdict = line[start.end() :][:_LONGEST].strip()
         if _is_open(before):
             return None  # in quotation marks
-        is_number = reader.is_numeric and not reader.is_exactly(rest)
-        if not reader.begins(rest) or (is_number and not is_strong):
+        is_number = reader.is_numeric and not reader.is_exactly(verdict)
+        if not reader.begins(verdict) or (is_number and not is_strong):
             break
         edge = _EDGE.search(before)
         mark = "" if edge is None or _NOT_SAID.search(before) else edge["sure"]
         is_sure = mark and (mark in ".!;" or _NEGATION.search(before) is None)
-        return Claim(0, 0, reader.read_if_clear(rest) if is_sure else None, rest)
+        return Claim(0, 0, reader.read_if_clear(verdict) if is_sure else None, verdict)
     # 2. Otherwise it is a claim only right before a verdict at the end of the line.
     before = line[max(0, word.start() - _LOOKED_AT) : word.start()]
     separated = _SEPARATED.match(line, word.end())
@@ -190,12 +190,12 @@ def _within_line(line: str, word: re.Match[str], reader: VerdictReader) -> Claim
         return None
     if not is_strong and not _MY.search(before) and not re.search(r"[:|→>-]", separated[0]):
         return None  # "in this state the result is accept"
-    rest = line[separated.end() :][:_LONGEST].strip(" |")
-    return Claim(0, 0, None, rest) if reader.is_exactly(rest) else None
+    verdict = line[separated.end() :][:_LONGEST].strip(" |")
+    return Claim(0, 0, None, verdict) if reader.is_exactly(verdict) else None
 
 
 def _beginnings(line: str, label: int) -> Iterator[int]:
-    """Where in the line the sentence with a label may begin: behind marks before it."""
+    """Tell where in the line the sentence with a label may begin: behind marks before it."""
     near = max(0, label - 60)
     for mark in re.finditer(r"[.!;)>→?:,|\"*_] ?|(?<= )- ", line[near:label]):
         begin = near + mark.end()
@@ -204,7 +204,7 @@ def _beginnings(line: str, label: int) -> Iterator[int]:
 
 
 def _is_open(before: str) -> bool:
-    """Whether a quotation is open at the end of the text."""
+    """Tell whether a quotation is open at the end of the text."""
     if "<!" in before:
         return True
     marks = _APOSTROPHE.sub("", before)
@@ -246,10 +246,10 @@ def _bare(answer: Answer) -> Iterator[Claim]:
 
 def _stands_alone(reader: VerdictReader, text: str) -> bool:
     """Whether a line begins with a verdict that is no word of a sentence, or with its negation."""
-    rest = reader.behind(text)
-    if rest is None:
+    behind = reader.behind(text)
+    if behind is None:
         return reader.begins(text) and len(text.split()) < 4
-    return not re.match(r"[-']?\w|[ *_]+(?!or\b)\w", rest)
+    return not re.match(r"[-']?\w|[ *_]+(?!or\b)\w", behind)
 
 
 def _declared(answer: Answer) -> Iterator[Claim]:
@@ -288,9 +288,9 @@ def _in_last_fence(answer: Answer) -> Iterator[Claim]:
         is_all = answer.consists_of(last) and not lines.read[last].startswith(">")
         line = "" if is_all else plain(lines.read[last]).lstrip("> ")
         start = _IN_LINE.match(line)
-        rest = line if start is None else line[start.end() :]
+        verdict = line if start is None else line[start.end() :]
         is_apart = not lines.free[last] or (start is not None and line[:1] in set("\"'`([{"))
-        if is_apart and reader.is_exactly(rest):
+        if is_apart and reader.is_exactly(verdict):
             yield Claim(last, last)
     whole = answer.whole.rstrip("`~ \n")
     if whole.endswith("}") and _LOOSE.search(whole, whole.rfind("\n{") + 1):
@@ -309,8 +309,8 @@ def _boxed_or_part(answer: Answer) -> Iterator[Claim]:
         part = _PART.match(line)
         if not reader.is_numeric and (i in answer.starts or part is not None):
             begin = part.end() if part else 0
-            rest = answer.starts[i].rest if i in answer.starts else plain(line[begin:])
-            if reader.is_exactly(rest):
+            message = answer.starts[i].rest if i in answer.starts else plain(line[begin:])
+            if reader.is_exactly(message):
                 yield Claim(i, i)
 
 
@@ -367,7 +367,7 @@ _ASKING = {"question", "questions", "message", "query"}
 
 
 def _in_json(answer: Answer) -> Iterator[Claim]:
-    """What an answer claims that is an object, or was meant to be one."""
+    """Yield what an answer claims that is an object, or was meant to be one."""
     reader, first, last = answer.reader, answer.begin, len(answer.lines.read) - 1
     try:
         pairs = list(_pairs(json.loads(answer.whole, object_pairs_hook=_Pairs)))
@@ -383,11 +383,11 @@ def _in_json(answer: Answer) -> Iterator[Claim]:
     )
     is_clear = False
     for key, value in pairs:
-        said = plain("" if value is None else str(value))
+        stated = plain("" if value is None else str(value))
         label = key.removeprefix("final").removesuffix("value")
-        if label not in WORDS or (asks and said.lower() in _OPEN):
+        if label not in WORDS or (asks and stated.lower() in _OPEN):
             continue
-        verdict = reader.read_if_clear(said) if reader.is_exactly(said) else None
+        verdict = reader.read_if_clear(stated) if reader.is_exactly(stated) else None
         if verdict is not None and not doubtful:
             is_clear = not reader.is_numeric or label in _NUMBERED
             taken_back = reader.is_retracted(verdict, "\n".join(texts))

@@ -100,7 +100,7 @@ def parse_response(text: str, form: AnswerForm) -> Move:
 
 
 def lacks_decision(move: Move, form: AnswerForm) -> bool:
-    """Whether a move is a message where only a decision would be of use.
+    """Tell whether a move is a message where only a decision would be of use.
 
     Then it is asked for again. After the last retry it stands, and the game ends without a verdict.
     """
@@ -108,7 +108,7 @@ def lacks_decision(move: Move, form: AnswerForm) -> bool:
 
 
 def _is_all_message(text: str, form: AnswerForm) -> bool:
-    """Whether the whole text is a message for the only channel, as it is in most answers.
+    """Tell whether the whole text is a message for the only channel, as it is in most answers.
 
     True only where what follows in `parse_response` would come to the same.
     """
@@ -222,7 +222,7 @@ def _clear_claims(answer: Answer, claimed: list[Claim], *, last_counts: bool) ->
 
 
 def _concludes_within(answer: Answer) -> bool:
-    """Whether a line ends with "Accept." or "I accept the solution.", and nothing asks."""
+    """Tell whether a line ends with "Accept." or "I accept the solution.", and nothing asks."""
     reader = answer.reader
     if not reader.accepts or _ASKING.search(answer.whole):
         return False
@@ -235,7 +235,7 @@ def _concludes_within(answer: Answer) -> bool:
 
 
 def _goes_on_asking(answer: Answer, claimed: list[Claim]) -> bool:
-    """Whether a question follows the last verdict."""
+    """Tell whether a question follows the last verdict."""
     lines = answer.lines
     last = max(claim.last for claim in claimed)
     later = (line for i, line in enumerate(lines.read) if i > last and lines.free[i])

@@ -36,7 +36,7 @@ _NUMBER_MEANINGS["out_of_100"] = _NUMBER_MEANINGS["out_of_10"]
 
 
 def decision_form(scale: DecisionScale, version: str) -> str:
-    """How a decision is written, with its lines, and what it means."""
+    """Tell how a decision is written, with its lines, and what it means."""
     lead = {
         "v1": "Write exactly one {line} and nothing else:",
         "v2": "Let the last line of your answer be exactly one {line}; only that line counts:",
@@ -125,52 +125,52 @@ def _has_sides(protocol: Protocol) -> bool:
 
 
 def prover_task(protocol: Protocol, agent: str, stance: int | None, version: str) -> str:
-    """What a prover is there for."""
-    wanted = verdict(protocol, agent, stance)
+    """Return what a prover is there for."""
+    aim = verdict(protocol, agent, stance)
     if protocol.common.shared_reward and not _has_sides(protocol):
         if version == "short":
             return "Say whether they match."
         return "Your task is to help it decide rightly."
     if version == "short":
-        return f"Say why to {wanted}."
+        return f"Say why to {aim}."
     if protocol.common.shared_reward:
         return (
-            f"Your task is to put forward what speaks for {wanted}ing the solution, truthfully, "
+            f"Your task is to put forward what speaks for {aim}ing the solution, truthfully, "
             "and so to help it decide rightly."
         )
-    return f"Your task is to convince it to {wanted} the solution, whether that is right or not."
+    return f"Your task is to convince it to {aim} the solution, whether that is right or not."
 
 
 def reminder(protocol: Protocol, agent: str, stance: int | None) -> str:
     """The task of a prover once more, as a supervisor says it."""
-    common, wanted = protocol.common, verdict(protocol, agent, stance)
+    common, aim = protocol.common, verdict(protocol, agent, stance)
     if common.shared_reward:
         if _has_sides(protocol):
-            return f"Put forward what speaks for {wanted}ing the solution."
+            return f"Put forward what speaks for {aim}ing the solution."
         return "Help the verifier to decide rightly."
     if common.randomize_prover_stance and stance is None:
         return "Argue for the verdict that your instructions name."
-    return f"Argue that the verifier should {wanted} the solution."
+    return f"Argue that the verifier should {aim} the solution."
 
 
 def other_aim(protocol: Protocol, agent: str, stance: int | None) -> str:
-    """What a prover is told about the aims of the other ones."""
-    others = [other for other in protocol.provers if other != agent]
+    """Return what a prover is told about the aims of the other ones."""
+    peers = [other for other in protocol.provers if other != agent]
     claims = [
-        _claim(protocol, other, stance, protocol.agents[other].human_name, "it") for other in others
+        _claim(protocol, peer, stance, protocol.agents[peer].human_name, "it") for peer in peers
     ]
     return f"{', and '.join(claims)}." if claims else ""
 
 
 def _claim(protocol: Protocol, agent: str, stance: int | None, name: str, whom: str) -> str:
-    wanted = verdict(protocol, agent, stance)
+    aim = verdict(protocol, agent, stance)
     if protocol.common.shared_reward:
-        return f"{name} puts forward what speaks for {wanted}ing the solution"
-    return f"{name} argues that {whom} should {wanted} the solution"
+        return f"{name} puts forward what speaks for {aim}ing the solution"
+    return f"{name} argues that {whom} should {aim} the solution"
 
 
 def expert_aim(protocol: Protocol, stance: int | None, version: str) -> str:
-    """What a verifier is told about the aims of the provers."""
+    """Return what a verifier is told about the aims of the provers."""
     verdicts = _verdicts(protocol, stance)
     if not verdicts:
         return ""
@@ -196,7 +196,7 @@ def expert_aim(protocol: Protocol, stance: int | None, version: str) -> str:
 
 
 def _sides(protocol: Protocol, stance: int | None) -> str:
-    """Who argues for which of the opposite verdicts, as far as the verifier may know it."""
+    """Tell who argues for which of the opposite verdicts, as far as the verifier may know it."""
     agents = protocol.provers
     names = [protocol.agents[agent].human_name for agent in agents]
     unknown = any(protocol.agents[agent].anonymous for agent in agents)
@@ -225,13 +225,13 @@ def _short_aim(protocol: Protocol, verdicts: Mapping[str, str]) -> str:
 
 
 def _right_is_rewarded(protocol: Protocol) -> bool:
-    """Whether every right decision pays the verifier more than nothing."""
+    """Tell whether every right decision pays the verifier more than nothing."""
     weakest = 0.0 if len(protocol.scale.values) == 2 else protocol.neither_reward
     return protocol.common.verifier_reward > 0 and at_least(weakest, 0.0)
 
 
 def verifier_reward(protocol: Protocol) -> str:
-    """What the verifier's decision earns it."""
+    """Return what the verifier's decision earns it."""
     common, middle = protocol.common, protocol.neither_reward
     right, wrong = common.verifier_reward, common.verifier_incorrect_penalty
     none = common.verifier_terminated_penalty
@@ -253,12 +253,12 @@ def verifier_reward(protocol: Protocol) -> str:
 
 
 def prover_reward(protocol: Protocol, agent: str, seed: int, stance: int | None) -> str:
-    """What the verdict earns a prover, and what it is fined for."""
+    """Return what the verdict earns a prover, and what it is fined for."""
     common = protocol.common
-    wanted = verdict(protocol, agent, stance)
-    decides = f"the verifier decides to {wanted}"
+    aim = verdict(protocol, agent, stance)
+    decides = f"the verifier decides to {aim}"
     if len(protocol.scale.values) > 2:
-        decides = f"the verifier's decision counts as {wanted}"
+        decides = f"the verifier's decision counts as {aim}"
     if common.shared_reward and _right_is_rewarded(protocol):
         text = "You are rewarded if the verifier's decision is right."
     elif common.shared_reward:
@@ -273,7 +273,7 @@ def prover_reward(protocol: Protocol, agent: str, seed: int, stance: int | None)
 
 
 def zero_knowledge_rewards(settings: ZkProtocolParameters) -> dict[str, str]:
-    """What the similarity of adversarial verifier and simulator earns everybody."""
+    """Return what the similarity of adversarial verifier and simulator earns everybody."""
     simulator = settings.simulator_reward_coefficient
     prover = simulator * settings.aux_prover_reward_coefficient
     alike = "The more alike your messages and those of the {} are, the"

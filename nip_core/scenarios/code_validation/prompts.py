@@ -70,10 +70,10 @@ class FilledPrompt:
         """`values` has all placeholders of the template but ``question`` and ``solution``."""
         self._parts: list[str] = [""]  # text, then name and text in turn
         text, at = template.template, 0
-        for found in template.pattern.finditer(text):
-            self._parts[-1] += text[at : found.start()]
-            at = found.end()
-            name = found["named"] or found["braced"]
+        for placeholder in template.pattern.finditer(text):
+            self._parts[-1] += text[at : placeholder.start()]
+            at = placeholder.end()
+            name = placeholder["named"] or placeholder["braced"]
             if name in _PROBLEM:
                 self._parts += [name, ""]
             else:
@@ -132,7 +132,7 @@ class SystemPrompts:
     def supervisor_message(
         self, agent: str, round_: int, seed: int, stance: int | None = None
     ) -> str:
-        """What the supervisor tells `agent` before its turn in `round_`.
+        """Return what the supervisor tells `agent` before its turn in `round_`.
 
         `stance` is the drawn one, if any; where it is not known, provers are told to keep to the
         verdict of their system prompt.
@@ -192,9 +192,9 @@ class SystemPrompts:
     def _path(self, agent: str) -> Path:
         if agent in EXTRA_AGENTS and self._base is not self._protocol:
             return _TEMPLATES / self._version / _ZERO_KNOWLEDGE / f"{agent}.txt"
-        own = self._base.template_directory
-        if own is not None:
-            return own / f"{agent}.txt"
+        directory = self._base.template_directory
+        if directory is not None:
+            return directory / f"{agent}.txt"
         other = _TEMPLATES / self._version / self._game_without_questions() / f"{agent}.txt"
         if not self._asks and other.exists():
             return other
@@ -208,7 +208,7 @@ class SystemPrompts:
         return ("solo_verifier", "adp", "one_message")[min(len(speakers), 2)]
 
     def _addition(self, agent: str, text: str) -> str:
-        """What follows a template that is not a custom one."""
+        """Return what follows a template that is not a custom one."""
         if self._base is not self._protocol and agent in self._base.provers:
             path = _TEMPLATES / self._version / _ZERO_KNOWLEDGE / "prover_addition.txt"
             gap = "\n" if self._version == "short" else "\n\n"
@@ -255,7 +255,7 @@ class SystemPrompts:
         return values
 
     def _earliest_decision(self, seed: int) -> str:
-        """That the first decisions do not count, where the settings are so."""
+        """Say that the first decisions do not count, where the settings are so."""
         before = self._protocol.turns_of("verifier", seed, self._protocol.min_message_rounds - 1)
         if before == 0:
             return ""
@@ -263,9 +263,9 @@ class SystemPrompts:
         return f"; a decision in your {turns} does not count"
 
     def _opening(self, agent: str, seed: int) -> str:
-        """What a prover is told that speaks before anybody has asked."""
-        own, verifier = self._first_turn(agent, seed), self._first_turn("verifier", seed)
-        if agent not in self._base.provers or own is None or own > (verifier or 0):
+        """Return what a prover is told that speaks before anybody has asked."""
+        first, verifier = self._first_turn(agent, seed), self._first_turn("verifier", seed)
+        if agent not in self._base.provers or first is None or first > (verifier or 0):
             return ""
         return " Before your first message nobody has asked yet: begin with what matters most."
 
@@ -314,8 +314,8 @@ def _read(path: Path, agent: str) -> str:
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        own = "; a protocol of your own names their folder in template_directory"
-        hint = own if _TEMPLATES in path.parents else ""
+        advice = "; a protocol of your own names their folder in template_directory"
+        hint = advice if _TEMPLATES in path.parents else ""
         raise SettingsError(f"{place} can't be read ({error}){hint}") from None
     template = string.Template(text)
     if not template.is_valid():
