@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from nip_lm_server import wire
 from nip_lm_server.errors import ApiError, not_found
 from nip_lm_server.jobs.events import JobEvents
-from nip_lm_server.jobs.settings import resolve
+from nip_lm_server.jobs.settings import Plan, resolve
 from nip_lm_server.state.database import UNFINISHED, Database, damaged, dump, load
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore, adapter_digest, adapter_name
@@ -78,6 +78,18 @@ class JobTable:
         # 3. From here on there is a job.
         id = "ftjob-" + secrets.token_hex(12)
         digest = adapter_digest(key or id, content_digest)
+        self._enter(id, key, payload_digest, digest, request, plan)
+        return self.retrieve(id), True
+
+    def _enter(
+        self,
+        id: str,
+        key: str | None,
+        payload_digest: str,
+        digest: str,
+        request: CreateJobRequest,
+        plan: Plan,
+    ) -> None:
         with self.database.transaction():
             seq = self.database.insert(
                 "jobs",
@@ -107,7 +119,6 @@ class JobTable:
                 self.events.add(id, plan.note, level="warn")
         facts = {"model": request.model, "method": plan.method}
         self.events.log(id, "created", key=key, **facts, settings=plan.settings.model_dump())
-        return self.retrieve(id), True
 
     def _with_file_contents(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """The payload with the SHA-256 of each file that is there in place of its id."""

@@ -45,48 +45,41 @@ def run(
     if trainer is None:
         _write_unchanged(prepared.unchanged, job, text, started_s)
         return
-    evaluate = trainer.eval_dataset is not None
     # 1. TRL takes bfloat16 for adapters over a quantized base; small updates would vanish in it.
-    for parameter in trained_parameters(trainer):
+    trained = [p for p in trainer.model.parameters() if p.requires_grad]
+    for parameter in trained:
         parameter.data = parameter.data.float()
     # 2. What listens: to SIGTERM and the clock for checkpoints, to every step for progress.
-    trainer.checkpoints_dir = job.checkpoints_dir
-    stopper = checkpoints.CheckpointCallback(settings.checkpoint_steps, agree=_agree(trainer))
-    stopper.listen()
-    trainer.add_callback(stopper)
-    trainer.add_callback(ProgressCallback(events))
-    trainer.remove_callback(PrinterCallback)
+    stopper = _listen(trainer, job, events)
     events.message(
         "effective arguments " + json.dumps(effective_arguments(trainer), sort_keys=True)
     )
     # 3. Train, from the newest checkpoint on.
     checkpoint = checkpoints.newest(job, events)
+    begin = None if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
     if checkpoint is not None:
-        events.message(f"continues from step {int(checkpoint.name.removeprefix('step-'))}")
+        events.message(f"continues from step {begin}")
     ready_s = time.monotonic()
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     train_s = time.monotonic() - ready_s
     if stopper.stopped_at is not None:
         raise TrainingStopped(stopper.stopped_at)
     # 4. What came of it.
-    validation = _validation(trainer) if evaluate else {}
     figures = {
         **_losses(trainer),
-        "validation_loss": None,
-        **validation,
+        **_validation(trainer, events),
         "steps": trainer.state.global_step,
         "tokens": settings.n_epochs * prepared.tokens_per_epoch,
         "startup_s": round(ready_s - started_s, 3),
         "train_s": round(train_s, 3),
-        "trainable_parameters": sum(p.numel() for p in trained_parameters(trainer)),
-        "continued_from_step": int(checkpoint.name.removeprefix("step-")) if checkpoint else None,
+        "trainable_parameters": sum(p.numel() for p in trained),
+        "continued_from_step": begin,
     }
-    if evaluate:
-        events.message(f"validation loss {validation['validation_loss']:.4f}")
-    if not all(math.isfinite(float(p.detach().sum())) for p in trained_parameters(trainer)):
+    if not all(math.isfinite(float(p.detach().sum())) for p in trained):
         raise TrainingError(
             "loss_not_finite", "the trained weights are not finite", "learning_rate"
         )
+    del trained, parameter  # or the device's memory is held by them
     # 5. One process writes; the trainer's memory is given back first, as writing loads a model.
     if trainer.args.should_save:
         _write_metrics(trainer, job)
@@ -98,6 +91,17 @@ def run(
         output.write_output(job, text, weights, figures)
     else:
         _free(trainer)
+
+
+def _listen(trainer: Any, job: TrainingJob, events: Events) -> checkpoints.CheckpointCallback:
+    trainer.checkpoints_dir = job.checkpoints_dir
+    steps = job.hyperparameters.checkpoint_steps
+    stopper = checkpoints.CheckpointCallback(steps, agree=_agree(trainer))
+    stopper.listen()
+    trainer.add_callback(stopper)
+    trainer.add_callback(ProgressCallback(events))
+    trainer.remove_callback(PrinterCallback)
+    return stopper
 
 
 def _write_unchanged(model: Any, job: TrainingJob, text: loading.Text, started_s: float) -> None:
@@ -116,11 +120,6 @@ def _write_unchanged(model: Any, job: TrainingJob, text: loading.Text, started_s
     weights = output.save_trained(job, model)
     figures["wall_s"] = round(time.monotonic() - started_s, 3)
     output.write_output(job, text, weights, figures)
-
-
-def trained_parameters(trainer: Any) -> list[Any]:
-    """The parameters that are trained."""
-    return [p for p in trainer.model.parameters() if p.requires_grad]
 
 
 def _write_metrics(trainer: Any, job: TrainingJob) -> None:
@@ -143,14 +142,17 @@ def _losses(trainer: Any) -> dict[str, float | None]:
     }
 
 
-def _validation(trainer: Any) -> dict[str, float]:
+def _validation(trainer: Any, events: Events) -> dict[str, float | None]:
     """Loss and the method's own figures on the validation file, named ``validation_...``."""
-    times = ("runtime", "samples_per_second", "steps_per_second", "num_tokens")
+    if trainer.eval_dataset is None:
+        return {"validation_loss": None}
+    left_out = ("runtime", "samples_per_second", "steps_per_second", "num_tokens", "epoch")
     figures = {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items()}
+    events.message(f"validation loss {figures['loss']:.4f}")
     return {
         f"validation_{name}": float(value)
         for name, value in figures.items()
-        if name not in (*times, "epoch")
+        if name not in left_out
     }
 
 
