@@ -1,6 +1,6 @@
 """Plays shards: many episodes at once over one client and one journal.
 
-play_episodes    many episodes, as many at a time as there are places
+play_episodes many episodes, as many at a time as there are places
 places_for    how many episodes at a time
 PlayedShard   what comes of it
 Failures      how many episodes of a stage may fail
