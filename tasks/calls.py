@@ -42,12 +42,11 @@ def _task(function: Callable[..., Any], name: str, run_name: str) -> Task[..., A
 
 async def _publish(
     session: Session, after: str, iterations_done: float, report: bool, samples: bool
-) -> str | None:
+) -> None:
     """Write the report, and the artifacts that show the run in Prefect's UI."""
-    location = publish(session, after, iterations_done, report, samples)
+    publish(session, after, iterations_done, report, samples)
     fraction_done = iterations_done / (session.parameters.rl.num_iterations + 1)
     await publish_artifacts(session, after, fraction_done, samples)
-    return location
 
 
 TASKS: dict[Callable[..., Any], Task[..., Any]] = {

@@ -69,7 +69,7 @@ async def dead_among(
     dead = [r for r in unmarked if await _silent_s(client, r) > silent_after_s]
     dead += await _without_owner(marked, watch_s)
     # 2. What ended or was started again while it was watched is left alone.
-    return [run for run in dead if await _is_unchanged(client, run)]
+    return [r for r in dead if (await client.read_flow_run(r.id)).state_id == r.state_id]
 
 
 def _current_mark(flow_run: FlowRun) -> Mark | None:
@@ -140,10 +140,6 @@ async def _silent_s(client: PrefectClient, flow_run: FlowRun) -> float:
     )
     heard += [event.occurred for event in events.events]
     return (now - max(heard)).total_seconds()
-
-
-async def _is_unchanged(client: PrefectClient, flow_run: FlowRun) -> bool:
-    return (await client.read_flow_run(flow_run.id)).state_id == flow_run.state_id
 
 
 async def bury(client: PrefectClient, flow_run: FlowRun) -> None:

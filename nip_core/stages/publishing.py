@@ -25,8 +25,8 @@ _SHOWN = 5
 
 def publish(
     session: Session, after: str, iterations_done: float, report: bool, samples: bool
-) -> str | None:
-    """Write the report of everything that is committed so far, where `report`; its place.
+) -> None:
+    """Write the report of everything that is committed so far, where `report`.
 
     It takes longer than the rest, which is for whoever shows more: `after` is the stage that was
     done last, `iterations_done` counts the last test as one, and with `samples` episodes were
@@ -36,7 +36,6 @@ def publish(
     if report:
         is_finished = iterations_done > session.parameters.rl.num_iterations
         write_report(session.run, "finished" if is_finished else "running")
-    return report_location(session.run)
 
 
 def state_of(run: RunStore, after: str) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from its own environment; that of the run's own server from the server's directo
 """
 
 import contextlib
-import os
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,9 +51,7 @@ def ticket_of(session: Session) -> Ticket:
 
 
 @contextlib.asynccontextmanager
-async def open_apart(
-    ticket: Ticket, environment: Mapping[str, str] = os.environ
-) -> AsyncIterator[Session]:
+async def open_apart(ticket: Ticket) -> AsyncIterator[Session]:
     """The run as its runner has it open, without the lease's renewal and without a server to mind.
 
     Raises StoreError if the run store can't be reached from here, LeaseError if the runner has
@@ -84,18 +81,16 @@ async def open_apart(
             lease=lease,
             problems=without(problems, left_out),
             left_out=left_out,
-            endpoints=_endpoints(parameters, ticket, environment),
+            endpoints=_endpoints(parameters, ticket),
             client=client,
             progress=progress,
             origin=Origin.of(ticket["origin"]).models,
         )
 
 
-def _endpoints(
-    parameters: HyperParameters, ticket: Ticket, environment: Mapping[str, str]
-) -> Mapping[str, Endpoints]:
+def _endpoints(parameters: HyperParameters, ticket: Ticket) -> Mapping[str, Endpoints]:
     """Those of other servers, and for the other groups the run's own."""
-    endpoints = dict(remote_endpoints(parameters, environment))
+    endpoints = dict(remote_endpoints(parameters))
     server = ticket["own_server"]
     if server is None:
         return endpoints

@@ -19,7 +19,7 @@ again is a new attempt, and so a new job with a model of its own.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -76,7 +76,6 @@ def rewind(
     stage: Stage,
     *,
     token: str,
-    now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> str | None:
     """Set aside what iteration `iteration` has from `stage` on, and all later iterations.
 
@@ -101,7 +100,7 @@ def rewind(
     number = max(numbers, default=0) + 1
     plan = {
         "format_version": FORMAT_VERSION,
-        "at": now().isoformat(timespec="milliseconds"),
+        "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "token": token,
         "iteration": iteration,
         "stage": stage,
