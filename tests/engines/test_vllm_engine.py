@@ -130,35 +130,50 @@ async def test_many_long_prompts_with_seeds_at_once_are_all_answered(engine):
     assert answers[:8] * 4 == answers and len(set(answers)) > 1
 
 
-async def test_a_stream_joins_to_the_whole_answer(engine):
-    settings = {
-        "max_tokens": 20, "seed": 5, "temperature": 1.0, "logprobs": True, "top_logprobs": 2,
-        "extra_body": IDS,
-    }  # fmt: skip
-    whole = await ask(engine, **settings)
-    options = {"include_usage": True, "continuous_usage_stats": True}
+@pytest.mark.parametrize("prompt", [None, "Is this right?"])
+async def test_a_stream_joins_to_the_whole_answer(engine, prompt):
     async with client_of(engine) as client:
-        stream = await client.chat.completions.create(
-            model="tiny", messages=list(MESSAGES), stream=True, stream_options=options, **settings
-        )
+        create = client.chat.completions.create if prompt is None else client.completions.create
+        asked = {"model": "tiny", "max_tokens": 20, "seed": 5, "extra_body": IDS}
+        if prompt is None:
+            asked |= {"messages": list(MESSAGES), "logprobs": True, "top_logprobs": 2}
+        else:
+            asked |= {"prompt": prompt, "logprobs": 2}
+        whole = await create(**asked)
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        stream = await create(**asked, stream=True, stream_options=options)
         chunks = [chunk async for chunk in stream]
     (choice,) = whole.choices
     pieces = [chunk.choices[0] for chunk in chunks if chunk.choices]
-    entries = [
-        entry for piece in pieces for entry in (piece.logprobs and piece.logprobs.content) or ()
-    ]
-    assert "".join(piece.delta.content or "" for piece in pieces) == choice.message.content
-    assert [
-        i for piece in pieces for i in getattr(piece, "token_ids", None) or []
-    ] == choice.token_ids
-    assert [e.token for e in entries] == [e.token for e in choice.logprobs.content]
-    assert [e.logprob for e in entries] == pytest.approx(
-        [e.logprob for e in choice.logprobs.content], abs=1e-4
-    )
+    text, tokens, logprobs = told([choice])
+    streamed_text, streamed_tokens, streamed_logprobs = told(pieces)
+    assert (streamed_text, streamed_tokens) == (text, tokens)
+    assert streamed_logprobs == pytest.approx(logprobs, abs=1e-4)
+    ids = [i for piece in pieces for i in getattr(piece, "token_ids", None) or []]
+    assert ids == choice.token_ids
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert pieces[-1].finish_reason == choice.finish_reason
     assert chunks[0].usage.prompt_tokens == whole.usage.prompt_tokens
-    assert chunks[0].prompt_token_ids == whole.prompt_token_ids
+    said_once = [whole, chunks[0]] if prompt is None else [choice, pieces[0]]
+    assert said_once[0].prompt_token_ids == said_once[1].prompt_token_ids
+
+
+def told(pieces) -> tuple[str, list[str], list[float]]:
+    """Text, tokens and log-probabilities of pieces of a choice, in the shape of either endpoint."""
+    text, tokens, logprobs = "", [], []
+    for piece in pieces:
+        if not hasattr(piece, "text"):
+            message = getattr(piece, "message", None) or piece.delta
+            text += message.content or ""
+            entries = (piece.logprobs and piece.logprobs.content) or ()
+            tokens += [entry.token for entry in entries]
+            logprobs += [entry.logprob for entry in entries]
+            continue
+        text += piece.text
+        if piece.logprobs is not None:
+            tokens += piece.logprobs.tokens
+            logprobs += piece.logprobs.token_logprobs
+    return text, tokens, logprobs
 
 
 async def test_wrong_requests_are_told_apart_from_a_broken_engine(engine):
