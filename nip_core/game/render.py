@@ -59,11 +59,13 @@ class Game:
         prompt = rules.system_prompt(agent, stance, seed)
         system = prompt.fill(situation.question, situation.solution)
         chat: list[ChatMessage] = [{"role": "system", "content": system}]
+        # 1. What was said, by round.
         by_round: dict[int, list[Turn]] = {}
         for turn in turns:
             by_round.setdefault(turn.round, []).append(turn)
         names = rules.names(seed)
         rounds = rules.rounds(agent, round_, stance, seed, by_round)
+        # 2. Round by round: what the agent is told, says itself, and reads.
         for r, seen in enumerate(rounds):
             if seen.told is not None:
                 chat.append({**seen.told})
@@ -82,6 +84,7 @@ class Game:
                         if name is not None:
                             message["name"] = name
                         chat.append(message)
+        # 3. In the form that its model takes.
         spoke = any(turn.agent == agent for turn in by_round.get(round_, ()))
         asked = rounds[-1].moves and not spoke
         return format_chat(chat, self._formats[agent], asked=asked)

@@ -49,12 +49,14 @@ def rewrites(source: str) -> list[Rewrite]:
             seen.add(text)
             variants.append(Rewrite(text, kinds))
 
+    # 1. Each kind alone.
     applicable = []
     for kind in REWRITES:
         text = apply(original, kind)
         if text != original:
             applicable.append(kind)
             keep(text, (kind,))
+    # 2. Those that apply, one on top of the other, from each of them on.
     for first in range(len(applicable)):
         text = original
         done: tuple[str, ...] = ()

@@ -132,6 +132,7 @@ def _worker(job: Job, header: dict[str, Any], isolation: guard.Isolation, files:
     """In the fork: never returns. `files` are stdin, stdout, stderr and the report pipe."""
     code = 255
     try:
+        # 1. Its own session, and its own four files at places that nothing else has.
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -144,6 +145,7 @@ def _worker(job: Job, header: dict[str, Any], isolation: guard.Isolation, files:
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
         sys.argv = ["program.py"]
         os.chdir(header["cwd"])
+        # 2. Limits first, then no privileges, then no way back.
         guard.set_limits(header["limits"], isolation)
         guard.drop_privileges(isolation)
         # The supervisor can't be looked into, and so could not this process: let it be counted.
@@ -309,9 +311,11 @@ def _supervise(job: Job, header: dict[str, Any], isolation: guard.Isolation) -> 
     """Run one job in a fork of its own and say how it ended, as a JSON-encodable dict."""
     limits = header["limits"]
     suite = "tests" in job
+    # 1. What the job reads from and writes to.
     pipes = _Pipes([limits["output_bytes"], limits["output_bytes"], _REPORT_BYTES])
     stdin = _stdin_file(job.get("stdin", ""))
     null = os.open(os.devnull, os.O_WRONLY)
+    # 2. Run it in a fork, until it ends or must.
     started = time.monotonic()
     pid = os.fork()
     if pid == 0:
@@ -325,6 +329,7 @@ def _supervise(job: Job, header: dict[str, Any], isolation: guard.Isolation) -> 
         os.kill(pid, signal.SIGKILL)
     if status is None:
         status = os.waitpid(pid, 0)[1]
+    # 3. Leave nothing of it: processes, output, files.
     _kill_everything(pid, isolation)
     pipes.drain()
     pipes.close()
@@ -332,6 +337,7 @@ def _supervise(job: Job, header: dict[str, Any], isolation: guard.Isolation) -> 
     code = os.waitstatus_to_exitcode(status)
     if not stopped and pipes.overflowed():
         stopped = "output_limit"
+    # 4. Say how it ended.
     messages = _reports(bytes(pipes.data[2]), len(job.get("tests", ())) + 1)
     if not stopped:
         if code == 254 or any("memory" in message for message in messages):
@@ -368,6 +374,7 @@ def _send(message: dict[str, Any]) -> None:
 
 def _serve(header: dict[str, Any], isolation: guard.Isolation) -> None:
     refuse = header["refuse"]
+    # 1. Prepare what every worker is held by.
     if "system_calls" not in refuse:
         isolation.program = filters.calls(
             guard.LIBC, network="network" in refuse, attributes=isolation.filesystem
@@ -376,6 +383,7 @@ def _serve(header: dict[str, Any], isolation: guard.Isolation) -> None:
     if "landlock" not in refuse:
         readable = [*guard.interpreter(), *(["/proc"] if isolation.own_proc else [])]
         isolation.ruleset = filters.paths(guard.LIBC, readable, [header["cwd"]])
+    # 2. See that an empty program runs under it.
     trial = _supervise({"code": ""}, header, isolation)
     if trial["status"] != "ok":
         raise SystemExit(f"an empty program does not run: {trial['status']}, {trial['stderr']}")
@@ -384,6 +392,7 @@ def _serve(header: dict[str, Any], isolation: guard.Isolation) -> None:
     _send({"isolation": isolation.as_dict(), **about})
     if lacking and not (separate and header["allow_without_namespaces"]):
         return
+    # 3. Jobs, one after the other.
     while (job := _receive()) is not None:
         result = _supervise(job, header, isolation)
         result["isolation"] = isolation.as_dict()

@@ -177,6 +177,7 @@ def isolate_mounts(isolation: Isolation, cwd: str, disk_mb: int) -> None:
     """Make everything read-only but a small tmpfs at `cwd`; hide homes, sockets and /proc."""
     if not isolation.mounts or not _mount(None, "/", None, _MS_REC_PRIVATE):
         return
+    # 1. A place in memory that will be the working directory.
     needed = interpreter()
     options = f"size={disk_mb}m,nr_inodes=4096,mode=0777".encode()
     _mount(b"tmpfs", cwd, b"tmpfs", _MS_NOSUID_NODEV, options)
@@ -191,12 +192,15 @@ def isolate_mounts(isolation: Isolation, cwd: str, disk_mb: int) -> None:
             _mask(path, visible, cwd)
         except OSError:
             return
+    # 2. The working directory again, which may have been hidden with what held it.
     os.makedirs(cwd, exist_ok=True)
     own_cwd = _mount(b"tmpfs", cwd, b"tmpfs", _MS_NOSUID_NODEV, options)
+    # 3. Only its own processes.
     isolation.own_proc = isolation.processes and _mount(
         b"proc", "/proc", b"proc", _MS_NOSUID_NODEV | 8
     )
     hidden = isolation.own_proc or _mount(b"tmpfs", "/proc", b"tmpfs", _MS_NOSUID_NODEV, b"size=4k")
+    # 4. Everything else read-only.
     isolation.filesystem = (
         own_cwd
         and hidden

@@ -246,10 +246,12 @@ class Protocol:
         valid answer in it. A verdict counts only from round ``min_message_rounds - 1`` on; an
         earlier one is not registered and the game goes on.
         """
+        # 1. Whether this round ends the episode.
         value = self.verdict(round_, y, turns, "verifier")
         decision = NO_DECISION if value is None else discrete(value)
         done = value is not None
         terminated = not done and self.is_last_round(round_)
+        # 2. The verifier is paid, then each prover for its own verdict or with it.
         verifier = self._verifier_reward(round_, seed, y, value, terminated)
         rewards = dict.fromkeys(self.agents, 0.0) | {"verifier": verifier}
         for agent in self.provers:

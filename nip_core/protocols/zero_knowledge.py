@@ -167,6 +167,7 @@ class ZeroKnowledgeProtocol(Protocol):
         silent: Collection[str] = (),
     ) -> RoundResult:
         """As in the wrapped protocol until the verifier has decided, and the similarity."""
+        # 1. The wrapped protocol pays until its verifier has decided; then only for silence.
         before = [turn for turn in turns if turn.round < round_]
         value = self._value(y, turns)
         rewards = dict.fromkeys(self.agents, 0.0)
@@ -178,12 +179,14 @@ class ZeroKnowledgeProtocol(Protocol):
             base = self.base.judge(round_, seed, y, stance, turns, silent)
             rewards |= base.rewards
             terminated = base.terminated
+        # 2. The simulator is paid for likeness, which the adversary loses and the provers share.
         similarity = self._similarity(round_, turns)
         paid = self._simulator_coefficient * similarity
         rewards[SIMULATOR] += paid
         rewards[ADVERSARY] -= paid
         for prover in self.provers:
             rewards[prover] += self._prover_coefficient * paid
+        # 3. The game is done when both verifiers are.
         both = self._has_decided(ADVERSARY, turns) or self.is_last_round(round_)
         done = value is not None and both
         decision = discrete(value) if done and value is not None else NO_DECISION

@@ -108,8 +108,10 @@ class GroupCommits:
         loop = asyncio.get_running_loop()
         try:
             while self._pending:
+                # 1. Wait for company.
                 wait_s = self._last_sync_s + self._sync_interval_s - self._clock()
                 await asyncio.sleep(max(0.0, wait_s))  # even 0 lets others join
+                # 2. Take all that waits; who comes later is in the next group.
                 lines, self._pending = self._pending, []
                 batch, self._batch = self._batch, None
                 assert batch is not None
@@ -122,6 +124,7 @@ class GroupCommits:
                     batch.set_exception(StoreError(f"{self.name}: not written: {error!r}"))
                     batch.exception()
                     raise
+                # 3. Answer everybody in the group.
                 if self._failed is None:
                     batch.set_result(None)
                 else:
@@ -172,12 +175,15 @@ class Journal(GroupCommits):
         Raises CorruptionError naming file and offset for damage that no crash explains.
         """
         try:
+            # 1. Read what survived.
             data = self.path.read_bytes()
             records, end = _parse(data, self.path)
+            # 2. A file that was only begun gets its header.
             if end < len(FILE_HEADER):
                 os.ftruncate(self._file, 0)
                 _write_all(self._file, FILE_HEADER, 0)
                 end = len(FILE_HEADER)
+            # 3. Cut off a torn end, durably, before anything is appended.
             os.ftruncate(self._file, end)
             os.fsync(self._file)
         except CorruptionError:

@@ -69,6 +69,7 @@ def build_tables(
     or timing that belongs to nothing.
     """
     generations, timings = list(generations), list(timings)
+    # 1. What the order of play follows from.
     position = _positions(episodes, "episodes")
     by_key = {row["key"]: row for row in generations}
     agents = {row["key"]: agent_order(row) for row in episodes}
@@ -86,6 +87,7 @@ def build_tables(
             row["attempt"],
         )
 
+    # 2. Generations by it, timings by them.
     generations.sort(key=order)
     generation_position = _positions(generations, "generations")
     for row in timings:

@@ -68,6 +68,7 @@ class Branching:
         Rounds are taken in an order that is drawn for each tree, as long as the nodes stay within
         `max_nodes`. A tree that is longer than that has one child everywhere.
         """
+        # 1. Draw the order in which rounds may branch.
         order = sorted(
             self._branching_rounds(spec.seed),
             key=lambda r: derive_seed(
@@ -80,6 +81,7 @@ class Branching:
                 r,
             ),
         )
+        # 2. Let each branch in turn, unless the tree gets too big by it.
         settings = self._parameters.pure_text_malt
         shape = [1] * self._protocol.max_message_rounds
         for round_ in order:
@@ -151,6 +153,7 @@ def generations_by_episode(episodes: Iterable[Row], generations: Iterable[R]) ->
     were given; in a tree they go by round first.
     """
     rows: dict[str, list[R]] = {}
+    # 1. Which tree each leaf is in.
     trees: dict[str, tuple[Any, ...]] = {}
     leaves: dict[str, str] = {}
     for episode in episodes:
@@ -159,6 +162,7 @@ def generations_by_episode(episodes: Iterable[Row], generations: Iterable[R]) ->
         if episode["branch_path"]:
             trees[key] = tree_of(episode)
             leaves[key] = episode["branch_path"]
+    # 2. Generations of plain episodes go to them, those of trees to their node.
     at_node: dict[tuple[tuple[Any, ...], str], list[R]] = defaultdict(list)
     for row in generations:
         key = row["episode"]
@@ -166,6 +170,7 @@ def generations_by_episode(episodes: Iterable[Row], generations: Iterable[R]) ->
             at_node[trees[key], row["branch_path"]].append(row)
         elif key in rows:
             rows[key].append(row)
+    # 3. A leaf has what stands at the nodes on its way.
     for key, path in leaves.items():
         for node in ancestors(path):
             rows[key] += at_node.get((trees[key], node), ())

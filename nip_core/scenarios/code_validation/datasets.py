@@ -77,6 +77,7 @@ def load_problems(
         raise DatasetError(f"unknown split {split!r}; expected one of {', '.join(SPLITS)}")
     if max_size is not None and max_size < 1:
         raise DatasetError(f"max_size must be at least 1 (got {max_size})")
+    # 1. Read the split and filter its rows.
     source = str(BUNDLED_DATA / dataset) if dataset in BUNDLED else dataset
     problems: list[tuple[Problem, str]] = []
     for row, row_name in _rows_of_split(read_tables(source), split, dataset):
@@ -85,6 +86,7 @@ def load_problems(
         if exclude_flagged and row.get("flags"):
             continue
         problems.extend(_problems_of(row, row_name))
+    # 2. Check the whole, then leave out what is too many.
     _check_unique(problems)
     selected = _reduced([p for p, _ in problems], max_size, shuffle_seed, make_balanced)
     if not selected:
@@ -199,10 +201,12 @@ def _nested_problems(row: Mapping[str, Any], question: str, name: str) -> Iterat
     `original_solution_number`, if there is one, else with the next that is left. Texts that occur
     twice are taken once; texts in both lists, whose label is unclear, not at all.
     """
+    # 1. Solutions with one clear label.
     correct = _nested(row, "solutions", name)
     buggy = _nested(row, "buggy_solutions", name)
     unclear = correct.keys() & buggy.keys()
     left = {text: number for text, number in correct.items() if text not in unclear}
+    # 2. Pair each buggy one with the correct one it was made from, else with any.
     pairs: list[tuple[str, str]] = []
     alone: list[str] = []
     for text, number in buggy.items():
