@@ -288,11 +288,11 @@ def median_interval(ordered: list[float]) -> tuple[float, float]:
 def page(result: dict[str, Any]) -> str:
     """The results as Markdown."""
     seconds, processor, bar = result["seconds"], result["processor_seconds"], result["bar"]
-    said = {name: "met" if met else "**missed**" for name, met in bar["met"].items()}
+    outcome = {name: "met" if met else "**missed**" for name, met in bar["met"].items()}
     for name, most in (("share", bar["share"]), ("extra", bar["extra_seconds"])):
         interval = result["share_ci95" if name == "share" else "extra_seconds_ci95"]
         if bar["met"][name] and interval[1] > most:
-            said[name] = "met by the median; the interval has more"
+            outcome[name] = "met by the median; the interval has more"
     machine = result["machine"]
     rows = "".join(
         f"| {way} | {seconds[way]:.2f} "
@@ -323,9 +323,9 @@ def page(result: dict[str, Any]) -> str:
 {rows}
 | | measured | bar | |
 |---|---|---|---|
-| more time | {shares} | {100 * bar["share"]:g} % | {said["share"]} |
-| more seconds | {extras} | {bar["extra_seconds"]:g} | {said["extra"]} |
-| task runs grow with shards, not with episodes | see below | | {said["task_runs"]} |
+| more time | {shares} | {100 * bar["share"]:g} % | {outcome["share"]} |
+| more seconds | {extras} | {bar["extra_seconds"]:g} | {outcome["extra"]} |
+| task runs grow with shards, not with episodes | see below | | {outcome["task_runs"]} |
 
 | run | task runs |
 |---|---|

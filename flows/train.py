@@ -89,15 +89,15 @@ async def train(
         "rl.rollouts_per_iteration": rollouts_per_iteration,
     }
     settings = [*overrides, *(f"{key}={value}" for key, value in chosen.items() if value)]
-    given = load_parameters(source, settings)
+    parameters = load_parameters(source, settings)
     if more_iterations is not None:
         if num_iterations is not None:
             raise SettingsError("num_iterations and more_iterations: set one of them")
-        run = RunStore(open_store(given.run_store, read_only=True), given.run_name)
-        last = max(given.rl.num_iterations, run.finished_iterations() + more_iterations)
+        run = RunStore(open_store(parameters.run_store, read_only=True), parameters.run_name)
+        last = max(parameters.rl.num_iterations, run.finished_iterations() + more_iterations)
         last = await noted_goal(last)
-        given = load_parameters(source, [*settings, f"rl.num_iterations={last}"])
-    return await _train(given, retry_failed_jobs, rerun_from_iteration, rerun_from_stage)
+        parameters = load_parameters(source, [*settings, f"rl.num_iterations={last}"])
+    return await _train(parameters, retry_failed_jobs, rerun_from_iteration, rerun_from_stage)
 
 
 @flow(

@@ -75,15 +75,15 @@ class ToolForm:
             return ("", (call,)) if call and not text[end:].strip() else (text, ())
         # What begins like a call and is none stays text.
         calls: list[ToolCall] = []
-        rest, position = "", 0
+        words, position = "", 0
         while (start := text.find(self.marker, position)) >= 0:
             call, end = self._call_at(text, start + len(self.marker), names)
-            rest += text[position : start if call else end]
+            words += text[position : start if call else end]
             position = end
             if call is not None:
                 calls.append(call)
-        rest += text[position:]
-        return rest.strip() if calls else text, tuple(calls)
+        words += text[position:]
+        return words.strip() if calls else text, tuple(calls)
 
     def _call_at(self, text: str, start: int, names: Sequence[str]) -> tuple[ToolCall | None, int]:
         """The call that begins at `start`, and where it ends; no call: None, and `start`."""

@@ -216,15 +216,15 @@ def _configured_base(base_model: str, models: ModelStore) -> str:
 
 def _check_applies(nip: NipSettings, method: str, start: _Start) -> None:
     """Refuse settings that were given and would mean nothing for this job."""
-    given = {name for name in nip.model_fields_set if getattr(nip, name) is not None}
+    chosen = {name for name in nip.model_fields_set if getattr(nip, name) is not None}
     if not nip.use_lora:
         for name in _LORA:
-            if name in given:
+            if name in chosen:
                 raise _invalid(f"nip.{name}", "'nip.use_lora' is false: there is no adapter")
     for name in ("dpo_reference", "dpo_sft_weight"):
-        if name in given and method != "dpo":
+        if name in chosen and method != "dpo":
             raise _invalid(f"nip.{name}", f"it belongs to method 'dpo', not {method!r}")
-    if "stack_overflow" in given and start.start_from != "stack":
+    if "stack_overflow" in chosen and start.start_from != "stack":
         raise _invalid(
             "nip.stack_overflow",
             f"it belongs to 'nip.start_from' 'stack', which is {start.start_from!r} here",

@@ -68,14 +68,14 @@ class EngineLifecycle(ABC):
         """Say whether a training has the engine's device."""
         return self._lent > 0
 
-    async def set_wanted(self, wanted: Wanted) -> None:
+    async def set_wanted(self, state: Wanted) -> None:
         """Bring the engine there. While its device is lent, that happens afterwards.
 
         Raises EngineError if it can't be done: for "running", attempts go on nevertheless.
         """
-        if wanted == "sleeping" and not self.engine.capabilities.sleep:
+        if state == "sleeping" and not self.engine.capabilities.sleep:
             raise EngineError(f"the engine {self.engine.name} can't sleep here: stop it instead")
-        self.wanted = wanted
+        self.wanted = state
         await self._settle()
 
     async def close(self) -> None:

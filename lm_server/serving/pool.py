@@ -171,13 +171,13 @@ class EnginePool:
         if answering is not None:
             await answering.unload(name)
 
-    async def set_wanted(self, base_model: str, wanted: Wanted) -> None:
+    async def set_wanted(self, base_model: str, state: Wanted) -> None:
         """Start, stop or put to sleep. Raises KeyError, or EngineError if it can't be done."""
         base = self.base(base_model)
-        if wanted == "running":
+        if state == "running":
             await self._activate(base)
         else:
-            await base.set_wanted(wanted)
+            await base.set_wanted(state)
 
     # Training
 

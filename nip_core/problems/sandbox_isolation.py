@@ -156,15 +156,15 @@ def _below(path: str, ancestor: str) -> bool:
     return path == ancestor or path.startswith(ancestor.rstrip("/") + "/")
 
 
-def _mask(path: str, kept: list[str], stage: str) -> bool:
-    """Hide `path` under an empty tmpfs, with the directories `kept` in their old places."""
-    for k, keep in enumerate(kept):
+def _mask(path: str, shown: list[str], stage: str) -> bool:
+    """Hide `path` under an empty tmpfs, with the directories `shown` in their old places."""
+    for k, keep in enumerate(shown):
         os.mkdir(f"{stage}/{k}")
         if not _mount(os.fsencode(keep), f"{stage}/{k}", None, _MS_BIND):
             return False
     if not _mount(b"tmpfs", path, b"tmpfs", _MS_NOSUID_NODEV, b"size=256k,mode=0755"):
         return False
-    for k, keep in enumerate(kept):
+    for k, keep in enumerate(shown):
         os.makedirs(keep)
         if not _mount(f"{stage}/{k}".encode(), keep, None, _MS_BIND):
             return False
@@ -373,11 +373,11 @@ def empty_directory(path: str) -> None:
                 continue
             os.chmod(inside, 0o700)
             for below in os.listdir(inside):
-                there = os.path.join(inside, below)
-                if stat.S_ISDIR(os.lstat(there).st_mode):
-                    os.chmod(there, 0o700)  # to move it, its entry ".." is written
+                entry = os.path.join(inside, below)
+                if stat.S_ISDIR(os.lstat(entry).st_mode):
+                    os.chmod(entry, 0o700)  # to move it, its entry ".." is written
                     number += 1
-                    os.rename(there, os.path.join(path, f".{number}-{os.urandom(8).hex()}"))
+                    os.rename(entry, os.path.join(path, f".{number}-{os.urandom(8).hex()}"))
                 else:
-                    os.unlink(there)
+                    os.unlink(entry)
             os.rmdir(inside)

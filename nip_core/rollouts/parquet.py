@@ -80,13 +80,13 @@ def _damaged(name: str, error: Exception) -> CorruptionError:
     return CorruptionError(f"{name}: damaged, not a Parquet file ({error})")
 
 
-def check_version(found: pa.Schema, schema: pa.Schema, name: str) -> bool:
-    """Tell whether a file whose schema was `found` has the current version of `schema`.
+def check_version(written: pa.Schema, schema: pa.Schema, name: str) -> bool:
+    """Tell whether a file whose schema was `written` has the current version of `schema`.
 
     Raises CorruptionError if it has another schema, StoreError if it has a version that is not
     known. `name` is for errors.
     """
-    version = (found.metadata or {}).get(_VERSION_KEY)
+    version = (written.metadata or {}).get(_VERSION_KEY)
     if version is None:
         raise CorruptionError(f"{name}: no schema version in it, so nip did not write it")
     current = schema.metadata[_VERSION_KEY]
@@ -95,7 +95,7 @@ def check_version(found: pa.Schema, schema: pa.Schema, name: str) -> bool:
             f"{name}: schema version {version.decode(errors='replace')}, this version of nip reads "
             f"up to {current.decode()}; use the version of nip that wrote it"
         )
-    if version == current and not found.equals(schema):
+    if version == current and not written.equals(schema):
         raise CorruptionError(f"{name}: its columns are not those of schema {current.decode()}")
     return bool(version == current)
 

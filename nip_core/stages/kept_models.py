@@ -119,13 +119,13 @@ def bring_models(run: RunStore, state_dir: Path, digests: Mapping[str, str | Non
             import_models(source, state_dir, digests)
             return
         place = f"{run.store.url}/{run.root}/{ADAPTERS}"
-        kept = {name: digest for name, digest in digests.items() if is_kept(run, name)}
-        if kept:
+        stored = {name: digest for name, digest in digests.items() if is_kept(run, name)}
+        if stored:
             state_dir.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=state_dir, prefix="fetched-") as folder:
-                for name in kept:
+                for name in stored:
                     fetch(run, name, Path(folder))
-                import_models(Path(folder), state_dir, kept)
+                import_models(Path(folder), state_dir, stored)
     except AdapterError as error:
         raise CorruptionError(f"{place}: {error}") from error
     except StoreError:

@@ -373,23 +373,23 @@ class VerdictReader:
         letters = re.sub(r"[\W_]", "", text.lower()).replace("agreeordis", "agreenordis")
         return next(a for a in self._scale.values if a.replace(" ", "") == letters)
 
-    def _problem(self, answer: str, rest: str) -> str | None:
+    def _problem(self, answer: str, behind: str) -> str | None:
         """Return what in the rest of the line forbids to take the answer, if anything."""
         # 1. What may stand nowhere behind it.
         anywhere = (
-            ("a question mark", _ASKED.match(rest)),
-            ("a second answer", self._names_another(answer, rest)),
-            ("its contrary", self._is_contradicted(answer, rest)),
-            ("a negation", self._is_negated(_WORD.findall(rest.lower()), answer)),
-            ("a doubt", _DOUBTED.search(rest) or _HEDGE.search(rest)),
-            ("a compound", _COMPOUND.match(rest)),
-            ("a call", rest.startswith("(") and not self.is_numeric),
+            ("a question mark", _ASKED.match(behind)),
+            ("a second answer", self._names_another(answer, behind)),
+            ("its contrary", self._is_contradicted(answer, behind)),
+            ("a negation", self._is_negated(_WORD.findall(behind.lower()), answer)),
+            ("a doubt", _DOUBTED.search(behind) or _HEDGE.search(behind)),
+            ("a compound", _COMPOUND.match(behind)),
+            ("a call", behind.startswith("(") and not self.is_numeric),
         )
         for name, is_there in anywhere:
             if is_there:
                 return name
         # 2. A reason for it may follow, and what is accepted.
-        tail = rest.lstrip(_CLOSING)
+        tail = behind.lstrip(_CLOSING)
         if about := self._object.match(tail):
             tail = tail[about.end() :].lstrip(_CLOSING)
         if not tail or self._reason_follows.match(tail):
@@ -406,19 +406,19 @@ class VerdictReader:
         )
         return next((name for name, is_there in at_start if is_there), None)
 
-    def _names_another(self, answer: str, rest: str) -> bool:
+    def _names_another(self, answer: str, behind: str) -> bool:
         if self.is_numeric:
-            return _OTHER_NUMBER.search(rest) is not None
-        if not self.accepts and _DEGREES.search(rest):
+            return _OTHER_NUMBER.search(behind) is not None
+        if not self.accepts and _DEGREES.search(behind):
             return True
         # What denies the other one says the same again.
-        may_deny = self.accepts and "?" not in rest
+        may_deny = self.accepts and "?" not in behind
         return any(
             self._canonical(mention["answer"]) != answer
             and not (
-                may_deny and _DENIED.search(rest[max(0, mention.start() - 40) : mention.start()])
+                may_deny and _DENIED.search(behind[max(0, mention.start() - 40) : mention.start()])
             )
-            for mention in self._mention.finditer(rest)
+            for mention in self._mention.finditer(behind)
         )
 
 

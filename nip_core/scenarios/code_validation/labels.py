@@ -159,19 +159,19 @@ def labelled_lines(answer: Answer, *, decisions: bool) -> list[LabelledLine]:
         if seen > _MOST:
             raise InvalidDecision(f"more than {_MOST} lines that begin like a decision")
         # 1. The verdict may stand in the next line.
-        last, rest = i, line[start.end() :].strip()
-        if is_blank(rest) and (below := lines.filled_from(i + 1)) is not None:
-            last, rest = below, plain(lines.read[below])
-            if lines.free[below] and (again := pattern.match(rest)) and again["colon"]:
+        last, remainder = i, line[start.end() :].strip()
+        if is_blank(remainder) and (below := lines.filled_from(i + 1)) is not None:
+            last, remainder = below, plain(lines.read[below])
+            if lines.free[below] and (again := pattern.match(remainder)) and again["colon"]:
                 continue  # a heading of the decision
-        if start["colon"] is None and not reader.begins(rest):
+        if start["colon"] is None and not reader.begins(remainder):
             continue  # "the decision is hard": talk
         # 2. Signs before the label belong to the verdict, what sets them apart goes around both.
         if not _CROSS.isdisjoint(start["lead"]):
-            rest = f"❌ {rest}"
+            remainder = f"❌ {remainder}"
         is_apart = not _APART.isdisjoint(start["lead"])
-        if not is_apart or reader.is_exactly(rest):
-            labelled.append(LabelledLine(i, last, start["label"].lower(), rest, is_apart))
+        if not is_apart or reader.is_exactly(remainder):
+            labelled.append(LabelledLine(i, last, start["label"].lower(), remainder, is_apart))
     return labelled
 
 

@@ -1,0 +1,50 @@
+"""Words that say nothing name no value that lives longer than a glance."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("nip_core", "lm_server", "flows", "tasks", "factory", "benchmarks")
+WORDS = {"found", "one", "own", "given", "kept", "wanted", "said", "theirs", "there", "others"}
+WORDS |= {"rest", "mine"}
+LINES = 5
+
+
+def _bound(function):
+    """Names that the function gives to values, by the first line and the last on which they are."""
+    inner = {
+        id(node)
+        for child in ast.walk(function)
+        if child is not function and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(child)
+        if node is not child
+    }
+    lives = {}
+    arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    for argument in arguments:
+        lives[argument.arg] = [argument.lineno, argument.lineno]
+    names = [n for n in ast.walk(function) if isinstance(n, ast.Name) and id(n) not in inner]
+    for node in names:
+        if isinstance(node.ctx, ast.Store):
+            life = lives.setdefault(node.id, [node.lineno, node.lineno])
+            life[0] = min(life[0], node.lineno)
+    for node in names:
+        if node.id in lives:
+            lives[node.id][1] = max(lives[node.id][1], node.lineno)
+    return lives
+
+
+def long_lived():
+    """Where such a word names something for more than a few lines."""
+    for folder in FOLDERS:
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            for node in ast.walk(tree):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    for name, (first, last) in _bound(node).items():
+                        if name in WORDS and last - first > LINES:
+                            yield f"{file.relative_to(ROOT)}:{first}: {name}, for {last - first} lines"
+
+
+def test_no_empty_word_names_a_value_for_long():
+    assert list(long_lived()) == []
