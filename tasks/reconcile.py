@@ -6,8 +6,8 @@ bury          set one, its subflows and its tasks to Crashed, which frees their 
 restartable   crashed flow runs that are to go on
 restart       let a worker take one up again
 
-A flow run that has opened its run is marked with the lease it holds (see `marks`): it is dead if
-that lease was released or replaced, or if its heartbeat stands still for the lease's time to live.
+A flow run that has opened its run is marked with the lease it holds (see `flow_run_marks`): it is
+dead if that lease was released or replaced, or if its heartbeat stands still for the time to live.
 One without a mark is dead if nothing was heard of it in Prefect for long: no change of state, no
 log line, no heartbeat event.
 """

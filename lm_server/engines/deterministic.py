@@ -3,7 +3,7 @@
 DeterministicEngine    replies drawn by a stable hash of (model, messages, seed, choice index)
 InjectedFault          a transport fault that the replies file asked for; the server plays it
 
-Its training is `deterministic_training`. Sampling settings (temperature, top_p,
+Its training is `training.deterministic`. Sampling settings (temperature, top_p,
 repetition_penalty) have nothing to act on here and change nothing. Log-probabilities are refused,
 there being none. Tokens are pieces of three UTF-8 bytes: stable, reversible, and about as long as
 real ones. For the rules, a prompt that is no conversation is one message of a user.

@@ -31,8 +31,8 @@ from nip_lm_server.engines.base import (
 )
 from nip_lm_server.engines.loading import EmbeddedOptions
 from nip_lm_server.engines.lora import LoraAdapter, read_lora
-from nip_lm_server.engines.probe import prove, prove_base
-from nip_lm_server.engines.proof import MAX_RIVALS
+from nip_lm_server.engines.probes import MAX_RIVALS
+from nip_lm_server.engines.prove_weights import prove, prove_base
 from nip_lm_server.engines.requests import (
     MAX_TOP_LOGPROBS,
     RowReader,
@@ -190,7 +190,7 @@ class EmbeddedEngine(Engine):
         return tuple(self._worker.adapters) if self._worker else ()
 
     async def prove(self, name: str, path: Path) -> Proof:
-        """Check that `name` answers with the weights in `path`; see `nip_lm_server.engines.probe`.
+        """Check that `name` answers with the weights in `path`; see `prove_weights`.
 
         `name` is an adapter, or the base model with `path` a model's directory.
         """

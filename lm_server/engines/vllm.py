@@ -35,7 +35,7 @@ from nip_lm_server.engines.base import (
     Proof,
     Upstream,
 )
-from nip_lm_server.engines.proof import (
+from nip_lm_server.engines.probes import (
     MAX_RIVALS,
     ProbeError,
     Scores,
@@ -275,7 +275,7 @@ class VllmEngine(Engine):
         return tuple(self._adapters)
 
     async def prove(self, name: str, path: Path) -> Proof:
-        """Compare what `name` serves with ``probe.json`` in `path`; see `engines.proof`.
+        """Compare what `name` serves with ``probe.json`` in `path`; see `engines.probes`.
 
         `name` is an adapter or the base model. Raises EngineError if there is no probe.
         """

@@ -210,7 +210,7 @@ def _probe(job: TrainingJob, text: loading.Text) -> dict[str, Any]:
     import torch
 
     from nip_lm_server.engines.lora import read_lora
-    from nip_lm_server.engines.probe import applied, probe_tokens
+    from nip_lm_server.engines.prove_weights import applied, probe_tokens
     from nip_lm_server.training.arguments import choose_device, choose_precision
 
     device = choose_device()

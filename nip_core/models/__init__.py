@@ -1,6 +1,6 @@
 """The models that come with the package, by name. Nothing here loads torch.
 
-``tiny`` is described in ``tiny/README.md`` and was made by ``build_tiny.py``.
+``tiny`` is described in ``tiny/README.md`` and was made by ``factory/tiny/build.py``.
 """
 
 from pathlib import Path

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from tiny_model import make_adapter, make_tokenizer
 
-from nip_lm_server.engines.probe import probe_tokens
+from nip_lm_server.engines.prove_weights import probe_tokens
 from nip_lm_server.engines.vllm import VllmEngine
 
 pytestmark = [

@@ -31,7 +31,7 @@ from nip_lm_server.engines.base import EngineError, Proof
 from nip_lm_server.engines.batching import Decoder
 from nip_lm_server.engines.loading import LoadedModel
 from nip_lm_server.engines.lora import LoraAdapter, LoraFiles, is_transposed
-from nip_lm_server.engines.proof import (
+from nip_lm_server.engines.probes import (
     PROBE,
     TOLERANCES,
     ProbeError,
