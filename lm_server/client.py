@@ -11,8 +11,8 @@ a server's files, while it does not run   examine, stored_ids, collectable files
 processes    identities of processes, ending with a parent, the end of a log
 vLLM         describe_vllm
 
-Nothing here imports torch, transformers, vllm or an HTTP framework: what a server runs on is
-imported when it is started. Contracts of `make check` hold both.
+A contract of `make check` holds that nobody imports anything else. What a server runs on (torch,
+vllm, an HTTP framework) is imported when it is started, not with this.
 """
 
 import asyncio
