@@ -54,9 +54,12 @@ PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope
 test: install
 	$(PYTEST)
 
-# What is too long for `make test`: the next three at once. .ci/run runs it.
+# What is too long for `make test`: the next three at once, and all examples and pairs of settings of
+# tests of which `make test` tries a part. .ci/run runs it.
+THOROUGH := tests/scenarios/test_parsing.py tests/rollouts/test_matrix.py
 test-long: install
-	NIP_KILL_POINTS=20 $(PYTEST) tests/lm_server/long tests/factory tests/durability/test_kill_matrix.py
+	NIP_KILL_POINTS=20 NIP_THOROUGH=1 $(PYTEST) tests/lm_server/long tests/factory $(THOROUGH) \
+		tests/durability/test_kill_matrix.py
 
 # Trainings, the embedded engine, servers and engines as processes.
 test-server: install

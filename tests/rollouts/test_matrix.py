@@ -22,6 +22,7 @@ from in_memory import InMemory
 from playing import agent_of, play_at, problems
 from pydantic import BaseModel
 from scripted_server import scripted_server
+from thorough import THOROUGH
 
 from nip_core.errors import SettingsError
 from nip_core.evaluation.metrics import evaluate
@@ -50,6 +51,7 @@ Accepted = tuple[Row, HyperParameters]
 # Not enumerable: which numbers of rounds are tried, and which agents have no model.
 ROUNDS = {"max_message_rounds": (9, 7, 4, 6, 2, 1, 10), "min_message_rounds": (1, 3)}
 RANDOM = ("nobody", "provers", "verifiers", "everybody")
+FEW = ("nip", "debate")  # of the protocols, where there is little time
 
 
 def values_of(annotation: Any) -> tuple[Value, ...] | None:
@@ -284,7 +286,7 @@ class Players:
 # What is promised
 
 
-@pytest.mark.parametrize("protocol", protocol_names())
+@pytest.mark.parametrize("protocol", protocol_names() if THOROUGH else FEW)
 async def test_every_pair_of_settings_plays_or_is_refused_by_name(protocol: str) -> None:
     covering = Covering(protocol)
     players, count = Players(), 0

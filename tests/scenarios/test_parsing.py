@@ -8,6 +8,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
 from nip_core.protocols import NO_DECISION
 from nip_core.protocols.scales import SCALES, discrete
@@ -109,7 +110,7 @@ def decorated(draw, answer):
 
 
 @pytest.mark.parametrize("reasoning", [False, True])
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(data=st.data())
 def test_every_answer_of_every_scale_is_understood_in_many_ways(reasoning, data):
     name, answer = data.draw(st.sampled_from(ANSWERS))
@@ -147,7 +148,7 @@ NEGATED = [
 
 
 @pytest.mark.parametrize("reasoning", [False, True])
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(data=st.data())
 def test_no_quotation_or_negation_is_a_decision(reasoning, data):
     name, answer = data.draw(st.sampled_from(ANSWERS))
@@ -180,7 +181,7 @@ SETTINGS = [
 ]
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=examples(800), deadline=None)
 @given(
     word=st.sampled_from(["accept", "reject"]),
     spell=st.sampled_from([str, str.upper, str.title]),
@@ -203,7 +204,7 @@ def test_whatever_stands_around_it_a_verdict_is_never_taken_for_its_opposite(
         assert read != word
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(
     data=st.data(),
     frame=st.sampled_from(["{}", "{}\n", "The loop ends.\n\n{}", "<think>Hm.</think>\n{}"]),
@@ -226,7 +227,7 @@ FRAGMENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     st.one_of(
         st.text(st.characters(exclude_categories=())), st.lists(FRAGMENTS, max_size=25).map("".join)
@@ -301,7 +302,7 @@ PIECES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     text=st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=8).map("".join),
     scale=st.sampled_from([None, "accept_reject", "out_of_10"]),

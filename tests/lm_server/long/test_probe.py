@@ -13,7 +13,8 @@ pytest.importorskip("peft")
 
 from tiny_model import make_adapter, make_model, peft_logprobs
 
-from nip_lm_server.engines import probe, proof
+from nip_lm_server.engines import probes as proof
+from nip_lm_server.engines import prove_weights as probe
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.engines.embedded import EmbeddedEngine
 from nip_lm_server.engines.lora import read_lora
