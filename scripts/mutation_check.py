@@ -56,7 +56,7 @@ MODULES = {
         4,
     ),
     "engine": Module(
-        ("nip_core/rollouts/engine.py",),
+        ("nip_core/rollouts/engine.py", "nip_core/rollouts/episode.py"),
         ("test_engine.py", "test_engine_agents.py", "test_trees.py", "test_scripted_protocols.py"),
         5,
     ),

@@ -151,12 +151,8 @@ class RunStore:
             "forked_from": forked_from,
         }
         # 2. A killed fork has copied iterations, and not yet said of what run they are.
-        has_iterations = bool(self.store.list(f"{self.root}/iterations"))
-        if has_iterations and not forked_from and not self.store.exists(f"{self.root}/run.json"):
-            raise RunConflictError(
-                f"run {self.name!r}: there are iterations but no run.json, as a killed fork leaves "
-                "them; repeat the fork, use another run_name, or delete the directory"
-            )
+        if not forked_from:
+            self._refuse_half_a_fork()
         # 3. Whoever writes run.json first has created the run.
         if self.store.put_if_absent(f"{self.root}/run.json", encode(document)):
             return RunRecord(self.name, settings, code_version, seed, moment, True, {}, forked_from)
@@ -181,6 +177,14 @@ class RunStore:
             difference,
             stored.forked_from,
         )
+
+    def _refuse_half_a_fork(self) -> None:
+        has_iterations = bool(self.store.list(f"{self.root}/iterations"))
+        if has_iterations and not self.store.exists(f"{self.root}/run.json"):
+            raise RunConflictError(
+                f"run {self.name!r}: there are iterations but no run.json, as a killed fork leaves "
+                "them; repeat the fork, use another run_name, or delete the directory"
+            )
 
     def check_same(
         self,
@@ -345,16 +349,7 @@ class RunStore:
                 f"--fork: {count} iterations asked for, run {self.name!r} has finished {finished}"
             )
         # 2. A fork of the same name that was killed is begun anew, if it is one of this run.
-        left_by_killed_fork = list(walk(self.store, f"{other.root}/iterations"))
-        for path in left_by_killed_fork:
-            source = f"{self.root}/{path.removeprefix(f'{other.root}/')}"
-            if not self.store.exists(source) or self.store.get(source) != self.store.get(path):
-                raise RunConflictError(
-                    f"{self.store.url}/{path}: no copy of run {self.name!r}, and no run.json is "
-                    f"beside it; choose another name for --fork, or move {new_name!r} away"
-                )
-        for path in left_by_killed_fork:
-            self.store.delete(path)
+        self._clear_killed_fork(other)
         # 3. Copy what is committed.
         for iteration in range(count):
             self._copy_iteration(other, iteration)
@@ -374,6 +369,19 @@ class RunStore:
             forked_from=self.name,
         )
         return other
+
+    def _clear_killed_fork(self, other: "RunStore") -> None:
+        """Delete what a killed fork has copied to `other`, if all of it is a copy of this run."""
+        copies = list(walk(self.store, f"{other.root}/iterations"))
+        for path in copies:
+            source = f"{self.root}/{path.removeprefix(f'{other.root}/')}"
+            if not self.store.exists(source) or self.store.get(source) != self.store.get(path):
+                raise RunConflictError(
+                    f"{self.store.url}/{path}: no copy of run {self.name!r}, and no run.json is "
+                    f"beside it; choose another name for --fork, or move {other.name!r} away"
+                )
+        for path in copies:
+            self.store.delete(path)
 
     def _copy_iteration(self, other: "RunStore", iteration: int) -> None:
         source, target = self.iteration(iteration), other.iteration(iteration)

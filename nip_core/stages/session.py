@@ -29,10 +29,7 @@ from nip_core.stages.models import ServedModel
 from nip_core.stages.origin import bring
 from nip_core.stages.own_server import OwnServer, server_directory, server_spec
 from nip_core.stages.prepare import Prepared, identity, prepare
-from nip_core.stages.providers import (
-    Endpoints,
-    base_name,
-)
+from nip_core.stages.providers import Endpoints, base_name
 from nip_core.stages.rerun import finish_rewinds
 from nip_core.stages.too_long import (
     LeftOut,

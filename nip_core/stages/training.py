@@ -15,12 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nip_core.errors import (
-    CorruptionError,
-    DeadlineError,
-    JobError,
-    ParkedError,
-)
+from nip_core.errors import CorruptionError, DeadlineError, JobError, ParkedError
 from nip_core.hashing import derive_seed, digest
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import JobRecord, JobSpec

@@ -11,7 +11,7 @@ a checksum, and that each says of the others what these say of themselves: shard
 splits and their plan and models, datasets and the rollouts they were made from, jobs and their
 dataset, models and their job, metrics and their split. What is not: a run that was rewritten as a
 whole, checksums included; the last file in ``openings/``, which nothing else names; and what the
-files of a server that have no digest (logs, keys, kept answers) say.
+files of a server that have no digest (logs, keys) say.
 
 Nothing is written and no lease is taken. A problem is named at the file that is damaged or missing;
 what only follows from it is not named once more.

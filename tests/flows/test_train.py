@@ -129,9 +129,10 @@ def test_the_loop_without_prefect_makes_what_the_flow_makes(trained, tmp_path):
         "print(json.dumps(asyncio.run(train(load_parameters(sys.argv[1])))))"
     )
     command = [sys.executable, "-c", script, str(write_config(tmp_path))]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
     plain = RunStore(open_store(tmp_path / "runs"), "small")
-    for iteration, entry in enumerate(json.loads(printed)["iterations"]):
+    for iteration, entry in enumerate(json.loads(done.stdout)["iterations"]):
         assert entry["test"] == result["iterations"][iteration]["test"]
         for split in ("test", "train") if entry["jobs"] else ("test",):
             digests = {
