@@ -155,7 +155,7 @@ async def run_client(kind: str, url: str, requests: int) -> None:
 
 
 def why_not(kind: str) -> str | None:
-    """Why a client can't be measured here, or None."""
+    """Tell why a client can't be measured here, or None."""
     if kind == "openai-aiohttp":
         import openai
 

@@ -209,7 +209,7 @@ def run_jsonl(place: Path, case: str) -> dict[str, Any]:
 
 
 def stopwatch() -> Callable[[], dict[str, float]]:
-    """What says how long it has been, and how much processor time was used meanwhile."""
+    """Return what says how long it has been, and how much processor time was used meanwhile."""
 
     def now() -> tuple[float, float]:
         usages = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

@@ -87,7 +87,7 @@ def content(number: int, words: int) -> str:
 
 
 def words_for(model: str, tokens: int) -> int:
-    """How many words of `content` have about so many tokens."""
+    """Count how many words of `content` have about so many tokens."""
     tokenizer = chat_template.load_tokenizer(model)
     sample = [len(chat_template.encode(tokenizer, content(i, 50))) for i in range(10)]
     return max(1, round(tokens * 50 / statistics.mean(sample)))

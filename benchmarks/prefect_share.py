@@ -152,7 +152,7 @@ async def plainly(config: Path) -> None:
 
 
 def processor_seconds(processes: dict[str, psutil.Process]) -> dict[str, float]:
-    """What each has used of the processors so far."""
+    """The processor time that each has used so far."""
     times = {name: process.cpu_times() for name, process in processes.items()}
     return {name: used.user + used.system for name, used in times.items()}
 

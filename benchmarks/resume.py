@@ -71,7 +71,7 @@ def wait_until(done: Any, process: subprocess.Popen[bytes], what: str, log: Path
 
 
 def calls_of(server: str, key: str) -> int:
-    """How many chat completions the server has begun."""
+    """Count how many chat completions the server has begun."""
     request = urllib.request.Request(
         f"{server}/metrics", headers={"Authorization": f"Bearer {key}"}
     )

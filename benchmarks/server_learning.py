@@ -181,7 +181,7 @@ class Server:
 
 
 def decided_right(server: Server, model: str, cases: Sequence[Case], temperature: float) -> int:
-    """How many cases the model decides right."""
+    """Count how many cases the model decides right."""
 
     def ask(index: int, case: Case) -> bool:
         answer = server.answer(model, case, seed=index, temperature=temperature)
@@ -191,7 +191,7 @@ def decided_right(server: Server, model: str, cases: Sequence[Case], temperature
 
 
 def preferred(server: Server, model: str, cases: Sequence[Case]) -> int:
-    """How many right answers are likelier than their wrong ones, where the two part.
+    """Count how many right answers are likelier than their wrong ones, where the two part.
 
     Of the five likeliest tokens there. A pair of which neither is among them is not counted.
     """

@@ -102,7 +102,7 @@ async def open_server(
 
 
 def _created_at(database: Database) -> int:
-    """When the state directory was made, in seconds since the epoch."""
+    """The time at which the state directory was made, in seconds since the epoch."""
     created_at = database.get_meta("created_at")
     if not created_at:
         created_at = int(time.time())

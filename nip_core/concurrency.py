@@ -26,7 +26,7 @@ async def gather_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """What the function returns. A caller that is cancelled leaves when the function has ended."""
+    """The function's result. A caller that is cancelled leaves when the function has ended."""
     task = asyncio.ensure_future(asyncio.to_thread(function))
     try:
         return await asyncio.shield(task)

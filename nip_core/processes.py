@@ -37,7 +37,7 @@ _LOOK_S = 1.0  # how often a process looks whether its caller is there
 
 
 def how_many(examples: int) -> int:
-    """How many processes are worth it to make so many; 1: none but the caller's."""
+    """Return how many processes are worth it to make so many; 1: none but the caller's."""
     if examples <= _FEW:
         return 1
     count = getattr(os, "sched_getaffinity", None)
@@ -122,7 +122,7 @@ class _Process:
 
 
 def serve(caller: int) -> None:
-    """What such a process does: results for items, from stdin to what was its stdout."""
+    """Do the work of such a process: results for items, from stdin to what was its stdout."""
     threading.Thread(target=_end_with, args=[caller], daemon=True).start()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -14,10 +14,10 @@ TOLERANCE = 1e-9
 
 
 def at_least(reward: float, bound: float) -> bool:
-    """Whether `reward` reaches `bound`. NaN reaches nothing."""
+    """Say whether `reward` reaches `bound`. NaN reaches nothing."""
     return reward >= bound or math.isclose(reward, bound, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
 
 def more_than(reward: float, bound: float) -> bool:
-    """Whether `reward` exceeds `bound` by more than rounding."""
+    """Say whether `reward` exceeds `bound` by more than rounding."""
     return reward > bound and not at_least(bound, reward)

@@ -112,7 +112,7 @@ class EngineLifecycle(ABC):
             ) from None
 
     def describe_absence(self) -> str:
-        """Why it does not answer, for people."""
+        """Tell why it does not answer, for people."""
         if self._lent:
             return "gives its device to a training job and comes back by itself"
         if self.wanted != "running":

@@ -121,7 +121,7 @@ class Events:
         self._write({"type": "message", "level": level, "message": message})
 
     def error(self, error: TrainingError) -> None:
-        """Why the training ended without an adapter."""
+        """The reason for which the training ended without an adapter."""
         self._write(
             {"type": "error", "code": error.code, "message": error.message, "param": error.param}
         )

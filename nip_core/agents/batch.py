@@ -132,8 +132,10 @@ def nested_to_rollouts(game: Game, batch: NestedArrayDict) -> tuple[pa.Table, pa
 
 
 def _once(batch: NestedArrayDict, keys: Array, rows: Array) -> Array:
-    """Which of the generations with these keys in these rows of the batch to take: in a tree, that
-    of the first leaf that has it."""
+    """Return which of the generations with these keys in these rows of the batch to take.
+
+    In a tree, that of the first leaf that has it.
+    """
     paths = [steps(path) for path in batch["episode", "branch_path"][:, 0].tolist()]
     if not any(paths):
         return np.ones(len(keys), dtype=bool)
@@ -217,7 +219,7 @@ class _Played:
         return cells
 
     def _rows_of_cells(self, generations: pa.Table) -> tuple[Array, Array]:
-        """Where in the batch which generation stands: in a tree, with every leaf that has it."""
+        """Map generations to their places in the batch: in a tree, with every leaf that has it."""
         numbered = generations.select(["episode", "branch_path"]).to_pylist()
         for number, row in enumerate(numbered):
             row["number"] = number

@@ -39,7 +39,7 @@ class ExperimentSettings(Parameters):
     run_id: str | None = None
     """Run in the run store under which fine-tune jobs are recorded. None: `run_name`."""
     logger: Annotated[logging.Logger | None, Field(exclude=True)] = None
-    """Where groups report. None: the logger "nip.agents"."""
+    """The log to which groups report. None: the logger "nip.agents"."""
     device: str = "cpu"
     """Of tensors, which text has not."""
     wandb_run: Any = None
@@ -82,5 +82,5 @@ class ExperimentSettings(Parameters):
 
     @property
     def log(self) -> logging.Logger:
-        """Where groups report."""
+        """The log to which groups report."""
         return self.logger or logging.getLogger("nip.agents")

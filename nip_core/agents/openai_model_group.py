@@ -360,7 +360,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         return job_status(job.status), said or None
 
     async def get_fine_tune_job_status(self) -> JobStatus:
-        """How far the group's job is.
+        """Tell how far the group's job is.
 
         "not_found" if there is none yet, or the server does not know it; "succeeded" for what
         needed no job (a frozen group, too few examples).
@@ -368,7 +368,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         return (await self._status_and_error())[0]
 
     async def get_fine_tune_job_error_repr(self) -> str:
-        """Why the job ended without a model, in the server's words."""
+        """Tell why the job ended without a model, in the server's words."""
         status, error = await self._status_and_error()
         return error or f"no error is known; the job is {status}"
 

@@ -89,7 +89,7 @@ class OpenAiWholeAgent(PromptedWholeAgent):
 
     @property
     def agent_spec(self) -> CodeValidationAgentSpec:
-        """How it appears to the others and what its prompts are made of."""
+        """The agent as it appears to the others and what its prompts are made of."""
         handler = self.protocol_handler
         if not isinstance(handler, CodeValidationProtocolHandler):
             handler = CodeValidationProtocolHandler(self.hyper_params)

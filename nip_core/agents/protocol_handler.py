@@ -62,12 +62,12 @@ class ProtocolHandler:
 
     @property
     def num_agents(self) -> int:
-        """How many agents play."""
+        """The number of agents."""
         return len(self.agent_names)
 
     @property
     def num_message_channels(self) -> int:
-        """How many channels there are."""
+        """The number of channels."""
         return len(self.protocol.channels)
 
     @property
@@ -109,7 +109,7 @@ class CodeValidationProtocolHandler(ProtocolHandler):
     """A protocol with the prompts of code validation."""
 
     def agent_spec(self, agent_name: str, seed: int = 0) -> CodeValidationAgentSpec:
-        """How the agent appears in an episode of this seed. Raises KeyError for no agent."""
+        """The agent as it appears in an episode of this seed. Raises KeyError for no agent."""
         protocol = self.protocol
         spec = protocol.agents[agent_name]
         headers: dict[str, str] = {}

@@ -121,11 +121,11 @@ class PureTextSharedModelGroup(ABC):
 
     @abstractmethod
     async def get_fine_tune_job_status(self) -> JobStatus:
-        """How far the group's job is; "not_found" if there is none."""
+        """Tell how far the group's job is; "not_found" if there is none."""
 
     @abstractmethod
     async def get_fine_tune_job_error_repr(self) -> str:
-        """Why the job ended without a model."""
+        """Tell why the job ended without a model."""
 
     async def fine_tune_job_failed(self) -> bool:
         """Return True if the job has failed."""

@@ -165,7 +165,7 @@ class PureTextWholeAgent(ABC):
 
     @property
     def num_visible_message_channels(self) -> int:
-        """How many channels it reads."""
+        """The number of channels that it reads."""
         return len(self.visible_message_channel_names)
 
     # Its state, which is the group's where it has a model.

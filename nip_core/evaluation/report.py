@@ -277,7 +277,7 @@ def _yaml(section: Mapping[str, Any]) -> str:
 
 
 def _reasons(counts: Mapping[str, int]) -> str:
-    """Why so many episodes are not among the transcripts, as "1 wrong, 2 right"."""
+    """Say why so many episodes are not among the transcripts, as "1 wrong, 2 right"."""
     return ", ".join(f"{counts[r]:,} {words}" for r, words in _LEFT_OUT.items() if r in counts)
 
 

@@ -114,7 +114,7 @@ class Transcript:
 
     @property
     def right(self) -> bool:
-        """Whether the verdict equals the label; a failed episode is never right."""
+        """Say whether the verdict equals the label; a failed episode is never right."""
         return self.outcome != "failed" and self.decision == self.y
 
 
@@ -159,7 +159,7 @@ def transcripts_from_tables(
 def reasons(
     episodes: pa.Table, generations: pa.Table, before: Mapping[tuple[str, int], int]
 ) -> list[str]:
-    """Why each episode is worth reading, one of `REASONS`; `SAMPLE`: nothing special.
+    """Tell why each episode is worth reading, one of `REASONS`; `SAMPLE`: nothing special.
 
     `before` has the verdicts of an earlier iteration by problem and sample.
     """

@@ -172,7 +172,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             return self._reference(job)
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Where the job stands, from any process; after its end always the same.
+        """Tell where the job stands, from any process; after its end always the same.
 
         Raises ValueError for a reference that nothing is known of.
         """
@@ -256,7 +256,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             raise UnhealthyError(f"Failed to connect to ART backend. {problem}")
 
     async def _problem(self) -> str | None:
-        """Why the back-end would not take a job, or None."""
+        """Tell why the back-end would not take a job, or None."""
         where = self.adapter_config.backend
         if self._server is not None:
             return await self._server.problem(where.base_model)

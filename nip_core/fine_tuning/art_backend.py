@@ -285,7 +285,7 @@ class LmServerBackend:
             await self._submissions.cancel(run_id, step.submission, self._server)
 
     async def problem(self, base_model: str) -> str | None:
-        """Why the server would train nothing from `base_model`, for this key; or None."""
+        """Tell why the server would train nothing from `base_model`, for this key; or None."""
         problem = await health_problem(self._root)
         if problem is None:
             try:

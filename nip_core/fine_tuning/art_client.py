@@ -71,7 +71,7 @@ async def delete_model(client: AsyncOpenAI, name: str) -> str | None:
 
 
 async def unlisted(base_url: str, api_key: str, names: Sequence[str]) -> str | None:
-    """Why a server lists none of the models, nor a step of one (``name@3``); None if it does."""
+    """Tell why a server lists none of `names`, nor a step of one (``name@3``); None if it does."""
     client = AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=_HEALTH_S)
     async with client:
         try:

@@ -83,7 +83,7 @@ class TrainOptions(_Options):
 
     @property
     def clip(self) -> tuple[float, float]:
-        """How far below and above 1 the ratio of new to old probability counts."""
+        """Say how far below and above 1 the ratio of new to old probability counts."""
         low = _PPO_CLIP if self.ppo else _CISPO_CLIP[0]
         high = None if self.ppo else _CISPO_CLIP[1]
         low = low if self.epsilon is None else self.epsilon

@@ -95,7 +95,7 @@ def as_ours(kind: type[_Ours], value: Any, place: str = "") -> _Ours:
 
 
 def _path(steps: Sequence[int | str]) -> str:
-    """Where something stands: ``trajectories[0][1].episode[2].role``."""
+    """The place of something: ``trajectories[0][1].episode[2].role``."""
     shown = [step for step in steps if step not in _KINDS]
     return "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in shown).lstrip(".")
 
@@ -314,7 +314,7 @@ class TrainerAdapter(ABC):
 
     @abstractmethod
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Where the job stands. Raises ValueError for a reference that nothing is known of."""
+        """Tell where the job stands. Raises ValueError for a reference that nothing is known of."""
 
     @abstractmethod
     async def wait_until_complete(

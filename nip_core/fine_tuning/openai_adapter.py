@@ -123,7 +123,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
         )
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Where the job stands, from any process; after its end always the same.
+        """Tell where the job stands, from any process; after its end always the same.
 
         When the server can't be asked, it is what was last seen, and the message says so.
         """
@@ -213,7 +213,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
         )
 
     async def _problem(self) -> str | None:
-        """Why the server would not take a job, or None."""
+        """Tell why the server would not take a job, or None."""
         config = self.config
         try:
             at = Endpoint(config.url, config.key())

@@ -143,7 +143,7 @@ class Rules:
     # Answers.
 
     def form(self, agent: str, round_: int, seed: int, before: Sequence[Turn]) -> AnswerForm:
-        """What form the answer of `agent` in the round must have, after the turns before it."""
+        """The form that the answer of `agent` in the round must have, after the turns before it."""
         if self.moves_by_turns:
             return self._form(agent, round_, seed, before)
         forms = self._kept(seed).forms

@@ -232,7 +232,7 @@ class Backend(Protocol):
 
     @property
     def address(self) -> str:
-        """Where it is, for messages."""
+        """The address, for messages."""
 
     async def find_file(self, filename: str, size_bytes: int) -> str | None:
         """Id of an uploaded, usable file of that name and size."""

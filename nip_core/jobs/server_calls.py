@@ -79,7 +79,7 @@ class LmServer:
 
 
 def version_problem(version: str | None) -> str | None:
-    """Why a server's version does not fit; None if it does."""
+    """Tell why a server's version does not fit; None if it does."""
     if version is not None and compatible(version):
         return None
     return f"version {version}, this is {SERVER_VERSION}: use the same version on both sides"

@@ -62,7 +62,7 @@ class Submissions:
     # Reading ----------------------------------------------------------------------------------
 
     def run(self, run_id: str) -> RunStore:
-        """Where the submissions of `run_id` lie.
+        """The place where the submissions of `run_id` lie.
 
         Raises SettingsError in the case that another run id has the same place.
         """

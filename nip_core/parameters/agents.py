@@ -313,7 +313,7 @@ class PureTextAgentParameters(AgentParameters):
 
     @property
     def moves_server(self) -> bool:
-        """Whether a part of an lm_server's address is not the default."""
+        """Return whether a part of an lm_server's address is not the default."""
         return any(getattr(self, name) != value for name, value in _ADDRESS_DEFAULTS.items())
 
     @property

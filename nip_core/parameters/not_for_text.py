@@ -26,7 +26,7 @@ class Unused:
 
     @property
     def advice(self) -> str:
-        """What to do instead of setting it."""
+        """Say what to do instead of setting it."""
         if isinstance(self.default, Mapping):
             return "leave it out"
         return f"leave it out, or at its default {self.default!r}"

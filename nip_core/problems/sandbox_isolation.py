@@ -57,7 +57,7 @@ class Isolation:
 
 
 def lacking(isolation: Isolation) -> list[str]:
-    """What keeps untrusted code in and is not in force here, in words; [] if all of it is."""
+    """List what keeps untrusted code in and is not in force here, in words; [] if all of it is."""
     layers = {
         "a process table of its own": isolation.processes,
         "its own view of the file system": isolation.filesystem,

@@ -60,7 +60,7 @@ def call(function: str, *arguments: ast.expr) -> ast.Call:
 
 
 def called(node: ast.AST) -> str:
-    """What a call calls: the name of a function, or that of a method behind a dot; else ""."""
+    """The callee of a call: the name of a function, or that of a method behind a dot; else ""."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return node.func.id
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

@@ -226,7 +226,7 @@ class Protocol:
 
     @property
     def scale(self) -> DecisionScale:
-        """What a verifier may answer when it decides."""
+        """The answers that a verifier may give when it decides."""
         return SCALES[self.common.verifier_decision_scale]
 
     # Rewards.
@@ -305,7 +305,7 @@ class Protocol:
 
     @property
     def neither_reward(self) -> float:
-        """What a decision in the middle of the scale earns the verifier."""
+        """The verifier's reward for a decision in the middle of the scale."""
         common = self.common
         if common.verifier_neither_accept_nor_reject_reward is not None:
             return common.verifier_neither_accept_nor_reject_reward
@@ -333,7 +333,7 @@ class Protocol:
         return common.prover_reward / 2
 
     def _earning(self, agent: str) -> set[bool]:
-        """Whether it is a prover that the verdict pays; both, where that depends on the seed."""
+        """Say whether the agent is a prover whom the verdict pays; both, where the seed decides."""
         return {self.is_prover(agent) and self.earns(agent, seed) for seed in _SEEDS}
 
     def _totals(self, agent: str) -> list[float]:

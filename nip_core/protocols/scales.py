@@ -35,7 +35,7 @@ class DecisionScale:
 
     @property
     def is_numeric(self) -> bool:
-        """Whether the answers are whole numbers from 0 upwards."""
+        """Say whether the answers are whole numbers from 0 upwards."""
         return "0" in self.values
 
     @property

@@ -255,7 +255,7 @@ def _error_of(raw: bytes) -> Mapping[str, Any]:
 
 
 def _error_message(raw: bytes, api_key: str) -> str:
-    """What the server says, without the key. Cut only then: half a key is no longer found."""
+    """The server's words, without the key. Cut only then: half a key is no longer found."""
     error = _error_of(raw)
     message, param = str(error.get("message")), error.get("param")
     if isinstance(param, str) and param not in message:

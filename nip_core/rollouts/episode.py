@@ -342,7 +342,7 @@ class EpisodeState:
         return _Answer(records, problem=problem, is_invalid=True)
 
     def _chat(self, agent: str) -> list[ChatMessage]:
-        """What the agent is asked. Made when it is needed, not for what is in the journal."""
+        """The agent's chat. Made when it is needed, not for what is in the journal."""
         if isinstance(self.context.players[agent].parameters, RandomAgentParameters):
             return []  # it reads nothing
         if agent not in self.chats:

@@ -44,7 +44,7 @@ class Player:
 
     @property
     def gives_several(self) -> bool:
-        """Whether one request can ask for several answers; OpenRouter's models give one."""
+        """Say whether one request can ask for several answers; OpenRouter's models give one."""
         parameters = self.parameters
         if isinstance(parameters, RandomAgentParameters):
             return False

@@ -96,7 +96,7 @@ def choose_trajectories(
 
 
 def advantages(rewards: Sequence[float], settings: PureTextGrpoParameters) -> list[float] | None:
-    """How far each reward is above the baseline of the others; None if all are equal.
+    """Tell how far each reward is above the baseline of the others; None if all are equal.
 
     They sum to zero. The standard deviation is that of a sample (n - 1).
     """
@@ -163,7 +163,7 @@ def _trajectories(
 
 
 def _valid_rows(shard: Shard) -> dict[tuple[str, str], list[int]]:
-    """Where the valid answers of an agent in an episode stand, in the order of its turns."""
+    """The places of the valid answers of an agent in an episode, in the order of its turns."""
     columns = ["episode", "agent", "round", "invalid_reason"]
     found: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for index, row in enumerate(shard.generations.select(columns).to_pylist()):

@@ -1,6 +1,11 @@
-"""Words that say nothing name no value that lives longer than a glance."""
+"""Names and docstrings that say something.
+
+Words that say nothing name no value that lives longer than a glance, and the docstring of a
+function says what it does or gives.
+"""
 
 import ast
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -8,6 +13,8 @@ FOLDERS = ("nip_core", "lm_server", "flows", "tasks", "factory", "benchmarks")
 WORDS = {"found", "one", "own", "given", "kept", "wanted", "said", "theirs", "there", "others"}
 WORDS |= {"rest", "mine"}
 LINES = 5
+# What a function gives is no question, and no half of a sentence.
+QUESTION = re.compile(r"(What|Who|Whose|Whether|That|Where|When|Which|Why|How)\b")
 
 
 def _bound(function):
@@ -42,18 +49,36 @@ def _names_something_so(tree):
     )
 
 
+def _files(root):
+    for folder in FOLDERS:
+        yield from sorted((root / folder).rglob("*.py"))
+
+
 def long_lived(root):
     """Where such a word names something for more than a few lines."""
-    for folder in FOLDERS:
-        for file in sorted((root / folder).rglob("*.py")):
-            tree = ast.parse(file.read_text(encoding="utf-8"))
-            if not _names_something_so(tree):
-                continue
-            for node in ast.walk(tree):
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                    for name, (first, last) in _bound(node).items():
-                        if name in WORDS and last - first > LINES:
-                            yield f"{file.relative_to(root)}:{first}: {name}, for {last - first} lines"
+    for file in _files(root):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        if not _names_something_so(tree):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                for name, (first, last) in _bound(node).items():
+                    if name in WORDS and last - first > LINES:
+                        yield f"{file.relative_to(root)}:{first}: {name}, for {last - first} lines"
+
+
+def questions(root):
+    """Docstrings of functions that begin like a question."""
+    for file in _files(root):
+        text = file.read_text(encoding="utf-8")
+        # Only the few files are parsed in which any docstring begins so.
+        if not re.search(rf'"""{QUESTION.pattern}', text):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                docstring = ast.get_docstring(node) or ""
+                if QUESTION.match(docstring):
+                    yield f"{file.relative_to(root)}:{node.lineno}: {docstring.splitlines()[0]}"
 
 
 def test_no_empty_word_names_a_value_for_long():
@@ -66,3 +91,14 @@ def test_a_word_that_names_a_value_for_long_is_noticed(tmp_path):
     short = ["def short():", "    found = step()", "    return found"]
     (tmp_path / "tasks" / "example.py").write_text("\n".join([*lines, "", *short, ""]))
     assert list(long_lived(tmp_path)) == ["tasks/example.py:1: found, for 7 lines"]
+
+
+def test_docstrings_of_functions_say_what_these_do():
+    assert list(questions(ROOT)) == []
+
+
+def test_a_docstring_that_begins_like_a_question_is_noticed(tmp_path):
+    (tmp_path / "tasks").mkdir()
+    lines = ["def asks():", '    """Whether it asks."""', "def says():", '    """Whatever."""']
+    (tmp_path / "tasks" / "example.py").write_text("\n".join(lines))
+    assert list(questions(tmp_path)) == ["tasks/example.py:1: Whether it asks."]

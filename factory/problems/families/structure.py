@@ -104,7 +104,7 @@ class Member:
 
     @property
     def block(self) -> str:
-        """What the members have in common that must stand in the same split."""
+        """Name what the members have in common that must stand in the same split."""
         spread = (
             w for s, w in zip(self.family.slots, self.words.values(), strict=True) if s.spread
         )
@@ -112,7 +112,7 @@ class Member:
 
     @property
     def summary(self) -> str:
-        """What the member does, in few words."""
+        """Say in few words what the member does."""
         return self.family.summary.format(**self.words)
 
     def compare(self, asked: "Member") -> str:

@@ -179,7 +179,7 @@ def _starts(
 
 
 def _header_pattern(header: str) -> tuple[re.Pattern[str], Sequence[str]]:
-    """What a line matches that begins with the header, and a lower-case word that it contains."""
+    """The pattern of a line that begins with the header, and a lower-case word that it contains."""
     text = plain(simplified(header))
     words = re.findall(r"[^\W\d_]+|[0-9]+", text)
     if not words:

@@ -249,7 +249,7 @@ class VerdictReader:
         return {self._canonical(match["answer"]) for match in self._mention.finditer(text)}
 
     def at_end(self, text: str) -> int | None:
-        """Where the worded answer begins with which the text ends, marks and its object aside."""
+        """Find where the worded answer begins that ends the text, marks and its object aside."""
         end = self._last.search(text)
         return None if end is None else end.start("answer")
 
@@ -316,7 +316,7 @@ class VerdictReader:
         return Declaration(self._canonical(clause["answer"]), has_object)
 
     def is_retracted(self, answer: str, later: str) -> bool:
-        """Whether the simplified lines after a decision begin by taking it back, or deny it."""
+        """Say whether the simplified lines after a decision begin by taking it back, or deny it."""
         if _RETRACTING_LINE.search(later) or _HEDGE.search(later) or _CONTINUED.match(later):
             return True
         if self._is_contradicted(answer, later):

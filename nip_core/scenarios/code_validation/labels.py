@@ -176,7 +176,7 @@ def labelled_lines(answer: Answer, *, decisions: bool) -> list[LabelledLine]:
 
 
 def is_introduced(lines: AnswerLines, first: int) -> bool:
-    """Whether the line before `first` says that somebody else decides so, or that nobody does."""
+    """Say whether the line before `first` gives the decision to somebody else, or to nobody."""
     above = (plain(lines.read[i])[-_LOOKED_AT:].rstrip("*_` ") for i in lines.filled_above(first))
     before = next((line for line in above if not _OWN_ANSWER.match(line)), "")
     if _SUPPOSITION.match(before) or _LABEL.match(before):

@@ -245,7 +245,7 @@ def _bare(answer: Answer) -> Iterator[Claim]:
 
 
 def _stands_alone(reader: VerdictReader, text: str) -> bool:
-    """Whether a line begins with a verdict that is no word of a sentence, or with its negation."""
+    """Say whether a line begins with a verdict alone, no word of a sentence, or its negation."""
     behind = reader.behind(text)
     if behind is None:
         return reader.begins(text) and len(text.split()) < 4

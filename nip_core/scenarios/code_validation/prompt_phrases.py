@@ -120,7 +120,7 @@ def _verdicts(protocol: Protocol, stance: int | None) -> dict[str, str]:
 
 
 def _has_sides(protocol: Protocol) -> bool:
-    """Whether provers argue for opposite verdicts, which they do for a shared reward as well."""
+    """Say whether provers argue for opposite verdicts, as they also do for a shared reward."""
     return len(set(_verdicts(protocol, None).values())) > 1
 
 
