@@ -21,7 +21,6 @@ from nip_lm_server.api import (
     routes_jobs,
     routes_models,
 )
-from nip_lm_server.api.auth import KeyRing
 from nip_lm_server.api.metrics import Metrics
 from nip_lm_server.api.plumbing import (
     SERVICES,
@@ -33,6 +32,7 @@ from nip_lm_server.api.plumbing import (
     unknown_route,
 )
 from nip_lm_server.api.proxy import Proxy
+from nip_lm_server.auth import KeyRing
 from nip_lm_server.engines.deterministic import InjectedFault
 from nip_lm_server.errors import ApiError
 from nip_lm_server.jobs.supervisor import JobSupervisor

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from nip_lm_server.api.auth import make_key_file, without_secrets
+from nip_lm_server.auth import make_key_file, without_secrets
 from nip_lm_server.processes import end_process, read_tail
 from nip_lm_server.spec import ServerSpec, Start
 from nip_lm_server.state.directory import (

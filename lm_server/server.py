@@ -18,7 +18,6 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from nip_lm_server.api.auth import KeyRing, is_loopback, load_keys
 from nip_lm_server.api.connections import (
     ACCEPTED_AT_ONCE,
     BACKLOG,
@@ -27,6 +26,7 @@ from nip_lm_server.api.connections import (
     raise_open_files,
 )
 from nip_lm_server.app import close_server, make_app, open_server
+from nip_lm_server.auth import KeyRing, is_loopback, load_keys
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.processes import process_identity, watch_parent
 from nip_lm_server.spec import Start

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nip_lm_server.formats.tool_calls import ToolCall
+from nip_lm_server.proof import Proof
 
 EngineState = Literal["stopped", "starting", "running", "sleeping", "failed"]
 
@@ -143,19 +144,6 @@ class GenerationResult:
     choices: tuple[Delta, ...]  # whole ones
     prompt_tokens: int
     prompt_token_ids: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Proof:
-    """Evidence that an adapter answers with its own weights.
-
-    `matches` says whether what the served model gave on the probe is what the saved weights
-    give; `detail` carries the figures (distance, tolerance, nearest other adapter). It has
-    ``unchanged: true`` where the adapter changes nothing over the base model.
-    """
-
-    matches: bool
-    detail: dict[str, Any] = field(default_factory=dict)
 
 
 class Engine(ABC):

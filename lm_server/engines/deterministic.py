@@ -30,7 +30,6 @@ from nip_lm_server.engines.base import (
     EngineRequestError,
     GenerationRequest,
     GenerationResult,
-    Proof,
     room_for_answer,
 )
 from nip_lm_server.engines.drawn_answers import deltas_of, draw, drawn_call, follow
@@ -43,16 +42,16 @@ from nip_lm_server.engines.pseudo_tokens import (
     token_ids,
 )
 from nip_lm_server.engines.reply_rules import Reply, ReplyFile, Rule, Template
-from nip_lm_server.training.deterministic import (
-    ADAPTER_FILE,
-    BASE_FILE,
-    DeterministicTrainer,
-    fraction,
-)
+from nip_lm_server.proof import Proof
 
-__all__ = ["ADAPTER_FILE", "DeterministicEngine", "DeterministicTrainer", "InjectedFault"]
-
+ADAPTER_FILE = "adapter.json"
+BASE_FILE = "base.json"
 _FAULT_MEMORY = 200_000  # requests whose number of tries is remembered
+
+
+def fraction(text: str) -> float:
+    """A number in [0, 1) by a stable hash of `text`."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
 class InjectedFault(EngineError):

@@ -27,7 +27,6 @@ from nip_lm_server.engines.base import (
     EngineState,
     GenerationRequest,
     GenerationResult,
-    Proof,
 )
 from nip_lm_server.engines.loading import EmbeddedOptions
 from nip_lm_server.engines.lora import LoraAdapter, read_lora
@@ -46,6 +45,7 @@ from nip_lm_server.engines.requests import (
     with_calls,
 )
 from nip_lm_server.engines.worker import ModelWorker, Pending
+from nip_lm_server.proof import Proof
 from nip_lm_server.spec import base_served_name
 
 SLEEP_TIMEOUT_S = 60.0

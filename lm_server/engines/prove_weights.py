@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from nip_lm_server.engines.base import EngineError, Proof
+from nip_lm_server.engines.base import EngineError
 from nip_lm_server.engines.batching import Decoder
 from nip_lm_server.engines.loading import LoadedModel
 from nip_lm_server.engines.lora import LoraAdapter, LoraFiles, is_transposed
@@ -42,6 +42,7 @@ from nip_lm_server.engines.probes import (
     read_probe,
 )
 from nip_lm_server.formats import chat_template
+from nip_lm_server.proof import Proof
 
 SAME_CHANGE = {"float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
 """Relative distance of two adapters' changes that rounding of their matrices explains."""

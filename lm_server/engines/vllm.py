@@ -3,7 +3,7 @@
 VllmEngine      the `Engine` interface
 vllm_options    its settings, and what may not be one
 vllm_process    how the child is started, asked and ended; vllm_guard: how it dies with the server
-vllm_keys       what runs inside the child: a key on every path, no control tokens in messages
+../vllm_keys    what runs inside the child: a key on every path, no control tokens in messages
 
 Clients' requests are passed through to `upstream`. Nothing here imports vLLM or torch: they are
 in an environment of their own.
@@ -32,7 +32,6 @@ from nip_lm_server.engines.base import (
     Engine,
     EngineError,
     EngineRequestError,
-    Proof,
     Upstream,
 )
 from nip_lm_server.engines.probes import (
@@ -51,6 +50,7 @@ from nip_lm_server.engines.vllm_process import (
     find_executable,
     inspect,
 )
+from nip_lm_server.proof import Proof
 
 MAX_TOP_LOGPROBS = 20
 UNRESPONSIVE_S = 60.0

@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import aiohttp
 
-from nip_lm_server.api.auth import without_secrets
+from nip_lm_server.auth import without_secrets
 from nip_lm_server.engines.base import EngineError, EngineRequestError
 from nip_lm_server.engines.vllm_guard import GRACE_S, end_recorded
 from nip_lm_server.processes import read_tail
@@ -45,7 +45,7 @@ PROGRESS_INTERVAL_S = 15.0
 LOG_LIMIT_BYTES = 16 * 1024 * 1024
 """A log longer than this is moved aside at the next start."""
 
-_KEYS_DIRECTORY = Path(__file__).parent / "vllm_keys"
+_KEYS_DIRECTORY = Path(__file__).parents[1] / "vllm_keys"
 _INSPECT = """
 import importlib.metadata as m, json
 def version(name):

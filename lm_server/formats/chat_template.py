@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from nip_lm_server.engines.vllm_keys.nip_control_tokens import ControlTokens
 from nip_lm_server.formats.tool_calls import ToolForm, find_form
 from nip_lm_server.formats.tool_parameters import template_call
+from nip_lm_server.vllm_keys.nip_control_tokens import ControlTokens
 
 Messages = Sequence[Mapping[str, Any]]
 

@@ -27,11 +27,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nip_lm_server.engines.base import EngineError, Proof
+from nip_lm_server.engines.base import EngineError
 from nip_lm_server.errors import ApiError
 from nip_lm_server.jobs.events import step_data
 from nip_lm_server.jobs.settings import client_param, total_rank
 from nip_lm_server.jobs.table import JobTable
+from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import dump
 from nip_lm_server.state.models import AdapterError
 from nip_lm_server.training.job import (

@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nip_lm_server.api.auth import without_secrets
+from nip_lm_server.auth import without_secrets
 from nip_lm_server.devices import has_cuda
 from nip_lm_server.engines.base import Engine
-from nip_lm_server.engines.deterministic import DeterministicEngine, DeterministicTrainer
+from nip_lm_server.engines.deterministic import DeterministicEngine
 from nip_lm_server.engines.reply_rules import load_replies
 from nip_lm_server.serving.served_base import MakeEngine, Slot
 from nip_lm_server.spec import EngineSpec, ServerSpec, base_served_name
+from nip_lm_server.training.deterministic import DeterministicTrainer
 from nip_lm_server.training.trainers import SubprocessTrainer, Trainer
 from nip_lm_server.version import INSTALL_LOCAL
 

@@ -20,8 +20,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from nip_lm_server.engines.base import Engine, EngineError, Proof
+from nip_lm_server.engines.base import Engine, EngineError
 from nip_lm_server.errors import ApiError, model_not_found
+from nip_lm_server.proof import Proof
 from nip_lm_server.serving.engine_lifecycle import Wanted
 from nip_lm_server.serving.served_base import ServedBase, Slot
 from nip_lm_server.state.database import Database

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from nip_lm_server.devices import one_queue, overlap
-from nip_lm_server.engines.base import Engine, EngineError, Proof
+from nip_lm_server.engines.base import Engine, EngineError
+from nip_lm_server.proof import Proof
 from nip_lm_server.serving.engine_lifecycle import EngineLifecycle
 from nip_lm_server.spec import EngineSpec
 from nip_lm_server.state.database import Database

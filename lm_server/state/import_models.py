@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from nip_lm_server.engines.base import Proof
+from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import Database, dump
 from nip_lm_server.state.directory import DATABASE, MODELS, StateError, check_state_dir
 from nip_lm_server.state.disk import MANIFEST, publish

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nip_lm_server.engines.base import Proof
+from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import UNFINISHED, Database, dump
 from nip_lm_server.state.disk import MANIFEST, publish, sha256_of
 

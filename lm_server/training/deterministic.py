@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from nip_lm_server import formats
+from nip_lm_server.engines.deterministic import ADAPTER_FILE, BASE_FILE, fraction
 from nip_lm_server.engines.pseudo_tokens import token_count
 from nip_lm_server.engines.reply_rules import ReplyFile
 from nip_lm_server.state.disk import damage, sealed
 from nip_lm_server.training.job import TrainingError, TrainingJob, TrainingStopped
 from nip_lm_server.training.trainers import Report, TrainingResult
 
-ADAPTER_FILE = "adapter.json"
-BASE_FILE = "base.json"
 TRAINING_RESULT = "training_result.json"
 _REPORTS = 10  # progress reports of a training
 
@@ -100,11 +99,6 @@ class DeterministicTrainer:
         if step_s:  # a training that takes no time needs none
             _write_checkpoint(job, step, total)
         return step
-
-
-def fraction(text: str) -> float:
-    """A number in [0, 1) by a stable hash of `text`."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
 def _read_inputs(job: TrainingJob) -> _Inputs:

@@ -14,10 +14,10 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from nip_lm_server.api.auth import KeyRing
 from nip_lm_server.api.connections import make_runner
 from nip_lm_server.api.plumbing import Services
 from nip_lm_server.app import close_server, make_app, open_server
+from nip_lm_server.auth import KeyRing
 from nip_lm_server.engines.base import Capabilities, Delta, GenerationRequest, Upstream
 from nip_lm_server.engines.deterministic import DeterministicEngine
 from nip_lm_server.engines.reply_rules import load_replies

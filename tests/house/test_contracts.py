@@ -30,6 +30,11 @@ BROKEN = {
         ("nip_core/rewards.py", "nip_core.stages.session"),
         ("nip_core/run_store/documents.py", "nip_core.evaluation.metrics"),
     ),
+    "The floors of lm_server": (
+        ("lm_server/engines/kv_cache.py", "nip_lm_server.training.job"),
+        ("lm_server/version.py", "nip_lm_server.serving.pool"),
+        ("lm_server/state/disk.py", "nip_lm_server.engines.base"),
+    ),
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from nip_lm_server.api.auth import KeyRing, load_keys, make_key_file
+from nip_lm_server.auth import KeyRing, load_keys, make_key_file
 
 
 def test_each_key_is_accepted_and_nothing_else() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from nip_lm_server import formats, wire
-from nip_lm_server.engines.base import Proof
 from nip_lm_server.engines.reply_rules import ReplyFile
 from nip_lm_server.errors import ApiError
 from nip_lm_server.jobs.run import JobRunner
 from nip_lm_server.jobs.settings import client_param, resolve, total_rank
 from nip_lm_server.jobs.table import JobTable
+from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore

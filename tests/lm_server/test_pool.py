@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nip_lm_server.engines.base import GenerationRequest
+from nip_lm_server.engines.deterministic import ADAPTER_FILE, BASE_FILE
 from nip_lm_server.errors import ApiError
 from nip_lm_server.serving import served_base
 from nip_lm_server.serving.placement import make_slots
@@ -17,7 +18,6 @@ from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.spec import EngineSpec, ServerSpec
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.models import AdapterError, ModelStore
-from nip_lm_server.training.deterministic import ADAPTER_FILE, BASE_FILE
 
 DEADLINE_S = 10.0
 

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from nip_lm_server.__main__ import main
-from nip_lm_server.api.auth import without_secrets
+from nip_lm_server.auth import without_secrets
 from nip_lm_server.devices import has_cuda, overlap
 from nip_lm_server.serving.placement import _for_device, make_slots
 from nip_lm_server.spec import EngineSpec, ServerSpec, Start, base_served_name

@@ -22,8 +22,8 @@ import pytest
 from served_here import CHAT, KEY, Here, serve
 
 from nip_lm_server.api import connections
-from nip_lm_server.api.auth import KeyRing, load_keys
 from nip_lm_server.api.connections import Sparsely
+from nip_lm_server.auth import KeyRing, load_keys
 from nip_lm_server.state.directory import read_card
 
 SECRET = "sk-wait-for-it"

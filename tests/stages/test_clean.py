@@ -13,7 +13,7 @@ from nip_core.run_store.manifest import commit, verify
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import walk
 from nip_core.stages.clean import find_unused
-from nip_lm_server.engines.base import Proof
+from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import Database, dump
 from nip_lm_server.state.files import FileStore, StagedFile
 from nip_lm_server.state.models import ModelStore, adapter_name
