@@ -1,6 +1,6 @@
 """A protocol with its prompts, as agents, groups and the environment look at it.
 
-ProtocolHandler                who speaks when, who sees what, in the terms of the batch's arrays
+ProtocolHandler                its agents and channels, numbered as in the batch's arrays
 CodeValidationProtocolHandler  the same with what an agent's prompts are made of
 CodeValidationAgentSpec        that, for one agent
 
@@ -10,9 +10,6 @@ Nothing is decided here: `game` (`nip_core.game.render.Game`) and `protocol`
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters
@@ -52,15 +49,6 @@ class ProtocolHandler:
         return tuple(self.protocol.channels)
 
     @property
-    def agent_channel_visibility(self) -> tuple[tuple[str, str], ...]:
-        """The (agent, channel) pairs in which the agent reads the channel."""
-        return tuple(
-            (agent, channel)
-            for agent in self.agent_names
-            for channel in self.protocol.visible_channels(agent)
-        )
-
-    @property
     def num_agents(self) -> int:
         """The number of agents."""
         return len(self.agent_names)
@@ -71,38 +59,13 @@ class ProtocolHandler:
         return len(self.protocol.channels)
 
     @property
-    def min_message_rounds(self) -> int:
-        """Rounds before whose last one a verdict is not registered."""
-        return self.protocol.min_message_rounds
-
-    @property
     def max_message_rounds(self) -> int:
         """Rounds after which an episode ends."""
         return self.protocol.max_message_rounds
 
-    def max_verifier_questions(self, seed: int = 0) -> int:
-        """Questions the verifier can ask and still decide, in an episode of this seed."""
-        return self.protocol.max_questions(seed)
-
-    def is_agent_active(self, agent_name: str, round_id: int, channel_name: str, seed: int) -> bool:
-        """True if the agent writes to the channel in this round of an episode of this seed."""
-        return channel_name in self.protocol.active(round_id, seed).get(agent_name, ())
-
     def may_be_silent(self, agent_name: str) -> bool:
         """True if the game goes on, at a price, when the agent has no valid answer."""
         return self.protocol.may_be_silent(agent_name)
-
-    def get_active_agents_mask(self, round_id: int, seed: int) -> np.ndarray[Any, np.dtype[Any]]:
-        """The writers of each channel in a round, as booleans of shape (agent, channel)."""
-        return np.array(
-            [
-                [
-                    self.is_agent_active(agent, round_id, channel, seed)
-                    for channel in self.message_channel_names
-                ]
-                for agent in self.agent_names
-            ]
-        )
 
 
 class CodeValidationProtocolHandler(ProtocolHandler):
