@@ -175,7 +175,7 @@ class JobRunner:
             parent_adapter_path=None if below is None else self._models.path(below),
             training_file=await self._intact(row["training_file"]),
             validation_file=await self._intact(validation) if validation else None,
-            hyperparameters=EffectiveSettings.model_validate_json(row["settings"]),
+            settings=EffectiveSettings.model_validate_json(row["settings"]),
             seed=row["seed"],
             output_dir=self._directory / id / "output",
             job_dir=self._directory / id,
@@ -193,7 +193,7 @@ class JobRunner:
             figures = result.model_dump()
             self._jobs.events.log(id, "trained", **figures)
             facts = {
-                "kind": job.hyperparameters.result,
+                "kind": job.settings.result,
                 "name": row["adapter_name"],
                 "base_model": row["base_model"],
                 "job": id,
@@ -201,9 +201,9 @@ class JobRunner:
                 "parent": row["parent"],
                 "parent_content_digest": parent["content_digest"] if parent else None,
                 "method": row["method"],
-                "settings": job.hyperparameters.model_dump(),
+                "settings": job.settings.model_dump(),
                 "lora_rank": total_rank(
-                    job.hyperparameters, None if below is None else self._models.manifest(below)
+                    job.settings, None if below is None else self._models.manifest(below)
                 ),
                 "seed": row["seed"],
                 "training": figures,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from nip_lm_server import wire
 from nip_lm_server.errors import ApiError, not_found
 from nip_lm_server.jobs.events import JobEvents
-from nip_lm_server.jobs.settings import Plan, resolve
+from nip_lm_server.jobs.settings import resolve
 from nip_lm_server.state.database import UNFINISHED, Database, damaged, dump, load
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore, adapter_digest, adapter_name
@@ -59,17 +59,8 @@ class JobTable:
         #    models, and a key sent again with the same files uploaded anew, go by their content.
         payload_digest = _digest(payload)
         content_digest = _digest(self._with_file_contents(payload))
-        first = self.database.one("SELECT * FROM jobs WHERE idempotency_key = ?", key)
+        first = self._first_job(key, payload_digest, content_digest)
         if first is not None:
-            same = first["payload_digest"] == payload_digest
-            if not same and first["adapter_digest"] != adapter_digest(str(key), content_digest):
-                raise ApiError(
-                    409,
-                    f"Idempotency-Key {key!r} was used for job {first['id']} with another "
-                    "payload: use a new key for a new job",
-                    code="idempotency_key_reused",
-                    param="Idempotency-Key",
-                )
             return self.object(first), False
         # 2. What can't be trained is refused before anything is written.
         self._check_files(request)
@@ -78,18 +69,6 @@ class JobTable:
         # 3. From here on there is a job.
         id = "ftjob-" + secrets.token_hex(12)
         digest = adapter_digest(key or id, content_digest)
-        self._enter(id, key, payload_digest, digest, request, plan)
-        return self.retrieve(id), True
-
-    def _enter(
-        self,
-        id: str,
-        key: str | None,
-        payload_digest: str,
-        digest: str,
-        request: CreateJobRequest,
-        plan: Plan,
-    ) -> None:
         with self.database.transaction():
             seq = self.database.insert(
                 "jobs",
@@ -119,6 +98,25 @@ class JobTable:
                 self.events.add(id, plan.note, level="warn")
         facts = {"model": request.model, "method": plan.method}
         self.events.log(id, "created", key=key, **facts, settings=plan.settings.model_dump())
+        return self.retrieve(id), True
+
+    def _first_job(
+        self, key: str | None, payload_digest: str, content_digest: str
+    ) -> sqlite3.Row | None:
+        """The job that was made under this key. Raises ApiError 409 if that is another one."""
+        first = self.database.one("SELECT * FROM jobs WHERE idempotency_key = ?", key)
+        if first is None:
+            return None
+        same = first["payload_digest"] == payload_digest
+        if not same and first["adapter_digest"] != adapter_digest(str(key), content_digest):
+            raise ApiError(
+                409,
+                f"Idempotency-Key {key!r} was used for job {first['id']} with another "
+                "payload: use a new key for a new job",
+                code="idempotency_key_reused",
+                param="Idempotency-Key",
+            )
+        return first
 
     def _with_file_contents(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """The payload with the SHA-256 of each file that is there in place of its id."""

@@ -26,7 +26,7 @@ def common_arguments(job: TrainingJob) -> dict[str, Any]:
     """
     import torch
 
-    settings = job.hyperparameters
+    settings = job.settings
     device = choose_device()
     precision = choose_precision(settings, device)
     checkpointing = settings.gradient_checkpointing

@@ -57,7 +57,7 @@ class DeterministicTrainer:
         del started
         begin = time.monotonic()
         inputs = await asyncio.to_thread(_read_inputs, job)
-        settings = job.hyperparameters
+        settings = job.settings
         total = settings.n_epochs * math.ceil(len(inputs.examples) / settings.batch_size)
         done = _newest_checkpoint(job, total)
         if done:
@@ -142,7 +142,7 @@ def _has_no_signal(job: TrainingJob, examples: Sequence[Any]) -> bool:
     """Return whether every advantage is zero, so that a policy gradient would be too."""
     if job.method != "trajectories":
         return False
-    mode = job.hyperparameters.advantage
+    mode = job.settings.advantage
     if mode == "given" or (mode is None and examples[0].advantage is not None):
         return all(example.advantage == 0 for example in examples)
     rewards: dict[str, set[float]] = {}
@@ -161,12 +161,12 @@ def _write_model(job: TrainingJob, inputs: _Inputs, result: TrainingResult) -> N
         "method": job.method,
         "examples": len(inputs.examples),
         "examples_digest": inputs.content_digest,
-        "settings": job.hyperparameters.model_dump(),
+        "settings": job.settings.model_dump(),
         "seed": job.seed,
     }
     shutil.rmtree(job.output_dir, ignore_errors=True)
     job.output_dir.mkdir(parents=True)
-    name = BASE_FILE if job.hyperparameters.result == "base" else ADAPTER_FILE
+    name = BASE_FILE if job.settings.result == "base" else ADAPTER_FILE
     (job.output_dir / name).write_text(json.dumps(model, sort_keys=True, indent=1))
     (job.output_dir / TRAINING_RESULT).write_text(
         result.model_dump_json(indent=1, exclude={"examples"})
@@ -198,13 +198,13 @@ def _message(text: str) -> dict[str, Any]:
 
 
 def _progress(job: TrainingJob, step: int, total: int, learned: int) -> dict[str, Any]:
-    epochs = job.hyperparameters.n_epochs
+    epochs = job.settings.n_epochs
     return {
         "type": "progress",
         "step": step,
         "total_steps": total,
         "loss": None,
-        "learning_rate": job.hyperparameters.learning_rate,
+        "learning_rate": job.settings.learning_rate,
         "epoch": round(epochs * step / total, 3),
         "tokens": learned * epochs * step // total,
     }

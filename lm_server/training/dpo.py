@@ -99,7 +99,7 @@ def build_trainer(
         def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
             return dataset  # encoded already
 
-    settings = job.hyperparameters
+    settings = job.settings
     trainer = Trainer(
         model=model,
         ref_model=reference_model(job),
@@ -125,7 +125,7 @@ def build_trainer(
 
 def reference_model(job: TrainingJob) -> Any:
     """A frozen model of its own, where switching the adapter off doesn't give the reference."""
-    settings = job.hyperparameters
+    settings = job.settings
     parent = loading.read_parent(job)
     from_base = settings.dpo_reference == "base"
     if settings.use_lora and not (from_base and settings.start_from == "stack" and parent):
@@ -137,7 +137,7 @@ def reference_model(job: TrainingJob) -> Any:
 
 
 def _needs_copy(job: TrainingJob) -> bool:
-    settings = job.hyperparameters
+    settings = job.settings
     return settings.start_from == "continue" and settings.dpo_reference != "base"
 
 

@@ -58,7 +58,7 @@ class TrainingJob(BaseModel):
     ``checkpoints`` is left as it was.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     method: Literal["supervised", "dpo", "trajectories"]
     base_model_path: str
@@ -67,7 +67,8 @@ class TrainingJob(BaseModel):
     """The adapter that `start_from` speaks of; None where the base model is the start."""
     training_file: Path
     validation_file: Path | None = None
-    hyperparameters: EffectiveSettings
+    settings: EffectiveSettings = Field(alias="hyperparameters")
+    """In ``job.json`` they are the `hyperparameters`."""
     seed: int = Field(ge=0)
     output_dir: Path
     job_dir: Path = Field(Path(), exclude=True)
@@ -89,7 +90,7 @@ class TrainingJob(BaseModel):
         """Write ``job.json`` for `read_job`."""
         self.job_dir.mkdir(parents=True, exist_ok=True)
         part = self.job_dir / "job.json.part"
-        part.write_text(self.model_dump_json(indent=1))
+        part.write_text(self.model_dump_json(indent=1, by_alias=True))
         part.rename(self.job_dir / "job.json")
 
 

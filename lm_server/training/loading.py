@@ -66,7 +66,7 @@ def load_text(job: TrainingJob) -> Text:
         tokenizer=tokenizer,
         stop_tokens=chat_template.stop_token_ids(tokenizer, _generation_config(job)),
         context=context,
-        max_length=min(job.hyperparameters.max_length, context or 2**31),
+        max_length=min(job.settings.max_length, context or 2**31),
     )
 
 
@@ -79,7 +79,7 @@ def load_start(job: TrainingJob) -> Any:
     import peft  # noqa: F401  # all that is heavy, before the next line
 
     gc.freeze()  # modules stay for good; searching them for garbage takes longer than small jobs
-    settings = job.hyperparameters
+    settings = job.settings
     parent = read_parent(job)
     # 1. A copy of the parent adapter is trained on.
     if parent is not None and settings.use_lora and settings.start_from == "continue":
@@ -104,7 +104,7 @@ def read_parent(job: TrainingJob) -> "LoraFiles | None":
     """The parent adapter's matrices, or None. Raises TrainingError if it can't be read."""
     from nip_lm_server.engines.lora import read_lora
 
-    if job.parent_adapter_path is None or job.hyperparameters.start_from == "base":
+    if job.parent_adapter_path is None or job.settings.start_from == "base":
         return None
     try:
         return read_lora(job.parent_adapter_path)
@@ -119,7 +119,7 @@ def load_base(job: TrainingJob, *, trained: bool = False) -> Any:
 
     from nip_lm_server.training.arguments import choose_device, choose_precision
 
-    settings = job.hyperparameters
+    settings = job.settings
     device = choose_device()
     precision = choose_precision(settings, device)
     options: dict[str, Any] = {"dtype": torch.float32 if trained else getattr(torch, precision)}
@@ -210,7 +210,7 @@ def _continued(job: TrainingJob, model: Any, parent: "LoraFiles") -> Any:
     check_fits(model, parent)
     config = LoraConfig.from_pretrained(str(parent.path))
     config.inference_mode = False
-    config.lora_dropout = job.hyperparameters.lora_dropout
+    config.lora_dropout = job.settings.lora_dropout
     return PeftModel.from_pretrained(
         _prepared(job, model), parent.path, config=config, is_trainable=True
     )
@@ -220,7 +220,7 @@ def _with_new_adapter(job: TrainingJob, model: Any) -> Any:
     from peft import LoraConfig, get_peft_model
     from transformers import set_seed
 
-    settings = job.hyperparameters
+    settings = job.settings
     set_seed(job.seed)  # the adapter's initial values are drawn here
     if isinstance(settings.lora_target_modules, list):
         check_targets(model, settings.lora_target_modules)
@@ -264,7 +264,7 @@ def check_targets(model: Any, targets: Sequence[str]) -> None:
 
 def _prepared(job: TrainingJob, model: Any) -> Any:
     """A quantized model made ready for adapters; any other as it is."""
-    if job.hyperparameters.quantization == "none":
+    if job.settings.quantization == "none":
         return model
     from peft import prepare_model_for_kbit_training
 

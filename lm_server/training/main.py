@@ -80,17 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _train(job: TrainingJob, events: Events) -> int:
     # What arrives before training listens finds nothing worth a checkpoint.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
-    try:
-        _prepare_and_run(job, events)
-    except TrainingStopped as stopped:
-        events.message(f"stopped after step {stopped.step}; a checkpoint was written")
-        return STOPPED
-    return 0
-
-
-def _prepare_and_run(job: TrainingJob, events: Events) -> None:
     started_s = time.monotonic()
-    if job.hyperparameters.packing and job.method != "supervised":
+    if job.settings.packing and job.method != "supervised":
         message = f"{job.method} can't be trained with packing"
         raise TrainingError("packing_unsupported", message, "packing")
     # 1. Read and check: tokenizer and data, before anything heavy is imported.
@@ -100,7 +91,12 @@ def _prepare_and_run(job: TrainingJob, events: Events) -> None:
     # 3. Train and write, alike for all methods.
     from nip_lm_server.training.runner import run
 
-    run(prepared, job, text, events, started_s)
+    try:
+        run(prepared, job, text, events, started_s)
+    except TrainingStopped as stopped:
+        events.message(f"stopped after step {stopped.step}; a checkpoint was written")
+        return STOPPED
+    return 0
 
 
 def as_training_error(error: Exception) -> TrainingError:
@@ -126,7 +122,7 @@ def launch_command(job: TrainingJob, devices: int) -> list[str] | None:
     """The command that trains with several of `devices` GPUs, or None if one process is enough."""
     from nip_lm_server.training.arguments import process_count
 
-    processes = process_count(job.hyperparameters, devices)
+    processes = process_count(job.settings, devices)
     if processes < 2:
         return None
     return [

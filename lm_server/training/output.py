@@ -39,7 +39,7 @@ def save_trained(job: TrainingJob, model: Any) -> dict[str, Any] | None:
 
     The weights come back on the CPU, by name.
     """
-    if not job.hyperparameters.use_lora:
+    if not job.settings.use_lora:
         return {name: p.detach().cpu() for name, p in model.named_parameters()}
     directory = _adapter_dir(job)
     shutil.rmtree(directory, ignore_errors=True)
@@ -64,7 +64,7 @@ def write_output(
     job.output_dir.mkdir(parents=True, exist_ok=True)
     parent = loading.read_parent(job)
     # 1. The weights.
-    if job.hyperparameters.result == "adapter":
+    if job.settings.result == "adapter":
         unchanged = _write_adapter(job, parent)
         _sort_config(job.output_dir)
     else:
@@ -129,13 +129,13 @@ def _sort_config(directory: Path) -> None:
 
 def _adapter_dir(job: TrainingJob) -> Path:
     """Return the trained adapter's place: the output if it is the result, else one beside."""
-    settings = job.hyperparameters
+    settings = job.settings
     plain = settings.result == "adapter" and not _is_stack(job)
     return job.output_dir if plain else job.checkpoints_dir.parent / "trained_adapter"
 
 
 def _is_stack(job: TrainingJob) -> bool:
-    return job.parent_adapter_path is not None and job.hyperparameters.start_from == "stack"
+    return job.parent_adapter_path is not None and job.settings.start_from == "stack"
 
 
 def _read_trained(job: TrainingJob) -> "LoraFiles":
@@ -186,7 +186,7 @@ def _write_base(
     model = _load_plain(job, job.base_model_path, loading.base_dtype(job), "cpu")
     if weights is None:
         trained = _read_trained(job)
-        continued = job.hyperparameters.start_from == "continue" and parent is not None
+        continued = job.settings.start_from == "continue" and parent is not None
         unchanged = same_weights(parent if continued else None, trained)
         stacked = parent is not None and not continued
         loading.merge(model, concatenate(parent, trained) if stacked and parent else trained)
@@ -214,13 +214,13 @@ def _probe(job: TrainingJob, text: loading.Text) -> dict[str, Any]:
     from nip_lm_server.training.arguments import choose_device, choose_precision
 
     device = choose_device()
-    precision = choose_precision(job.hyperparameters, device)
+    precision = choose_precision(job.settings, device)
     tokens = probe_tokens(text.tokenizer, text.context or 2**31)
     for place in (device, "cpu"):
         try:
             model = _load_plain(job, job.base_model_path, getattr(torch, precision), place)
             base = _logprobs(model, tokens)
-            if job.hyperparameters.result == "adapter":
+            if job.settings.result == "adapter":
                 with applied(model, read_lora(job.output_dir)):
                     saved = _logprobs(model, tokens)
             else:

@@ -41,7 +41,7 @@ def run(
     `started_s` is `time.monotonic()` at the job's beginning. Raises TrainingError, or
     `TrainingStopped` after SIGTERM. The trainer is of no use afterwards.
     """
-    settings, trainer = job.hyperparameters, prepared.trainer
+    settings, trainer = job.settings, prepared.trainer
     if trainer is None:
         _write_unchanged(prepared.unchanged, job, text, started_s)
         return
@@ -95,7 +95,7 @@ def run(
 
 def _listen(trainer: Any, job: TrainingJob, events: Events) -> checkpoints.CheckpointCallback:
     trainer.checkpoints_dir = job.checkpoints_dir
-    steps = job.hyperparameters.checkpoint_steps
+    steps = job.settings.checkpoint_steps
     stopper = checkpoints.CheckpointCallback(steps, agree=_agree(trainer))
     stopper.listen()
     trainer.add_callback(stopper)

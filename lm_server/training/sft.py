@@ -62,7 +62,7 @@ def build_trainer(
     class Trainer(CheckpointedTrainer, SFTTrainer):  # type: ignore[misc]
         pass
 
-    packing = job.hyperparameters.packing
+    packing = job.settings.packing
     if packing is None:
         packing = choose_device() == "cuda" and keeps_apart(model)
     elif packing and not keeps_apart(model):

@@ -29,7 +29,7 @@ def prepare(job: TrainingJob, text: loading.Text, events: Events) -> loading.Pre
 
     There is no trainer where no episode has an advantage other than 0.
     """
-    settings = job.hyperparameters
+    settings = job.settings
     mode = settings.advantage
     training = read_episodes(job.training_file, text, mode, "training_file")
     validation = read_episodes(job.validation_file, text, mode, "validation_file")

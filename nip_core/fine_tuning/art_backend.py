@@ -63,6 +63,7 @@ from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView, Refus
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.jobs.submissions import LiveSubmission, Submissions
 from nip_core.redaction import read_key, redact
+from nip_lm_server.client import NipSettings
 
 _GROUP = "art"
 _Model: TypeAlias = "art.TrainableModel[Any, Any]"
@@ -354,7 +355,7 @@ class LmServerBackend:
         model: _Model,
         method: str,
         data: Data,
-        settings: tuple[dict[str, Any], dict[str, Any]],
+        settings: tuple[dict[str, Any], NipSettings],
         counted: dict[str, float],
     ) -> StepJob:
         """Submit the job of the next step, or find the one that was submitted before."""
@@ -374,7 +375,7 @@ class LmServerBackend:
                 )
             return StepJob(number, newest[0], counted)
         # 3. Say what the job is.
-        hyper_parameters, extensions = settings
+        hyper_parameters, nip = settings
         seed = model_options(model._internal_config).seed
 
         def make_spec(submission: int) -> JobSpec:
@@ -387,7 +388,7 @@ class LmServerBackend:
                 method=method,
                 seed=derive_seed(run_id) if seed is None else seed,
                 hyper_parameters=hyper_parameters,
-                extensions=extensions,
+                nip=nip,
             )
 
         # 4. What was cut short with other data makes room; then submit, or find it.

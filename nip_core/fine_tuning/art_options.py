@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nip_core.errors import SettingsError
+from nip_lm_server.client import NipSettings
 
 DEFAULT_BATCH_SIZE = 8
 _PPO_CLIP = 0.2
@@ -193,8 +194,8 @@ def refuse_server_arguments(config: Mapping[str, Any] | None) -> None:
 
 def job_settings(
     options: TrainOptions, model: ModelOptions, *, repeats: int = 1
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Hyper-parameters and extensions of a job of method `trajectories`.
+) -> tuple[dict[str, Any], NipSettings]:
+    """Hyper-parameters and the server's own settings of a job of method `trajectories`.
 
     `repeats`: how many times the data has each line. A step then takes as many lines more, so
     that it stays the same step.
@@ -209,23 +210,23 @@ def job_settings(
         "kl_penalty": options.kl_penalty_coef,
         "advantage": "given",
     }
-    return hyper_parameters, _extensions(options.learning_rate, model)
+    return hyper_parameters, _nip_settings(options.learning_rate, model)
 
 
 def sft_settings(
     options: SftOptions, model: ModelOptions, *, repeats: int = 1
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Hyper-parameters and extensions of a job of method `supervised`; see `job_settings`."""
+) -> tuple[dict[str, Any], NipSettings]:
+    """Hyper-parameters and own settings of a job of method `supervised`; see `job_settings`."""
     batch = min(256, options.batch_size * repeats)
-    return {"n_epochs": 1, "batch_size": batch}, _extensions(options.learning_rate, model)
+    return {"n_epochs": 1, "batch_size": batch}, _nip_settings(options.learning_rate, model)
 
 
-def _extensions(learning_rate: float, model: ModelOptions) -> dict[str, Any]:
+def _nip_settings(learning_rate: float, model: ModelOptions) -> NipSettings:
     settings = model.model_dump(exclude={"batch_size", "n_epochs", "seed"}, exclude_none=True)
     if not model.use_lora:
         for name in ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules"):
             settings.pop(name, None)
-    return {"learning_rate": learning_rate, **settings}
+    return NipSettings.model_construct(learning_rate=learning_rate, **settings)
 
 
 def _without(given: Mapping[str, Any], cant: Mapping[str, Any]) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
         # 1. Make the lines, by the settings that this server takes.
         trajectories = as_ours(TrajectoryCollection, trajectories)
         config, run_id = self.config, trajectories.run_id
-        words, extensions = await self._settings()
+        words, nip = await self._settings()
         data, examples = to_jsonl_rows(
             trajectories,
             config.method,
@@ -111,7 +111,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
                 method=config.method,
                 seed=config.seed,
                 hyper_parameters=words,
-                extensions=extensions,
+                nip=nip,
                 integrations=config.integrations,
             )
 
@@ -247,24 +247,24 @@ class OpenAITrainerAdapter(TrainerAdapter):
         if self._nip is None:
             await self._problem()
 
-    async def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    async def _settings(self) -> tuple[dict[str, Any], NipSettings]:
         """The settings to send. Raises SettingsError where the server has no words for them."""
         if self._nip is None:
             problem = await self._problem()
             if self._nip is None:
                 raise UnhealthyError(str(problem))
         config = self.config
-        words, extensions = config.settings()
+        words, nip = config.settings()
         wrong = None
         if self._nip and config.wandb_project is not None:
             wrong = "wandb_project: only OpenAI reports its jobs there"
         elif not self._nip and config.method == "trajectories":
             wrong = "method trajectories needs a server of nip"
-        elif not self._nip and extensions:
-            wrong = f"hyperparameters {sorted(extensions)} need a server of nip"
+        elif not self._nip and nip:
+            wrong = f"hyperparameters {sorted(nip)} need a server of nip"
         if wrong is not None:
             raise SettingsError(f"{config.url}: {wrong}")
-        return words, extensions
+        return words, NipSettings.model_construct(**nip)
 
     def _number(self, ref: TrainingJobRef) -> int:
         """The number of the submission; of a reference without one, the newest."""

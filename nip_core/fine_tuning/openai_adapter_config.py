@@ -72,10 +72,10 @@ class OpenAITrainerAdapterConfig(TrainerAdapterConfig):
     def _check(self) -> Self:
         if self.reward_threshold is not None and self.method != "supervised":
             raise ValueError(f"reward_threshold: only for supervised, not for {self.method}")
-        words, extensions = self.settings()
+        words, nip = self.settings()
         for model, given in (
             (METHOD_HYPERPARAMETERS[self.method], words),
-            (NipSettings, extensions),
+            (NipSettings, nip),
         ):
             _check_values(model, given)
         if words.get("advantage") == "given":

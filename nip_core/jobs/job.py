@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 from nip_core.errors import NipError
 from nip_core.hashing import derive_key
+from nip_lm_server.client import NipSettings
 
 FORMAT_VERSION = 1
 KEY_METADATA = "nip_key"
@@ -114,8 +115,8 @@ class JobSpec:
     method: str = "supervised"
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
     """n_epochs, batch_size, learning_rate_multiplier: what the OpenAI API has words for."""
-    extensions: Mapping[str, Any] = field(default_factory=dict)
-    """LoRA and optimizer settings, for our own server only."""
+    nip: NipSettings = field(default_factory=NipSettings)
+    """LoRA and optimizer settings, for our own server only; sent are those that are set."""
     attempt: int = 0  # grows with each deliberate resubmission
     suffix: str | None = None  # readable part of the new model's name, where the back-end has one
     validation_examples: int = 0  # lines of the validation file; 0: there is none
@@ -125,8 +126,8 @@ class JobSpec:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Hyper-parameters and extensions as one mapping."""
-        return {**self.hyper_parameters, "nip": dict(self.extensions)}
+        """Hyper-parameters and the server's own settings as one mapping, as they are sent."""
+        return {**self.hyper_parameters, "nip": self.nip.model_dump(exclude_unset=True)}
 
     @property
     def key(self) -> str:

@@ -94,9 +94,10 @@ class OpenAIBackend:
     async def create_job(
         self, spec: JobSpec, file_id: str, validation_file_id: str | None = None
     ) -> JobView:
-        if spec.extensions and not self._extensions:
+        nip = spec.nip.model_dump(exclude_unset=True)
+        if nip and not self._extensions:
             raise Refused(
-                f"{self._address} has no words for {sorted(spec.extensions)}; leave these "
+                f"{self._address} has no words for {sorted(nip)}; leave these "
                 "settings out, or use a server of nip"
             )
         method = {
@@ -110,8 +111,8 @@ class OpenAIBackend:
             body["validation_file"] = validation_file_id
         if spec.integrations:
             body["integrations"] = [dict(integration) for integration in spec.integrations]
-        if spec.extensions:
-            body["nip"] = dict(spec.extensions)
+        if nip:
+            body["nip"] = nip
         # The whole body goes as `extra_body`, so that no version of the client drops a word of it.
         job = await self._call(
             self._client.fine_tuning.jobs.create(

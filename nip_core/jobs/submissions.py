@@ -32,7 +32,7 @@ from nip_core.jobs.ledger import Ledger
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.run import RUN_NAME, RunStore
 from nip_core.run_store.store import open_store
-from nip_lm_server.client import ENDED_STATUSES
+from nip_lm_server.client import ENDED_STATUSES, NipSettings
 
 FORMAT_VERSION = 1
 _LEASE_TTL_S = 10.0
@@ -111,7 +111,7 @@ class Submissions:
         method: str,
         seed: int,
         hyper_parameters: dict[str, Any],
-        extensions: dict[str, Any],
+        nip: NipSettings,
         integrations: Sequence[Mapping[str, Any]] = (),
     ) -> JobSpec:
         """The job of a submission."""
@@ -127,7 +127,7 @@ class Submissions:
             examples=examples,
             method=method,
             hyper_parameters=hyper_parameters,
-            extensions=extensions,
+            nip=nip,
             suffix=f"{run}-{number:04d}",
             integrations=integrations,
         )

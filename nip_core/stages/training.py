@@ -30,6 +30,7 @@ from nip_core.stages.rerun import next_attempt
 from nip_core.stages.session import Session
 from nip_core.trainers.dataset import open_dataset
 from nip_core.trainers.lines import ADVANTAGE
+from nip_lm_server.client import NipSettings
 
 Step = Literal["go_on", "keep_model", "try_again", "stop"]
 
@@ -189,7 +190,7 @@ def group_job(
     validation_digest: str | None = None,
 ) -> JobSpec:
     """The job of a group on this data, trained as the settings say, in the loop or by hand."""
-    hyper_parameters, extensions = training_settings(
+    hyper_parameters, nip = training_settings(
         parameters, group, from_base=parent.is_base, can_stack=parent.can_stack, method=method
     )
     return JobSpec(
@@ -203,7 +204,7 @@ def group_job(
         examples=examples,
         method=method,
         hyper_parameters=hyper_parameters,
-        extensions=extensions,
+        nip=nip,
         attempt=attempt,
         suffix=suffix or f"{run}-{iteration:04d}-{group}",
         validation_examples=validation_examples,
@@ -228,7 +229,7 @@ def training_settings(
     from_base: bool,
     can_stack: bool = True,
     method: str = "supervised",
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, Any], NipSettings]:
     """The settings with which a group is trained: those that its API has words for, and the rest.
 
     The first are the hyper-parameters of the method. Only what the method and the server take is
@@ -236,9 +237,8 @@ def training_settings(
     another can be trained over it.
     """
     agent = parameters.group_parameters(group)
-    if from_base:
-        start_from = "base"
-    else:
+    start_from: Literal["base", "continue", "stack"] = "base"
+    if not from_base:
         start_from = "stack" if agent.stack_lora_adapters and can_stack else "continue"
     hyper_parameters: dict[str, Any] = {"n_epochs": agent.num_epochs or parameters.rl.num_epochs}
     if method == "dpo" and agent.dpo_beta is not None:
@@ -251,30 +251,32 @@ def training_settings(
             hyper_parameters["clip_high"] = gradient.clip_high
         hyper_parameters["kl_penalty"] = gradient.kl_penalty
     if not speaks_nip(agent):
-        return hyper_parameters, {}
+        return hyper_parameters, NipSettings()
     hyper_parameters["batch_size"] = agent.per_device_train_batch_size
-    extensions: dict[str, Any] = {
-        "learning_rate": parameters.rl.lr,
-        "lr_scheduler": parameters.fine_tuning.lr_scheduler,
-        "warmup_ratio": parameters.fine_tuning.warmup_ratio,
-        "weight_decay": parameters.fine_tuning.weight_decay,
-        "start_from": start_from,
-    }
+    # Set is what is to be sent, as it stands here: a job's key goes by it, 8 is another than 8.0.
+    sometimes: dict[str, Any] = {}
     if parameters.rl.max_grad_norm != 1.0:  # the server's own, which earlier jobs were made with
-        extensions["max_grad_norm"] = parameters.rl.max_grad_norm
+        sometimes["max_grad_norm"] = parameters.rl.max_grad_norm
     if agent.use_lora:
-        extensions["lora_rank"] = agent.lora_rank
-        extensions["lora_alpha"] = agent.effective_lora_alpha
-        extensions["lora_dropout"] = agent.lora_dropout
+        sometimes["lora_rank"] = agent.lora_rank
+        sometimes["lora_alpha"] = agent.effective_lora_alpha
+        sometimes["lora_dropout"] = agent.lora_dropout
     else:
-        extensions["use_lora"] = False
+        sometimes["use_lora"] = False
     if method == "dpo" and agent.dpo_sft_weight:
-        extensions["dpo_sft_weight"] = agent.dpo_sft_weight
+        sometimes["dpo_sft_weight"] = agent.dpo_sft_weight
     if parameters.fine_tuning.max_length is not None:
-        extensions["max_length"] = parameters.fine_tuning.max_length
+        sometimes["max_length"] = parameters.fine_tuning.max_length
     if agent.quantization != "none" and not is_deterministic(parameters, agent):
-        extensions["quantization"] = "4bit"  # as bitsandbytes holds it in the engine
-    return hyper_parameters, extensions
+        sometimes["quantization"] = "4bit"  # as bitsandbytes holds it in the engine
+    return hyper_parameters, NipSettings.model_construct(
+        learning_rate=parameters.rl.lr,
+        lr_scheduler=parameters.fine_tuning.lr_scheduler,
+        warmup_ratio=parameters.fine_tuning.warmup_ratio,
+        weight_decay=parameters.fine_tuning.weight_decay,
+        start_from=start_from,
+        **sometimes,
+    )
 
 
 def _attempt(session: Session, iteration: int, group: str) -> int:

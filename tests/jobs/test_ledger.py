@@ -26,6 +26,7 @@ from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import RunStore
+from nip_lm_server.client import NipSettings
 
 SETTLE_S = 8.0
 DATASET = b"".join(
@@ -42,7 +43,7 @@ SPEC = JobSpec(
     seed=7,
     examples=12,
     hyper_parameters={"n_epochs": 3},
-    extensions={"lora_rank": 8},
+    nip=NipSettings(lora_rank=8),
     suffix="quick-0000-shared",
 )
 

@@ -19,6 +19,7 @@ from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import RunStore
 from nip_lm_server import launch as owner
+from nip_lm_server.client import NipSettings
 from nip_lm_server.launch import ServerHandle
 from nip_lm_server.spec import ServerSpec
 
@@ -33,7 +34,7 @@ SPEC = JobSpec(
     seed=7,
     examples=12,
     hyper_parameters={"n_epochs": 2, "batch_size": 4},
-    extensions={"lora_rank": 8, "learning_rate": 1.23e-5},
+    nip=NipSettings(lora_rank=8, learning_rate=1.23e-5),
     suffix="quick-0000-shared",
 )
 
@@ -115,7 +116,7 @@ async def test_settings_without_words_at_openai_are_refused_before_anything_is_s
     with pytest.raises(Refused, match="learning_rate"):
         await backend.create_job(SPEC, "file-0")
     assert wire.creates == []
-    await backend.create_job(replace(SPEC, extensions={}), "file-0")
+    await backend.create_job(replace(SPEC, nip=NipSettings()), "file-0")
     assert "nip" not in wire.creates[0][1]
     await backend.aclose()
 

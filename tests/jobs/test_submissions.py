@@ -20,6 +20,7 @@ from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.jobs.submissions import LiveSubmission, Submissions, run_name
 from nip_core.run_store.lease import read_lease
 from nip_core.run_store.run import RUN_NAME
+from nip_lm_server.client import NipSettings
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ class Sender:
                 method="supervised",
                 seed=3,
                 hyper_parameters={"n_epochs": 1},
-                extensions={},
+                nip=NipSettings(),
             )
 
         return await self.submissions.submit(run_id, make, data, backend)

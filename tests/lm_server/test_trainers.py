@@ -71,7 +71,7 @@ class Run:
             method="supervised",
             base_model_path="/base",
             training_file=directory / "train.jsonl",
-            hyperparameters=EffectiveSettings.model_validate(SETTINGS),
+            settings=EffectiveSettings.model_validate(SETTINGS),
             seed=5,
         )
         self.events: list[dict[str, Any]] = []
@@ -122,7 +122,7 @@ def test_a_training_reports_while_it_runs_and_gives_its_figures(tmp_path: Path) 
         "parent_adapter_path": None,
         "training_file": str(tmp_path / "train.jsonl"),
         "validation_file": None,
-        "hyperparameters": run.job.hyperparameters.model_dump(),
+        "hyperparameters": run.job.settings.model_dump(),
         "seed": 5,
         "output_dir": str(tmp_path / "job" / "output"),
     }

@@ -27,7 +27,7 @@ SETTINGS = {"lr_scheduler": "constant", "learning_rate": 0.001, "checkpoint_step
     [(8, 0, 1), (8, 1, 1), (8, 2, 2), (8, 3, 2), (6, 4, 3), (7, 4, 1), (1, 8, 1)],
 )
 def test_as_many_gpus_as_share_the_batch_evenly(tmp_path, batch_size, devices, processes):
-    settings = read_job(make_job("model", tmp_path / "job", batch_size=batch_size)).hyperparameters
+    settings = read_job(make_job("model", tmp_path / "job", batch_size=batch_size)).settings
     assert process_count(settings, devices) == processes
 
 

@@ -78,9 +78,7 @@ async def test_the_configured_hyper_parameters_are_those_of_the_trainer(
     training, validation = write_payloads(dataset, out, tmp_path, "it")
     examples = len(training.read_bytes().splitlines())
     assert validation is not None and 10 <= examples < 20
-    hyper_parameters, extensions = training_settings(
-        parameters, "all", from_base=True, method=method
-    )
+    hyper_parameters, nip = training_settings(parameters, "all", from_base=True, method=method)
     assert {name: hyper_parameters.get(name) for name in OF_METHOD[method]} == OF_METHOD[method]
     spec = JobSpec(
         run="rate",
@@ -93,7 +91,7 @@ async def test_the_configured_hyper_parameters_are_those_of_the_trainer(
         examples=examples,
         method=method,
         hyper_parameters=hyper_parameters,
-        extensions=extensions,
+        nip=nip,
         validation_examples=20 - examples,
         validation_digest="v",
     )
@@ -170,10 +168,12 @@ async def test_the_learning_rate_of_an_adapter_is_the_one_that_the_trainer_gets_
 
 
 def test_a_norm_that_was_not_set_is_not_sent_so_that_jobs_made_before_it_keep_their_keys() -> None:
-    def extensions(**rl: float) -> dict[str, Any]:
+    def nip(**rl: float) -> dict[str, Any]:
         parameters = load_parameters({**CONFIGURATION, "rl": rl})
-        return training_settings(parameters, "all", from_base=True)[1]
+        return training_settings(parameters, "all", from_base=True)[1].model_dump(
+            exclude_unset=True
+        )
 
-    assert "max_grad_norm" not in extensions()
-    assert extensions() == extensions(max_grad_norm=1.0)
-    assert extensions(max_grad_norm=0.25) == extensions() | {"max_grad_norm": 0.25}
+    assert "max_grad_norm" not in nip()
+    assert nip() == nip(max_grad_norm=1.0)
+    assert nip(max_grad_norm=0.25) == nip() | {"max_grad_norm": 0.25}
