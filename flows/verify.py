@@ -41,7 +41,7 @@ def verify(
     if _is_running(tree):
         findings.notes.append("the run is being run: what is just written may look missing")
     if as_json:
-        print_json(summarise(tree, findings))
+        print_json(summarise(findings))
     else:
         for problem in findings.problems.values():
             typer.echo(str(problem))
@@ -51,7 +51,7 @@ def verify(
             typer.echo(f"not checked: {note}")
         count = len(findings.problems)
         typer.echo(
-            f"run {run}: {findings.files} files, {findings.bytes} bytes read, "
+            f"run {run}: {len(findings.present)} files, {findings.bytes} bytes read, "
             f"{count or 'no'} {'problem' if count == 1 else 'problems'}, "
             f"{len(findings.unknown)} unknown"
         )

@@ -4,7 +4,7 @@ verify_all       the problems of a whole run, what was not checked, and the file
 verify_run       the same without the servers that have trained its models
 check_run        raise for what a run lacks or has damaged, before it is taken for finished
 check_presence   the same without reading the tables
-Findings         what was found
+Check            the files of a run while they are checked, and what is found
 
 What is covered: all files that a manifest names (there, size, SHA-256, rows), all documents with
 a checksum, and that each says of the others what these say of themselves: shards and their split,
@@ -18,11 +18,11 @@ what only follows from it is not named once more.
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,9 +31,10 @@ from nip_core.errors import CorruptionError, StoreError
 from nip_core.run_store.manifest import MANIFEST, Manifest, measure, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, Store, walk
+from nip_core.stages.rerun import stage_of, unfinished_rewinds
 
+T = TypeVar("T")
 _SHOWN = 3
-_MISSING = "missing"
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,19 @@ class Problem:
 
 
 @dataclass
-class Findings:
-    """The result of a verification."""
+class Check:
+    """The files of a run while they are checked, and what is found."""
 
+    run: RunStore
+    present: frozenset[str]
+    deep: bool
     problems: dict[str, Problem] = field(default_factory=dict)  # by path, the first of each
     notes: list[str] = field(default_factory=list)  # what was not checked, and why
     known: set[str] = field(default_factory=set)  # paths that something accounts for
     unknown: list[str] = field(default_factory=list)
-    files: int = 0
     bytes: int = 0
+
+    # What is found
 
     def add(
         self,
@@ -86,12 +91,101 @@ class Findings:
         if expected != got:
             self.add(path, what, expected, got, remedy)
 
-    def has(self, path: str) -> bool:
-        """Return whether the file has a problem."""
-        return path in self.problems
+    def lacks(
+        self, path: str, expected: str, remedy: str | None = None, *, derived: bool = False
+    ) -> None:
+        """Note that a file is not there, of which `expected` says what names it."""
+        self.add(path, "missing", expected, "none", remedy, derived=derived)
+
+    # What is read
+
+    def read(
+        self,
+        path: str,
+        reader: Callable[[], T],
+        demanded: str | None = None,
+        damage: type[StoreError] = CorruptionError,
+        *,
+        derived: bool = False,
+    ) -> T | None:
+        """What `reader` makes of a file, or None if it is not there or damaged, then a problem.
+
+        That it is not there is one only if it is `demanded`, which says by what. `damage` is what
+        the reader raises of a damaged one.
+        """
+        if path not in self.present:
+            if demanded is not None:
+                self.lacks(path, demanded, derived=derived)
+            return None
+        self.known.add(path)
+        try:
+            return reader()
+        except MissingFileError:
+            return None  # deleted meanwhile
+        except damage as error:
+            text = " ".join(str(error).partition(";")[0].removeprefix(f"{path}: ").split())
+            text = text.removeprefix("damaged, ")[:200]
+            self.add(path, "damaged", "what nip wrote", text)
+            return None
+
+    def document(
+        self, path: str, *, demanded_by: str | None = None, derived: bool = False
+    ) -> Any | None:
+        """As `read`, a document, which something speaks of if it is `demanded_by` that."""
+        demanded = demanded_by and f"the file that {demanded_by} speaks of"
+        return self.read(path, lambda: self.run.read_json(path), demanded, derived=derived)
+
+    def manifest(
+        self, directory: str, name: str = MANIFEST, *, demanded_by: str | None = None
+    ) -> Manifest | None:
+        """As `document`, a manifest."""
+        demanded = demanded_by and f"the manifest that {demanded_by} names"
+        store, path = self.run.store, f"{directory}/{name}"
+        return self.read(path, lambda: read_manifest(store, directory, name), demanded, StoreError)
+
+    def files_of(self, manifest: Manifest) -> None:
+        """Every file of a commit: there, size, SHA-256, and the rows of its Parquet file."""
+        for name, entry in manifest.files.items():
+            path = manifest.path(name)
+            self.known.add(path)
+            if path not in self.present:
+                self.lacks(path, f"the file that {manifest.directory}/{manifest.name} names")
+                continue
+            table = Path(name).stem.partition("-")[0]
+            rows = manifest.rows.get(table) if name.endswith(".parquet") else None
+            self.content(path, entry.bytes, entry.sha256, rows)
+
+    def content(self, path: str, size_bytes: int, sha256: str, rows: int | None = None) -> None:
+        """Compare a file with its size, SHA-256 and number of rows. Holds none in memory."""
+        store = self.run.store
+        try:
+            found_bytes = store.size(path)
+            if found_bytes != size_bytes:
+                self.add(path, "damaged", f"{size_bytes} bytes", f"{found_bytes}")
+            elif self.deep:
+                with as_local(store, path) as file:
+                    actual = measure(file)[1]
+                    if actual != sha256:
+                        self.add(path, "damaged", f"SHA-256 {sha256}", actual)
+                    elif rows is not None:
+                        self.compare(path, "wrong number of rows", rows, _rows(file))
+                self.bytes += size_bytes
+        except MissingFileError:
+            self.lacks(path, f"{size_bytes} bytes")
+
+    # What is there
+
+    def names(self, directory: str) -> list[str]:
+        """The names directly below a directory of the run, without the slashes of directories."""
+        below = (path.removeprefix(f"{directory}/") for path in self.under(directory))
+        return sorted({name.partition("/")[0] for name in below})
+
+    def under(self, directory: str) -> list[str]:
+        """The paths below a directory of the run."""
+        return sorted(path for path in self.present if path.startswith(f"{directory}/"))
 
 
-def verify_run(run: RunStore, *, deep: bool = True) -> Findings:
+def verify_run(run: RunStore, *, deep: bool = True) -> Check:
     """Everything that the run's files say of each other; without the state of its server.
 
     `deep` reads every file; otherwise only documents are read, and of the rest the size is looked
@@ -99,23 +193,18 @@ def verify_run(run: RunStore, *, deep: bool = True) -> Findings:
     """
     from nip_core.stages.verified_records import check_records
 
-    present = frozenset(walk(run.store, run.root))
-    findings = Findings(files=len(present))
-    check_records(Check(run, findings, present, deep))
-    return findings
+    check = Check(run, frozenset(walk(run.store, run.root)), deep)
+    check_records(check)
+    return check
 
 
-async def verify_all(run: RunStore) -> Findings:
+async def verify_all(run: RunStore) -> Check:
     """`verify_run`, and the models and jobs at the servers that have trained them."""
-    from nip_core.stages.verified_server import check_own_server, check_remote, parameters_of
+    from nip_core.stages.verified_server import check_servers
 
-    findings = verify_run(run)
-    check = Check(run, findings, frozenset(walk(run.store, run.root)), deep=True)
-    parameters = parameters_of(check)
-    if parameters is not None:
-        check_own_server(check, parameters)
-        await check_remote(check, parameters)
-    return findings
+    check = verify_run(run)
+    await check_servers(check)
+    return check
 
 
 def check_run(run: RunStore) -> None:
@@ -133,114 +222,15 @@ def check_presence(run: RunStore) -> None:
 
 def _raise_for(run: RunStore, *, deep: bool) -> None:
     """Raise CorruptionError with the first of the problems, if there are any."""
-    from nip_core.stages.rerun import unfinished_rewinds
-
     if unfinished_rewinds(run):
         return  # half of it is moved, and whoever opens the run completes that first
-    findings = verify_run(run, deep=deep)
-    problems = [problem for problem in findings.problems.values() if not problem.derived]
+    check = verify_run(run, deep=deep)
+    problems = [problem for problem in check.problems.values() if not problem.derived]
     if problems:
         more = len(problems) - _SHOWN
         listed = "\n".join(str(problem) for problem in problems[:_SHOWN])
         rest = f"\nand {more} more" if more > 0 else ""
         raise CorruptionError(f"{listed}{rest}\nnip verify {run.name} lists all")
-
-
-@dataclass
-class Check:
-    """The files of a run while they are checked."""
-
-    run: RunStore
-    findings: Findings
-    present: frozenset[str]
-    deep: bool
-
-    def document(
-        self, path: str, *, demanded_by: str | None = None, derived: bool = False
-    ) -> Any | None:
-        """A document, or None if it is not there or damaged, which then is a problem.
-
-        That it is not there is one only if it is `demanded_by` something.
-        """
-        if path not in self.present:
-            if demanded_by is not None:
-                expected = f"the file that {demanded_by} speaks of"
-                self.findings.add(path, _MISSING, expected, "none", derived=derived)
-            return None
-        self.findings.known.add(path)
-        try:
-            return self.run.read_json(path)
-        except MissingFileError:
-            return None  # deleted meanwhile
-        except CorruptionError as error:
-            self.damaged(path, error)
-            return None
-
-    def damaged(self, path: str, error: Exception) -> None:
-        """Note that a file can't be read."""
-        text = " ".join(str(error).partition(";")[0].removeprefix(f"{path}: ").split())
-        self.findings.add(path, "damaged", "what nip wrote", text.removeprefix("damaged, ")[:200])
-
-    def manifest(
-        self, directory: str, name: str = MANIFEST, *, demanded_by: str | None = None
-    ) -> Manifest | None:
-        """As `document`, a manifest."""
-        path = f"{directory}/{name}"
-        if path not in self.present:
-            if demanded_by is not None:
-                self.findings.add(path, _MISSING, f"the manifest that {demanded_by} names", "none")
-            return None
-        self.findings.known.add(path)
-        try:
-            return read_manifest(self.run.store, directory, name)
-        except StoreError as error:
-            self.damaged(path, error)
-            return None
-
-    def files_of(self, manifest: Manifest) -> None:
-        """Every file of a commit: there, size, SHA-256, and the rows of its Parquet file."""
-        place = f"{manifest.directory}/{manifest.name}"
-        for name, entry in manifest.files.items():
-            path = manifest.path(name)
-            self.findings.known.add(path)
-            if path not in self.present:
-                self.findings.add(path, _MISSING, f"the file that {place} names", "none")
-                continue
-            table = Path(name).stem.partition("-")[0]
-            rows = manifest.rows.get(table) if name.endswith(".parquet") else None
-            self.content(path, entry.bytes, entry.sha256, rows)
-
-    def content(self, path: str, size_bytes: int, sha256: str, rows: int | None = None) -> None:
-        """Compare a file with its size, SHA-256 and number of rows. Holds none in memory."""
-        store, add = self.run.store, self.findings.add
-        try:
-            found_bytes = store.size(path)
-            if found_bytes != size_bytes:
-                add(path, "damaged", f"{size_bytes} bytes", f"{found_bytes}")
-            elif self.deep:
-                with as_local(store, path) as file:
-                    actual = measure(file)[1]
-                    if actual != sha256:
-                        add(path, "damaged", f"SHA-256 {sha256}", actual)
-                    elif rows is not None and rows != (actual_rows := _rows(file)):
-                        add(path, "wrong number of rows", rows, actual_rows)
-                self.findings.bytes += size_bytes
-        except MissingFileError:
-            add(path, _MISSING, f"{size_bytes} bytes", "none")
-
-    def sha256(self, path: str) -> str:
-        """Of a file of the run."""
-        with as_local(self.run.store, path) as file:
-            return measure(file)[1]
-
-    def names(self, directory: str) -> list[str]:
-        """The names directly below a directory of the run, without the slashes of directories."""
-        below = (path.removeprefix(f"{directory}/") for path in self.under(directory))
-        return sorted({name.partition("/")[0] for name in below})
-
-    def under(self, directory: str) -> list[str]:
-        """The paths below a directory of the run."""
-        return sorted(path for path in self.present if path.startswith(f"{directory}/"))
 
 
 @contextmanager
@@ -265,27 +255,21 @@ def _rows(file: Path) -> int | str:
 
 def _remedy(path: str) -> str:
     copy = "restore the file from a copy"
-    parts = path.split("/")
-    if "iterations" in parts[:2]:
-        again = f"nip train CONFIG --rerun-from {_place(parts[2:])}"
-        return f"{copy}, or do its part of the run again ({again})"
+    _, *parts = path.split("/")
+    if parts[:1] == ["iterations"]:
+        # As ``--rerun-from`` takes it.
+        place = f"{int(parts[1])}:{stage_of('/'.join(parts[2:]))}"
+        return f"{copy}, or do its part of the run again (nip train CONFIG --rerun-from {place})"
     return copy
 
 
-def _place(parts: list[str]) -> str:
-    """Return what ``--rerun-from`` takes for a file below ``iterations/``."""
-    from nip_core.stages.rerun import stage_of
-
-    return f"{int(parts[0])}:{stage_of('/'.join(parts[1:]))}"
-
-
-def summarise(run: RunStore, findings: Findings) -> Mapping[str, Any]:
-    """The findings as a JSON document."""
+def summarise(check: Check) -> Mapping[str, Any]:
+    """Return what is found as a JSON document."""
     return {
-        "run": run.name,
-        "files": findings.files,
-        "bytes_read": findings.bytes,
-        "problems": [vars(problem) for problem in findings.problems.values()],
-        "unknown": findings.unknown,
-        "not_checked": findings.notes,
+        "run": check.run.name,
+        "files": len(check.present),
+        "bytes_read": check.bytes,
+        "problems": [vars(problem) for problem in check.problems.values()],
+        "unknown": check.unknown,
+        "not_checked": check.notes,
     }

@@ -5,19 +5,20 @@ check_records   all of a run: its root, its iterations, what was set aside, and 
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from nip_core.errors import CorruptionError, StoreError
+from nip_core.errors import StoreError
 from nip_core.hashing import digest
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import JobRecord
 from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN
 from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.lease import read_lease
-from nip_core.run_store.manifest import MANIFEST, Manifest
+from nip_core.run_store.manifest import MANIFEST, Manifest, measure
 from nip_core.stages.measuring import CHECKSUM_SUFFIX
 from nip_core.stages.showing import open_shown, report_is_whole, status_of
-from nip_core.stages.verification import Check
+from nip_core.stages.verification import Check, as_local
 
 _SERVER = ("lm_server", "adapters")
 _MANIFEST_NAME = re.compile(r"manifest(-\w+)?\.json")
@@ -46,30 +47,29 @@ def check_records(check: Check) -> None:
 
 def _root(check: Check) -> Any:
     """run.json, openings, what was left out, the report. Returns the run that this is a fork of."""
-    root, findings = check.run.root, check.findings
+    root = check.run.root
     record = check.document(f"{root}/run.json", demanded_by="every file of the run")
     if isinstance(record, dict):
-        findings.compare(f"{root}/run.json", "another run's", check.run.name, record.get("run"))
+        check.compare(f"{root}/run.json", "another run's", check.run.name, record.get("run"))
     openings = check.names(f"{root}/openings")
     for number in range(1, len(openings) + 1):
         due = f"{number:04d}.json"
         if due not in openings:
-            findings.add(f"{root}/openings/{due}", "missing", f"one before {openings[-1]}", "none")
+            check.lacks(f"{root}/openings/{due}", f"one before {openings[-1]}")
             break
     for name in openings:
         check.document(f"{root}/openings/{name}")
     check.document(f"{root}/left_out.json")
     path = f"{root}/report.html"
     if path in check.present:
-        findings.known.add(path)
+        check.known.add(path)
         whole = report_is_whole(check.run.store.get(path))
         if whole is None:
-            findings.notes.append(f"{path}: it has no checksum; {_READ_ANEW}")
+            check.notes.append(f"{path}: it has no checksum; {_READ_ANEW}")
         elif not whole:
-            findings.add(path, "damaged", "its checksum", "another", _READ_ANEW, derived=True)
+            check.add(path, "damaged", "its checksum", "another", _READ_ANEW, derived=True)
     elif _is_finished(check):
-        expected = "the report of a finished run"
-        findings.add(path, "missing", expected, "none", _READ_ANEW, derived=True)
+        check.lacks(path, "the report of a finished run", _READ_ANEW, derived=True)
     return record.get("forked_from") if isinstance(record, dict) else None
 
 
@@ -81,21 +81,14 @@ def _is_finished(check: Check) -> bool:
 
 
 def _lease(check: Check, highest_epoch: int) -> None:
-    path = f"{check.run.root}/lease.json"
-    check.findings.known |= set(check.under(f"{check.run.root}/fences"))
-    if path not in check.present:
-        if highest_epoch:
-            expected = f"a lease of epoch {highest_epoch} or later, which the manifests name"
-            check.findings.add(path, "missing", expected, "none")
-        return
-    check.findings.known.add(path)
-    try:
-        epoch = read_lease(check.run.store, path)[0]["epoch"]
-    except CorruptionError as error:
-        check.damaged(path, error)
-        return
-    if epoch < highest_epoch:
-        check.findings.add(path, "of an earlier time", f"epoch {highest_epoch} or later", epoch)
+    store, path = check.run.store, f"{check.run.root}/lease.json"
+    check.known |= set(check.under(f"{check.run.root}/fences"))
+    demanded = f"a lease of epoch {highest_epoch} or later, which the manifests name"
+    epoch = check.read(
+        path, lambda: int(read_lease(store, path)[0]["epoch"]), demanded if highest_epoch else None
+    )
+    if epoch is not None and epoch < highest_epoch:
+        check.add(path, "of an earlier time", f"epoch {highest_epoch} or later", epoch)
 
 
 class _Iteration:
@@ -124,7 +117,7 @@ class _Iteration:
         if has_times:
             check.document(f"{self.directory}/times.json")
         elif jobs and self.is_swapped:
-            check.findings.notes.append(
+            check.notes.append(
                 f"{self.directory}/times.json: not there; nothing needs it but a table of the "
                 "report, and a kill may have kept it from being written"
             )
@@ -182,7 +175,7 @@ class _Iteration:
         try:
             shown = open_shown(self.run)
             is_due = self.is_swapped or self.number == shown.last
-            return is_due and shown.is_tested(self.number)
+            return is_due and self.number in shown.tested
         except StoreError:
             return False  # run.json or an opening is damaged, which is said
 
@@ -195,14 +188,14 @@ class _Iteration:
         check.files_of(manifest)
         if isinstance(plan, dict):
             planned, made_from = plan.get("plan_digest"), manifest.inputs.get("plan")
-            check.findings.compare(place, "made from another plan.json", planned, made_from)
+            check.compare(place, "made from another plan.json", planned, made_from)
         if players is not None:
             what = f"played by other models than those of {self._before}"
-            check.findings.compare(place, what, players, manifest.inputs.get("models"))
+            check.compare(place, what, players, manifest.inputs.get("models"))
 
     def _players(self, split: str, jobs: Mapping[str, JobRecord | None]) -> str | None:
         """Digest of the names of the models that play the split; None where they are not known."""
-        if self._before is None or self.check_.findings.has(self._before):
+        if self._before is None or self._before in self.check_.problems:
             return None
         stored = self.check_.document(self._before)
         models = _models(stored)
@@ -226,27 +219,26 @@ class _Iteration:
             if manifest is not None:
                 path, named = f"{stage.directory}/{name}", stage.inputs[f"shard/{shard}"]
                 what = f"not the shard that {place} names"
-                check.findings.compare(path, what, named, manifest.digest)
+                check.compare(path, what, named, manifest.digest)
         whole = [shards.get(shard_manifest(shard)) for shard in names]
         if all(whole):
             for table, rows in stage.rows.items():
                 counted = sum(shard.rows.get(table, 0) for shard in whole if shard)
                 what = f"wrong number of rows of {table}"
-                check.findings.compare(place, what, counted, rows)
+                check.compare(place, what, counted, rows)
         if isinstance(plan, dict):
             planned = -(-plan["episodes"] // plan["episodes_per_shard"])
-            check.findings.compare(place, "another number of shards", planned, len(names))
+            check.compare(place, "another number of shards", planned, len(names))
 
     def _metrics(self, path: str, metrics: Any, stage: Manifest) -> None:
-        findings = self.check_.findings
-        if not isinstance(metrics, dict) or findings.has(f"{stage.directory}/{stage.name}"):
+        check = self.check_
+        if not isinstance(metrics, dict) or f"{stage.directory}/{stage.name}" in check.problems:
             return
         made_of, committed = metrics.get("rollouts"), stage.extra.get("canonical_digest")
         if made_of is not None:
-            findings.compare(path, "metrics of other rollouts", committed, made_of)
-        left_out = f"{self.run.root}/left_out.json"
+            check.compare(path, "metrics of other rollouts", committed, made_of)
         if "problems_left_out" in metrics:
-            self.check_.document(left_out, demanded_by=path)
+            check.document(f"{self.run.root}/left_out.json", demanded_by=path)
 
     def _transcripts(self, path: str) -> None:
         """The episodes for reading, and the file with their checksum."""
@@ -254,42 +246,36 @@ class _Iteration:
         is_checksum = path.endswith(CHECKSUM_SUFFIX)
         of = path.removesuffix(CHECKSUM_SUFFIX)
         checksum = of + CHECKSUM_SUFFIX
-        check.findings.known |= {of, checksum}
+        check.known |= {of, checksum}
         remedy = "restore the file from a copy, or delete both: the episodes stand in the rollouts"
         if is_checksum and of not in check.present:
-            check.findings.add(
-                of, "missing", f"the file of {checksum}", "none", remedy, derived=True
-            )
+            check.lacks(of, f"the file of {checksum}", remedy, derived=True)
         elif not is_checksum and checksum not in check.present:
-            check.findings.notes.append(
+            check.notes.append(
                 f"{checksum}: not there (an earlier version wrote none); {of} is not checked"
             )
         elif not is_checksum and check.deep:
             sha256 = _sum_of(check.run.store.get(checksum), of.rpartition("/")[2])
             if sha256 is None:
-                check.findings.add(
-                    checksum, "damaged", "a line of sha256sum", "another", remedy, derived=True
-                )
-            elif (found := check.sha256(of)) != sha256:
-                check.findings.add(of, "damaged", f"SHA-256 {sha256}", found, remedy, derived=True)
+                expected = "a line of sha256sum"
+                check.add(checksum, "damaged", expected, "another", remedy, derived=True)
+                return
+            with as_local(check.run.store, of) as file:
+                actual = measure(file)[1]
+            if actual != sha256:
+                check.add(of, "damaged", f"SHA-256 {sha256}", actual, remedy, derived=True)
 
     # Training
 
     def _jobs(self) -> dict[str, JobRecord | None]:
         """By group, the jobs of the iteration; None for one that can't be read."""
         check, folder = self.check_, f"{self.directory}/jobs"
-        jobs: dict[str, JobRecord | None] = {}
-        for name in check.names(folder):
-            if not name.endswith(".json"):
-                continue
-            path, group = f"{folder}/{name}", name.removesuffix(".json")
-            check.findings.known.add(path)
-            jobs[group] = None
-            try:
-                jobs[group] = read_job(self.run, path)
-            except CorruptionError as error:
-                check.damaged(path, error)
-        return jobs
+        paths = [f"{folder}/{name}" for name in check.names(folder) if name.endswith(".json")]
+
+        def read(path: str) -> JobRecord | None:
+            return check.read(path, lambda: read_job(self.run, path))
+
+        return {Path(path).stem: read(path) for path in paths}
 
     def _dataset(self, group: str, job: JobRecord | None) -> None:
         check, directory = self.check_, self.run.dataset(self.number, group)
@@ -304,12 +290,10 @@ class _Iteration:
         for name, made_from in manifest.inputs.items():
             self._made_from(manifest, name, made_from)
         if not is_begun and self.is_swapped:
-            check.findings.add(path, "missing", f"the job of the dataset in {directory}", "none")
+            check.lacks(path, f"the job of the dataset in {directory}")
         if job is not None:
             committed = manifest.extra.get("digest")
-            check.findings.compare(
-                path, "the job of another dataset", committed, job.dataset_digest
-            )
+            check.compare(path, "the job of another dataset", committed, job.dataset_digest)
 
     def _made_from(self, manifest: Manifest, name: str, made_from: str) -> None:
         """One of the rollouts that a dataset was made from."""
@@ -318,13 +302,13 @@ class _Iteration:
             return
         place = f"{manifest.directory}/{manifest.name}"
         source = self.run.rollouts(int(number), TRAIN)
-        if self.check_.findings.has(f"{source}/{MANIFEST}"):
+        if f"{source}/{MANIFEST}" in self.check_.problems:
             return
         rollouts = self.check_.manifest(source, demanded_by=place)
         if rollouts is not None:
             committed = rollouts.extra.get("canonical_digest")
             what = f"made from other rollouts than {source}"
-            self.check_.findings.compare(place, what, committed, made_from)
+            self.check_.compare(place, what, committed, made_from)
 
     def _swap(self, jobs: Mapping[str, JobRecord | None]) -> None:
         """Compare the models on record with those that jobs have made, or that played before."""
@@ -333,10 +317,10 @@ class _Iteration:
             return
         groups = self.models.get("groups") if isinstance(self.models, dict) else None
         if not isinstance(groups, dict) or len(_models(self.models)) != len(groups):
-            check.findings.add(path, "damaged", "an object with groups", "another document")
+            check.add(path, "damaged", "an object with groups", "another document")
             return
         before = {}
-        if self._before is not None and not check.findings.has(self._before):
+        if self._before is not None and self._before not in check.problems:
             before = _models(check.document(self._before))
         candidates = (self.models.get("promotion") or {}).get("candidates") or {}
         for group, model in [*self.models["groups"].items(), *candidates.items()]:
@@ -346,7 +330,7 @@ class _Iteration:
                 self._trained(group, model, jobs)
             elif group in before:
                 what = f"{group} goes on with another model"
-                check.findings.compare(path, what, before[group], model["model"])
+                check.compare(path, what, before[group], model["model"])
 
     def _trained(
         self, group: str, model: Mapping[str, Any], jobs: Mapping[str, JobRecord | None]
@@ -354,14 +338,14 @@ class _Iteration:
         check, path = self.check_, self.run.models(self.number)
         if group not in jobs:
             expected = f"the job {model.get('job_id')} that {path} names"
-            check.findings.add(self.run.job(self.number, group), "missing", expected, "none")
+            check.lacks(self.run.job(self.number, group), expected)
             return
         job = jobs[group]
         if job is not None:
             made = f"{job.model} of job {job.id}"
             named = f"{model['model']} of job {model.get('job_id')}"
             what = f"{group} has another model than its job made"
-            check.findings.compare(path, what, made, named)
+            check.compare(path, what, made, named)
 
 
 def _superseded(check: Check, directory: str) -> None:
@@ -371,17 +355,14 @@ def _superseded(check: Check, directory: str) -> None:
     check.document(f"{directory}/done.json")
     files = plan.get("files", []) if isinstance(plan, dict) else []
     if files and not is_done:
-        check.findings.notes.append(
-            f"{directory}: a rewind was killed half-way; nip train completes it"
-        )
+        check.notes.append(f"{directory}: a rewind was killed half-way; nip train completes it")
     for relative in files:
         path = f"{directory}/{relative}"
         if path not in check.present:
             if is_done:
-                expected = f"the file that {directory}/plan.json names"
-                check.findings.add(path, "missing", expected, "none")
+                check.lacks(path, f"the file that {directory}/plan.json names")
             continue
-        check.findings.known.add(path)
+        check.known.add(path)
         folder, _, name = path.rpartition("/")
         if _MANIFEST_NAME.fullmatch(name):
             manifest = check.manifest(folder, name)
@@ -393,24 +374,24 @@ def _superseded(check: Check, directory: str) -> None:
 
 def _unknown(check: Check) -> None:
     """Files that nothing knows; an error where whoever reads by pattern would read them."""
-    root, findings = check.run.root, check.findings
+    root = check.run.root
     journals = check.under(f"{root}/journals")
     if journals:
-        findings.notes.append(f"{root}/journals: {len(journals)} files of what is being played")
-    findings.known |= set(journals)
+        check.notes.append(f"{root}/journals: {len(journals)} files of what is being played")
+    check.known |= set(journals)
     server = tuple(f"{root}/{name}/" for name in _SERVER)
     # What lacks its manifest, which is a problem already, is no stray file.
-    lost = {path.rpartition("/")[0] for path in findings.problems if "/manifest" in path}
-    for path in sorted(check.present - findings.known):
+    lost = {path.rpartition("/")[0] for path in check.problems if "/manifest" in path}
+    for path in sorted(check.present - check.known):
         if path.startswith(server):
             continue  # see `verified_server`
         folder = path.rpartition("/")[0]
         in_commit = "/rollouts/" in folder or "/datasets/" in folder
         is_read = (
-            path.endswith(".parquet") and in_commit and f"{folder}/{MANIFEST}" in check.present
+            in_commit and path.endswith(".parquet") and f"{folder}/{MANIFEST}" in check.present
         )
         if is_read and folder not in lost and not path.startswith(f"{root}/superseded/"):
-            findings.add(
+            check.add(
                 path,
                 "beside committed files, and no manifest names it",
                 "nothing, as a pattern like *.parquet would read it",
@@ -418,7 +399,7 @@ def _unknown(check: Check) -> None:
                 "move it away; nip clean deletes what a killed writer left",
             )
         else:
-            findings.unknown.append(path)
+            check.unknown.append(path)
 
 
 def _models(stored: Any) -> dict[str, Any]:

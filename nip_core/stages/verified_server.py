@@ -1,11 +1,11 @@
 """The models and jobs of a run, compared with what the servers have that trained them.
 
-check_own_server   files: the state of the run's own server, or in a bucket what the run keeps of it
-check_remote       over the API: jobs and models at the servers that the settings name
+check_servers   files: the state of the run's own server, or in a bucket what the run keeps of it;
+                and over the API: jobs and models at the servers that the settings name
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nip_core.errors import NipError, SettingsError
@@ -31,25 +31,29 @@ from nip_lm_server.client import (
     examine,
 )
 
+Jobs = Sequence[tuple[str, JobRecord]]
+"""Jobs on record, each with the path of its document."""
 _NOT_AGAIN = "restore the file from a copy; without one, --rerun-from its iteration:train"
 
 
-def parameters_of(check: Check) -> HyperParameters | None:
-    """The settings on record; None where this version of nip can't read them."""
+async def check_servers(check: Check) -> None:
+    """Compare with all servers, where this version of nip can read the settings on record."""
     try:
-        return from_stored(check.run.open().parameters)
+        parameters = from_stored(check.run.open().parameters)
     except (NipError, OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
-        check.findings.notes.append(
+        check.notes.append(
             f"models and jobs: not checked, as the settings on record can't be read ({reason})"
         )
-        return None
+        return
+    jobs = list(_jobs_on_record(check))
+    _check_own_server(check, parameters, jobs)
+    await _check_remote(check, parameters, jobs)
 
 
-def check_own_server(check: Check, parameters: HyperParameters) -> None:
+def _check_own_server(check: Check, parameters: HyperParameters, jobs: Jobs) -> None:
     """The state directory, the kept models, and that they have what the run names."""
-    run, findings = check.run, check.findings
-    directory = server_directory(run)
+    run, directory = check.run, server_directory(check.run)
     in_run = run.store.local_path(run.root) is not None
     state = examine(directory)
     shown = f"{run.root}/lm_server" if in_run else str(directory)
@@ -58,20 +62,26 @@ def check_own_server(check: Check, parameters: HyperParameters) -> None:
         remedy = _NOT_AGAIN
         if relative.startswith(f"{FILES}/"):
             remedy = "restore the file from a copy; only a job that is to train on it needs it"
-        findings.add(f"{shown}/{relative}", damage.what, damage.expected, damage.got, remedy)
-    findings.unknown += [
-        f"{shown}/{path.relative_to(directory).as_posix()}" for path in state.unknown
-    ]
+        check.add(f"{shown}/{relative}", damage.what, damage.expected, damage.got, remedy)
+    check.unknown += [f"{shown}/{path.relative_to(directory).as_posix()}" for path in state.unknown]
     # Whatever machine has trained them, the models on record must be there or be kept.
-    kept_models = _kept_models(check)
+    digests = {**_kept_models(check), **state.models}
     own_groups = {group for group in parameters.groups if uses_own(parameters, group)}
-    for path, group, name, content in _models_on_record(check):
-        if group in own_groups:
-            _compare_model(
-                check, f"{shown}/{MODELS}", path, name, content, {**kept_models, **state.models}
-            )
-    if in_run:
-        _compare_jobs(check, state, own_groups, f"{shown}/{DATABASE}")
+    folder = f"{shown}/{MODELS}" if in_run else f"{run.root}/{ADAPTERS}"
+    for path, group, model in _models_on_record(check):
+        if group in own_groups and not any(p.endswith(f"/{DATABASE}") for p in check.problems):
+            name, content = model["model"], model.get("digest")
+            place = f"{folder}/{name.rpartition(':')[2]}/{MANIFEST}"
+            if name not in digests:
+                check.lacks(place, f"the model {name} that {path} names", _NOT_AGAIN)
+            elif content is not None:
+                what = f"not the model that {path} names"
+                check.compare(place, what, content, digests[name], _NOT_AGAIN)
+    place = f"{shown}/{DATABASE}"
+    if in_run and place not in check.problems:
+        for path, job in jobs:
+            if job.group in own_groups and job.id is not None:
+                _compare_job(check, state, path, job, place)
 
 
 def uses_own(parameters: HyperParameters, group: str) -> bool:
@@ -82,37 +92,15 @@ def uses_own(parameters: HyperParameters, group: str) -> bool:
         return False
 
 
-def _compare_model(
-    check: Check, models: str, path: str, name: str, content: str | None, digests: Mapping[str, str]
-) -> None:
-    place = f"{models}/{name.rpartition(':')[2]}/{MANIFEST}"
-    if check.run.store.local_path(check.run.root) is None:
-        place = f"{check.run.root}/{ADAPTERS}/{name.rpartition(':')[2]}/{MANIFEST}"
-    if any(damaged.endswith(f"/{DATABASE}") for damaged in check.findings.problems):
+def _compare_job(check: Check, state: Examined, path: str, job: JobRecord, place: str) -> None:
+    if job.id not in state.jobs:
+        if state.jobs:
+            check.add(place, "lacks a job", f"{job.id} of {path}", "none", _NOT_AGAIN)
         return
-    if name not in digests:
-        check.findings.add(
-            place, "missing", f"the model {name} that {path} names", "none", _NOT_AGAIN
-        )
-    elif content is not None:
-        what = f"not the model that {path} names"
-        check.findings.compare(place, what, content, digests[name], _NOT_AGAIN)
-
-
-def _compare_jobs(check: Check, state: Examined, own_groups: set[str], place: str) -> None:
-    if place in check.findings.problems:
-        return
-    for path, job in _jobs_on_record(check):
-        if job.group not in own_groups or job.id is None:
-            continue
-        if job.id not in state.jobs:
-            if state.jobs:
-                check.findings.add(place, "lacks a job", f"{job.id} of {path}", "none", _NOT_AGAIN)
-            continue
-        status, model = state.jobs[job.id]
-        if job.succeeded and (status, model) != ("succeeded", job.model):
-            what = f"another end of job {job.id}"
-            check.findings.add(place, what, job.model, f"{status}, {model}", _NOT_AGAIN)
+    status, model = state.jobs[job.id]
+    if job.succeeded and (status, model) != ("succeeded", job.model):
+        what = f"another end of job {job.id}"
+        check.add(place, what, job.model, f"{status}, {model}", _NOT_AGAIN)
 
 
 def _kept_models(check: Check) -> dict[str, str]:
@@ -122,9 +110,9 @@ def _kept_models(check: Check) -> dict[str, str]:
     for digest in check.names(root):
         folder, path = f"{root}/{digest}", f"{root}/{digest}/{MANIFEST}"
         if path not in check.present:
-            check.findings.unknown += check.under(folder)
+            check.unknown += check.under(folder)
             continue
-        check.findings.known.add(path)
+        check.known.add(path)
         try:
             manifest: dict[str, Any] = json.loads(check.run.store.get(path))
             files = manifest["files"]
@@ -134,50 +122,50 @@ def _kept_models(check: Check) -> dict[str, str]:
                 raise ValueError("it contradicts itself")
             digests[manifest["name"]] = manifest["content_digest"]
             for name, entry in files.items():
-                check.findings.known.add(f"{folder}/{name}")
+                check.known.add(f"{folder}/{name}")
                 check.content(f"{folder}/{name}", entry["bytes"], entry["sha256"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            check.findings.add(path, "damaged", "the manifest of a model", error, _NOT_AGAIN)
-        inner = set(check.under(folder)) - check.findings.known
-        check.findings.unknown += sorted(inner)
+            check.add(path, "damaged", "the manifest of a model", error, _NOT_AGAIN)
+        inner = set(check.under(folder)) - check.known
+        check.unknown += sorted(inner)
     return digests
 
 
-def _models_on_record(check: Check) -> Iterator[tuple[str, str, str, str | None]]:
-    """Yield path, group, name and content digest of each model that the run has trained."""
+def _models_on_record(check: Check) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield path, group and record of each model that the run has trained."""
     for path in check.under(f"{check.run.root}/iterations"):
-        if path.endswith("/models.json") and not check.findings.has(path):
+        if path.endswith("/models.json") and path not in check.problems:
             for group, model in check.run.read_json(path)["groups"].items():
                 if model.get("trained_in") is not None:
-                    yield path, group, model["model"], model.get("digest")
+                    yield path, group, model
 
 
 def _jobs_on_record(check: Check) -> Iterator[tuple[str, JobRecord]]:
     for path in check.under(f"{check.run.root}/iterations"):
-        if path.split("/")[-2] == "jobs" and not check.findings.has(path):
+        if path.split("/")[-2] == "jobs" and path not in check.problems:
             record = read_job(check.run, path)
             if record is not None:
                 yield path, record
 
 
-async def check_remote(check: Check, parameters: HyperParameters) -> None:
+async def _check_remote(check: Check, parameters: HyperParameters, jobs: Jobs) -> None:
     """Jobs and models at the servers that the settings name, where these can be reached."""
     for group in parameters.groups:
         try:
             endpoints = group_endpoints(parameters, group)
         except SettingsError as error:
-            check.findings.notes.append(f"jobs and models of {group}: not checked, as {error}")
+            check.notes.append(f"jobs and models of {group}: not checked, as {error}")
             continue
-        jobs = [(path, job) for path, job in _jobs_on_record(check) if job.group == group]
-        if endpoints is None or not any(job.id for _, job in jobs):
+        of_group = [(path, job) for path, job in jobs if job.group == group]
+        if endpoints is None or not any(job.id for _, job in of_group):
             continue
         hosted = speaks_nip(parameters.group_parameters(group))
         async with open_backend(endpoints.control, extensions=hosted, timeout_s=20) as backend:
             try:
-                for path, job in jobs:
+                for path, job in of_group:
                     await _ask(check, backend, path, job)
             except (NoAnswer, Busy) as error:
-                check.findings.notes.append(f"jobs and models of {group}: not checked ({error})")
+                check.notes.append(f"jobs and models of {group}: not checked ({error})")
 
 
 async def _ask(check: Check, backend: Any, path: str, job: JobRecord) -> None:
@@ -191,9 +179,9 @@ async def _ask(check: Check, backend: Any, path: str, job: JobRecord) -> None:
         if (view.status, view.fine_tuned_model) != (job.outcome, job.model):
             got = f"{view.status}, {view.fine_tuned_model}"
             expected = f"{job.outcome}, {job.model}"
-            check.findings.add(path, f"job {job.id} at its server", expected, got, remedy)
+            check.add(path, f"job {job.id} at its server", expected, got, remedy)
         elif job.model is not None:
             await backend.model(job.model)
     except Refused as error:
         what = f"job {job.id} and model {job.model} at their server"
-        check.findings.add(path, what, "to be there", error, remedy)
+        check.add(path, what, "to be there", error, remedy)
