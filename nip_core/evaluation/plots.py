@@ -1,7 +1,6 @@
 """The learning curve: accuracy, completeness and soundness of the verifier by iteration.
 
 learning_curve_svg   an SVG that follows the reader's light or dark scheme
-learning_curve_png   the same picture on white, for places that take no SVG
 
 The same numbers give the same bytes. matplotlib is imported inside the functions and used
 through its objects, without pyplot and without a display. Colours keep apart for colour-blind
@@ -17,7 +16,6 @@ MetricsByIteration = Sequence[tuple[int, Mapping[str, Any]]]
 """Pairs of an iteration and the metrics of `evaluate` for the models that play it."""
 
 _SIZE_INCHES = (7.6, 3.7)
-_PNG_DPI = 160
 _LINES = (
     # metric, colour legible on white and on near-black, marker, dash, shift to the side (as a
     # share of the width) so that equal values don't hide each other
@@ -25,9 +23,8 @@ _LINES = (
     ("soundness", "#1c9c80", "s", (0, (1.5, 1.5)), 0.009),
     ("accuracy", "#3a80c9", "o", "solid", 0.0),
 )
-_INK = "#1f2328"
 # A colour no other mark uses: in the SVG it becomes the reader's text colour.
-_INK_STAND_IN = "#010203"
+_INK = "#010203"
 _SVG_STYLE = (
     "<style>#nip-learning-curve{color:#1f2328}"
     "@media screen and (prefers-color-scheme:dark){#nip-learning-curve{color:#d7dce2}}</style>"
@@ -35,27 +32,20 @@ _SVG_STYLE = (
 _FONTS = ["DejaVu Sans", "Arial", "Helvetica", "sans-serif"]
 
 
-def learning_curve_svg(points: MetricsByIteration, *, title: str | None = None) -> str:
+def learning_curve_svg(points: MetricsByIteration) -> str:
     """The learning curve as an SVG element, without an XML prolog, to be put in a page or a file.
 
     `points` holds (iteration, metrics) with the keys of `evaluate`; a metric that is None leaves
     a gap. Text stays text, and takes the colour of the reader's scheme.
     """
-    settings = {"svg.hashsalt": "nip", "svg.fonttype": "none", "svg.id": "nip-learning-curve"}
-    raw = _render(points, title, "svg", _INK_STAND_IN, settings, {"Date": None, "Creator": None})
-    svg = raw.decode()
+    svg = _render(points)
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = svg.replace(_INK_STAND_IN, "currentColor")
+    svg = svg.replace(_INK, "currentColor")
     # Without this the picture's rules would reach the page around it.
     svg = svg.replace("*{stroke-linejoin", "#nip-learning-curve *{stroke-linejoin")
     opening, rest = svg.split(">", 1)
     return f'{opening} role="img" aria-label="{_describe(points)}">{_SVG_STYLE}{rest}'
-
-
-def learning_curve_png(points: MetricsByIteration, *, title: str | None = None) -> bytes:
-    """The learning curve as PNG bytes, dark on white; `points` as for `learning_curve_svg`."""
-    return _render(points, title, "png", _INK, {}, {"Software": None})
 
 
 def _describe(points: MetricsByIteration) -> str:
@@ -69,14 +59,7 @@ def _describe(points: MetricsByIteration) -> str:
     )
 
 
-def _render(
-    points: MetricsByIteration,
-    title: str | None,
-    kind: str,
-    ink: str,
-    settings: dict[str, Any],
-    metadata: dict[str, Any],
-) -> bytes:
+def _render(points: MetricsByIteration) -> str:
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -84,19 +67,20 @@ def _render(
     # Which back-end a notebook shows its own figures with is none of our business.
     defaults = {k: v for k, v in mpl.rcParamsDefault.items() if not k.startswith("backend")}
     fonts = {"font.family": "sans-serif", "font.sans-serif": _FONTS, "font.size": 10}
-    with mpl.rc_context({**defaults, **fonts, **settings}):
+    plain = {"svg.hashsalt": "nip", "svg.fonttype": "none", "svg.id": "nip-learning-curve"}
+    with mpl.rc_context({**defaults, **fonts, **plain}):
         figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
         FigureCanvasAgg(figure)
-        _draw(figure.add_subplot(), points, title, ink)
-        buffer = io.BytesIO()
-        background = "none" if kind == "svg" else "white"
-        figure.savefig(buffer, format=kind, dpi=_PNG_DPI, facecolor=background, metadata=metadata)
+        _draw(figure.add_subplot(), points)
+        buffer = io.StringIO()
+        metadata = {"Date": None, "Creator": None}
+        figure.savefig(buffer, format="svg", facecolor="none", metadata=metadata)
     return buffer.getvalue()
 
 
-def _draw(axes: Any, points: MetricsByIteration, title: str | None, ink: str) -> None:
+def _draw(axes: Any, points: MetricsByIteration) -> None:
     axes.set_facecolor("none")
-    axes.axhline(0.5, color=ink, alpha=0.45, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
+    axes.axhline(0.5, color=_INK, alpha=0.45, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
     axes.annotate(
         "chance",
         (1, 0.5),
@@ -105,14 +89,14 @@ def _draw(axes: Any, points: MetricsByIteration, title: str | None, ink: str) ->
         textcoords="offset points",
         va="center",
         fontsize=9,
-        color=ink,
+        color=_INK,
         alpha=0.7,
     )
     iterations = [iteration for iteration, _ in points]
     span = max(1, max(iterations) - min(iterations)) if iterations else 1
     for name, colour, marker, dash, shift in _LINES:
         _draw_metric(axes, points, name, colour, marker, dash, shift * span)
-    _dress(axes, iterations, title, ink)
+    _dress(axes, iterations)
 
 
 def _draw_metric(
@@ -160,7 +144,7 @@ def _draw_metric(
         )
 
 
-def _dress(axes: Any, iterations: list[int], title: str | None, ink: str) -> None:
+def _dress(axes: Any, iterations: list[int]) -> None:
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     axes.set_ylim(0, 1)
@@ -173,12 +157,12 @@ def _dress(axes: Any, iterations: list[int], title: str | None, ink: str) -> Non
         axes.set_xticks(range(first, last + 1))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("iteration", color=ink)
-    axes.tick_params(colors=ink, length=3)
-    axes.grid(axis="y", color=ink, alpha=0.12, linewidth=0.8)
+    axes.set_xlabel("iteration", color=_INK)
+    axes.tick_params(colors=_INK, length=3)
+    axes.grid(axis="y", color=_INK, alpha=0.12, linewidth=0.8)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(ink)
+    axes.spines["bottom"].set_color(_INK)
     axes.spines["bottom"].set_alpha(0.5)
     handles, labels = axes.get_legend_handles_labels()
     order = [2, 0, 1]  # drawn last, named first
@@ -189,8 +173,6 @@ def _dress(axes: Any, iterations: list[int], title: str | None, ink: str) -> Non
         bbox_to_anchor=(-0.01, 1.0),
         ncols=3,
         frameon=False,
-        labelcolor=ink,
+        labelcolor=_INK,
         handlelength=2.6,
     )
-    if title:
-        axes.set_title(title, color=ink, loc="left", pad=30, fontweight="bold", parse_math=False)

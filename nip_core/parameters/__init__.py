@@ -26,7 +26,7 @@ from nip_core.parameters.game import (
     ZkProtocolParameters,
 )
 from nip_core.parameters.hyper_parameters import DATA_NEUTRAL, HyperParameters, Method
-from nip_core.parameters.load import difference, load_parameters
+from nip_core.parameters.load import load_parameters
 from nip_core.parameters.training import (
     CurriculumParameters,
     FineTuningParameters,
@@ -80,6 +80,5 @@ __all__ = [
     "RolloutParameters",
     "TextRlParameters",
     "ZkProtocolParameters",
-    "difference",
     "load_parameters",
 ]

@@ -221,16 +221,3 @@ def _field_names(location: tuple[Any, ...]) -> list[str]:
         # A name that is no field is a key of a mapping, whose values have these kinds.
         kinds = tuple(k for f in fields for k in groups_in(f.annotation)) if fields else kinds
     return [name for kind in kinds for name in kind.model_fields]
-
-
-def difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings that differ, as ``{"a.b": (old, new)}``; missing ones count as None."""
-    changed: dict[str, Any] = {}
-    for key in sorted({*old, *new}):
-        a, b = old.get(key), new.get(key)
-        address = f"{prefix}{key}"
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            changed.update(difference(a, b, f"{address}."))
-        elif a != b:
-            changed[address] = (a, b)
-    return changed

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 
-from nip_core.evaluation.plots import learning_curve_png, learning_curve_svg
+from nip_core.evaluation.plots import learning_curve_svg
 
 POINTS = [
     (0, {"accuracy": 0.5, "accuracy_ci95": [0.45, 0.55], "completeness": 0.6, "soundness": 0.4}),
@@ -15,16 +15,14 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def test_the_same_numbers_give_the_same_bytes() -> None:
     assert learning_curve_svg(POINTS) == learning_curve_svg(POINTS)
-    assert learning_curve_png(POINTS) == learning_curve_png(POINTS)
     assert learning_curve_svg(POINTS) != learning_curve_svg(POINTS[:1])
 
 
 def test_the_svg_is_xml_with_readable_text_that_follows_the_scheme() -> None:
-    svg = learning_curve_svg(POINTS, title="a $run$ & <more>")
+    svg = learning_curve_svg(POINTS)
     root = ET.fromstring(svg)
     texts = ["".join(node.itertext()).strip() for node in root.iter(f"{SVG}text")]
     assert {"accuracy (95 % interval)", "completeness", "soundness", "chance"} <= set(texts)
-    assert "a $run$ & <more>" in texts
     assert "80.0%" in root.attrib["aria-label"]
     assert "prefers-color-scheme:dark" in svg
     assert "currentColor" in svg
@@ -37,10 +35,6 @@ def test_the_svg_s_rules_stay_inside_it() -> None:
     assert "#nip-learning-curve *{" in styles
     assert not styles.lstrip().startswith("*")
     assert "}*{" not in styles.replace(" ", "")
-
-
-def test_the_png_is_a_png() -> None:
-    assert learning_curve_png(POINTS).startswith(b"\x89PNG\r\n\x1a\n")
 
 
 def test_nothing_measured_still_draws() -> None:

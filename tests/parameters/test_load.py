@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from nip_core.errors import SettingsError
-from nip_core.parameters import HyperParameters, difference, load_parameters
+from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.protocols import make_protocol, protocol_names
 
 MINIMAL = {"run_name": "a", "dataset": "families"}
@@ -177,13 +177,6 @@ def test_settings_and_protocols_name_the_same_agents():
     for name in protocol_names():
         parameters = load_parameters(with_(interaction_protocol=name))
         assert make_protocol(parameters).agent_names == tuple(parameters.agents)
-
-
-def test_a_difference_names_nested_settings():
-    assert difference({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == {
-        "a.c": (2, 3),
-        "d": (None, 4),
-    }
 
 
 def test_a_value_is_found_by_its_address():
