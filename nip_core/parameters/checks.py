@@ -5,6 +5,11 @@ check_agents     the settings of one agent fit together and to the rest
 check_schedules  agents that alternate do so in step
 check_log_probs  who is compared by log-probabilities has some
 check_training   the trainer can train who is to be trained, as it is set up
+
+And what several of them, and those who start servers, ask of an agent:
+
+uses_own_server  whether its model is served by the server that the run starts
+is_deterministic whether it is answered by the deterministic engine
 """
 
 from typing import TYPE_CHECKING
@@ -102,9 +107,7 @@ def check_log_probs(parameters: "HyperParameters") -> None:
         agent = parameters.model_agents.get(name)
         if agent is None:
             continue  # a random one is refused by the protocol
-        addresses = (agent.base_url, agent.control_url, parameters.lm_server.url)
-        own = agent.model_provider == "SelfHosted" and not any(addresses)
-        if agent.use_dummy_api or (own and parameters.lm_server.engine == "deterministic"):
+        if is_deterministic(parameters, agent):
             raise ValueError(
                 f"zk_protocol.similarity: agents.{name} plays with the deterministic engine, which "
                 "gives no log-probabilities; use text, or a model"
@@ -299,8 +302,7 @@ def _check_quantization(
     if agent.quantization == "none" or agent.use_dummy_api:
         return
     server = parameters.lm_server
-    elsewhere = (agent.base_url, agent.control_url, server.url)
-    if agent.model_provider != "SelfHosted" or any(address is not None for address in elsewhere):
+    if not uses_own_server(parameters, agent):
         raise ValueError(
             f"{place}.quantization is for the run's own server; another one is told how to hold "
             "its weights where it is started"
@@ -314,14 +316,27 @@ def _check_quantization(
         )
 
 
+def uses_own_server(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
+    """Return whether the agent's model is served by the server that the run starts."""
+    addresses = (agent.base_url, agent.control_url, parameters.lm_server.url)
+    is_elsewhere = agent.model_provider != "SelfHosted" or any(addresses)
+    return agent.use_dummy_api or not is_elsewhere
+
+
+def is_deterministic(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
+    """Return whether the run's own server answers for the agent without a model."""
+    return uses_own_server(parameters, agent) and (
+        agent.use_dummy_api or parameters.lm_server.engine == "deterministic"
+    )
+
+
 def serves_several_bases(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
     """Return whether the agent's server has room for several base models at once.
 
     The run's own does, except for vLLM, whose engine takes the device for itself. Of another one
     nobody knows here.
     """
-    elsewhere = (agent.base_url, agent.control_url, parameters.lm_server.url)
-    return not any(elsewhere) and parameters.lm_server.engine != "vllm"
+    return uses_own_server(parameters, agent) and parameters.lm_server.engine != "vllm"
 
 
 def takes_turns(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:

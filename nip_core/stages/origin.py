@@ -22,12 +22,13 @@ from typing import Any
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
+from nip_core.parameters.checks import uses_own_server
 from nip_core.parameters.stored import with_defaults
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.run_store.store import MissingFileError, Store
 from nip_core.stages.kept_models import bring_models, has_model
 from nip_core.stages.models import ServedModel
-from nip_core.stages.providers import base_name, uses_own_server
+from nip_core.stages.providers import base_name
 
 Models = Mapping[str, ServedModel]
 """By group."""

@@ -18,10 +18,10 @@ from typing import TypeVar
 from nip_core.errors import ServerError, SettingsError
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
-from nip_core.parameters.checks import serves_several_bases
+from nip_core.parameters.checks import is_deterministic, serves_several_bases, uses_own_server
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.run import RunStore
-from nip_core.stages.providers import base_name, is_deterministic, uses_own_server
+from nip_core.stages.providers import base_name
 from nip_lm_server.client import (
     EngineSpec,
     OwnerError,

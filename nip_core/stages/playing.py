@@ -20,6 +20,7 @@ from nip_core.concurrency import gather_or_cancel, in_thread
 from nip_core.errors import RunConflictError
 from nip_core.hashing import digest
 from nip_core.parameters import RandomAgentParameters
+from nip_core.parameters.checks import is_deterministic
 from nip_core.rollouts.engine import PlayedShard, play_episodes
 from nip_core.rollouts.episode import Branch, Failures, ShardContext, no_branching
 from nip_core.rollouts.journal import GroupCommits
@@ -44,7 +45,6 @@ from nip_core.rollouts.tables import (
 from nip_core.rollouts.trees import Branching, tree_order
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.stages.models import playing
-from nip_core.stages.providers import is_deterministic
 from nip_core.stages.rerun import stage_of_split
 from nip_core.stages.session import Session
 

@@ -3,8 +3,6 @@
 remote_endpoints  the addresses of every group that is not on the run's own server
 group_endpoints   those of one group
 key_variables     the environment variables with the keys that these need
-uses_own_server   whether an agent's model is served by the server that the run starts
-is_deterministic  whether it is answered by the deterministic engine
 speaks_nip        whether its server is an lm_server, with proofs and settings of its own
 base_name         the name under which an agent's base model answers
 
@@ -21,6 +19,7 @@ from urllib.parse import urlsplit
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
+from nip_core.parameters.checks import uses_own_server
 from nip_core.redaction import read_key
 from nip_core.rollouts.chat_client import Endpoint
 from nip_lm_server.client import base_served_name
@@ -127,25 +126,6 @@ def check_named(parameters: HyperParameters) -> None:
                 f"agents.{name}.model_name: is missing; name the model that plays, for example "
                 "tiny with model_provider SelfHosted, which is bundled and costs nothing"
             )
-
-
-def uses_own_server(parameters: HyperParameters, agent: PureTextAgentParameters) -> bool:
-    """Return whether the agent's model is served by the server that the run starts."""
-    if agent.use_dummy_api:
-        return True
-    return (
-        agent.model_provider == "SelfHosted"
-        and agent.base_url is None
-        and agent.control_url is None
-        and parameters.lm_server.url is None
-    )
-
-
-def is_deterministic(parameters: HyperParameters, agent: PureTextAgentParameters) -> bool:
-    """Return whether the run's own server answers for the agent without a model."""
-    return uses_own_server(parameters, agent) and (
-        agent.use_dummy_api or parameters.lm_server.engine == "deterministic"
-    )
 
 
 def speaks_nip(agent: PureTextAgentParameters) -> bool:

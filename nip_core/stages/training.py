@@ -22,10 +22,11 @@ from nip_core.jobs.job import JobRecord, JobSpec
 from nip_core.jobs.ledger import Ledger, open_ledger
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.checks import is_deterministic
 from nip_core.run_store.manifest import read_manifest
 from nip_core.stages.choosing import describe, held_out, write_payloads
 from nip_core.stages.models import models_for
-from nip_core.stages.providers import is_deterministic, speaks_nip
+from nip_core.stages.providers import speaks_nip
 from nip_core.stages.rerun import next_attempt
 from nip_core.stages.session import Session
 from nip_core.trainers.dataset import open_dataset
@@ -335,7 +336,7 @@ def next_step(parameters: HyperParameters, record: JobRecord) -> Step:
     included; the next failure stops the run.
     """
     settings = parameters.fine_tuning
-    setting = {
+    steps: dict[str, Step] = {
         "succeeded": "go_on",
         "failed": settings.on_failed,
         "cancelled": settings.on_cancelled,
@@ -343,15 +344,10 @@ def next_step(parameters: HyperParameters, record: JobRecord) -> Step:
         "deadline": settings.on_deadline,
         "skipped": settings.on_too_few_examples,
         "refused": "stop",  # the same request would be refused again
-    }[record.outcome or "failed"]
-    if setting == "try_again" and len(record.previous) + 1 >= settings.max_attempts:
-        return "stop"
-    steps: dict[str, Step] = {
-        "go_on": "go_on",
-        "keep_model": "keep_model",
-        "try_again": "try_again",
     }
-    return steps.get(setting, "stop")
+    step = steps[record.outcome or "failed"]
+    has_had_all = len(record.previous) + 1 >= settings.max_attempts
+    return "stop" if step == "try_again" and has_had_all else step
 
 
 def stopped(record: JobRecord, path: str) -> JobError:
