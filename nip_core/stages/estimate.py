@@ -57,7 +57,7 @@ def is_tested(parameters: HyperParameters, iteration: int) -> bool:
     return scheme_tests(text_rl.test_scheme, last, iteration, text_rl.test_interval)
 
 
-def scheme_tests(scheme: str, last: int, iteration: int, interval: int = 1) -> bool:
+def scheme_tests(scheme: str, last: int, iteration: int, interval: int) -> bool:
     """`is_tested` by the test scheme, the number of iterations and the test interval."""
     match scheme:
         case "all":

@@ -6,7 +6,7 @@ spent         tokens and money so far by stage
 check_store   refuse a store that lacks what was published: going on would play and pay it again
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from nip_core.errors import CorruptionError
@@ -131,37 +131,31 @@ def spent(run: RunStore, parameters: HyperParameters) -> list[dict[str, Any]]:
     `parameters.prices` lacks the price of a model that somebody sends a bill for. Answers that
     were thrown away by a crash before they were recorded are not in it.
     """
-    rows: list[dict[str, Any]] = []
-    usd: list[float | None] = []
-
-    def add(
-        place: int | str, stage: str, counts: Iterable[int | None], amount: float | None
-    ) -> None:
-        counted = (count or 0 for count in counts)
-        rows.append(
-            {"iteration": place, "stage": stage, **dict(zip(_COUNTED, counted, strict=True))}
-        )
-        usd.append(amount)
-
+    stages: list[tuple[int | str, str, list[int], float | None]] = []
     for iteration in iterations_of(run, parameters.rl.num_iterations):
         for split, stage in _STAGES.items():
             metrics = run.read_json_or_none(run.metrics(iteration, split))
             if metrics is not None:
                 names = ("generations", "prompt_tokens", "completion_tokens")
-                counts = [*map(metrics.get, names), 0]
-                add(iteration, stage, counts, _calls_usd(parameters, metrics))
+                counts = [*(metrics.get(name) or 0 for name in names), 0]
+                stages.append((iteration, stage, counts, _calls_usd(parameters, metrics)))
         for group in parameters.trainable_groups:
             job = run.read_json_or_none(run.job(iteration, group))
             if job is not None:
                 tokens = job.get("trained_tokens") or 0
-                amount = training_usd(parameters, group, tokens)
-                add(iteration, f"train {group}", (0, 0, 0, tokens), amount)
-    known = [amount for amount in usd if amount is not None]
-    sums = [sum(row[name] for row in rows) for name in _COUNTED]
-    add("all", "sum", sums, sum(known) if len(known) == len(usd) else None)
+                usd = training_usd(parameters, group, tokens)
+                stages.append((iteration, f"train {group}", [0, 0, 0, tokens], usd))
+    sums = [sum(counts[k] for _, _, counts, _ in stages) for k in range(len(_COUNTED))]
+    known = [usd for *_, usd in stages if usd is not None]
+    stages.append(("all", "sum", sums, sum(known) if len(known) == len(stages) else None))
     return [
-        {**row, "USD": "unknown" if amount is None else f"{amount:.2f}"}
-        for row, amount in zip(rows, usd, strict=True)
+        {
+            "iteration": place,
+            "stage": stage,
+            **dict(zip(_COUNTED, counts, strict=True)),
+            "USD": "unknown" if usd is None else f"{usd:.2f}",
+        }
+        for place, stage, counts, usd in stages
     ]
 
 

@@ -59,14 +59,10 @@ class RunShown:
     record: RunRecord
     last: int
     """The number of iterations, and of the last, which has nothing but a test."""
-    test_scheme: str
-    test_interval: int
+    tested: frozenset[int]
+    """Those with a test, by the settings."""
     first_models: Mapping[str, str]
     """By group, in agent order: what plays iteration 0."""
-
-    def is_tested(self, iteration: int) -> bool:
-        """Return whether the settings ask for a test of the models that play the iteration."""
-        return scheme_tests(self.test_scheme, self.last, iteration, self.test_interval)
 
 
 def open_shown(run: RunStore) -> RunShown:
@@ -82,13 +78,10 @@ def open_shown(run: RunStore) -> RunShown:
                 first_models.setdefault(group, name_of(agent["model_name"]))
         taken_over = (record.contents.get("origin") or [{}])[0]
         first_models |= {group: str(model["model"]) for group, model in taken_over.items()}
-        return RunShown(
-            record,
-            last=int(settings["rl"]["num_iterations"]),
-            test_scheme=str(settings["text_rl"]["test_scheme"]),
-            test_interval=int(settings["text_rl"]["test_interval"]),
-            first_models=first_models,
-        )
+        last, text_rl = int(settings["rl"]["num_iterations"]), settings["text_rl"]
+        scheme, interval = str(text_rl["test_scheme"]), int(text_rl["test_interval"])
+        tested = (i for i in range(last + 1) if scheme_tests(scheme, last, i, interval))
+        return RunShown(record, last, frozenset(tested), first_models)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise _damaged(f"{run.root}/run.json", error) from error
 
@@ -129,7 +122,7 @@ def newest_run(store: Store, on_damaged: Callable[[str], None]) -> str | None:
 def status_of(run: RunStore) -> str:
     """running, finished, or stopped (which running again continues)."""
     shown = open_shown(run)
-    is_tested = not shown.is_tested(shown.last) or run.store.exists(run.metrics(shown.last, TEST))
+    is_tested = shown.last not in shown.tested or run.store.exists(run.metrics(shown.last, TEST))
     if is_tested and run.finished_iterations() >= shown.last:
         return "finished"
     return "running" if is_running(run) else "stopped"
