@@ -161,6 +161,6 @@ class GroupJobs:
         return open_ledger(
             self._run,
             self._at.control,
-            extensions=speaks_nip(self._parameters.group_parameters(self._group)),
+            speaks_nip=speaks_nip(self._parameters.group_parameters(self._group)),
             settle_s=self._parameters.fine_tuning.settle_s,
         )

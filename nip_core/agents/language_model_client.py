@@ -112,7 +112,7 @@ class LanguageModelClient(LmServer):
     async def get_training_job(self, job_id: str) -> LmTrainingJobInfo:
         """A fine-tune job. Raises TrainingJobNotFoundClientError, ServerError."""
         try:
-            async with open_backend(self.endpoint, extensions=True) as backend:
+            async with open_backend(self.endpoint, speaks_nip=True) as backend:
                 view = await backend.retrieve_job(job_id)
         except BackendTrouble as error:
             missing = isinstance(error, Refused) and error.status == 404

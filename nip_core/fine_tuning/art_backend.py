@@ -109,7 +109,7 @@ class LmServerBackend:
         self._client = AsyncOpenAI(
             base_url=self._address, api_key=key, max_retries=0, timeout=120.0
         )
-        self._server = OpenAIBackend(self._address, key, extensions=True, client=self._client)
+        self._server = OpenAIBackend(self._address, key, speaks_nip=True, client=self._client)
         self._submissions = Submissions(self._state_dir, _GROUP, settle_s=0.0)
         self._records = StepRecords(self._state_dir)
         self._wait_at_register = wait_at_register

@@ -201,7 +201,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
 
     def _backend(self) -> AbstractAsyncContextManager[OpenAIBackend]:
         at = Endpoint(self.config.url, self.config.key())
-        return open_backend(at, extensions=bool(self._nip))
+        return open_backend(at, speaks_nip=bool(self._nip))
 
     def _submissions(self) -> Submissions:
         config = self.config
@@ -220,7 +220,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
         except SettingsError as error:
             return str(error)
         # 1. The key must open the model and the list of jobs.
-        async with open_backend(at, extensions=False, timeout_s=_HEALTH_TIMEOUT_S) as backend:
+        async with open_backend(at, speaks_nip=False, timeout_s=_HEALTH_TIMEOUT_S) as backend:
             try:
                 described = await backend.model(config.model)
             except BackendTrouble as error:

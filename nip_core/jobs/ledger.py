@@ -70,16 +70,16 @@ async def open_ledger(
     run: RunStore,
     at: Endpoint,
     *,
-    extensions: bool,
+    speaks_nip: bool,
     settle_s: float,
     lease: Lease | None = None,
     clock: Clock | None = None,
 ) -> "AsyncIterator[tuple[Ledger, OpenAIBackend]]":
     """The run's ledger over the back-end at an address, with that; closed at the end.
 
-    `extensions`: see `OpenAIBackend`; the rest: see `Ledger`.
+    `speaks_nip`: see `OpenAIBackend`; the rest: see `Ledger`.
     """
-    async with open_backend(at, extensions=extensions) as backend:
+    async with open_backend(at, speaks_nip=speaks_nip) as backend:
         yield Ledger(run, backend, settle_s=settle_s, lease=lease, clock=clock), backend
 
 

@@ -44,11 +44,11 @@ class OpenAIBackend:
         base_url: str,
         api_key: str,
         *,
-        extensions: bool = False,
+        speaks_nip: bool = False,
         timeout_s: float = 120.0,
         client: "AsyncOpenAI | None" = None,
     ) -> None:
-        """`extensions`: the server understands ``nip`` in the body of a job. OpenAI does not.
+        """`speaks_nip`: the server understands ``nip`` in the body of a job. OpenAI does not.
 
         `client` replaces the one made from the other arguments; it must not retry.
         """
@@ -59,7 +59,7 @@ class OpenAIBackend:
         )
         self._address = base_url
         self._key = self._client.api_key
-        self._extensions = extensions
+        self._speaks_nip = speaks_nip
 
     @property
     def address(self) -> str:
@@ -95,7 +95,7 @@ class OpenAIBackend:
         self, spec: JobSpec, file_id: str, validation_file_id: str | None = None
     ) -> JobView:
         nip = spec.nip.model_dump(exclude_unset=True)
-        if nip and not self._extensions:
+        if nip and not self._speaks_nip:
             raise Refused(
                 f"{self._address} has no words for {sorted(nip)}; leave these "
                 "settings out, or use a server of nip"
@@ -244,10 +244,10 @@ class OpenAIBackend:
 
 @asynccontextmanager
 async def open_backend(
-    at: Endpoint, *, extensions: bool, timeout_s: float = 120.0
+    at: Endpoint, *, speaks_nip: bool, timeout_s: float = 120.0
 ) -> AsyncIterator[OpenAIBackend]:
     """The back-end at an address, whose connections are closed at the end."""
-    backend = OpenAIBackend(at.base_url, at.api_key, extensions=extensions, timeout_s=timeout_s)
+    backend = OpenAIBackend(at.base_url, at.api_key, speaks_nip=speaks_nip, timeout_s=timeout_s)
     try:
         yield backend
     finally:

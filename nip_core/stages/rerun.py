@@ -249,7 +249,7 @@ async def cancel_jobs(
             continue
         hosted = speaks_nip(parameters.group_parameters(record.group))
         settle_s = parameters.fine_tuning.settle_s
-        opened = open_ledger(run, at, extensions=hosted, settle_s=settle_s)
+        opened = open_ledger(run, at, speaks_nip=hosted, settle_s=settle_s)
         async with opened as (ledger, backend):
             try:
                 await ledger.cancel(record)

@@ -162,7 +162,7 @@ async def _return_places(session: Session, models: Mapping[str, ServedModel]) ->
 
     async def bring_back(group: str, model: ServedModel) -> None:
         control = session.at(group).control
-        async with open_backend(control, extensions=True) as backend:
+        async with open_backend(control, speaks_nip=True) as backend:
             await _described(backend, control, model.model)
 
     async def bring_all() -> list[None]:
@@ -211,7 +211,7 @@ async def prove(
         await client.complete(at.play, body)
 
     # 1. Is it there, and does its server prove it?
-    async with open_backend(control, extensions=hosted) as backend:
+    async with open_backend(control, speaks_nip=hosted) as backend:
         extension = await _described(backend, control, model.model)
         if hosted and not (extension.get("proof") or {}).get("matches"):
             # An adapter that is not loaded is loaded, and proved, when it is asked for.

@@ -322,7 +322,7 @@ def _ledger(
     return open_ledger(
         session.run,
         session.at(group).control,
-        extensions=speaks_nip(agent),
+        speaks_nip=speaks_nip(agent),
         settle_s=settle_s,
         lease=session.lease,
         clock=session.clock,

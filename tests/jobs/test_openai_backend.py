@@ -54,7 +54,7 @@ def dataset(examples: int = 12, marker: str = "") -> bytes:
 
 @pytest.fixture
 async def backend(wire: WireServer) -> AsyncIterator[OpenAIBackend]:
-    backend = OpenAIBackend(wire.url, KEY, extensions=True, timeout_s=5)
+    backend = OpenAIBackend(wire.url, KEY, speaks_nip=True, timeout_s=5)
     yield backend
     await backend.aclose()
 
@@ -171,7 +171,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerHandle]:
 
 @pytest.fixture
 async def own(server: ServerHandle) -> AsyncIterator[OpenAIBackend]:
-    backend = OpenAIBackend(f"{server.url}/v1", server.api_key, extensions=True, timeout_s=20)
+    backend = OpenAIBackend(f"{server.url}/v1", server.api_key, speaks_nip=True, timeout_s=20)
     yield backend
     await backend.aclose()
 
@@ -249,7 +249,7 @@ async def test_a_server_that_sends_the_key_back_can_not_make_us_print_it(
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     backend = OpenAIBackend(
-        f"http://127.0.0.1:{runner.addresses[0][1]}/v1", KEY, extensions=True, timeout_s=5
+        f"http://127.0.0.1:{runner.addresses[0][1]}/v1", KEY, speaks_nip=True, timeout_s=5
     )
     try:
         with pytest.raises(NipError) as caught:

@@ -98,7 +98,7 @@ async def test_the_configured_hyper_parameters_are_those_of_the_trainer(
     run = RunStore(LocalStore(tmp_path / "runs"), "rate")
     async with (
         serve(tmp_path / "server", spec=tiny()) as here,
-        aclosing(OpenAIBackend(f"{here.url}/v1", KEY, extensions=True)) as backend,
+        aclosing(OpenAIBackend(f"{here.url}/v1", KEY, speaks_nip=True)) as backend,
     ):
         ledger = Ledger(run, backend, settle_s=0)
         record = await ledger.ensure_job(spec, training, validation)
