@@ -14,7 +14,7 @@ ever dropped in silence.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nip_core.errors import SettingsError
 from nip_lm_server.client import NipSettings
@@ -47,11 +47,18 @@ _CANT_CONFIG: dict[str, dict[str, tuple[Any, ...]]] = {
 """What may stand in a model's configuration besides what is read, with the values that are alike
 for every back-end."""
 
+_DEFAULTS = {
+    "use_lora": True,
+    "lora_rank": 8,
+    "lora_alpha": 16,
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.1,
+    "lr_scheduler": "constant",
+}
+"""Of a model's configuration, in the server's words."""
+
 _Rate = Annotated[float, Field(ge=0, le=1)]
 _Batch = Annotated[int, Field(ge=1, le=256)]
-_Scheduler = Literal["linear", "cosine", "constant", "constant_with_warmup"]
-_Optimizer = Literal["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "sgd"]
-
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -99,31 +106,15 @@ class SftOptions(_Options):
     batch_size: _Batch = 2
 
 
-class ModelOptions(_Options):
+class ModelOptions(NipSettings):
     """The part of a model's `_internal_config` that is read, in the server's words."""
 
-    max_length: Annotated[int, Field(ge=8)] | None = None
-    quantization: Literal["none", "8bit", "4bit"] | None = None
-    use_lora: bool = True
-    lora_rank: Annotated[int, Field(ge=1, le=512)] = 8
-    lora_alpha: Annotated[float, Field(gt=0, le=4096)] = 16
-    lora_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    model_config = ConfigDict(strict=False)
+
     lora_target_modules: list[str] | Literal["all-linear"] | None = None
-    gradient_checkpointing: bool | None = None
     batch_size: _Batch | None = None
     n_epochs: Annotated[int, Field(ge=1, le=50)] | None = None
-    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
-    max_grad_norm: Annotated[float, Field(gt=0, le=1000)] = 0.1
-    lr_scheduler: _Scheduler = "constant"
-    warmup_ratio: Annotated[float, Field(ge=0, le=1)] | None = None
-    optimizer: _Optimizer | None = None
-    precision: Literal["bfloat16", "float16", "float32"] | None = None
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nones(cls, given: Any) -> Any:
-        return {name: value for name, value in dict(given).items() if value is not None}
 
 
 def train_options(given: Mapping[str, Any]) -> TrainOptions:
@@ -178,7 +169,8 @@ def model_options(config: Mapping[str, Any] | None) -> ModelOptions:
         for name in ("lora_rank", "lora_alpha"):
             if name in settings:
                 raise SettingsError("init_args.full_finetuning: it leaves no adapter to shape")
-    return _checked(ModelOptions, settings, "_internal_config")
+    asked = {name: value for name, value in settings.items() if value is not None}
+    return _checked(ModelOptions, {**_DEFAULTS, **asked}, "_internal_config")
 
 
 def refuse_server_arguments(config: Mapping[str, Any] | None) -> None:
@@ -222,7 +214,7 @@ def sft_settings(
 
 
 def _nip_settings(learning_rate: float, model: ModelOptions) -> NipSettings:
-    settings = model.model_dump(exclude={"batch_size", "n_epochs", "seed"}, exclude_none=True)
+    settings = model.model_dump(exclude={"batch_size", "n_epochs", "seed"}, exclude_unset=True)
     if not model.use_lora:
         for name in ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules"):
             settings.pop(name, None)
