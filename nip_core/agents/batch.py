@@ -37,7 +37,6 @@ is neither done nor terminated.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -85,13 +84,28 @@ def rollouts_to_nested(
     Raises SettingsError if the rollouts were not played with the settings of `game`.
     """
     played = _Played(game, episodes, generations)
-    outcome = _Outcome.empty(played)
-    for n, episode in enumerate(played.episodes):
-        _replay(played, outcome, n, episode)
-    batch = NestedArrayDict({}, (played.size, played.rounds))
+    n, t, a, c = played.size, played.rounds, len(played.agents), len(played.channels)
+    # 1. Begin with nothing said, in the T + 1 states before each round and after the last one.
+    states = {
+        "message_history": _missing((n, t + 1, t, c), STRING),
+        "message_agent_id": np.full((n, t + 1, t, c), _NOBODY),
+        "raw_message_history": _missing((n, t + 1, t, a), STRING),
+        "done": np.zeros((n, t + 1), dtype=bool),
+        "terminated": np.zeros((n, t + 1), dtype=bool),
+    }
+    actions, reward = no_actions((n, t, a), c), np.zeros((n, t, a))
+    # 2. Play each episode again.
+    for number, episode in enumerate(played.episodes):
+        _replay(played, states, actions, reward, number, episode)
+    # 3. Before and after a round are the same states, seen from two places.
+    batch = NestedArrayDict({}, (n, t))
     _put_problems(batch, played, episodes)
-    _put_histories(batch, played, outcome)
-    _put_agents(batch, played, outcome)
+    for key, state in states.items():
+        batch[key], batch["next", key] = state[:, :-1], state[:, 1:]
+    each = np.broadcast_to(states["done"][..., None], (n, t + 1, a))
+    batch["agents", "done"], batch["next", "agents", "done"] = each[:, :-1], each[:, 1:]
+    batch["agents"], batch["next", "agents", "reward"] = actions, reward
+    batch["generation"] = played.cells
     if prompts:
         batch["agents", "prompt"] = _prompts(played)
     return batch
@@ -161,6 +175,7 @@ class _Played:
         for row in self.episodes:
             self._check(row)
         self.cells = self._cells(generations)
+        self.calls = _present(self.cells["key"]).sum(axis=-1)  # (N, T, A)
         self._rows = generations_by_episode(
             self.episodes, generations.select(_TURN_COLUMNS).to_pylist()
         )
@@ -231,64 +246,50 @@ class _Played:
         return both[:, 0], both[:, 1]
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    """The arrays that follow from the turns."""
-
-    messages: Array  # (N, T, C): what was written to a channel in a round
-    senders: Array  # (N, T, C)
-    actions: dict[str, Array]  # (N, T, A) or (N, T, A, C), as `no_actions` has them
-    moving: Array  # (N, T, A, C): where an agent was asked to write
-    reward: Array  # (N, T, A)
-    done: Array  # (N, T + 1): before round 0, ..., after round T - 1
-    terminated: Array  # (N, T + 1)
-
-    @classmethod
-    def empty(cls, played: _Played) -> "_Outcome":
-        n, t, a, c = played.size, played.rounds, len(played.agents), len(played.channels)
-        return cls(
-            messages=_missing((n, t, c), STRING),
-            senders=np.full((n, t, c), _NOBODY),
-            actions=no_actions((n, t, a), c),
-            moving=np.zeros((n, t, a, c), dtype=bool),
-            reward=np.zeros((n, t, a)),
-            done=np.zeros((n, t + 1), dtype=bool),
-            terminated=np.zeros((n, t + 1), dtype=bool),
-        )
-
-
-def _replay(played: _Played, outcome: _Outcome, n: int, episode: Row) -> None:
+def _replay(
+    played: _Played,
+    states: dict[str, Array],
+    actions: dict[str, Array],
+    reward: Array,
+    n: int,
+    episode: Row,
+) -> None:
     """Fill in the episode's places by playing it again, and check it against its record."""
-    # 1. Put down who said and decided what.
-    turns, actions = played.turns[n], outcome.actions
+    # 1. Put down who said and decided what; the states after it have it too.
+    turns = played.turns[n]
     for turn in turns:
         t, a = turn.round, played.agents[turn.agent]
         actions["raw_message"][n, t, a] = turn.text
+        states["raw_message_history"][n, t + 1 :, t, a] = turn.text
         actions["decision"][n, t, a] = turn.move.decision
         if turn.move.value is not None:
             actions["continuous_decision"][n, t, a] = turn.move.value
         for channel, message in turn.move.messages.items():
             c = played.channels[channel]
-            actions["message"][n, t, a, c] = outcome.messages[n, t, c] = message
-            outcome.senders[n, t, c] = a
-    # 2. Let the protocol judge round after round.
+            actions["message"][n, t, a, c] = message
+            states["message_history"][n, t + 1 :, t, c] = message
+            states["message_agent_id"][n, t + 1 :, t, c] = a
+    # 2. Put down what it took to get each answer, and let the protocol judge round after round.
     protocol, seed = played.game.protocol, episode["seed"]
     earned = dict.fromkeys(played.agents, 0.0)
     for t in range(episode["rounds"]):
         so_far = [turn for turn in turns if turn.round <= t]
         movers = protocol.movers(t, seed, [turn for turn in so_far if turn.round < t])
         for agent, channels in movers.items():
-            for channel in channels:
-                outcome.moving[n, t, played.agents[agent], played.channels[channel]] = True
+            a, written = played.agents[agent], [played.channels[channel] for channel in channels]
+            last = max(played.calls[n, t, a] - 1, 0)
+            is_cut = played.cells["finish_reason"][n, t, a, last] == "length"
+            actions["retry_count"][n, t, a, written] = last
+            actions["token_limit"][n, t, a, written] = is_cut
         if episode["outcome"] == "failed":
             continue
         silent = set(movers) - {turn.agent for turn in so_far if turn.round == t}
         result = protocol.judge(t, seed, episode["y"], episode["prover_stance"], so_far, silent)
-        for agent, reward in result.rewards.items():
-            outcome.reward[n, t, played.agents[agent]] = reward
-            earned[agent] += reward
-        outcome.done[n, t + 1 :] = result.done
-        outcome.terminated[n, t + 1 :] = result.terminated
+        for agent, paid in result.rewards.items():
+            reward[n, t, played.agents[agent]] = paid
+            earned[agent] += paid
+        states["done"][n, t + 1 :] = result.done
+        states["terminated"][n, t + 1 :] = result.terminated
     # 3. What it pays must be what was recorded, or the settings are others.
     recorded = {entry["agent"]: entry["reward"] for entry in episode["rewards"]}
     same = recorded.keys() == earned.keys() and all(
@@ -322,42 +323,6 @@ def _put_problems(batch: NestedArrayDict, played: _Played, episodes: pa.Table) -
         batch[key] = batch["next", key] = batch["episode", key]
     lengths = np.array([row["rounds"] for row in played.episodes], dtype=int).reshape(-1, 1)
     batch["padding"] = rounds[:-1] >= lengths
-
-
-def _put_histories(batch: NestedArrayDict, played: _Played, outcome: _Outcome) -> None:
-    """The state before each round and after it: one array, seen from two places."""
-    t = played.rounds
-    # Before round r there have been the rounds below r; the last row is after the last round.
-    now, earlier = np.nonzero(np.tri(t + 1, t, -1, dtype=bool))
-    for key, written in (
-        ("message_history", outcome.messages),
-        ("message_agent_id", outcome.senders),
-        ("raw_message_history", outcome.actions["raw_message"]),
-    ):
-        history = _missing((played.size, t + 1, *written.shape[1:]), written.dtype)
-        if key == "message_agent_id":
-            history[:] = _NOBODY
-        history[:, now, earlier] = written[:, earlier]
-        batch[key], batch["next", key] = history[:, :-1], history[:, 1:]
-    for key, state in (("done", outcome.done), ("terminated", outcome.terminated)):
-        batch[key], batch["next", key] = state[:, :-1], state[:, 1:]
-    each = np.broadcast_to(outcome.done[..., None], (*outcome.done.shape, len(played.agents)))
-    batch["agents", "done"], batch["next", "agents", "done"] = each[:, :-1], each[:, 1:]
-
-
-def _put_agents(batch: NestedArrayDict, played: _Played, outcome: _Outcome) -> None:
-    """Put what the agents did in each round, and the calls that it took."""
-    cells, moving = played.cells, outcome.moving
-    calls = _present(cells["key"]).sum(axis=-1)
-    last = np.maximum(calls - 1, 0)[..., None]
-    reason = np.take_along_axis(cells["finish_reason"], last, axis=-1)
-    batch["agents"] = {
-        **outcome.actions,
-        "retry_count": np.where(moving, last, 0),
-        "token_limit": moving & (reason == "length"),
-    }
-    batch["next", "agents", "reward"] = outcome.reward
-    batch["generation"] = cells
 
 
 def _prompts(played: _Played) -> Array:
