@@ -146,19 +146,14 @@ def _item(item: EpisodeItem | DPOItem, place: str) -> Any:
 
 def _scored_tokens(item: EpisodeItem, place: str) -> list[dict[str, Any]]:
     """The tokens as under ``logprobs.content`` of a chat answer, by their ids where known."""
-    token_ids, logprobs = sampled_tokens(item, place)
+    token_ids, logprobs, texts = sampled_tokens(item, place)
     if token_ids is not None:
         if len(token_ids) != len(logprobs):
             raise ValueError(
                 f"{place}: {len(token_ids)} token ids but {len(logprobs)} log-probabilities"
             )
-        names = [f"token_id:{token}" for token in token_ids]
-    else:
-        given = getattr(item.logprobs, "content", None) or (
-            item.logprobs.get("content") if isinstance(item.logprobs, dict) else None
-        )
-        texts = [getattr(t, "token", None) or dict(t)["token"] for t in given or ()]
-        names = list(map(str, texts)) or [""] * len(logprobs)
+        texts = [f"token_id:{token}" for token in token_ids]
+    names = texts or [""] * len(logprobs)
     return [
         {"token": name, "logprob": logprob, "top_logprobs": []}
         for name, logprob in zip(names, logprobs, strict=True)

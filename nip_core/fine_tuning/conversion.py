@@ -1,7 +1,7 @@
 """From a TrajectoryCollection to the JSONL rows of a training method.
 
 to_jsonl_rows   the rows of a collection, checked with the receiver's own rules
-sampled_tokens  token ids and log-probabilities of an assistant message, in the shapes that occur
+sampled_tokens  the tokens of an assistant message, in the shapes that occur
 
     supervised     each trajectory is one conversation; all its assistant messages are learned
     dpo            each DPOItem is one pair
@@ -75,8 +75,10 @@ def to_jsonl_rows(
     return to_jsonl(rows), len(rows)
 
 
-def sampled_tokens(item: EpisodeItem, place: str) -> tuple[list[int] | None, list[float]]:
-    """Token ids, where there are any, and log-probabilities (nats) of what was generated.
+def sampled_tokens(
+    item: EpisodeItem, place: str
+) -> tuple[list[int] | None, list[float], list[str]]:
+    """Ids of the tokens, where there are any, their log-probabilities (nats), and texts, or none.
 
     `logprobs` may be a list of numbers, or what a chat answer has under that name, as an object of
     the `openai` client or as plain JSON: ``{"content": [{"token", "logprob"}, ...]}``. Token ids
@@ -99,10 +101,10 @@ def sampled_tokens(item: EpisodeItem, place: str) -> tuple[list[int] | None, lis
         written = [token for token, _ in pairs if token.startswith(_TOKEN_ID)]
         if token_ids is None and len(written) == len(pairs):
             token_ids = [_number(token, place) for token in written]
-        return token_ids, [logprob for _, logprob in pairs]
+        return token_ids, [logprob for _, logprob in pairs], [token for token, _ in pairs]
     # 2. As bare numbers.
     if isinstance(logprobs, Sequence) and not isinstance(logprobs, str):
-        return token_ids, list(logprobs)
+        return token_ids, list(logprobs), []
     raise ValueError(
         f"{place}.logprobs is {type(logprobs).__name__}; expected a list of numbers, or an object "
         "whose 'content' lists tokens with their 'logprob'"
@@ -158,7 +160,7 @@ def _message(item: EpisodeItem, place: str, *, with_tokens: bool) -> dict[str, A
         )
     message: dict[str, Any] = {"role": item.role.value, "content": item.content}
     if with_tokens and item.role == EpisodeItemRole.ASSISTANT:
-        token_ids, message["logprobs"] = sampled_tokens(item, place)
+        token_ids, message["logprobs"], _ = sampled_tokens(item, place)
         if token_ids is not None:
             message["token_ids"] = token_ids
     return message
