@@ -36,7 +36,7 @@ A decision that is none is 2, its continuous value NaN. Nobody is paid in a fail
 is neither done nor terminated.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -142,7 +142,10 @@ def nested_to_rollouts(game: Game, batch: NestedArrayDict) -> tuple[pa.Table, pa
         if field.name not in _PLACE:
             columns[field.name] = batch["generation", field.name][at].tolist()
     first = {field.name: batch["episode", field.name][:, 0].tolist() for field in EPISODES}
-    return _table(first, EPISODES), _table(columns, GENERATIONS)
+    return (
+        pa.Table.from_pydict(first, schema=EPISODES),
+        pa.Table.from_pydict(columns, schema=GENERATIONS),
+    )
 
 
 def _once(batch: NestedArrayDict, keys: Array, rows: Array) -> Array:
@@ -368,11 +371,6 @@ def _present(keys: Array) -> Array:
 def datapoint_number(problem: str) -> int:
     """The number that stands for a problem, made from its id."""
     return int(digest(problem)[:_DATAPOINT_DIGITS], 16)
-
-
-def _table(columns: Mapping[str, list[Any]], schema: pa.Schema) -> pa.Table:
-    arrays = [pa.array(columns[field.name], type=field.type) for field in schema]
-    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _refuse(episode: Row, why: str) -> NoReturn:

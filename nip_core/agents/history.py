@@ -3,6 +3,7 @@
 turns_of          message and raw message history -> turns
 situation_of      one place of a batch -> what its episode is about
 final_timesteps   the last timestep of each rollout
+ACTIONS           what an agent does in a round, by the keys of its arrays
 no_actions        the arrays of a round in which nobody did anything
 present           whether a place of a string array holds a text
 """
@@ -28,6 +29,7 @@ _NOTHING_DONE: dict[str, Any] = {
     "retry_count": 0,
     "token_limit": False,
 }
+ACTIONS = tuple(_NOTHING_DONE)
 _BY_CHANNEL = ("message", "retry_count", "token_limit")
 
 

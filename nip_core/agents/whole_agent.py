@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nip_core.agents.experiment_settings import ExperimentSettings
-from nip_core.agents.history import HISTORIES, no_actions, situation_of, turns_of
+from nip_core.agents.history import ACTIONS, HISTORIES, no_actions, situation_of, turns_of
 from nip_core.agents.nested_array_dict import Array, NestedArrayDict
 from nip_core.agents.protocol_handler import CodeValidationProtocolHandler, ProtocolHandler
 from nip_core.agents.states import AgentState
@@ -65,25 +65,9 @@ class PureTextWholeAgent(ABC):
 
     agent_level_in_keys: tuple[str, ...] = ()
     """Keys below "agents" that a turn reads."""
-    agent_level_out_keys: tuple[str, ...] = (
-        "message",
-        "raw_message",
-        "decision",
-        "continuous_decision",
-        "retry_count",
-        "token_limit",
-    )
+    agent_level_out_keys: tuple[str, ...] = ACTIONS
     """Keys that a turn gives, as they stand below "agents" in a batch."""
-    env_level_in_keys = (
-        "round",
-        "seed",
-        "message_history",
-        "message_agent_id",
-        "raw_message_history",
-        "question",
-        "solution",
-        "prover_stance",
-    )
+    env_level_in_keys = ("round", "seed", *HISTORIES, "question", "solution", "prover_stance")
     """Keys of the state that a turn reads."""
     env_level_out_keys: tuple[str, ...] = ()
     """Keys of the state that a turn gives."""
