@@ -62,7 +62,6 @@ class LoadedModel:
 
 def load_model(path: str, options: EmbeddedOptions) -> LoadedModel:
     """Load a model and its tokenizer. Raises EngineError with the reason if it can't be served."""
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     # 1. The process and the device.
@@ -83,13 +82,7 @@ def load_model(path: str, options: EmbeddedOptions) -> LoadedModel:
             raise chat_template.ChatTemplateError(
                 f"the chat template of {path!r} refuses a single user message"
             )
-        model = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=getattr(torch, dtype),
-            local_files_only=chat_template.offline(),
-            trust_remote_code=False,
-            use_safetensors=True,
-        )
+        model = chat_template.load_model(path, getattr(torch, dtype))
     except (chat_template.ModelPathError, chat_template.ChatTemplateError) as error:
         raise EngineError(str(error)) from error
     except (OSError, ValueError) as error:

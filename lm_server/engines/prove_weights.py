@@ -203,16 +203,8 @@ def _saved_tensors(
     except Exception as error:  # safetensors has an exception class of its own
         raise EngineError(f"the model in {path} can't be read: {error!r}") from error
     # This architecture has other names on disk than in memory: the library knows which.
-    from transformers import AutoModelForCausalLM
-
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=getattr(torch, loaded.dtype),
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-        )
+        model = chat_template.load_model(path, getattr(torch, loaded.dtype))
     except (OSError, ValueError, RuntimeError) as error:
         raise EngineError(f"the model in {path} can't be loaded: {error}") from error
     fresh = model.state_dict()

@@ -1,6 +1,7 @@
 """From chat messages to tokens: the one place, so that the text trained on is the text served.
 
 load_tokenizer      the tokenizer of a model given by path or name
+load_model          its weights
 control_tokens      what no message may say as it is
 render              messages -> text, by the model's own chat template
 encode              text -> token ids, nothing added
@@ -10,7 +11,7 @@ check_shapes        which shapes of conversation the template accepts
 stop_token_ids      the tokens that end an assistant message
 context_length      the longest prompt plus completion, in tokens
 
-Imports nothing heavy until a tokenizer is loaded.
+Imports nothing heavy until a tokenizer or a model is loaded.
 """
 
 import os
@@ -92,6 +93,23 @@ def load_tokenizer(model: str) -> Any:
             "a chat_template.jinja next to its tokenizer"
         )
     return tokenizer
+
+
+def load_model(path: str | Path, dtype: Any, **options: Any) -> Any:
+    """The weights of a model, as transformers has it: safetensors only, and never code from there.
+
+    Raises OSError or ValueError if they can't be loaded.
+    """
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=dtype,
+        local_files_only=offline(),
+        trust_remote_code=False,
+        use_safetensors=True,
+        **options,
+    )
 
 
 def template_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

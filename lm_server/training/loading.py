@@ -115,27 +115,20 @@ def read_parent(job: TrainingJob) -> "LoraFiles | None":
 def load_base(job: TrainingJob, *, trained: bool = False) -> Any:
     """The base model on the device that trains; float32 if every weight of it is `trained`."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     from nip_lm_server.training.arguments import choose_device, choose_precision
 
     settings = job.settings
     device = choose_device()
     precision = choose_precision(settings, device)
-    options: dict[str, Any] = {"dtype": torch.float32 if trained else getattr(torch, precision)}
-    if settings.quantization != "none":
-        options.update(_quantization(settings, device, precision))
+    dtype = torch.float32 if trained else getattr(torch, precision)
+    is_quantized = settings.quantization != "none"
+    options = _quantization(settings, device, precision) if is_quantized else {}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            job.base_model_path,
-            local_files_only=chat_template.offline(),
-            trust_remote_code=False,
-            use_safetensors=True,
-            **options,
-        )
+        model = chat_template.load_model(job.base_model_path, dtype, **options)
     except (OSError, ValueError) as error:
         raise TrainingError("base_model_unusable", str(error), "model") from error
-    return model if settings.quantization != "none" else model.to(device)
+    return model if is_quantized else model.to(device)
 
 
 def base_dtype(job: TrainingJob) -> Any:

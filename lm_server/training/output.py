@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nip_lm_server.engines.base import EngineError
-from nip_lm_server.formats import chat_template
+from nip_lm_server.formats.chat_template import load_model
 from nip_lm_server.training import loading
 from nip_lm_server.training.job import TrainingError, TrainingJob
 
@@ -183,7 +183,7 @@ def _write_base(
     import torch
 
     # In the precision of the base on disk, so that the new one is as large.
-    model = _load_plain(job, job.base_model_path, loading.base_dtype(job), "cpu")
+    model = load_model(job.base_model_path, loading.base_dtype(job)).eval()
     if weights is None:
         trained = _read_trained(job)
         continued = job.settings.start_from == "continue" and parent is not None
@@ -218,14 +218,14 @@ def _probe(job: TrainingJob, text: loading.Text) -> dict[str, Any]:
     tokens = probe_tokens(text.tokenizer, text.context or 2**31)
     for place in (device, "cpu"):
         try:
-            model = _load_plain(job, job.base_model_path, getattr(torch, precision), place)
+            model = load_model(job.base_model_path, getattr(torch, precision)).to(place).eval()
             base = _logprobs(model, tokens)
             if job.settings.result == "adapter":
                 with applied(model, read_lora(job.output_dir)):
                     saved = _logprobs(model, tokens)
             else:
                 model = None
-                model = _load_plain(job, str(job.output_dir), getattr(torch, precision), place)
+                model = load_model(job.output_dir, getattr(torch, precision)).to(place).eval()
                 saved = _logprobs(model, tokens)
             break
         except torch.OutOfMemoryError:  # the optimizer's memory may be fragmented still
@@ -240,19 +240,6 @@ def _probe(job: TrainingJob, text: loading.Text) -> dict[str, Any]:
         "dtype": precision,
         "quantization": "none",
     }
-
-
-def _load_plain(job: TrainingJob, path: str, dtype: Any, device: str) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
-        path,
-        dtype=dtype,
-        local_files_only=chat_template.offline(),
-        trust_remote_code=False,
-        use_safetensors=True,
-    )
-    return model.to(device).eval()
 
 
 def _logprobs(model: Any, tokens: list[int]) -> list[float]:
