@@ -1,9 +1,11 @@
-"""Telling processes apart, ending them, and ending with a parent. Standard library only.
+"""Telling processes apart, ending them, ending with a parent, and why one ended.
 
 A pid alone names nobody: it is reused. Every pid that is written down goes with an identity
-made of the boot and the start time, and nothing is signalled whose identity differs.
+made of the boot and the start time, and nothing is signalled whose identity differs. Standard
+library only.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -68,6 +70,12 @@ def end_process(pid: int, identity: str, *, grace_s: float, group: bool = False)
     return not is_alive(pid, identity)
 
 
+def signal_group(group: int, sent: signal.Signals) -> None:
+    """Send a signal to every process of a group, if there is one and it is ours."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, sent)
+
+
 def die_with_parent_process(parent: int) -> None:
     """Ask the kernel for SIGKILL when the parent dies; exit at once if it is gone already.
 
@@ -123,3 +131,33 @@ def read_tail(path: Path, limit: int = 2000) -> str:
     except OSError:
         return ""
     return text.partition("\n")[2].strip() if start and "\n" in text else text.strip()
+
+
+def count_oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Processes that the kernel has killed for want of memory so far; 0 if it doesn't tell.
+
+    Those of this process's control group where that is counted, otherwise of the machine. A
+    child that died of SIGKILL while this grew was, most likely, one of them.
+    """
+    try:
+        own = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return 0
+    group = next((line[3:] for line in own if line.startswith("0::")), None)
+    sources = [proc / "vmstat"]
+    if group is not None:
+        # In a container the group's path may be that of the host; the mount's root is ours then.
+        sources = [
+            cgroups / group.lstrip("/") / "memory.events",
+            cgroups / "memory.events",
+            *sources,
+        ]
+    for source in sources:
+        try:
+            for line in source.read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
+        except (OSError, ValueError):
+            continue
+    return 0

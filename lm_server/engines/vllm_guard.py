@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from nip_lm_server.processes import watch_parent
+from nip_lm_server.processes import signal_group, watch_parent
 
 GRACE_S = 10.0
 """Time between SIGTERM and SIGKILL."""
@@ -47,7 +47,7 @@ def main() -> None:
     def pass_on(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
             child.send_signal(signal.SIGTERM)
-        timer = threading.Timer(GRACE_S, kill_group, [child.pid])
+        timer = threading.Timer(GRACE_S, signal_group, [child.pid, signal.SIGKILL])
         timer.daemon = True
         timer.start()
 
@@ -57,24 +57,18 @@ def main() -> None:
 
     # 3. End with the server.
     def parent_died() -> None:
-        kill_group(child.pid)
+        signal_group(child.pid, signal.SIGKILL)
         os._exit(1)
 
     watch_parent(parent, 0, parent_died)
     # 4. Once the first process has ended, end what it has left; the record goes last.
     status = child.wait()
-    kill_group(child.pid)
+    signal_group(child.pid, signal.SIGKILL)
     deadline = time.monotonic() + GRACE_S
     while _members(child.pid, os.getsid(0)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     record.unlink(missing_ok=True)
     os._exit(status if status >= 0 else 128 - status)
-
-
-def kill_group(group: int) -> None:
-    """SIGKILL to every process of a group, if there is one."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
 
 
 def end_recorded(record: Path, *, wait_s: float = 5.0) -> bool:

@@ -48,7 +48,7 @@ def examine(state_dir: Path) -> Examined:
     """Compare the files with the database and the manifests; nothing where there is no state."""
     result = Examined()
     database = state_dir / DATABASE
-    held = [path for name in (FILES, MODELS) for path in _files_under(state_dir / name)]
+    held = [path for name in (FILES, MODELS) for path in files_under(state_dir / name)]
     if not database.exists():
         if held:
             result.add(database, "missing", f"the database of {len(held)} files", "none")
@@ -56,7 +56,7 @@ def examine(state_dir: Path) -> Examined:
     # Whatever the database and the manifests name is compared; what is left over is unknown.
     known: set[Path] = set()
     try:
-        with closing(_open(database)) as connection:
+        with closing(open_to_read(database)) as connection:
             _check_structure(connection)
             jobs = connection.execute("SELECT id, status, adapter_name FROM jobs").fetchall()
             result.jobs = {id: (status, name) for id, status, name in jobs}
@@ -83,11 +83,12 @@ def stored_ids(state_dir: Path, table: Literal["jobs", "files"]) -> set[str]:
     database = state_dir / DATABASE
     if not database.exists():
         return set()
-    with closing(_open(database)) as connection:
+    with closing(open_to_read(database)) as connection:
         return {row[0] for row in connection.execute(f"SELECT id FROM {table}")}  # noqa: S608
 
 
-def _open(database: Path) -> sqlite3.Connection:
+def open_to_read(database: Path) -> sqlite3.Connection:
+    """Open a database of a server, which may be running, without writing anything."""
     # A database in WAL mode that nobody has open would be given files beside it.
     still = "" if database.with_name(f"{database.name}-wal").exists() else "&immutable=1"
     return sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro{still}", uri=True)
@@ -126,10 +127,10 @@ def _check_model(result: Examined, folder: Path, row: tuple[str, str, str, str, 
             _check_file(result, folder / file, entry["bytes"], entry["sha256"])
     except FileNotFoundError:
         result.add(path, "missing", f"the manifest of model {name}", "none")
-        return set(_files_under(folder))
+        return set(files_under(folder))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         result.add(path, "damaged", f"the manifest of model {name}", repr(error))
-        return {path, *_files_under(folder)}
+        return {path, *files_under(folder)}
     return {path, *(folder / file for file in files)}
 
 
@@ -142,5 +143,6 @@ def _check_file(result: Examined, path: Path, size_bytes: int, sha256: str) -> N
         result.add(path, "damaged", f"SHA-256 {sha256}", found)
 
 
-def _files_under(folder: Path) -> list[Path]:
+def files_under(folder: Path) -> list[Path]:
+    """Every file in a folder and the folders in it; none where there is no folder."""
     return [path for path in folder.rglob("*") if path.is_file()]

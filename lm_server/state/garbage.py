@@ -8,7 +8,6 @@ The same rules hold as for DELETE over HTTP: what another model or an unfinished
 """
 
 import os
-import sqlite3
 from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from nip_lm_server.state.database import UNFINISHED, Database, load
 from nip_lm_server.state.directory import DATABASE, FILES, LOCK, MODELS, try_lock
+from nip_lm_server.state.examine import files_under, open_to_read
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore
 
@@ -59,8 +59,7 @@ def read_state(state_dir: Path) -> State:
     database = state_dir / DATABASE
     if not database.exists():
         return State()
-    # Read only, as a server may be running there.
-    with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+    with closing(open_to_read(database)) as connection:
         models = connection.execute(
             "SELECT models.name, models.digest, models.parent, models.base_model, jobs.metadata "
             "FROM models JOIN jobs ON jobs.id = models.job_id WHERE models.deleted_at IS NULL"
@@ -79,7 +78,7 @@ def read_state(state_dir: Path) -> State:
             StoredModel(
                 name,
                 state_dir / MODELS / digest,
-                _bytes_under(state_dir / MODELS / digest),
+                sum(file.stat().st_size for file in files_under(state_dir / MODELS / digest)),
                 tuple(n for n in (parent, base) if n),
                 load(metadata) or {},
             )
@@ -117,7 +116,3 @@ def remove(state_dir: Path, models: Collection[str], files: Collection[str]) -> 
 
 class StateInUseError(Exception):
     """A server runs in the state directory."""
-
-
-def _bytes_under(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

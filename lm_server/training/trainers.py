@@ -27,9 +27,13 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from nip_lm_server.processes import process_identity, read_tail
+from nip_lm_server.processes import (
+    count_oom_kills,
+    process_identity,
+    read_tail,
+    signal_group,
+)
 from nip_lm_server.training.job import CHECKPOINTS, TrainingError, TrainingJob, TrainingStopped
-from nip_lm_server.training.out_of_memory import count_oom_kills
 
 TRAINING_MODULE = "nip_lm_server.training.main"
 TAIL_INTERVAL_S = 0.1
@@ -206,7 +210,7 @@ class SubprocessTrainer:
         finally:
             # 4. Nothing of the child's group is left running, whether it exited or not.
             terminator.cancel()
-            _signal_group(child.pid, signal.SIGKILL)
+            signal_group(child.pid, signal.SIGKILL)
             try:
                 await asyncio.wait({exited}, timeout=EXIT_TIMEOUT_S)
             finally:
@@ -216,14 +220,9 @@ class SubprocessTrainer:
     async def _terminate_on(self, stop: asyncio.Event, pid: int) -> None:
         """Once `stop` is set: SIGTERM, and SIGKILL for a child that doesn't come to its end."""
         await stop.wait()
-        _signal_group(pid, signal.SIGTERM)
+        signal_group(pid, signal.SIGTERM)
         await asyncio.sleep(self._stop_grace_s)
-        _signal_group(pid, signal.SIGKILL)
-
-
-def _signal_group(pid: int, sent: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, sent)
+        signal_group(pid, signal.SIGKILL)
 
 
 def _checkpoints(job_dir: Path) -> frozenset[str]:

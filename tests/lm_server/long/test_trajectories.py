@@ -24,9 +24,9 @@ from training_jobs import (
 
 from nip_lm_server.formats import to_jsonl
 from nip_lm_server.training import loading
-from nip_lm_server.training.episodes import read_episodes, with_advantages
 from nip_lm_server.training.job import read_job
 from nip_lm_server.training.main import main
+from nip_lm_server.training.trajectories import read_episodes, with_advantages
 
 SETTINGS = {"method": "trajectories", "learning_rate": 0.003, "n_epochs": 1}
 
