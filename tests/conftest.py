@@ -1,5 +1,6 @@
 """Set before anything imports Prefect: no telemetry, no pages of logs around a failure."""
 
+import gc
 import os
 import sys
 import tempfile
@@ -71,6 +72,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow files first; the order is otherwise kept."""
     order = {name: place for place, name in enumerate(SLOW_FILES)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays; the garbage collector need not look at it."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+def pytest_sessionfinish() -> None:
+    """Let the interpreter end as it would."""
+    gc.unfreeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

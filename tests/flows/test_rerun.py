@@ -12,7 +12,7 @@ from prefect import get_client
 from prefect.artifacts import Artifact
 from prefect.flow_engine import run_flow
 from prefect.states import Scheduled
-from small_game import FEW, train_here, write_config
+from small_game import FEW, rerun_here, train_here, write_config
 
 from nip_core.errors import CorruptionError, LeaseError, SettingsError, StoreError
 from nip_core.parameters import load_parameters
@@ -73,14 +73,12 @@ def job(run, iteration, group="prover", root=None):
     return run.read_json(path if root is None else path.replace(run.root, root, 1))
 
 
-async def test_from_the_dataset_on_keeps_what_was_played_and_trains_a_new_model(
-    config, tmp_path, prefect_server
-):
+async def test_from_the_dataset_on_keeps_what_was_played_and_trains_a_new_model(config, tmp_path):
     run = run_in(tmp_path)
     before, played = contents(run), digests(run)
     models = {i: run.read_json(run.models(i)) for i in (0, 1)}
 
-    result = await train(str(config), rerun_from_iteration=1, rerun_from_stage="dataset")
+    result = await rerun_here(config, 1, "dataset")
 
     assert result["status"] == "finished"
     aside = f"{run.root}/superseded/0001"
@@ -203,34 +201,32 @@ async def test_stages_follow_each_other_and_take_along_what_comes_later(tmp_path
         rewind(run, lease, 5, "play", token="t")
 
 
-async def test_a_damaged_job_document_stops_it_before_anything_is_set_aside(
-    config, tmp_path, prefect_server
-):
+async def test_a_damaged_job_document_stops_it_before_anything_is_set_aside(config, tmp_path):
     run = run_in(tmp_path)
     path = run.job(1, "prover")
     for damaged in (b"{}", b"garbage"):
         run.store.put(path, damaged)
         before = contents(run)
         with pytest.raises(CorruptionError, match=f"{path}: damaged.*remove it and run again"):
-            await train(str(config), rerun_from_iteration=1, rerun_from_stage="train")
+            await rerun_here(config, 1, "train")
         assert contents(run) == before
     run.store.delete(path)
-    result = await train(str(config), rerun_from_iteration=1, rerun_from_stage="train")
+    result = await rerun_here(config, 1, "train")
     assert result["status"] == "finished"
 
 
-async def test_what_comes_after_the_last_test_is_refused(config, prefect_server):
+async def test_what_comes_after_the_last_test_is_refused(config):
     for iteration, stage in ((2, "play"), (3, "test")):
         with pytest.raises(SettingsError, match=rf"from {iteration}:{stage}.*the last test 2:test"):
-            await train(str(config), rerun_from_iteration=iteration, rerun_from_stage=stage)
+            await rerun_here(config, iteration, stage)
 
 
-async def test_a_fork_does_again_what_it_inherited(config, tmp_path, prefect_server):
+async def test_a_fork_does_again_what_it_inherited(config, tmp_path):
     changes = ["run_name=forked", "rl.lr=0.0005"]
     fork_run(load_parameters(config), load_parameters(config, changes))
     fork = run_in(tmp_path, "forked")
     played = {path: content for path, content in contents(fork).items() if "/rollouts/" in path}
-    result = await train(str(config), changes, rerun_from_iteration=0, rerun_from_stage="dataset")
+    result = await rerun_here(config, 0, "dataset", changes)
     assert result["status"] == "finished"
     after = contents(fork)
     first = "iterations/0000/rollouts"
@@ -260,7 +256,8 @@ async def test_a_worker_that_knows_the_name_alone_goes_on(
     stopped, elsewhere = tmp_path / "stopped", tmp_path / "elsewhere"
     stopped.mkdir(), elsewhere.mkdir()
     config = write_config(stopped, **RUN)
-    await train(str(config), num_iterations=1)
+    await train_here(config, ["rl.num_iterations=1"])
+    await train(str(config), num_iterations=1)  # finished: it only publishes
     config.unlink()
     monkeypatch.chdir(elsewhere)
     result = await continue_run("by-name", num_iterations=2)

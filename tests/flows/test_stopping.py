@@ -1,17 +1,15 @@
 """Ctrl-C in a terminal, and SIGTERM: to the whole process group, twice, in whatever phase."""
 
-import contextlib
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import types
 
 import psutil
 import pytest
-from shared_prefect import session_folder
+from shared_prefect import MIGRATED, copy_database
 from slow_game import is_playing, slow_config
 from terminal import Terminal
 
@@ -21,16 +19,11 @@ from nip_prefect.flows.stopping import Stopped
 
 
 @pytest.fixture
-def own_prefect(prefect_server, tmp_path, tmp_path_factory) -> dict[str, str]:
+def own_prefect(prefect_server, tmp_path) -> dict[str, str]:
     """An environment in which `nip` starts a Prefect server, on a database that is there already."""
     home = tmp_path / "prefect"
     home.mkdir()
-    migrated = session_folder(tmp_path_factory) / "prefect.db"
-    with (
-        contextlib.closing(sqlite3.connect(migrated)) as source,
-        contextlib.closing(sqlite3.connect(home / "prefect.db")) as target,
-    ):
-        source.backup(target)
+    copy_database(MIGRATED, home / "prefect.db")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
     return {**environment, "PREFECT_HOME": str(home)}
 

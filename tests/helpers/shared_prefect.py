@@ -1,13 +1,16 @@
 """One Prefect server for each process that runs tests. As a program: that server.
 
 One for all of them answered some requests with 503 when three used it at once.
-Whoever needs it first starts it. Everybody who uses it holds a lock that can be shared, and the
+Whoever needs it first starts it. Its database is a copy of one with all of Prefect's migrations,
+which the first test ever to need it keeps in pytest's cache: they take longer than a run. Everybody who uses it holds a lock that can be shared, and the
 server ends as soon as it can have that lock alone: when all have let go of it, or are dead.
 """
 
+import contextlib
 import fcntl
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -16,11 +19,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import prefect
 import pytest
 
 START_S = 180.0
-_OFF = ("TRIGGERS", "LATE_RUNS", "SCHEDULER", "FOREMAN", "CANCELLATION_CLEANUP")
+_OFF = (
+    *("TRIGGERS", "LATE_RUNS", "SCHEDULER", "FOREMAN", "CANCELLATION_CLEANUP"),
+    *("EVENT_PERSISTER", "REPOSSESSOR", "PAUSE_EXPIRATIONS"),
+)
 """Services of the server that no test here asks anything of."""
+MIGRATED = Path(__file__).parents[2] / ".pytest_cache" / f"prefect-{prefect.__version__}.db"
+"""A database as a new server has it."""
 
 
 def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -42,13 +51,44 @@ def shared_prefect(folder: Path) -> Iterator[str]:
             fcntl.flock(users, fcntl.LOCK_SH)
             address = folder / "address"
             if not address.exists():
-                address.write_text(_start(folder))
+                with _migrated_once(folder) as done:
+                    address.write_text(_start(folder, done))
         yield address.read_text()
 
 
-def _start(folder: Path) -> str:
+def copy_database(source: Path, target: Path) -> None:
+    """Copy a database, which may be in use; `target` is there only when it is whole."""
+    part = target.with_name(f"{target.name}.{os.getpid()}")
+    with (
+        contextlib.closing(sqlite3.connect(source)) as opened,
+        contextlib.closing(sqlite3.connect(part)) as copy,
+    ):
+        opened.backup(copy)
+    part.replace(target)
+
+
+@contextmanager
+def _migrated_once(folder: Path) -> Iterator[dict[str, str]]:
+    """The server that starts meanwhile has a migrated database, or makes one for those to come.
+
+    The settings of that server.
+    """
+    MIGRATED.parent.mkdir(exist_ok=True)
+    with MIGRATED.with_suffix(".lock").open("w") as making:
+        fcntl.flock(making, fcntl.LOCK_EX)
+        if not MIGRATED.exists():
+            yield {}
+            copy_database(folder / "prefect.db", MIGRATED)
+            return
+    copy_database(MIGRATED, folder / "prefect.db")
+    steps = ("DATABASE_MIGRATE", "BLOCKS_REGISTER")
+    yield {f"PREFECT_API_{step}_ON_START": "false" for step in steps}
+
+
+def _start(folder: Path, settings: dict[str, str]) -> str:
     environment = {
         **os.environ,
+        **settings,
         "PREFECT_HOME": str(folder / "home"),
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": database_url(folder),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

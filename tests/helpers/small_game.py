@@ -2,6 +2,7 @@
 
 write_config    its settings
 train_here      the loop alone: no Prefect, and the run's own server in this process
+rerun_here      the same, from a stage of an iteration on
 """
 
 from collections.abc import Iterable
@@ -13,6 +14,8 @@ from server_here import servers_here
 
 from nip_core import loop
 from nip_core.parameters import load_parameters
+from nip_core.stages.rerun import Stage, rerun
+from nip_core.stages.session import open_session
 
 FEW = {"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1}
 """As `rl`, the shortest training of both groups: 10 examples for each."""
@@ -53,3 +56,13 @@ async def train_here(
     with servers_here():
         parameters = load_parameters(str(config), list(changes))
         return await loop.train(parameters, retry_failed_jobs=retry_failed_jobs)
+
+
+async def rerun_here(
+    config: Path | str, iteration: int, stage: Stage, changes: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The same of a run that is done again from a stage of an iteration on."""
+    with servers_here():
+        async with open_session(load_parameters(str(config), list(changes))) as session:
+            await rerun(session, iteration, stage, token=f"{iteration}:{stage}")
+            return await loop.go_on(session)

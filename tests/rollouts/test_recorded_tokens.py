@@ -4,6 +4,7 @@ Played by the bundled model on the embedded engine, compared with transformers a
 trained as an lm_server trains.
 """
 
+import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from aiohttp import web
-
-pytest.importorskip("trl")
-
 from in_memory import InMemory
 from playing import MemoryLog, make_context, problems
 from scripted_server import scripted_server
@@ -39,7 +37,11 @@ from nip_lm_server.training.job import read_job
 from nip_lm_server.training.trajectories import read_episodes
 
 TINY = resolve_model("tiny")
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    # Its import takes a second of every process that collects tests.
+    pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed"),
+]
 
 
 def make_game(**changes):

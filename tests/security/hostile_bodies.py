@@ -10,6 +10,7 @@ a client in a process of its own asks /health every 25 ms, each time on a new co
 """
 
 import argparse
+import functools
 import gzip
 import http.client
 import multiprocessing
@@ -19,7 +20,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,16 +151,20 @@ def _bodies(size: int) -> dict[str, Callable[[], Hostile]]:
     }
 
 
+@functools.cache
+def _bomb() -> Hostile:
+    return packed(b" " * (256 * MIB))
+
+
 def _large() -> dict[str, Callable[[], Hostile]]:
     """What is larger than any limit, or has no end."""
-    bomb = packed(b" " * (256 * MIB))
     members = gzip.compress(b" " * 1000) * 3000
     return {
-        "a bomb": lambda: bomb,
-        "a bomb without a key": lambda: Hostile(bomb.path, bomb.body, bomb.headers, key=False),
-        "a bomb for no route": lambda: Hostile("/nowhere", bomb.body, bomb.headers),
-        "a bomb for a GET": lambda: Hostile("/nip/engines/x/stop", bomb.body, bomb.headers),
-        "gzip members": lambda: Hostile(bomb.path, members, bomb.headers),
+        "a bomb": _bomb,
+        "a bomb without a key": lambda: replace(_bomb(), key=False),
+        "a bomb for no route": lambda: replace(_bomb(), path="/nowhere"),
+        "a bomb for a GET": lambda: replace(_bomb(), path="/nip/engines/x/stop"),
+        "gzip members": lambda: replace(_bomb(), body=members),
         "upload, a line of lists": lambda: upload(b'{"a":[%s]}' % listed(b"[]", 60 * MIB)),
         "upload, a line of text": lambda: upload(b'{"a":"%s"}' % (b"a" * (200 * MIB))),
         "upload, short lines": lambda: upload(b"{}\n" * (100 * MIB // 3)),
