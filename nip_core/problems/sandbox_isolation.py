@@ -16,6 +16,7 @@ this protects from, and what it does without. Imported by `sandbox_child`, which
 site-packages: nothing is imported here but the standard library.
 """
 
+import contextlib
 import ctypes
 import math
 import os
@@ -264,18 +265,20 @@ def drop_privileges(isolation: Isolation) -> None:
     prctl(PDEATHSIG, signal.SIGKILL)
 
 
+def _pids() -> list[int]:
+    """Return the processes that can be seen; none where the system doesn't say."""
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
 def _processes_of(uid: int) -> int:
     """Tell how many processes `uid` has now; 0 where the system doesn't say."""
     count = 0
-    try:
-        for name in os.listdir("/proc"):
-            if name.isdigit():
-                try:
-                    count += os.stat("/proc/" + name).st_uid == uid
-                except OSError:
-                    continue
-    except OSError:
-        return 0
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            count += os.stat(f"/proc/{pid}").st_uid == uid
     return count
 
 
@@ -309,20 +312,14 @@ def set_limits(limits: dict[str, Any], isolation: Isolation) -> None:
 
 def descendants(isolation: Isolation) -> list[int]:
     """All processes below this one; in a process table of its own, all others."""
-    numbers = []
-    parents: dict[int, int] = {}
-    try:
-        numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
+    pids = _pids()
     if isolation.own_proc:
-        return [pid for pid in numbers if pid != os.getpid()]
-    for pid in numbers:
-        try:
+        return [pid for pid in pids if pid != os.getpid()]
+    parents: dict[int, int] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
             with open(f"/proc/{pid}/stat") as file:
                 parents[pid] = int(file.read().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            continue
     below: list[int] = []
     layer = {os.getpid()}
     while layer := {pid for pid, parent in parents.items() if parent in layer}:
