@@ -42,7 +42,7 @@ import pyarrow.parquet as pq
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.plan import EpisodeSpec, plan_episodes
-from nip_core.rollouts.tables import StoredRollouts, build_tables, commit_shard, commit_stage
+from nip_core.rollouts.tables import StoredRollouts, build_tables, commit_shard, join_shards
 from nip_core.run_store.local_store import LocalStore
 from nip_core.scenarios.code_validation.datasets import load_problems
 from nip_core.trainers import chooser
@@ -78,7 +78,7 @@ def make_rollouts(place: Path, count: int) -> None:
     store, numbers = LocalStore(place), range(-(-count // SHARD))
     with ProcessPoolExecutor(initializer=_get_ready, initargs=(place, count)) as processes:
         names = list(processes.map(_make_shard, numbers))
-    commit_stage(store, DIRECTORY, names)
+    join_shards(store, DIRECTORY, names)
 
 
 _ready: list[Any] = []

@@ -49,9 +49,9 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import Game, InvalidResponse, Situation
 from nip_core.hashing import digest
 from nip_core.protocols import Turn
-from nip_core.rewards import TOLERANCE
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
 from nip_core.rollouts.trees import generations_by_episode, steps
+from nip_core.tolerance import TOLERANCE
 
 Row = dict[str, Any]
 

@@ -36,8 +36,7 @@ from nip_core.game.render import ChatMessage, Situation, Turn
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint
-from nip_core.rollouts.model_call import request_body
-from nip_core.rollouts.random_agent import random_answer
+from nip_core.rollouts.model_call import random_answer, request_body
 from nip_core.scenarios.code_validation.decisions import (
     InvalidDecision,
     InvalidResponse,

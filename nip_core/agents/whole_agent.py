@@ -25,7 +25,7 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import Situation, Turn
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, RandomAgentParameters
 from nip_core.protocols import NO_DECISION
-from nip_core.rollouts.random_agent import random_answer
+from nip_core.rollouts.model_call import random_answer
 
 if TYPE_CHECKING:
     from nip_core.agents.environment import PureTextEnvironment

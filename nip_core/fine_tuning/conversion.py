@@ -26,7 +26,7 @@ from nip_core.fine_tuning.interface import (
     Trajectory,
     TrajectoryCollection,
 )
-from nip_core.rewards import at_least
+from nip_core.tolerance import at_least
 from nip_lm_server.client import Problem, describe_problems, to_jsonl, validate
 
 _log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ client spends several times the processor time per call (`benchmarks/chat_client
 both in one run). Files and jobs go through the `openai` client.
 
 What is covered: one connection pool, a bound on calls in flight, retries with growing pauses on
-connection errors, time-outs, 408, 409, 429 (Retry-After honoured) and 5xx. What is not:
-streaming, and deciding whether an answer has a valid form.
+connection errors, time-outs, answers of another model, 408, 409, 429 (Retry-After honoured) and
+5xx. What is not: streaming, and deciding whether an answer has a valid form.
 """
 
 import asyncio
@@ -189,10 +189,7 @@ def _read_answers(raw: bytes, asked: str, attempt: int, latency_s: float) -> lis
         choices = sorted(answer["choices"], key=lambda choice: int(choice.get("index") or 0))
         usage = answer.get("usage") or {}
         served = str(answer["model"])
-        # A provider may answer an alias with its dated name (gpt-4o: gpt-4o-2024-08-06, but not
-        # gpt-4o-mini), never with another model.
-        if served != asked and not re.fullmatch(re.escape(asked) + r"-\d[\d-]*", served):
-            raise _MalformedAnswer(f"asked for model {asked!r} but {served!r} answered")
+        _refuse_other_model(asked, served)
         if not choices:
             raise _MalformedAnswer("malformed answer (no choices)")
         completion_tokens = int(usage.get("completion_tokens") or 0)
@@ -217,6 +214,16 @@ def _read_answers(raw: bytes, asked: str, attempt: int, latency_s: float) -> lis
         ]
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise _MalformedAnswer(f"malformed answer ({type(error).__name__}: {error})") from None
+
+
+def _refuse_other_model(asked: str, served: str) -> None:
+    """Count an answer of another model as none: the call is sent again, as after any bad answer.
+
+    A provider may answer an alias with its dated name: gpt-4o-2024-08-06 is gpt-4o, gpt-4o-mini
+    is not.
+    """
+    if served != asked and not re.fullmatch(re.escape(asked) + r"-\d[\d-]*", served):
+        raise _MalformedAnswer(f"asked for model {asked!r} but {served!r} answered")
 
 
 def _text_of(choice: Mapping[str, Any]) -> str | None:

@@ -3,7 +3,6 @@
 play_episodes many episodes, as many at a time as there are places
 places_for    how many episodes at a time
 PlayedShard   what comes of it
-Failures      how many episodes of a stage may fail
 
 Every episode is a coroutine (see `episode`), with no barrier between the turns of different ones.
 An episode that can't go on is a recorded outcome; more of them than the threshold stop the shard,
@@ -51,44 +50,21 @@ async def play_episodes(
 
     A spec whose episode branches counts as one episode, which fails where all its leaves do.
 
-    Raises StageError when more than `rollouts.failure_threshold` of the stage's episodes fail, and
+    Raises StageError when more than `rollouts.failure_threshold` of the split's episodes fail, and
     ServerError when the server stays silent; what was generated until then stands in the journal.
     """
-    play = _ShardInPlay(
-        context,
-        branch,
-        context.failures or Failures(len(specs)),
-        context.places or places_for(context.game.parameters),
-    )
-    try:
-        await gather_or_cancel(play.one(spec) for spec in specs)
-    except BaseException:
-        # It will be played again, and counted then.
-        context.progress.episodes_done -= play.done
-        context.progress.episodes_failed -= len(play.shard.failed)
-        raise
-    return play.shard
+    parameters, progress = context.game.parameters, context.progress
+    failures = context.failures or Failures(len(specs))
+    places = context.places or places_for(parameters)
+    shard, done = PlayedShard([], [], []), 0
 
-
-@dataclass
-class _ShardInPlay:
-    """A shard while it is played, with what is done of it."""
-
-    context: ShardContext
-    branch: Branch
-    failures: Failures
-    places: asyncio.Semaphore
-    shard: PlayedShard = field(default_factory=lambda: PlayedShard([], [], []))
-    done: int = 0
-
-    async def one(self, spec: EpisodeSpec) -> None:
-        """Play one episode of the shard and count it."""
-        shard, progress, failures = self.shard, self.context.progress, self.failures
+    async def play(spec: EpisodeSpec) -> None:
+        nonlocal done
         # 1. Play it as soon as there is a place.
-        async with self.places:
+        async with places:
             progress.episodes_in_flight += 1
             try:
-                played = await play_episode(spec, self.context, self.branch)
+                played = await play_episode(spec, context, branch)
             finally:
                 progress.episodes_in_flight -= 1
         # 2. Keep its rows.
@@ -96,15 +72,23 @@ class _ShardInPlay:
         shard.generations.extend(record["generation"] for record in played.records)
         shard.timings.extend(record["timing"] for record in played.records)
         # 3. Count it; one that failed before and has succeeded now is no failure any more.
-        self.done += 1
+        done += 1
         progress.episodes_done += 1
         failures.keys.discard(spec.key)
-        # 4. Stop the stage where too many have failed.
+        # 4. Stop the shard where too many have failed.
         if all(episode["outcome"] == "failed" for episode in played.episodes):
             shard.failed.append(spec.key)
             progress.episodes_failed += 1
             failures.keys.add(spec.key)
-            threshold = self.context.game.parameters.rollouts.failure_threshold
             last = f"the last: {spec.problem.id}: {played.episodes[-1]['error']}"
             remedy = "What was generated is kept: mend the cause and run again"
-            failures.check(threshold, f"{last}. {remedy}")
+            failures.check(parameters.rollouts.failure_threshold, f"{last}. {remedy}")
+
+    try:
+        await gather_or_cancel(map(play, specs))
+    except BaseException:
+        # It will be played again, and counted then.
+        progress.episodes_done -= done
+        progress.episodes_failed -= len(shard.failed)
+        raise
+    return shard

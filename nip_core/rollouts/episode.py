@@ -3,6 +3,7 @@
 play_episode  its rows, and the records of the calls it took
 EpisodeState  an episode between two rounds
 ShardContext  what all episodes of a shard share
+Failures      how many episodes of a split may fail
 Branch        where episodes branch; `no_branching` is nowhere, for trees see `trees`
 
 A generation whose key is in the journal is taken from there and not asked for again.
@@ -35,6 +36,7 @@ from nip_core.rollouts.model_call import Call, Player, Row, ask, read_again
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.progress import Progress
 from nip_core.scenarios.code_validation.parsing import AnswerForm
+from nip_core.tolerance import more_than
 
 
 class GenerationLog(Protocol):
@@ -46,19 +48,18 @@ class GenerationLog(Protocol):
 
 @dataclass
 class Failures:
-    """Failed episodes of a stage. Its shards share one, so that their size decides nothing."""
+    """Failed episodes of a split. Its shards share one, so that their size decides nothing."""
 
-    episodes: int  # of the whole stage
+    episodes: int  # of the whole split
     keys: set[str] = field(default_factory=set)  # of those that failed; a repetition counts once
-    stop: bool = True  # whether too many stop the stage
+    stop: bool = True  # whether too many stop the shard
 
     def check(self, threshold: float, what: str) -> None:
         """Raise StageError if more failed than this share of the episodes.
 
         `what` ends its message: why they failed, and what to do.
         """
-        # 0.29 * 100 is a little less than 29.
-        if self.stop and len(self.keys) > threshold * self.episodes + 1e-9:
+        if self.stop and more_than(len(self.keys), threshold * self.episodes):
             raise StageError(
                 f"{len(self.keys)} of {self.episodes} episodes failed, more than the share of "
                 f"{threshold} that rollouts.failure_threshold allows; {what}"
@@ -75,7 +76,7 @@ class ShardContext:
     log: GenerationLog
     recorded: Mapping[str, Row]  # journal records by generation key
     progress: Progress
-    failures: Failures | None = None  # None: the shard is the whole stage
+    failures: Failures | None = None  # None: the shard is the whole split
     places: asyncio.Semaphore | None = None  # one per episode at a time; None: of this shard alone
 
 

@@ -3,15 +3,18 @@
 Player        an agent with the model that it plays with
 ask           a request for one answer or several
 Call          what came of it: the answers, and the record of each
+random_answer what an agent without a model says
 read_again    the move in an answer that was recorded
 request_body  a request as JSON
 limit_name    what a provider calls the most tokens of an answer
 """
 
+import string
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from random import Random
 from typing import Any
 
 from nip_core.errors import StageError
@@ -20,7 +23,6 @@ from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
 from nip_core.protocols import Move
 from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.random_agent import random_answer
 from nip_core.scenarios.code_validation.parsing import (
     NO_DECISION_GIVEN,
     AnswerForm,
@@ -29,6 +31,10 @@ from nip_core.scenarios.code_validation.parsing import (
 )
 
 Row = dict[str, Any]
+
+RANDOM_MODEL = "random"  # what stands where a model's name would
+_LETTERS = 20
+_DECIDES = 0.4  # of the turns in which a random agent may
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,22 @@ async def ask(
                 "zk_protocol.similarity: text or use an engine that does"
             )
         yield Call(player, form, started, answers[:n])
+
+
+def random_answer(form: AnswerForm, seed: int) -> str:
+    """The valid answer of an agent without a model, which follows from its seed alone.
+
+    Who may decide does so in two turns of five, with each answer of the scale equally likely.
+    """
+    random = Random(seed)
+    if form.scale is not None and random.random() < _DECIDES:
+        return f"Decision: {random.choice(list(form.scale.values))}"
+
+    def letters() -> str:
+        return "".join(random.choices(string.ascii_lowercase, k=_LETTERS))
+
+    parts = [f"{form.headers.get(channel, '')} {letters()}".strip() for channel in form.channels]
+    return "\n".join(parts)
 
 
 def _recorded_tokens(player: Player, answer: ChatAnswer) -> Row:

@@ -1,4 +1,4 @@
-"""Which episodes a stage plays: a pure function of settings, problems and iteration."""
+"""The episodes of a split: a pure function of settings, problems and iteration."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ class EpisodeSpec:
 def plan_episodes(
     parameters: HyperParameters, problems: Sequence[Problem], split: str, iteration: int
 ) -> list[EpisodeSpec]:
-    """The episodes of one stage, in a stable order.
+    """The episodes of a split, in a stable order.
 
     Training takes the next `rollouts_per_iteration` problems of an endless sequence of shuffled
     passes, so each problem is played once before any is played twice. Where episodes are compared
@@ -104,7 +104,7 @@ def _shuffled(problems: list[Problem], seed: int, what: str | int) -> list[Probl
 def episode_spec(
     parameters: HyperParameters, split: str, iteration: int, problem: Problem, sample: int
 ) -> EpisodeSpec:
-    """One episode of a stage, with its key, seed and stance.
+    """One episode of a split, with its key, seed and stance.
 
     The episodes of a group have one seed, that of their first one, and one stance: the same
     prover is drawn to speak (merlin_arthur), channels are shown in the same order, names are dealt
@@ -129,7 +129,7 @@ def episode_spec(
 
 
 def replayed(specs: Sequence[EpisodeSpec], split: str) -> list[EpisodeSpec]:
-    """The same episodes, seeds included, for a stage of another name: other models play them."""
+    """The same episodes, seeds included, for a split of another name: other models play them."""
     return [
         replace(
             spec,
@@ -148,8 +148,8 @@ def shuffle_labels(problems: Sequence[Problem], seed: int) -> list[Problem]:
     return [replace(p, y=derive_seed("label", seed, p.id) & 1) for p in problems]
 
 
-def shards(specs: Sequence[EpisodeSpec], episodes_per_shard: int) -> list[list[EpisodeSpec]]:
-    """Cut a stage into shards of at most `episodes_per_shard` episodes."""
+def cut(specs: Sequence[EpisodeSpec], episodes_per_shard: int) -> list[list[EpisodeSpec]]:
+    """Cut a split into shards of at most `episodes_per_shard` episodes."""
     return [
         list(specs[i : i + episodes_per_shard]) for i in range(0, len(specs), episodes_per_shard)
     ]

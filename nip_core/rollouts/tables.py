@@ -1,9 +1,10 @@
 """From rows in memory to committed Parquet, and back.
 
-Tables           the three Arrow tables of a shard (see `nip_core.rollouts.schema`)
+RolloutTables    episodes and generations, of a shard or of a whole split
+Tables           these and the timings of a shard (see `nip_core.rollouts.schema`)
 build_tables     rows as dictionaries -> Tables, in an order that does not depend on timing
 commit_shard     Tables -> files with a manifest of their own
-commit_stage     all shards of a split -> the manifest that makes them readable
+join_shards      all shards of a split -> the manifest that makes them readable
 read_rollouts    the committed split as two tables; iter_rollouts: shard by shard
 StoredRollouts   several committed splits, read by column or shard by shard
 canonical_digest what two runs of the same game agree on
@@ -42,7 +43,7 @@ _SHARD_INPUT = "shard/"
 
 
 @dataclass(frozen=True)
-class Rollouts:
+class RolloutTables:
     """Committed rollouts in memory."""
 
     episodes: pa.Table
@@ -50,8 +51,8 @@ class Rollouts:
 
 
 @dataclass(frozen=True)
-class Tables(Rollouts):
-    """What a played shard leaves behind."""
+class Tables(RolloutTables):
+    """The tables of a played shard."""
 
     timings: pa.Table
 
@@ -145,7 +146,7 @@ def shards_of(split: Manifest) -> tuple[str, ...]:
     return tuple(name.removeprefix(_SHARD_INPUT) for name in split.inputs)
 
 
-def commit_stage(
+def join_shards(
     store: Store,
     directory: str,
     shards: Sequence[str],
@@ -184,7 +185,7 @@ def commit_stage(
 class StoredRollouts:
     """Committed splits together, every file that is read checked as in `iter_rollouts`.
 
-    These are the `Rollouts` that `nip_core.trainers.base` chooses examples from.
+    These are `Rollouts` of `nip_core.trainers.base`, from which examples are chosen.
     """
 
     def __init__(self, store: Store, directories: Sequence[str]) -> None:
@@ -200,7 +201,7 @@ class StoredRollouts:
         """These columns of all generations."""
         return self._columns("generations", columns)
 
-    def shards(self) -> Iterator[Rollouts]:
+    def shards(self) -> Iterator[RolloutTables]:
         """Everything, one shard in memory at a time."""
         for manifest in self._shards():
             yield _read_shard(self._store, manifest)
@@ -230,17 +231,17 @@ class StoredRollouts:
 
 def _shard_manifests(store: Store, directory: str) -> Iterator[Manifest]:
     """The manifests of a split's shards, which are those that the split was committed with."""
-    stage = read_manifest(store, directory)
-    for shard, digest in zip(shards_of(stage), stage.inputs.values(), strict=True):
+    split = read_manifest(store, directory)
+    for shard, digest in zip(shards_of(split), split.inputs.values(), strict=True):
         manifest = read_manifest(store, directory, shard_manifest(shard))
         if manifest.digest != digest:
             raise CorruptionError(
-                f"{directory}/{manifest.name}: not the shard that {directory}/{stage.name} names"
+                f"{directory}/{manifest.name}: not the shard that {directory}/{split.name} names"
             )
         yield manifest
 
 
-def iter_rollouts(store: Store, directory: str) -> Iterator[Rollouts]:
+def iter_rollouts(store: Store, directory: str) -> Iterator[RolloutTables]:
     """The committed shards of a split, one in memory at a time, every file checked.
 
     Raises MissingFileError if the split is not committed, CorruptionError naming the first
@@ -249,10 +250,10 @@ def iter_rollouts(store: Store, directory: str) -> Iterator[Rollouts]:
     return StoredRollouts(store, [directory]).shards()
 
 
-def read_rollouts(store: Store, directory: str) -> Rollouts:
+def read_rollouts(store: Store, directory: str) -> RolloutTables:
     """All committed rollouts of a split, checked as in `iter_rollouts`."""
     stored = StoredRollouts(store, [directory])
-    return Rollouts(stored.episodes(EPISODES.names), stored.generations(GENERATIONS.names))
+    return RolloutTables(stored.episodes(EPISODES.names), stored.generations(GENERATIONS.names))
 
 
 def canonical_digest(episodes: pa.Table, generations: pa.Table) -> str:
@@ -261,7 +262,7 @@ def canonical_digest(episodes: pa.Table, generations: pa.Table) -> str:
     Shards, row order, Parquet encodings and timings have no part in it.
     """
     hashes = _RowHashes()
-    hashes.add(Rollouts(episodes, generations))
+    hashes.add(RolloutTables(episodes, generations))
     return hashes.digest()
 
 
@@ -271,7 +272,7 @@ class _RowHashes:
     def __init__(self) -> None:
         self._rows: dict[str, list[bytes]] = {"episodes": [], "generations": []}
 
-    def add(self, rollouts: Rollouts) -> None:
+    def add(self, rollouts: RolloutTables) -> None:
         for name, table in (
             ("episodes", rollouts.episodes),
             ("generations", rollouts.generations),
@@ -313,8 +314,8 @@ def _read_table(
     return table
 
 
-def _read_shard(store: Store, manifest: Manifest) -> Rollouts:
-    return Rollouts(
+def _read_shard(store: Store, manifest: Manifest) -> RolloutTables:
+    return RolloutTables(
         _read_table(store, manifest, "episodes"), _read_table(store, manifest, "generations")
     )
 

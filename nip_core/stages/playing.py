@@ -25,20 +25,20 @@ from nip_core.rollouts.engine import PlayedShard, play_episodes
 from nip_core.rollouts.episode import Branch, Failures, ShardContext, no_branching
 from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.journal_segments import open_journal, remove_journal
-from nip_core.rollouts.model_call import Player
+from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import (
     CANDIDATE,
     TRAIN,
     VALIDATION,
     EpisodeSpec,
+    cut,
     plan_episodes,
     replayed,
 )
-from nip_core.rollouts.random_agent import RANDOM_MODEL
 from nip_core.rollouts.tables import (
     build_tables,
     commit_shard,
-    commit_stage,
+    join_shards,
     shard_is_committed,
     shard_manifest,
 )
@@ -102,6 +102,10 @@ class SplitPlay:
     @cached_property
     def failures(self) -> Failures:
         """Failed episodes over all shards, begun with those that stand in committed ones."""
+        return self.committed_failures()
+
+    def committed_failures(self) -> Failures:
+        """Failed episodes that stand in committed shards, whichever process has played these."""
         # Candidates that can't play are not taken; they don't stop the run.
         failures = Failures(self.plan.episodes, stop=self.split != CANDIDATE)
         for shard in self.plan.shards:
@@ -127,10 +131,12 @@ class SplitPlay:
         """The path of a shard's journal."""
         return self.session.run.journal(self.iteration, self.split, shard)
 
-    def specs_of(self, shard: str) -> list[EpisodeSpec]:
-        """The episodes of a shard."""
-        first = int(shard) * self.plan.episodes_per_shard
-        return self.specs[first : first + self.plan.episodes_per_shard]
+    @cached_property
+    def specs_by_shard(self) -> dict[str, list[EpisodeSpec]]:
+        """The episodes of each shard."""
+        return dict(
+            zip(self.plan.shards, cut(self.specs, self.plan.episodes_per_shard), strict=True)
+        )
 
     async def play(self, specs: Sequence[EpisodeSpec], journal: GroupCommits) -> PlayedShard:
         """Take what the journal has, and ask for the rest."""
@@ -228,7 +234,7 @@ def _specs(session: Session, iteration: int, split: str) -> list[EpisodeSpec]:
 
 def split_play(session: Session, iteration: int, split: str) -> SplitPlay:
     """The split as this process plays it."""
-    play: SplitPlay | None = session.splits.get((iteration, split))
+    play = session.splits.get((iteration, split))
     if play is None:
         if len(session.splits) >= _MOST_KEPT:
             session.splits.clear()
@@ -273,7 +279,7 @@ async def play_shard(session: Session, iteration: int, split: str, shard: str) -
     if play.is_done(shard):  # by an earlier try of this task
         return {"shard": shard, "reused": True}
     started = time.monotonic()
-    specs = play.specs_of(shard)
+    specs = play.specs_by_shard[shard]
     # 1. Play, with every answer in the journal before it is used.
     journal = open_journal(play.store, play.journal(shard), session.lease.epoch)
     try:
@@ -301,14 +307,13 @@ def commit_split(session: Session, iteration: int, split: str) -> dict[str, Any]
     """
     play = split_play(session, iteration, split)
     if not is_committed(play.store, play.directory):
-        play.__dict__.pop("failures", None)  # counted anew, from all that is committed
-        play.failures.check(
+        play.committed_failures().check(
             session.parameters.rollouts.failure_threshold,
             f"their errors stand in {play.directory}, whose shards are committed and not played "
             "again by themselves: mend the cause and give "
             f"--rerun-from {iteration}:{stage_of_split(split)}, or raise the threshold",
         )
-    manifest = commit_stage(play.store, play.directory, play.plan.shards, lease=session.lease)
+    manifest = join_shards(play.store, play.directory, play.plan.shards, lease=session.lease)
     return {
         "rows": dict(manifest.rows),
         "canonical_digest": manifest.extra["canonical_digest"],

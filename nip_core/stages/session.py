@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from nip_core.game.render import Game
 from nip_core.jobs.job import Clock
@@ -40,6 +40,9 @@ from nip_core.stages.too_long import (
     without,
 )
 
+if TYPE_CHECKING:
+    from nip_core.stages.playing import SplitPlay
+
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -66,8 +69,8 @@ class Session:
     retry_failed_jobs: bool = False  # a failed job on record is submitted anew
     origin: tuple[Mapping[str, ServedModel], ...] = ()
     """[i]: by group, the model of another run that plays iteration i, see `origin`."""
-    splits: dict[tuple[int, str], Any] = field(default_factory=dict)
-    """By iteration and split, the `playing.SplitPlay` of what is being played."""
+    splits: dict[tuple[int, str], "SplitPlay"] = field(default_factory=dict)
+    """By iteration and split, what is being played."""
 
     @cached_property
     def places(self) -> asyncio.Semaphore:

@@ -32,7 +32,6 @@ from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
 from nip_core.jobs.server_calls import LmServer
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import takes_turns
-from nip_core.rewards import at_least
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.model_call import limit_name
 from nip_core.rollouts.plan import CANDIDATE, VALIDATION
@@ -41,6 +40,7 @@ from nip_core.stages.models import Decision, ServedModel, candidates, models_for
 from nip_core.stages.providers import Endpoints, speaks_nip
 from nip_core.stages.session import Session
 from nip_core.stages.training import scheduled
+from nip_core.tolerance import at_least
 
 
 def is_due(session: Session, iteration: int) -> bool:

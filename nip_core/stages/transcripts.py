@@ -10,7 +10,7 @@ from collections import Counter
 from nip_core.evaluation.transcripts import Transcript, reasons, transcripts_from_tables
 from nip_core.game.render import Game
 from nip_core.parameters.stored import from_stored
-from nip_core.rollouts.tables import Rollouts, read_rollouts
+from nip_core.rollouts.tables import RolloutTables, read_rollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.stages.prepare import template_digests
@@ -74,7 +74,7 @@ def newest_sample(run: RunStore, limit: int) -> list[Transcript]:
     return []
 
 
-def _committed(run: RunStore, iteration: int, split: str) -> Rollouts | None:
+def _committed(run: RunStore, iteration: int, split: str) -> RolloutTables | None:
     directory = run.rollouts(iteration, split)
     return read_rollouts(run.store, directory) if is_committed(run.store, directory) else None
 

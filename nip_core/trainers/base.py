@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from nip_core.game.render import ChatMessage, Game
 from nip_core.parameters import Method
-from nip_core.rollouts.tables import Rollouts as Shard
+from nip_core.rollouts.tables import RolloutTables
 
 
 class Rollouts(Protocol):
@@ -36,7 +36,7 @@ class Rollouts(Protocol):
     def generations(self, columns: Sequence[str]) -> pa.Table:
         """These columns of all generations."""
 
-    def shards(self) -> Iterator[Shard]:
+    def shards(self) -> Iterator[RolloutTables]:
         """Everything, one shard in memory at a time. An episode and its generations, and all
         branches of a tree, are in one shard."""
 
@@ -59,11 +59,11 @@ class OfProblems:
         table = self._rollouts.generations(_with(columns, "episode"))
         return _of_episodes(table, self.episodes(["key"])).select(columns)
 
-    def shards(self) -> Iterator[Shard]:
+    def shards(self) -> Iterator[RolloutTables]:
         """See `Rollouts`."""
         for shard in self._rollouts.shards():
             episodes = self._admitted(shard.episodes)
-            yield Shard(episodes, _of_episodes(shard.generations, episodes))
+            yield RolloutTables(episodes, _of_episodes(shard.generations, episodes))
 
     def parts(self) -> "list[OfProblems]":
         """See `Rollouts`."""
@@ -117,8 +117,8 @@ class Pair(_Lineage):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
-    """One generation in tokens, as the engine reported it."""
+class TokenTurn:
+    """One generation of an agent in tokens, as the engine reported it."""
 
     prompt_token_ids: Sequence[int]
     completion_token_ids: Sequence[int]  # stop token included
@@ -129,7 +129,7 @@ class Turn:
 class Trajectory(_Lineage):
     """An agent's tokens in an episode, and how much better than expected it went."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[TokenTurn, ...]
     group_id: str  # equal for episodes that are compared with each other
     advantage: float
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from nip_core.hashing import derive_key
 from nip_core.parameters import CurriculumParameters, HyperParameters
-from nip_core.rewards import at_least
 from nip_core.rollouts.trees import Path, expected_rewards, steps
+from nip_core.tolerance import at_least
 from nip_core.trainers.base import Rollouts
 
 _ROUNDING = 1e-9  # 3 * 0.1 is a little more than 0.3

@@ -27,7 +27,7 @@ from nip_core.game.render import ChatMessage, Game, Situation, Turn
 from nip_core.hashing import canonical_json, derive_key, derive_seed
 from nip_core.parameters import HyperParameters, PureTextEiParameters, TextRlParameters
 from nip_core.protocols import make_protocol
-from nip_core.rewards import at_least, more_than
+from nip_core.tolerance import at_least, more_than
 from nip_core.trainers.base import Choice, Example, InParts, Rollouts
 from nip_core.trainers.episodes import Episode, Sides, played
 

@@ -28,8 +28,8 @@ from nip_core.game.render import Game
 from nip_core.hashing import derive_key
 from nip_core.parameters import HyperParameters, PureTextGrpoParameters
 from nip_core.rollouts.plan import group_size
-from nip_core.rollouts.tables import Rollouts as Shard
-from nip_core.trainers.base import Choice, Rollouts, Trajectory, Turn
+from nip_core.rollouts.tables import RolloutTables
+from nip_core.trainers.base import Choice, Rollouts, TokenTurn, Trajectory
 from nip_lm_server.client import group_advantages
 
 _EPISODE = (
@@ -162,7 +162,7 @@ def _trajectories(
                     yield _trajectory(trained, shard.generations, rows[episode, agent], baseline)
 
 
-def _valid_rows(shard: Shard) -> dict[tuple[str, str], list[int]]:
+def _valid_rows(shard: RolloutTables) -> dict[tuple[str, str], list[int]]:
     """The places of the valid answers of an agent in an episode, in the order of its turns."""
     columns = ["episode", "agent", "round", "invalid_reason"]
     found: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
@@ -186,7 +186,7 @@ def _trajectory(
                 "with this trainer, in a new run, or train with another one"
             )
     turns = tuple(
-        Turn(
+        TokenTurn(
             prompt_token_ids=row["prompt_token_ids"],
             completion_token_ids=row["completion_token_ids"],
             logprobs=row["completion_logprobs"],

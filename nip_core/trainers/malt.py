@@ -25,8 +25,7 @@ import pyarrow.compute as pc
 from nip_core.errors import StageError
 from nip_core.game.render import Game, InvalidResponse, Situation
 from nip_core.hashing import derive_key, derive_seed
-from nip_core.rewards import at_least, more_than
-from nip_core.rollouts.tables import Rollouts as Shard
+from nip_core.rollouts.tables import RolloutTables
 from nip_core.rollouts.trees import (
     TREE_COLUMNS,
     Path,
@@ -35,6 +34,7 @@ from nip_core.rollouts.trees import (
     steps,
     tree_of,
 )
+from nip_core.tolerance import at_least, more_than
 from nip_core.trainers.base import Choice, Pair, Rollouts
 
 Row = Mapping[str, Any]
@@ -167,7 +167,7 @@ def _pairs(
                     yield _pair(game, tree, node, agent, *found)
 
 
-def _trees(shard: Shard) -> Iterator[_Tree]:
+def _trees(shard: RolloutTables) -> Iterator[_Tree]:
     """The trees of a shard in the order of their first leaves."""
     is_leaf = pc.not_equal(shard.episodes["branch_path"], "")
     episodes = shard.episodes.select(_EPISODE_COLUMNS).filter(is_leaf)

@@ -8,7 +8,7 @@ from in_memory import InMemory
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
-from nip_core.rollouts.tables import Rollouts as Shard
+from nip_core.rollouts.tables import RolloutTables
 from nip_core.trainers.expert_iteration import choose_examples
 
 ACCEPT, REJECT = "Decision: accept", "Decision: reject"
@@ -32,7 +32,7 @@ def make_game(rounds=3, ei=None, text_rl=None, **more):
 
 def choice(game, group, iteration, *shards):
     """What is chosen from (episodes, generations) of each shard."""
-    rollouts = InMemory(tuple(Shard(*tables) for tables in shards))
+    rollouts = InMemory(tuple(RolloutTables(*tables) for tables in shards))
     return choose_examples(game, group, iteration, rollouts, game.parameters.groups[group])
 
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from nip_core.rollouts.tables import Rollouts as Shard
+from nip_core.rollouts.tables import RolloutTables
 
 
 @dataclass(frozen=True)
 class InMemory:
     """A `nip_core.trainers.base.Rollouts`."""
 
-    tables: tuple[Shard, ...]
+    tables: tuple[RolloutTables, ...]
 
     def episodes(self, columns: Sequence[str]) -> pa.Table:
         return pa.concat_tables([shard.episodes.select(columns) for shard in self.tables])
@@ -20,7 +20,7 @@ class InMemory:
     def generations(self, columns: Sequence[str]) -> pa.Table:
         return pa.concat_tables([shard.generations.select(columns) for shard in self.tables])
 
-    def shards(self) -> Iterator[Shard]:
+    def shards(self) -> Iterator[RolloutTables]:
         return iter(self.tables)
 
     def parts(self) -> "list[InMemory]":

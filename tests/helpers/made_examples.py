@@ -1,6 +1,6 @@
 """Training examples of all three methods, written by hand."""
 
-from nip_core.trainers.base import Example, Pair, Trajectory, Turn
+from nip_core.trainers.base import Example, Pair, TokenTurn, Trajectory
 
 
 def lineage(i):
@@ -40,8 +40,8 @@ def pair(i, text="Decision: accept"):
 
 def trajectory(i):
     turns = (
-        Turn(prompt_token_ids=[1, i], completion_token_ids=[3, 2], logprobs=[-0.25, -0.1]),
-        Turn(prompt_token_ids=[1, i, 3, 2, 9], completion_token_ids=[4], logprobs=None),
+        TokenTurn(prompt_token_ids=[1, i], completion_token_ids=[3, 2], logprobs=[-0.25, -0.1]),
+        TokenTurn(prompt_token_ids=[1, i, 3, 2, 9], completion_token_ids=[4], logprobs=None),
     )
     return Trajectory(**lineage(i), turns=turns, group_id=f"group-{i // 2}", advantage=0.5 - i % 2)
 

@@ -17,10 +17,9 @@ from nip_core.parameters import RandomAgentParameters
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.episode import ShardContext, no_branching
-from nip_core.rollouts.model_call import Player
-from nip_core.rollouts.plan import plan_episodes, shards
+from nip_core.rollouts.model_call import RANDOM_MODEL, Player
+from nip_core.rollouts.plan import cut, plan_episodes
 from nip_core.rollouts.progress import Progress
-from nip_core.rollouts.random_agent import RANDOM_MODEL
 from nip_core.rollouts.tables import build_tables
 from nip_core.scenarios.code_validation.datasets import Problem
 
@@ -107,7 +106,7 @@ async def play_at(
         context = make_context(game, url, client, log, progress=progress, **more)
         parts = [
             await asyncio.wait_for(play_episodes(part, context, branch), 30)
-            for part in shards(specs, -(-len(specs) // num_shards))
+            for part in cut(specs, -(-len(specs) // num_shards))
         ]
     whole = parts[0]
     for part in parts[1:]:

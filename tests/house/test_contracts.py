@@ -15,19 +15,19 @@ BROKEN = {
         ("lm_server/version.py", "nip_core.errors"),
     ),
     "Without Prefect": (
-        ("nip_core/rewards.py", "prefect"),
+        ("nip_core/tolerance.py", "prefect"),
         ("lm_server/version.py", "prefect"),
     ),
     "factory makes what is shipped": (
-        ("nip_core/rewards.py", "factory.tiny.cases"),
+        ("nip_core/tolerance.py", "factory.tiny.cases"),
         ("flows/form.py", "factory.tiny.cases"),
     ),
     "lm_server has one face": (
-        ("nip_core/rewards.py", "nip_lm_server.launch"),
+        ("nip_core/tolerance.py", "nip_lm_server.launch"),
         ("tasks/secrets.py", "nip_lm_server.state.models"),
     ),
     "The floors of nip_core": (
-        ("nip_core/rewards.py", "nip_core.stages.session"),
+        ("nip_core/tolerance.py", "nip_core.stages.session"),
         ("nip_core/run_store/documents.py", "nip_core.evaluation.metrics"),
     ),
     "The floors of lm_server": (

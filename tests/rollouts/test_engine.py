@@ -27,7 +27,7 @@ from nip_core.parameters import load_parameters
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.engine import places_for, play_episodes
 from nip_core.rollouts.episode import Failures
-from nip_core.rollouts.plan import plan_episodes, shards
+from nip_core.rollouts.plan import cut, plan_episodes
 
 SAMPLING = {"max_tokens": 40, "temperature": 0.5}
 
@@ -753,7 +753,7 @@ async def test_shards_that_share_their_places_end_one_after_another():
             await play_episodes(specs, context)
             ended.append(name)
 
-        parts = shards(plan_episodes(parameters, problems(24), "train", 0), 8)
+        parts = cut(plan_episodes(parameters, problems(24), "train", 0), 8)
         await gather_or_cancel(shard(str(i), part) for i, part in enumerate(parts))
         assert ended == ["0", "1", "2"]
         assert server.most_in_flight == 2

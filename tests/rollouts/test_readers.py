@@ -14,7 +14,7 @@ from nip_core.errors import CorruptionError
 from nip_core.rollouts import schema
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
 from nip_core.rollouts.schema import EPISODES, GENERATIONS, TIMINGS
-from nip_core.rollouts.tables import Tables, commit_shard, commit_stage
+from nip_core.rollouts.tables import Tables, commit_shard, join_shards
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import commit
 from nip_core.trainers import dataset
@@ -39,7 +39,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tables:
     tables = play(played, 7, 12).tables
     for shard, rows in (("0000", slice(0, 5)), ("0001", slice(5, 12))):
         commit_shard(store, PLACE, shard, _part(tables, rows))
-    commit_stage(store, PLACE, ["0000", "0001"])
+    join_shards(store, PLACE, ["0000", "0001"])
     file = store.root.parent / "examples.parquet"
     write_examples(file, "supervised", _examples(tables))
     commit(store, "quickstart/iterations/0000/datasets/all", {"examples.parquet": file})

@@ -20,8 +20,8 @@ from nip_core.rollouts.tables import (
     build_tables,
     canonical_digest,
     commit_shard,
-    commit_stage,
     iter_rollouts,
+    join_shards,
     read_rollouts,
     shard_is_committed,
 )
@@ -209,7 +209,7 @@ def test_the_digest_is_the_same_for_every_cut_into_shards(store: LocalStore) -> 
             names.append(f"{number:04d}")
             commit_shard(store, directory, names[-1], build_tables(*play(size, first=first)))
             first += size
-        manifest = commit_stage(store, directory, names)
+        manifest = join_shards(store, directory, names)
         assert manifest.extra["canonical_digest"] == digest(whole)
         assert manifest.rows == {"episodes": 10, "generations": 30, "timings": 30}
         rollouts = read_rollouts(store, directory)
@@ -288,7 +288,7 @@ def test_tables_of_version_1_are_read_as_if_the_later_columns_were_empty(store: 
     old = build_tables(*rows)
     old = Tables(*(version_1(t) for t in (old.episodes, old.generations, old.timings)))
     commit_shard(store, "d", "0000", old)
-    commit_stage(store, "d", ["0000"])
+    join_shards(store, "d", ["0000"])
     for row in (*rows[0], *rows[1]):
         for name in LATER & row.keys():
             row[name] = None
@@ -310,7 +310,7 @@ def test_a_stage_without_all_its_shards_is_not_readable(store: LocalStore) -> No
     assert shard_is_committed(store, "d", "0000")
     assert not shard_is_committed(store, "d", "0001")
     with pytest.raises(StageError, match=r"\['0001'\] are not committed"):
-        commit_stage(store, "d", ["0000", "0001"])
+        join_shards(store, "d", ["0000", "0001"])
     with pytest.raises(MissingFileError):
         read_rollouts(store, "d")
 
@@ -318,13 +318,13 @@ def test_a_stage_without_all_its_shards_is_not_readable(store: LocalStore) -> No
 def test_committing_again_changes_nothing(store: LocalStore) -> None:
     first = commit_shard(store, "d", "0000", build_tables(*play(2)))
     assert commit_shard(store, "d", "0000", build_tables(*play(2))) == first
-    stage = commit_stage(store, "d", ["0000"])
-    assert commit_stage(store, "d", ["0000"]) == stage
+    stage = join_shards(store, "d", ["0000"])
+    assert join_shards(store, "d", ["0000"]) == stage
 
 
 def test_a_damaged_shard_is_named(store: LocalStore) -> None:
     manifest = commit_shard(store, "d", "0000", build_tables(*play(2)))
-    commit_stage(store, "d", ["0000"])
+    join_shards(store, "d", ["0000"])
     path = store.root / manifest.path("generations-0000.parquet")
     data = path.read_bytes()
     path.write_bytes(data[:-7] + b"X" + data[-6:])
@@ -334,7 +334,7 @@ def test_a_damaged_shard_is_named(store: LocalStore) -> None:
 
 def test_a_shard_put_in_the_place_of_another_is_noticed(store: LocalStore) -> None:
     commit_shard(store, "d", "0000", build_tables(*play(2)))
-    commit_stage(store, "d", ["0000"])
+    join_shards(store, "d", ["0000"])
     store.delete("d/manifest-0000.json")
     commit_shard(store, "d", "0000", build_tables(*play(3)))
     with pytest.raises(CorruptionError, match=r"d/manifest-0000\.json: not the shard"):

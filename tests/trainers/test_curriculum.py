@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from in_memory import InMemory
 
 from nip_core.parameters import CurriculumParameters, load_parameters
-from nip_core.rollouts.tables import Rollouts, build_tables
+from nip_core.rollouts.tables import RolloutTables, build_tables
 from nip_core.trainers.curriculum import admit, percentile
 
 LAWS = settings(max_examples=60, deadline=None)
@@ -57,7 +57,7 @@ def rollouts(*episodes, shuffled=None):
     if shuffled is not None:
         random.Random(shuffled).shuffle(rows)
     tables = build_tables(rows, [])
-    return InMemory((Rollouts(tables.episodes, tables.generations),))
+    return InMemory((RolloutTables(tables.episodes, tables.generations),))
 
 
 def ten(rewards=range(10)):

@@ -12,7 +12,7 @@ from in_memory import InMemory
 from nip_core.errors import StageError
 from nip_core.game.render import Game
 from nip_core.parameters import PureTextGrpoParameters, load_parameters
-from nip_core.rollouts.tables import Rollouts, build_tables
+from nip_core.rollouts.tables import RolloutTables, build_tables
 from nip_core.trainers.base import OfProblems
 from nip_core.trainers.grpo import advantages, choose_trajectories
 
@@ -120,7 +120,7 @@ class Written:
             keys = {episode["key"] for episode in own}
             rows = [row for row in self.generations if row["episode"] in keys]
             made = build_tables(own, rows)
-            parts.append(Rollouts(made.episodes, made.generations))
+            parts.append(RolloutTables(made.episodes, made.generations))
         return InMemory(tuple(parts))
 
 

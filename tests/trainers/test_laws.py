@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from in_memory import InMemory
 
 from nip_core.errors import StageError
-from nip_core.rollouts.tables import Rollouts as Shard
+from nip_core.rollouts.tables import RolloutTables
 from nip_core.trainers.base import OfProblems
 from nip_core.trainers.dataset import to_table, write_examples
 from nip_core.trainers.expert_iteration import choose_examples
@@ -161,7 +161,7 @@ def test_what_is_chosen_of_some_problems_is_what_is_chosen_where_there_are_no_ot
     keys = {e["key"] for e in only.episodes}
     only.generations = [g for g in made.generations if g["episode"] in keys]
     game = game_of({"balance_labels": True}, 0.4)
-    everything = InMemory(tuple(Shard(*tables) for tables in cut(made.tables(), at)))
+    everything = InMemory(tuple(RolloutTables(*tables) for tables in cut(made.tables(), at)))
     found = choose_examples(
         game, "all", 0, OfProblems(everything, problems), ["prover", "verifier"]
     )

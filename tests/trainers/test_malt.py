@@ -16,7 +16,7 @@ from nip_core.game.render import Game, Situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Move, Turn
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
-from nip_core.rollouts.tables import Rollouts
+from nip_core.rollouts.tables import RolloutTables
 from nip_core.rollouts.trees import Branching, ancestors, generations_by_episode, steps
 from nip_core.trainers.expert_iteration import choose_examples
 from nip_core.trainers.malt import choose_pairs
@@ -118,7 +118,7 @@ class Trees:
         if shuffle_seed is not None:
             random.Random(shuffle_seed).shuffle(episodes)
             random.Random(shuffle_seed).shuffle(generations)
-        return Rollouts(
+        return RolloutTables(
             pa.Table.from_pylist(episodes, schema=EPISODES),
             pa.Table.from_pylist(generations, schema=GENERATIONS),
         )
@@ -474,7 +474,7 @@ def test_the_laws_of_pairs_hold_for_any_trees(trees, method, shuffle_seed):
     for problem in sorted(set(tables.episodes["problem"].to_pylist())):
         own = tables.episodes.filter(pc.equal(tables.episodes["problem"], problem))
         is_own = pc.is_in(tables.generations["episode"], value_set=own["key"])
-        parts.append(Rollouts(own, tables.generations.filter(is_own)))
+        parts.append(RolloutTables(own, tables.generations.filter(is_own)))
     assert list(choose_pairs(game, "group", 0, InMemory(tuple(parts)), agents).examples) == pairs
     other = Trees(run="b")
     other.episodes = [{**e, "key": "b" + e["key"][1:], "run": "b"} for e in trees.episodes]
@@ -503,7 +503,7 @@ async def test_the_prompt_of_a_pair_is_what_the_server_was_asked():
     branch = Branching(game.parameters, game.protocol, 0)
     played = await play(game.parameters, script, on=problems(3), branch=branch)
     tables = played.tables()
-    shards = InMemory((Rollouts(tables.episodes, tables.generations),))
+    shards = InMemory((RolloutTables(tables.episodes, tables.generations),))
     pairs = list(choose_pairs(game, "group", 0, shards, ["prover", "verifier"]).examples)
     assert len(pairs) == 3 * 4  # the verdicts; what came before is worth the same
     asked = [body["messages"] for body in played.server.bodies if agent_of(body) == "verifier"]
@@ -532,7 +532,7 @@ async def test_expert_iteration_over_earlier_trees_learns_whole_conversations():
 
     branch = Branching(game.parameters, game.protocol, 0)
     tables = (await play(game.parameters, script, on=problems(3), branch=branch)).tables()
-    shards = InMemory((Rollouts(tables.episodes, tables.generations),))
+    shards = InMemory((RolloutTables(tables.episodes, tables.generations),))
     for agent, own in (("verifier", [0, 2]), ("prover", [1])):
         choice = choose_examples(game, agent, 1, shards, [agent])
         examples = list(choice.examples)

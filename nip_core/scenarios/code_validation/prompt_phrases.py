@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from nip_core.parameters import ZkProtocolParameters
 from nip_core.protocols import ACCEPT, Protocol
 from nip_core.protocols.scales import DecisionScale
-from nip_core.rewards import at_least
+from nip_core.tolerance import at_least
 
 _COUNTS = {2: "two", 4: "four", 5: "five", 6: "six", 7: "seven"}
 _CORRECT = "the solution is correct for every input that the problem allows"

@@ -1,4 +1,4 @@
-"""Comparing rewards: what differs by a rounding error is equal.
+"""Comparing floats with a tolerance: what differs by a rounding error is equal.
 
 at_least, more_than   of two rewards, or of a reward and a setting
 
