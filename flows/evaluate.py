@@ -10,7 +10,7 @@ from prefect.runtime import flow_run
 from nip_core.loop import play_and_measure
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.plan import TEST
-from nip_core.stages.swapping import prove_serving
+from nip_core.stages.proving import prove_serving
 from nip_prefect.flows.form import Bundled
 from nip_prefect.flows.hooks import HOOKS_OF_TESTS
 from nip_prefect.flows.iteration import call

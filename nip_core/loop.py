@@ -22,7 +22,7 @@ from typing import Any
 from nip_core.concurrency import gather_or_cancel
 from nip_core.parameters import HyperParameters
 from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
-from nip_core.stages import choosing, measuring, playing, swapping, training
+from nip_core.stages import choosing, gating, measuring, playing, proving, swapping, training
 from nip_core.stages.estimate import is_tested
 from nip_core.stages.publishing import publish
 from nip_core.stages.session import Session, open_session
@@ -76,7 +76,7 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
     if only_tests:
         await call(retest, session, last, call)
     elif first == last:
-        await call(swapping.prove_serving, session, last)
+        await call(proving.prove_serving, session, last)
     tested = is_tested(parameters, last) and not only_tests
     if tested:
         await play_and_measure(session, last, TEST, call)
@@ -95,7 +95,7 @@ async def iterate(
     times: dict[str, float] = {}
     # 1. Test the models that play now.
     if prove:
-        await call(swapping.prove_serving, session, iteration)
+        await call(proving.prove_serving, session, iteration)
     if is_tested(parameters, iteration):
         with _timed(times, "test"):
             await play_and_measure(session, iteration, TEST, call)
@@ -122,15 +122,15 @@ async def iterate(
         await call(publish, session, after, iteration + 0.5, True, False)
         return {"iteration": iteration, "models": None, "parked": parked}
     # 5. Gate: the models that play against those that are to follow.
-    if swapping.is_due(session, iteration):
+    if gating.is_due(session, iteration):
         with _timed(times, "gate"):
-            await call(swapping.prove_candidates, session, iteration)
-            in_turns = swapping.takes_turns_in(session)  # base models, on a server with one place
+            await call(proving.prove_candidates, session, iteration)
+            in_turns = gating.takes_turns_in(session)  # base models, on a server with one place
             if in_turns:
-                await call(swapping.prove_serving, session, iteration)
+                await call(proving.prove_serving, session, iteration)
             await play_and_measure(session, iteration, VALIDATION, call)
             if in_turns:
-                await call(swapping.prove_candidates, session, iteration)
+                await call(proving.prove_candidates, session, iteration)
             await play_and_measure(session, iteration, CANDIDATE, call)
     # 6. Swap: prove that the new models answer, then put on record that they play from here on.
     with _timed(times, "swap"):
@@ -146,7 +146,7 @@ async def iterate(
 async def retest(session: Session, iteration: int, call: Call = directly) -> dict[str, Any]:
     """Test once the models that played the iteration in the base run; nothing is trained."""
     last = session.parameters.rl.num_iterations
-    await call(swapping.prove_serving, session, iteration)
+    await call(proving.prove_serving, session, iteration)
     if is_tested(session.parameters, iteration):
         await play_and_measure(session, iteration, TEST, call)
     models = {} if iteration == last else swapping.pass_on(session, iteration)

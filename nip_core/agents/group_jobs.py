@@ -21,7 +21,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.models import ServedModel
 from nip_core.stages.providers import Endpoints, speaks_nip
-from nip_core.stages.swapping import prove
+from nip_core.stages.proving import prove
 from nip_core.stages.training import Parent, group_job
 from nip_lm_server.client import ENDED_STATUSES, describe_problems, to_jsonl, validate
 

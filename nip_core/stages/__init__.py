@@ -6,7 +6,9 @@ playing     a split: its plan, its shards, its commit
 measuring   metrics and transcripts of a split
 choosing    from rollouts to the dataset of a job
 training    a group's job, submitted and waited for
-swapping    the gate, the proof, and who serves next
+proving     that models answer, with the weights that they should
+gating      old models against new ones
+swapping    who serves next
 publishing  the report, the state and the cost of a run
 rerun       doing part of a run again
 

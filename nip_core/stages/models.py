@@ -3,20 +3,18 @@
 models_for     the models that play an iteration
 candidates     the models that an iteration has trained, by group
 playing        the models that play one split of an iteration
-write_models   record the swap of an iteration
 
 ``models.json`` of iteration i says which models serve from iteration i + 1 on, and which groups
 were not trained in i because no agent's update schedule said so. Where the settings ask for a
-promotion gate and there was a new model, it also has the gate's decision, see `swapping`.
+promotion gate and there was a new model, it also has the gate's decision, see `gating`.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nip_core.jobs.document import read_job
 from nip_core.rollouts.plan import CANDIDATE
-from nip_core.stages.kept_models import keep_models
 
 if TYPE_CHECKING:
     from nip_core.stages.session import Session
@@ -86,29 +84,3 @@ def playing(session: "Session", iteration: int, split: str) -> dict[str, ServedM
     of all groups together."""
     models = models_for(session, iteration)
     return models | candidates(session, iteration) if split == CANDIDATE else models
-
-
-def write_models(
-    session: "Session",
-    iteration: int,
-    models: Mapping[str, ServedModel],
-    not_scheduled: Sequence[str] = (),
-    promotion: Mapping[str, Any] | None = None,
-) -> dict[str, ServedModel]:
-    """Record the swap of `iteration`, once; returns what stands on record.
-
-    `promotion` is the decision of the gate, where there was one.
-    """
-    if session.server is not None:
-        names = [model.model for model in models.values()]
-        keep_models(session.run, session.server.directory, names, session.lease)
-    stored = session.run.write_json_once(
-        session.run.models(iteration),
-        {
-            "groups": {group: asdict(model) for group, model in models.items()},
-            "not_scheduled": list(not_scheduled),
-            **({} if promotion is None else {"promotion": dict(promotion)}),
-        },
-        lease=session.lease,
-    )
-    return {group: ServedModel(**model) for group, model in stored["groups"].items()}

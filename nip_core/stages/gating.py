@@ -1,0 +1,78 @@
+"""The gate: new models play on only if they do not play validation problems worse.
+
+is_due          whether old and new models are compared in an iteration
+takes_turns_in  whether they can't play at the same time
+decide          the decision, once both have played
+
+After the jobs of an iteration have ended, the models that play it (split `validation`) and the new
+models of all groups together (split `candidate`) play the same validation problems with the same
+seeds. The old ones play anew each time: the figure at which they were chosen is the highest of
+several and would flatter them. Test problems are never looked at here.
+
+What is covered: new models that are worse by more than the margin, on the problems played, stay
+out. What is not: the difference has an interval, and a margin of 0 also refuses models that are as
+good as the old ones in about half of all cases.
+"""
+
+import pyarrow as pa
+
+from nip_core.evaluation.metrics import mean_by_problem, paired_difference
+from nip_core.parameters.checks import takes_turns
+from nip_core.rollouts.plan import CANDIDATE, VALIDATION
+from nip_core.rollouts.tables import read_rollouts
+from nip_core.stages.models import Decision, candidates
+from nip_core.stages.session import Session
+from nip_core.tolerance import at_least
+
+
+def is_due(session: Session, iteration: int) -> bool:
+    """Say whether the iteration's models have to pass the gate.
+
+    They do if it is on, there is a new model, and who serves next is not on record yet.
+
+    To be asked when the jobs of the iteration have ended.
+    """
+    if not session.parameters.promotion.enabled:
+        return False
+    is_swapped = session.run.store.exists(session.run.models(iteration))
+    return not is_swapped and bool(candidates(session, iteration))
+
+
+def takes_turns_in(session: Session) -> bool:
+    """Say whether old and new models of a group can't play at the same time."""
+    parameters = session.parameters
+    groups = parameters.trainable_groups
+    return any(takes_turns(parameters, parameters.group_parameters(group)) for group in groups)
+
+
+def decide(session: Session, iteration: int) -> Decision:
+    """Compare what both sides have played. Raises MissingFileError if one has not."""
+    run, settings = session.run, session.parameters.promotion
+    old, new = (
+        read_rollouts(run.store, run.rollouts(iteration, split)).episodes
+        for split in (VALIDATION, CANDIDATE)
+    )
+    return compare(old, new, settings.metric, settings.margin, session.parameters.seed)
+
+
+def compare(old: pa.Table, new: pa.Table, metric: str, margin: float, seed: int) -> Decision:
+    """The decision from the episodes of both sides, which cover the same problems.
+
+    The new models are taken if their metric is at least the old ones' less `margin`. A failed
+    episode counts as wrong and earns nothing. Raises DatasetError if the problems differ.
+    """
+    reward_of = "verifier" if metric == "verifier_reward" else None
+    paired = paired_difference(old, new, seed, reward_of=reward_of)
+    before, after = (mean_by_problem(side, reward_of) for side in (old, new))
+    assert before is not None and after is not None  # there are problems, or no gate
+    low, high = paired["ci95"]
+    return Decision(
+        promoted=at_least(paired["difference"], -margin),
+        metric=metric,
+        validation=before,
+        candidate=after,
+        difference=paired["difference"],
+        ci95=(low, high),
+        problems=paired["problems"],
+        margin=margin,
+    )

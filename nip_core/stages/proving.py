@@ -1,0 +1,145 @@
+"""Proving that models answer, with the weights that they should, before they play.
+
+prove_serving     those that are to play an iteration
+prove_candidates  those that an iteration has trained
+prove             one model
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from nip_core.concurrency import gather_or_cancel
+from nip_core.errors import ServerError, StageError
+from nip_core.jobs.job import Busy, NoAnswer, Refused
+from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
+from nip_core.jobs.server_calls import LmServer
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.checks import takes_turns
+from nip_core.rollouts.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.model_call import limit_name
+from nip_core.stages.models import ServedModel, candidates, models_for
+from nip_core.stages.providers import Endpoints, speaks_nip
+from nip_core.stages.session import Session
+
+
+async def prove_serving(session: Session, iteration: int) -> None:
+    """Prove the trained models that are to play `iteration`: those of a run that is opened again,
+    those of another run, and those that newer base models have taken the place of. Nothing is
+    asked where there is none."""
+    models = models_for(session, iteration)
+    trained = {g: model for g, model in models.items() if model.trained_in is not None}
+    await return_places(session, {g: m for g, m in models.items() if m.trained_in is None})
+    if trained:
+        session.progress.start_stage(f"iteration {iteration}: proving the models that play", 0)
+        await prove_all(session, trained)
+
+
+async def prove_candidates(session: Session, iteration: int) -> dict[str, str]:
+    """Prove that the new models of all groups answer; returns their names by group."""
+    proved = await prove_all(session, candidates(session, iteration))
+    return {group: model.model for group, model in proved.items()}
+
+
+async def prove_all(session: Session, models: Mapping[str, ServedModel]) -> dict[str, ServedModel]:
+    """Prove models, by group; returns them with their proofs."""
+
+    async def prove_each() -> list[ServedModel]:
+        return await gather_or_cancel(
+            prove(session.parameters, group, session.at(group), session.client, model)
+            for group, model in models.items()
+        )
+
+    return dict(zip(models, await session.with_server(prove_each), strict=True))
+
+
+async def prove(
+    parameters: HyperParameters,
+    group: str,
+    at: Endpoints,
+    client: ChatClient,
+    model: ServedModel,
+) -> ServedModel:
+    """The model with the proof that it answers with the weights that it should.
+
+    It counts only if it answers under its own name; on a server of nip it also needs the server's
+    proof that the saved weights are the ones that answer. Raises StageError if it does not, or is
+    not there; ServerError if nobody answers.
+    """
+    agent, control = parameters.group_parameters(group), at.control
+    where, hosted = control.base_url, speaks_nip(agent)
+
+    async def ask() -> None:
+        message = {"role": "user", "content": "-"}
+        body = {"model": model.model, "messages": [message], limit_name(agent): 1}
+        await client.complete(at.play, body)
+
+    # 1. Is it there, and does its server prove it?
+    async with open_backend(control, speaks_nip=hosted) as backend:
+        extension = await _described(backend, control, model.model)
+        if hosted and not (extension.get("proof") or {}).get("matches"):
+            # An adapter that is not loaded is loaded, and proved, when it is asked for.
+            await ask()
+            extension = await _described(backend, control, model.model)
+    proof = extension.get("proof")
+    if hosted and not (proof or {}).get("matches"):
+        raise StageError(
+            f"{where}: model {model.model} is there, but it is not proved that it "
+            f"answers with the weights that its job saved: {proof}"
+        )
+    # 2. Are its weights those on record?
+    content = extension.get("content_digest")
+    if model.digest is not None and content != model.digest:
+        raise StageError(
+            f"{where}: model {model.model} has other weights than those on record "
+            f"(content digest {content}, on record {model.digest})"
+        )
+    # 3. Does it answer?
+    await ask()
+    return replace(model, digest=content, proof=proof, kind=extension.get("kind"))
+
+
+async def _described(backend: OpenAIBackend, control: Endpoint, model: str) -> dict[str, Any]:
+    """The part of a model's description that servers of nip add; empty for others.
+
+    A base model that has lost its place to another one is started first.
+    """
+    extension = await _extension_of(backend, control, model)
+    # A base model of the server's configuration says no kind.
+    if extension.get("kind", "base") == "base" and extension.get("served") is False:
+        await LmServer(control).move_engine(model, "start")
+        extension = await _extension_of(backend, control, model)
+    return extension
+
+
+async def _extension_of(backend: OpenAIBackend, endpoint: Endpoint, model: str) -> dict[str, Any]:
+    try:
+        return dict((await backend.model(model)).get("nip") or {})
+    except Refused as error:
+        raise StageError(
+            f"{endpoint.base_url}: model {model} can't be had: {error}. If the server's state was "
+            "lost, --fork from an earlier run or start a new one"
+        ) from error
+    except (Busy, NoAnswer) as error:
+        raise ServerError(f"{endpoint.base_url}: {error}") from error
+
+
+async def return_places(session: Session, models: Mapping[str, ServedModel]) -> None:
+    """Let base models answer again that others have taken the place of, see `takes_turns`."""
+    parameters = session.parameters
+
+    async def bring_back(group: str, model: ServedModel) -> None:
+        control = session.at(group).control
+        async with open_backend(control, speaks_nip=True) as backend:
+            await _described(backend, control, model.model)
+
+    async def bring_all() -> list[None]:
+        return await gather_or_cancel(bring_back(*item) for item in waiting.items())
+
+    waiting = {
+        group: model
+        for group, model in models.items()
+        if takes_turns(parameters, parameters.group_parameters(group))
+    }
+    if waiting:
+        await session.with_server(bring_all)
