@@ -24,7 +24,7 @@ from nip_prefect.flows.hooks import HOOKS
 from nip_prefect.flows.iteration import call
 from nip_prefect.tasks.flow_run_marks import noted_goal
 from nip_prefect.tasks.publish import published_state
-from nip_prefect.tasks.runtime import opened
+from nip_prefect.tasks.runtime import offered, opened
 
 Iteration = Annotated[int, Field(ge=0, le=9999)]
 Count = Annotated[int, Field(ge=1)]
@@ -89,7 +89,7 @@ async def train(
         "rl.rollouts_per_iteration": rollouts_per_iteration,
     }
     settings = [*overrides, *(f"{key}={value}" for key, value in chosen.items() if value)]
-    parameters = load_parameters(source, settings)
+    parameters = offered() or load_parameters(source, settings)
     if more_iterations is not None:
         if num_iterations is not None:
             raise SettingsError("num_iterations and more_iterations: set one of them")

@@ -1,6 +1,7 @@
 """The open runs of this process. Tasks find theirs by its name, so no key is ever a parameter.
 
 offer       let the next flow that opens a run use a session that is open already
+offered     the settings of that session, which need not be loaded again
 opened      the session of a flow: what was offered, or a new one; its tasks find it
 session_of  the session of a task
 stage       the decorator of every task
@@ -38,6 +39,11 @@ def offer(session: Session) -> Iterator[None]:
         yield
     finally:
         _offered.clear()
+
+
+def offered() -> HyperParameters | None:
+    """The settings of the session that is offered, or None if none is."""
+    return _offered[0].parameters if _offered else None
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from nip_core.concurrency import gather_or_cancel
 from nip_core.parameters import HyperParameters
-from nip_core.rollouts.episode import Branch, Failures, ShardContext, no_branching, play_episode
+from nip_core.rollouts.episode import Failures, ShardContext, play_episode
 from nip_core.rollouts.model_call import Row
 from nip_core.rollouts.plan import EpisodeSpec
 
@@ -43,9 +43,7 @@ def places_for(parameters: HyperParameters) -> asyncio.Semaphore:
     return asyncio.Semaphore(_EPISODES_PER_CALL * parameters.rollouts.concurrency)
 
 
-async def play_episodes(
-    specs: Sequence[EpisodeSpec], context: ShardContext, branch: Branch = no_branching
-) -> PlayedShard:
+async def play_episodes(specs: Sequence[EpisodeSpec], context: ShardContext) -> PlayedShard:
     """Play all `specs`, as many at a time as there are places.
 
     A spec whose episode branches counts as one episode, which fails where all its leaves do.
@@ -64,7 +62,7 @@ async def play_episodes(
         async with places:
             progress.episodes_in_flight += 1
             try:
-                played = await play_episode(spec, context, branch)
+                played = await play_episode(spec, context)
             finally:
                 progress.episodes_in_flight -= 1
         # 2. Keep its rows.

@@ -66,6 +66,15 @@ class Failures:
             )
 
 
+Branch = Callable[[EpisodeSpec, int, Sequence[str]], Sequence[EpisodeSpec]]
+"""(a node, the round that is next, the agents that move in it) -> its children."""
+
+
+def no_branching(node: EpisodeSpec, round_: int, agents: Sequence[str]) -> Sequence[EpisodeSpec]:
+    """The `Branch` of a plain episode, which has none."""
+    return (node,)
+
+
 @dataclass(frozen=True)
 class ShardContext:
     """What all episodes of a shard share."""
@@ -78,15 +87,7 @@ class ShardContext:
     progress: Progress
     failures: Failures | None = None  # None: the shard is the whole split
     places: asyncio.Semaphore | None = None  # one per episode at a time; None: of this shard alone
-
-
-Branch = Callable[[EpisodeSpec, int, Sequence[str]], Sequence[EpisodeSpec]]
-"""(a node, the round that is next, the agents that move in it) -> its children."""
-
-
-def no_branching(node: EpisodeSpec, round_: int, agents: Sequence[str]) -> Sequence[EpisodeSpec]:
-    """The `Branch` of a plain episode, which has none."""
-    return (node,)
+    branch: Branch = no_branching
 
 
 @dataclass(frozen=True)
@@ -99,15 +100,13 @@ class Played:
     """A journal record for each call that it took."""
 
 
-async def play_episode(
-    spec: EpisodeSpec, context: ShardContext, branch: Branch = no_branching
-) -> Played:
+async def play_episode(spec: EpisodeSpec, context: ShardContext) -> Played:
     """Play one episode, or all that it branches into.
 
     Raises StageError, ServerError or StoreError for what would stop every episode.
     """
     rewards = dict.fromkeys(context.game.protocol.agent_names, 0.0)
-    return await EpisodeState(spec, context, 0, [], rewards, None).play_on(branch)
+    return await EpisodeState(spec, context, 0, [], rewards, None).play_on()
 
 
 def _in_episode(record: Row, episode: str) -> Row:
@@ -156,20 +155,20 @@ class EpisodeState:
         movers = protocol.movers(self.round, self.spec.seed, self.turns)
         return [agent for agent in protocol.agent_names if agent in movers]
 
-    async def play_on(self, branch: Branch) -> Played:
+    async def play_on(self) -> Played:
         """Play everything from here on; the calls of the round that led here count with it."""
         state, records = self, list(self.records)
         children: Sequence[EpisodeSpec] = ()
         # 1. Go from round to round until the episode is over, or branches.
         while state.outcome is None:
-            children = branch(state.spec, state.round, state.movers)
+            children = self.context.branch(state.spec, state.round, state.movers)
             if len(children) > 1:
                 break
             state = await state.play_round(children[0])
             records += state.records
         # 2. Play what it branches into, each child to its own ends.
         if state.outcome is None:
-            parts = await state._play_children(children, branch)
+            parts = await state._play_children(children)
         else:
             parts = [Played([state.row()], [])]
         # 3. What all leaves share belongs to the first of them.
@@ -177,7 +176,7 @@ class EpisodeState:
         shared = [_in_episode(record, episodes[0]["key"]) for record in records]
         return Played(episodes, [*shared, *(record for part in parts for record in part.records)])
 
-    async def _play_children(self, children: Sequence[EpisodeSpec], branch: Branch) -> list[Played]:
+    async def _play_children(self, children: Sequence[EpisodeSpec]) -> list[Played]:
         """Play the children at once; each goes on as soon as its own agents have answered."""
         # 1. A place for every mover's first answer in every child.
         loop = asyncio.get_running_loop()
@@ -188,20 +187,17 @@ class EpisodeState:
         work: list[Awaitable[Played | None]] = [
             *(self._prefetch(agent, children, answers[agent]) for agent in answers),
             *(
-                self._play_child(spec, {agent: answers[agent][number] for agent in answers}, branch)
+                self._play_child(spec, {agent: answers[agent][number] for agent in answers})
                 for number, spec in enumerate(children)
             ),
         ]
         return [part for part in await gather_or_cancel(work) if part is not None]
 
     async def _play_child(
-        self,
-        spec: EpisodeSpec,
-        prefetched: Mapping[str, asyncio.Future[PrefetchedAnswer]],
-        branch: Branch,
+        self, spec: EpisodeSpec, prefetched: Mapping[str, asyncio.Future[PrefetchedAnswer]]
     ) -> Played:
         child = await self.play_round(spec, prefetched)
-        return await child.play_on(branch)
+        return await child.play_on()
 
     async def play_round(
         self,

@@ -155,8 +155,9 @@ class SplitPlay:
                 progress=session.progress,
                 failures=self.failures,
                 places=session.places,
+                branch=self._branch(),
             )
-            return await play_episodes(specs, context, self._branch())
+            return await play_episodes(specs, context)
 
         return await session.with_server(work)
 

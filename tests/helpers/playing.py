@@ -76,8 +76,9 @@ class Played:
 
 
 def make_context(
-    game, url, client, log, recorded=None, failures=None, model=None, key="key", progress=None
-):
+    game, url, client, log, recorded=None, failures=None, model=None, key="key", progress=None,
+    branch=no_branching,
+):  # fmt: skip
     """Each agent plays with `model`, or with one that is named like it."""
     endpoint = Endpoint(url, key)
     players = {
@@ -86,14 +87,13 @@ def make_context(
         else Player(agent, model or f"{agent}-model", endpoint, own)
         for agent, own in game.parameters.agents.items()
     }
+    progress = progress or Progress()
     return ShardContext(
-        game, players, client, log, recorded or {}, progress or Progress(), failures
+        game, players, client, log, recorded or {}, progress, failures, branch=branch
     )
 
 
-async def play_at(
-    url, parameters, specs, num_shards=1, log=None, branch=no_branching, **more: Any
-) -> Played:
+async def play_at(url, parameters, specs, num_shards=1, log=None, **more: Any) -> Played:
     """Play `specs` against the server at `url`, cut into `num_shards`; `more` as for the context."""
     log, game = log or MemoryLog(), Game(parameters)
     progress = Progress()
@@ -105,7 +105,7 @@ async def play_at(
     ) as client:
         context = make_context(game, url, client, log, progress=progress, **more)
         parts = [
-            await asyncio.wait_for(play_episodes(part, context, branch), 30)
+            await asyncio.wait_for(play_episodes(part, context), 30)
             for part in cut(specs, -(-len(specs) // num_shards))
         ]
     whole = parts[0]
