@@ -24,7 +24,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
 
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import StageError
@@ -32,18 +31,12 @@ from nip_core.game.render import ChatMessage, Game, Situation, tokens_of
 from nip_core.parameters import RandomAgentParameters
 from nip_core.protocols import NO_DECISION, Move, Turn
 from nip_core.rollouts.chat_client import ChatClient, ContextLengthError, RequestRefusedError
+from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.model_call import Call, Player, Row, ask, read_again
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.progress import Progress
 from nip_core.scenarios.code_validation.parsing import AnswerForm
 from nip_core.tolerance import more_than
-
-
-class GenerationLog(Protocol):
-    """Where finished generations are made durable (see `nip_core.rollouts.journal`)."""
-
-    async def append(self, record: dict[str, Any]) -> None:
-        """Return once the record would survive a kill."""
 
 
 @dataclass
@@ -82,7 +75,7 @@ class ShardContext:
     game: Game
     players: Mapping[str, Player]
     client: ChatClient
-    log: GenerationLog
+    log: GroupCommits  # where finished generations are made durable
     recorded: Mapping[str, Row]  # journal records by generation key
     progress: Progress
     failures: Failures | None = None  # None: the shard is the whole split

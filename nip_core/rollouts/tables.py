@@ -5,7 +5,7 @@ Tables           these and the timings of a shard (see `nip_core.rollouts.schema
 build_tables     rows as dictionaries -> Tables, in an order that does not depend on timing
 commit_shard     Tables -> files with a manifest of their own
 join_shards      all shards of a split -> the manifest that makes them readable
-read_rollouts    the committed split as two tables; iter_rollouts: shard by shard
+read_rollouts    the committed split as two tables
 StoredRollouts   several committed splits, read by column or shard by shard
 canonical_digest what two runs of the same game agree on
 agent_order      who comes first in a round
@@ -147,14 +147,9 @@ def shards_of(split: Manifest) -> tuple[str, ...]:
 
 
 def join_shards(
-    store: Store,
-    directory: str,
-    shards: Sequence[str],
-    *,
-    extra: Mapping[str, Any] | None = None,
-    lease: Lease | None = None,
+    store: Store, directory: str, shards: Sequence[str], *, lease: Lease | None = None
 ) -> Manifest:
-    """Make the shards readable as one split. `extra` gets the canonical digest of all of them.
+    """Make the shards readable as one split. Its `extra` has the canonical digest of all of them.
 
     Raises StageError if one of them is not committed, CorruptionError if one is damaged.
     """
@@ -177,15 +172,16 @@ def join_shards(
         {},
         inputs={_SHARD_INPUT + shard: manifest.digest for shard, manifest in manifests.items()},
         rows={name: sum(m.rows.get(name, 0) for m in manifests.values()) for name in names},
-        extra={**(extra or {}), "canonical_digest": hashes.digest()},
+        extra={"canonical_digest": hashes.digest()},
         lease=lease,
     )
 
 
 class StoredRollouts:
-    """Committed splits together, every file that is read checked as in `iter_rollouts`.
+    """Committed splits together; every file that is read is checked.
 
-    These are `Rollouts` of `nip_core.trainers.base`, from which examples are chosen.
+    Reading raises MissingFileError if a split is not committed, CorruptionError naming the first
+    damaged file. These are `Rollouts` of `nip_core.trainers.base`, from which examples are chosen.
     """
 
     def __init__(self, store: Store, directories: Sequence[str]) -> None:
@@ -241,17 +237,8 @@ def _shard_manifests(store: Store, directory: str) -> Iterator[Manifest]:
         yield manifest
 
 
-def iter_rollouts(store: Store, directory: str) -> Iterator[RolloutTables]:
-    """The committed shards of a split, one in memory at a time, every file checked.
-
-    Raises MissingFileError if the split is not committed, CorruptionError naming the first
-    damaged file.
-    """
-    return StoredRollouts(store, [directory]).shards()
-
-
 def read_rollouts(store: Store, directory: str) -> RolloutTables:
-    """All committed rollouts of a split, checked as in `iter_rollouts`."""
+    """All committed rollouts of a split, checked as `StoredRollouts` are."""
     stored = StoredRollouts(store, [directory])
     return RolloutTables(stored.episodes(EPISODES.names), stored.generations(GENERATIONS.names))
 

@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 
 from nip_core.errors import SettingsError
-from nip_core.rollouts.tables import iter_rollouts, shard_manifest
+from nip_core.rollouts.tables import StoredRollouts, shard_manifest
 from nip_core.run_store.manifest import read_file, read_manifest
 from nip_core.run_store.run import RunStore
 
@@ -15,7 +15,7 @@ def export_rollouts(run: RunStore, iteration: int, split: str, target: Path) -> 
     Raises SettingsError if `target` holds other rollouts.
     """
     directory = run.rollouts(iteration, split)
-    for _ in iter_rollouts(run.store, directory):
+    for _ in StoredRollouts(run.store, [directory]).shards():
         pass  # raises for a damaged file
     stage = read_manifest(run.store, directory)
     manifest_bytes = run.store.get(f"{directory}/manifest.json")

@@ -2,7 +2,6 @@
 
 models_for     the models that play an iteration
 candidates     the models that an iteration has trained, by group
-playing        the models that play one split of an iteration
 
 ``models.json`` of iteration i says which models serve from iteration i + 1 on, and which groups
 were not trained in i because no agent's update schedule said so. Where the settings ask for a
@@ -14,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nip_core.jobs.document import read_job
-from nip_core.rollouts.plan import CANDIDATE
 
 if TYPE_CHECKING:
     from nip_core.stages.session import Session
@@ -77,10 +75,3 @@ def candidates(session: "Session", iteration: int) -> dict[str, ServedModel]:
                 job_id=record.id,
             )
     return trained
-
-
-def playing(session: "Session", iteration: int, split: str) -> dict[str, ServedModel]:
-    """The models that play a split of the iteration: those of the iteration, or the candidates
-    of all groups together."""
-    models = models_for(session, iteration)
-    return models | candidates(session, iteration) if split == CANDIDATE else models

@@ -44,7 +44,7 @@ from nip_core.rollouts.tables import (
 )
 from nip_core.rollouts.trees import Branching, tree_order
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
-from nip_core.stages.models import playing
+from nip_core.stages.models import candidates, models_for
 from nip_core.stages.rerun import stage_of_split
 from nip_core.stages.session import Session
 
@@ -64,10 +64,6 @@ class SplitPlan:
         """Names of the shards in order."""
         count = -(-self.episodes // self.episodes_per_shard)
         return tuple(f"{i:04d}" for i in range(count))
-
-    def size(self, shard: str) -> int:
-        """Episodes of one shard."""
-        return min(self.episodes_per_shard, self.episodes - int(shard) * self.episodes_per_shard)
 
 
 class SplitPlay:
@@ -117,7 +113,9 @@ class SplitPlay:
     @cached_property
     def models(self) -> dict[str, str]:
         """By group, the name of the model that plays."""
-        models = playing(self.session, self.iteration, self.split)
+        models = models_for(self.session, self.iteration)
+        if self.split == CANDIDATE:  # of all groups together
+            models |= candidates(self.session, self.iteration)
         return {group: model.model for group, model in models.items()}
 
     def is_done(self, shard: str) -> bool:
@@ -248,7 +246,7 @@ def plan_split(session: Session, iteration: int, split: str) -> list[str]:
     play = split_play(session, iteration, split)
     plan = play.plan
     left = [shard for shard in plan.shards if not play.is_done(shard)]
-    done = plan.episodes - sum(map(plan.size, left))
+    done = plan.episodes - sum(len(play.specs_by_shard[shard]) for shard in left)
     failed = len(play.failures.keys) if done else 0
     what = f"iteration {iteration}: playing {split} problems"
     session.progress.start_stage(what, plan.episodes, done, failed)

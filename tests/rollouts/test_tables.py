@@ -16,11 +16,11 @@ from nip_core.hashing import derive_key
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
 from nip_core.rollouts.schema import EPISODES, GENERATIONS, TIMINGS
 from nip_core.rollouts.tables import (
+    StoredRollouts,
     Tables,
     build_tables,
     canonical_digest,
     commit_shard,
-    iter_rollouts,
     join_shards,
     read_rollouts,
     shard_is_committed,
@@ -214,7 +214,8 @@ def test_the_digest_is_the_same_for_every_cut_into_shards(store: LocalStore) -> 
         assert manifest.rows == {"episodes": 10, "generations": 30, "timings": 30}
         rollouts = read_rollouts(store, directory)
         assert canonical_digest(rollouts.episodes, rollouts.generations) == digest(whole)
-        assert sum(part.episodes.num_rows for part in iter_rollouts(store, directory)) == 10
+        shards = StoredRollouts(store, [directory]).shards()
+        assert sum(shard.episodes.num_rows for shard in shards) == 10
         assert sum(len(stored_timings(store, directory, name)) for name in names) == 30
 
 
