@@ -1,9 +1,7 @@
-"""From the rollouts of a run to what a group's job is sent.
+"""Choosing: from the rollouts of a run to the dataset of a group's job.
 
-build_dataset   choose examples and commit them, with what they will cost
-held_out        the questions of a dataset whose examples are not trained on
-write_payloads  a dataset as the files of a job, checked
-describe        a dataset in a few words, for the job's record
+build_dataset  choose examples and commit them, with what they will cost
+describe       a dataset in a few words, for the job's record
 """
 
 import tempfile
@@ -19,14 +17,8 @@ from nip_core.run_store.manifest import Manifest, commit, is_committed, read_man
 from nip_core.stages.session import Session
 from nip_core.trainers import chooser
 from nip_core.trainers.base import OfProblems, Rollouts
-from nip_core.trainers.dataset import (
-    FILES,
-    Dataset,
-    Row,
-    validation_side,
-    write_examples,
-)
-from nip_core.trainers.lines import write_jsonl
+from nip_core.trainers.dataset import FILES, Dataset, write_examples
+from nip_core.trainers.lines import held_out, questions_of
 
 
 def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any]:
@@ -97,7 +89,7 @@ def _told(session: Session, iteration: int, group: str, dataset: Manifest) -> di
 
 def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str, Any]:
     """Return how much of the dataset is held out, and what training on the rest takes."""
-    tokens, questions = dataset.column("tokens"), _questions(dataset)
+    tokens, questions = dataset.column("tokens"), questions_of(dataset)
     out = held_out(parameters, dataset)
     trained = [n for n, question in zip(tokens, questions, strict=True) if question not in out]
     known = None if None in trained else sum(trained)
@@ -109,41 +101,6 @@ def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str
         "tokens": known,
         "training_usd": usd,
     }
-
-
-def held_out(parameters: HyperParameters, dataset: Dataset) -> frozenset[str]:
-    """The questions whose examples go into the validation file; empty: there is none."""
-    fraction = parameters.fine_tuning.validation_fraction
-    return validation_side(_questions(dataset), fraction, parameters.seed)
-
-
-def _questions(dataset: Dataset) -> list[str]:
-    ids = zip(dataset.column("question_id"), dataset.column("problem"), strict=True)
-    return [_question({"question_id": question, "problem": problem}) for question, problem in ids]
-
-
-def _question(row: Row) -> str:
-    # A dataset of an earlier version names no questions, so each problem is one.
-    return str(row["problem"] if row["question_id"] is None else row["question_id"])
-
-
-def write_payloads(
-    dataset: Dataset, out: frozenset[str], folder: Path, what: str
-) -> tuple[Path, Path | None]:
-    """The training file of a job and, unless `out` is empty, its validation file.
-
-    Raises StageError, which names `what`, the file and the line, for what the receiver would
-    refuse.
-    """
-    training = folder / "training.jsonl"
-    rows = (row for row in dataset.rows() if _question(row) not in out)
-    write_jsonl(rows, dataset.method, training, f"{what}, training file")
-    if not out:
-        return training, None
-    validation = folder / "validation.jsonl"
-    rows = (row for row in dataset.rows() if _question(row) in out)
-    write_jsonl(rows, dataset.method, validation, f"{what}, validation file")
-    return training, validation
 
 
 def describe(facts: Mapping[str, Any], epochs: int) -> str:

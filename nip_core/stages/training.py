@@ -24,13 +24,13 @@ from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import is_deterministic
 from nip_core.run_store.manifest import read_manifest
-from nip_core.stages.choosing import describe, held_out, write_payloads
+from nip_core.stages.choosing import describe
 from nip_core.stages.models import models_for
 from nip_core.stages.providers import speaks_nip
 from nip_core.stages.rerun import next_attempt
 from nip_core.stages.session import Session
 from nip_core.trainers.dataset import open_dataset
-from nip_core.trainers.lines import ADVANTAGE
+from nip_core.trainers.lines import ADVANTAGE, held_out, write_payloads
 from nip_lm_server.client import NipSettings
 
 Step = Literal["go_on", "keep_model", "try_again", "stop"]

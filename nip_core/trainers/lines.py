@@ -1,7 +1,9 @@
 """From rows of a dataset to the lines of the files that are trained on.
 
-JSONL            by method, a row as the line that OpenAI's API and lm_server take
+held_out         the questions of a dataset whose examples are not trained on
+write_payloads   a dataset as the files of a job: what is trained on, and what is held out
 write_jsonl      rows -> a file, every line checked by the rules of whoever receives it
+JSONL            by method, a row as the line that OpenAI's API and lm_server take
 
 The receivers' rules stand in `nip_lm_server.formats`.
 """
@@ -12,12 +14,48 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.errors import StageError
-from nip_core.parameters import Method
-from nip_core.trainers.dataset import Row
+from nip_core.parameters import HyperParameters, Method
+from nip_core.trainers.dataset import Dataset, Row, validation_side
 from nip_lm_server.client import AdvantageMode, JsonlError, describe_problems, validate
 
 ADVANTAGE: AdvantageMode = "given"
 """The setting `advantage` of a job of trajectories: every line has its own."""
+
+
+def held_out(parameters: HyperParameters, dataset: Dataset) -> frozenset[str]:
+    """The questions whose examples go into the validation file; empty: there is none."""
+    fraction = parameters.fine_tuning.validation_fraction
+    return validation_side(questions_of(dataset), fraction, parameters.seed)
+
+
+def questions_of(dataset: Dataset) -> list[str]:
+    """By row, the question that its example is about."""
+    ids = zip(dataset.column("question_id"), dataset.column("problem"), strict=True)
+    return [_question({"question_id": question, "problem": problem}) for question, problem in ids]
+
+
+def _question(row: Row) -> str:
+    # A dataset of an earlier version names no questions, so each problem is one.
+    return str(row["problem"] if row["question_id"] is None else row["question_id"])
+
+
+def write_payloads(
+    dataset: Dataset, out: frozenset[str], folder: Path, what: str
+) -> tuple[Path, Path | None]:
+    """The training file of a job and, unless `out` is empty, its validation file.
+
+    Raises StageError, which names `what`, the file and the line, for what the receiver would
+    refuse.
+    """
+    training = folder / "training.jsonl"
+    rows = (row for row in dataset.rows() if _question(row) not in out)
+    write_jsonl(rows, dataset.method, training, f"{what}, training file")
+    if not out:
+        return training, None
+    validation = folder / "validation.jsonl"
+    rows = (row for row in dataset.rows() if _question(row) in out)
+    write_jsonl(rows, dataset.method, validation, f"{what}, validation file")
+    return training, validation
 
 
 def _supervised(row: Row) -> dict[str, Any]:

@@ -4,10 +4,11 @@ import pytest
 from small_game import write_config
 
 from nip_core.parameters import load_parameters
-from nip_core.stages.choosing import build_dataset, describe, held_out
+from nip_core.stages.choosing import build_dataset, describe
 from nip_core.stages.playing import commit_split, play_shard, split_play
 from nip_core.stages.session import open_session
 from nip_core.trainers.dataset import open_dataset
+from nip_core.trainers.lines import held_out
 
 
 async def test_tokens_and_cost_are_those_of_what_is_trained_on(tmp_path):
