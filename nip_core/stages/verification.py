@@ -108,7 +108,7 @@ class Check:
         *,
         derived: bool = False,
     ) -> T | None:
-        """What `reader` makes of a file, or None if it is not there or damaged, then a problem.
+        """Give what `reader` makes of a file; None if it is not there or damaged, then a problem.
 
         That it is not there is one only if it is `demanded`, which says by what. `damage` is what
         the reader raises of a damaged one.
