@@ -8,6 +8,7 @@ print_json    the same for programs
 import json
 import shutil
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import yaml
@@ -33,7 +34,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     _warn_of_unreachable_threshold(parameters)
     if as_json:
         counts = None if left_out is None else {s: len(out) for s, out in left_out.items()}
-        known = {"estimate": estimate.to_dict(), "left_out": counts}
+        known = {"estimate": asdict(estimate), "left_out": counts}
         print_json({"parameters": parameters.to_dict(), **known})
         return
     print(yaml.safe_dump(parameters.to_dict(), sort_keys=False).rstrip())

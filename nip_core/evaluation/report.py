@@ -45,7 +45,7 @@ from nip_core.evaluation.transcripts import Transcript
 
 Metrics = Mapping[str, Any]
 
-_SPENT = ("prompt_tokens", "generated_tokens", "trained_tokens", "cost_usd")
+_SPENT = ("prompt_tokens", "generated_tokens", "trained_tokens")
 _LEFT_OUT = {
     "failed": "failed",
     "wrong": "wrong",
@@ -84,7 +84,6 @@ class IterationReport:
     train: Mapping[str, Any] | None = None
     groups: Mapping[str, GroupReport] = field(default_factory=dict)
     stage_s: Mapping[str, float] = field(default_factory=dict)  # seconds by stage
-    cost_usd: float | None = None
     promotion: Mapping[str, Any] | None = None  # what the gate decided after the training
     gate: Sequence[Mapping[str, Any]] = ()  # metrics of what both sides played for it
 
@@ -147,7 +146,6 @@ def build_report(report: ReportData) -> str:
             for agent in sorted(((entry.test or {}).get("agents") or {}).items())
         ],
         spending=_spending(report.iterations, stages),
-        is_priced=any(entry.cost_usd is not None for entry in report.iterations),
         stage_columns=[f"#{stage.replace('_', ' ')}" for stage in stages],
         left_out=[f"{place}: {_reasons(counts)}" for place, counts in hidden],
         total_left_out=sum(sum(counts.values()) for _, counts in hidden),
@@ -238,7 +236,7 @@ def _change(first: Metrics | None, last: Metrics | None, paired: Metrics | None)
 def _spending(
     iterations: Sequence[IterationReport], stages: Sequence[str]
 ) -> list[tuple[object, dict[str, Any]]]:
-    """Tokens, dollars and seconds by stage of each iteration, and of all together."""
+    """Tokens, and seconds by stage, of each iteration, and of all together."""
     rows: list[tuple[object, dict[str, Any]]] = []
     for entry in iterations:
         played = [metrics for metrics in (entry.test, entry.train, *entry.gate) if metrics]
@@ -246,7 +244,6 @@ def _spending(
             "prompt_tokens": sum(metrics.get("prompt_tokens") or 0 for metrics in played),
             "generated_tokens": sum(metrics.get("completion_tokens") or 0 for metrics in played),
             "trained_tokens": sum(group.trained_tokens or 0 for group in entry.groups.values()),
-            "cost_usd": entry.cost_usd or 0.0,
             "stage_s": [entry.stage_s.get(stage, 0.0) for stage in stages],
         }
         rows.append((entry.iteration, spent))

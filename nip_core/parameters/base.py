@@ -73,7 +73,7 @@ class Parameters(BaseModel):
     def _check_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse a yes or no for a number, which would count as 1 or 0."""
         annotation = cls.model_fields[str(info.field_name)].annotation
-        is_number = _may_hold(annotation, int, float) and not _may_hold(annotation, bool)
+        is_number = may_hold(annotation, int, float) and not may_hold(annotation, bool)
         if isinstance(value, bool) and is_number:
             raise ValueError(f"a number is needed (got {value})")
         return value
@@ -151,8 +151,9 @@ def _is_block(field: FieldInfo) -> bool:
     return isinstance(field.default, Parameters) or field.default_factory is dict
 
 
-def _may_hold(annotation: Any, *kinds: type) -> bool:
-    return annotation in kinds or any(_may_hold(part, *kinds) for part in get_args(annotation))
+def may_hold(annotation: Any, *kinds: type) -> bool:
+    """Return whether one of the types is among those that an annotation speaks of."""
+    return annotation in kinds or any(may_hold(part, *kinds) for part in get_args(annotation))
 
 
 def _subclasses(kind: type[Parameters]) -> list[type[Parameters]]:

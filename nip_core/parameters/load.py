@@ -5,17 +5,16 @@ name that was probably meant.
 """
 
 import difflib
-import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from nip_core.errors import SettingsError
 from nip_core.parameters.agents import AGENT_KINDS
-from nip_core.parameters.base import Parameters, groups_in
+from nip_core.parameters.base import Parameters, groups_in, may_hold
 from nip_core.parameters.hyper_parameters import HyperParameters
 
 _BUNDLED = Path(__file__).parents[1] / "configs"
@@ -145,27 +144,17 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
 
 def _is_text(keys: list[str]) -> bool:
     """Return whether the setting at this address takes text."""
-    kinds: list[Any] = [HyperParameters]
+    annotations: list[Any] = [HyperParameters]
     for key in keys:
         inner: list[Any] = []
-        for kind in kinds:
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                field = kind.model_fields.get(key)
-                inner += _kinds(field.annotation) if field is not None else []
-            elif get_origin(kind) is dict:
-                inner += _kinds(get_args(kind)[1])
-        kinds = inner
-    return str in kinds
-
-
-def _kinds(annotation: Any) -> list[Any]:
-    """The types that an annotation allows."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return _kinds(get_args(annotation)[0])
-    if origin in (Union, types.UnionType):
-        return [kind for part in get_args(annotation) for kind in _kinds(part)]
-    return [annotation]
+        for annotation in annotations:
+            if get_origin(annotation) is dict:
+                inner.append(get_args(annotation)[1])
+            else:
+                fields = (kind.model_fields.get(key) for kind in groups_in(annotation))
+                inner += [field.annotation for field in fields if field is not None]
+        annotations = inner
+    return any(get_origin(kind) is not dict and may_hold(kind, str) for kind in annotations)
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:

@@ -11,8 +11,7 @@ each agent at each node that branches; of trajectories, every turn with its whol
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, Method
@@ -45,10 +44,6 @@ class Estimate:
     usd: float | None  # None: a price is missing
     missing_prices: tuple[str, ...]
     disk_bytes: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-encodable."""
-        return asdict(self)
 
 
 def is_tested(parameters: HyperParameters, iteration: int) -> bool:

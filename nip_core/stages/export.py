@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 
 from nip_core.errors import SettingsError
-from nip_core.rollouts.tables import StoredRollouts, shard_manifest
+from nip_core.rollouts.tables import StoredRollouts, shard_manifest, shards_of
 from nip_core.run_store.manifest import read_file, read_manifest
 from nip_core.run_store.run import RunStore
 
@@ -27,16 +27,14 @@ def export_rollouts(run: RunStore, iteration: int, split: str, target: Path) -> 
             )
     target.mkdir(parents=True, exist_ok=True)
     written = []
-    for name in stage.inputs:
-        shard = name.removeprefix("shard/")
+    for shard in shards_of(stage):
         manifest = read_manifest(run.store, directory, shard_manifest(shard))
-        path = target / manifest.name
-        path.write_bytes(run.store.get(f"{directory}/{manifest.name}"))
-        written.append(path)
+        contents = {manifest.name: run.store.get(f"{directory}/{manifest.name}")}
         for file, entry in manifest.files.items():
-            path = target / entry.file  # as the manifest names it
-            path.write_bytes(read_file(run.store, manifest, file))
-            written.append(path)
+            contents[entry.file] = read_file(run.store, manifest, file)  # as the manifest names it
+        for name, content in contents.items():
+            (target / name).write_bytes(content)
+            written.append(target / name)
     path = target / "manifest.json"
     path.write_bytes(manifest_bytes)
     return [*sorted(written), path]

@@ -6,6 +6,7 @@ save_transcripts  all of a split, as one file for reading
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
 from nip_core.evaluation.transcripts import Transcript, reasons, transcripts_from_tables
 from nip_core.game.render import Game
@@ -35,22 +36,14 @@ class RunTranscripts:
         rollouts = _committed(self._run, iteration, split)
         if rollouts is None:
             return
-        episodes = rollouts.episodes
-        worth_reading = reasons(episodes, rollouts.generations, self._verdicts.get(split, {}))
+        episodes, before = rollouts.episodes, self._verdicts.get(split, {})
+        worth_reading = reasons(episodes, rollouts.generations, before)
         problems, samples = episodes["problem"].to_pylist(), episodes["sample"].to_pylist()
         verdicts = episodes["decision"].to_pylist()
         self._verdicts[split] = dict(
             zip(zip(problems, samples, strict=True), verdicts, strict=True)
         )
-        chosen = transcripts_from_tables(
-            episodes,
-            rollouts.generations,
-            _SAMPLED,
-            0,
-            worth_reading=worth_reading,
-            most=_MOST,
-            game=self._game,
-        )
+        chosen = _chosen(rollouts, worth_reading, _SAMPLED, _MOST, self._game)
         self.chosen += chosen
         hidden = Counter(worth_reading) - Counter(transcript.chosen for transcript in chosen)
         self.left_out.append((iteration, split, dict(hidden)))
@@ -62,16 +55,18 @@ def newest_sample(run: RunStore, limit: int) -> list[Transcript]:
         for split in ("test", "train"):
             rollouts = _committed(run, iteration, split)
             if rollouts is not None:
-                return transcripts_from_tables(
-                    rollouts.episodes,
-                    rollouts.generations,
-                    limit,
-                    0,
-                    worth_reading=reasons(rollouts.episodes, rollouts.generations, {}),
-                    most=limit,
-                    game=_game_of(run.open()),
-                )
+                why = reasons(rollouts.episodes, rollouts.generations, {})
+                return _chosen(rollouts, why, limit, limit, _game_of(run.open()))
     return []
+
+
+def _chosen(
+    rollouts: RolloutTables, worth_reading: Sequence[str], limit: int, most: int, game: Game | None
+) -> list[Transcript]:
+    tables = rollouts.episodes, rollouts.generations
+    return transcripts_from_tables(
+        *tables, limit, 0, worth_reading=worth_reading, most=most, game=game
+    )
 
 
 def _committed(run: RunStore, iteration: int, split: str) -> RolloutTables | None:

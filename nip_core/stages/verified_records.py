@@ -108,15 +108,15 @@ class _Iteration:
         demanded = "the next iteration" if later else "times.json" if has_times else None
         self.models = check.document(run.models(number), demanded_by=demanded)
         self.is_swapped = run.models(number) in check.present
-        jobs = self._jobs()
+        self.jobs = self._read_jobs()
         for split in {*check.names(f"{self.directory}/rollouts"), *self._measured()}:
-            self._split(split, jobs)
-        for group in {*check.names(f"{self.directory}/datasets"), *jobs}:
-            self._dataset(group, jobs.get(group))
-        self._swap(jobs)
+            self._split(split)
+        for group in {*check.names(f"{self.directory}/datasets"), *self.jobs}:
+            self._dataset(group)
+        self._swap()
         if has_times:
             check.document(f"{self.directory}/times.json")
-        elif jobs and self.is_swapped:
+        elif self.jobs and self.is_swapped:
             check.notes.append(
                 f"{self.directory}/times.json: not there; nothing needs it but a table of the "
                 "report, and a kill may have kept it from being written"
@@ -132,7 +132,7 @@ class _Iteration:
 
     # Playing
 
-    def _split(self, split: str, jobs: Mapping[str, JobRecord | None]) -> None:
+    def _split(self, split: str) -> None:
         check, directory = self.check_, self.run.rollouts(self.number, split)
         metrics_path = self.run.metrics(self.number, split)
         is_committed = f"{directory}/{MANIFEST}" in check.present
@@ -158,7 +158,7 @@ class _Iteration:
         )
         for manifest in shards.values():
             if manifest is not None:
-                self._shard(manifest, plan, self._players(split, jobs))
+                self._shard(manifest, plan, self._players(split))
         if stage is not None:
             self._stage(stage, shards, plan)
             self._metrics(metrics_path, metrics, stage)
@@ -193,7 +193,7 @@ class _Iteration:
             what = f"played by other models than those of {self._before}"
             check.compare(place, what, players, manifest.inputs.get("models"))
 
-    def _players(self, split: str, jobs: Mapping[str, JobRecord | None]) -> str | None:
+    def _players(self, split: str) -> str | None:
         """Digest of the names of the models that play the split; None where they are not known."""
         if self._before is None or self._before in self.check_.problems:
             return None
@@ -202,10 +202,10 @@ class _Iteration:
         if not models:
             return None
         if split == CANDIDATE:
-            if any(job is None for job in jobs.values()):
+            if None in self.jobs.values():
                 return None
-            trained = {group: job.model for group, job in jobs.items() if job and job.succeeded}
-            models |= trained
+            jobs = self.jobs.items()
+            models |= {group: job.model for group, job in jobs if job and job.succeeded}
         return digest(models)
 
     def _stage(self, stage: Manifest, shards: Mapping[str, Manifest | None], plan: Any) -> None:
@@ -267,7 +267,7 @@ class _Iteration:
 
     # Training
 
-    def _jobs(self) -> dict[str, JobRecord | None]:
+    def _read_jobs(self) -> dict[str, JobRecord | None]:
         """By group, the jobs of the iteration; None for one that can't be read."""
         check, folder = self.check_, f"{self.directory}/jobs"
         paths = [f"{folder}/{name}" for name in check.names(folder) if name.endswith(".json")]
@@ -277,7 +277,7 @@ class _Iteration:
 
         return {Path(path).stem: read(path) for path in paths}
 
-    def _dataset(self, group: str, job: JobRecord | None) -> None:
+    def _dataset(self, group: str) -> None:
         check, directory = self.check_, self.run.dataset(self.number, group)
         path = self.run.job(self.number, group)
         is_begun = path in check.present
@@ -291,7 +291,7 @@ class _Iteration:
             self._made_from(manifest, name, made_from)
         if not is_begun and self.is_swapped:
             check.lacks(path, f"the job of the dataset in {directory}")
-        if job is not None:
+        if (job := self.jobs.get(group)) is not None:
             committed = manifest.extra.get("digest")
             check.compare(path, "the job of another dataset", committed, job.dataset_digest)
 
@@ -310,7 +310,7 @@ class _Iteration:
             what = f"made from other rollouts than {source}"
             self.check_.compare(place, what, committed, made_from)
 
-    def _swap(self, jobs: Mapping[str, JobRecord | None]) -> None:
+    def _swap(self) -> None:
         """Compare the models on record with those that jobs have made, or that played before."""
         check, path = self.check_, self.run.models(self.number)
         if self.models is None:
@@ -327,20 +327,18 @@ class _Iteration:
             if model.get("from_run") is not None or model.get("trained_in") is None:
                 continue
             if model["trained_in"] == self.number:
-                self._trained(group, model, jobs)
+                self._trained(group, model)
             elif group in before:
                 what = f"{group} goes on with another model"
                 check.compare(path, what, before[group], model["model"])
 
-    def _trained(
-        self, group: str, model: Mapping[str, Any], jobs: Mapping[str, JobRecord | None]
-    ) -> None:
+    def _trained(self, group: str, model: Mapping[str, Any]) -> None:
         check, path = self.check_, self.run.models(self.number)
-        if group not in jobs:
+        if group not in self.jobs:
             expected = f"the job {model.get('job_id')} that {path} names"
             check.lacks(self.run.job(self.number, group), expected)
             return
-        job = jobs[group]
+        job = self.jobs[group]
         if job is not None:
             made = f"{job.model} of job {job.id}"
             named = f"{model['model']} of job {model.get('job_id')}"
