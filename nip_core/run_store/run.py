@@ -1,6 +1,7 @@
 """A run: a named tree of files with one configuration.
 
 check_run_name   the rule for names
+Identity         what a run's name stands for
 RunStore         the tree of one run: its paths, run.json, small JSON documents, forking
 list_runs        names of the runs in a store
 
@@ -20,7 +21,7 @@ import json
 import logging
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -38,6 +39,25 @@ RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 
 _log = logging.getLogger(__name__)
 _ABSENT = "(absent)"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Everything that a run's name stands for: settings, and the content of what they name."""
+
+    parameters: Mapping[str, Any]
+    code_version: str
+    seed: int
+    contents: Mapping[str, Any] = field(default_factory=dict)
+    """Digests of what the settings name (problems, templates, models); they have to agree like
+    settings."""
+    data_neutral: Collection[str] = ()
+    """Settings by dotted key, each with all that lies under it, that may differ; a new value is
+    recorded in ``openings/``."""
+
+    def settings(self) -> dict[str, Any]:
+        """The parameters as JSON reads them back: tuples are lists."""
+        return dict(json.loads(json.dumps(self.parameters, allow_nan=False)))
 
 
 @dataclass(frozen=True)
@@ -115,38 +135,28 @@ class RunStore:
 
     def create_or_open(
         self,
-        parameters: Mapping[str, Any],
+        identity: Identity,
         *,
-        code_version: str,
-        seed: int,
-        contents: Mapping[str, Any] | None = None,
-        data_neutral: Collection[str] = (),
         now: datetime | None = None,
         forked_from: str | None = None,
         lease: Lease | None = None,
     ) -> RunRecord:
         """Create the run, or open it if its settings say the same data.
 
-        `contents` are digests of what the settings name (problems, templates, models); they have
-        to agree like settings.
-
-        `data_neutral` names settings by dotted key, each with all that lies under it, that may
-        differ; a new value is recorded in ``openings/``.
-
         Raises RunConflictError with the difference if other settings differ, or if iterations
         stand there without a run.json (a fork that was killed).
         """
-        # 1. What run.json will say, as JSON would read it back: tuples are lists.
-        settings = json.loads(json.dumps(parameters, allow_nan=False))
+        # 1. What run.json will say.
+        settings, version = identity.settings(), identity.code_version
         moment = (now or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="milliseconds")
         document = {
             "format_version": FORMAT_VERSION,
             "run": self.name,
             "parameters": settings,
-            "contents": dict(contents or {}),
-            "code_version": code_version,
-            "seed": seed,
-            "data_neutral": sorted(data_neutral),
+            "contents": dict(identity.contents),
+            "code_version": version,
+            "seed": identity.seed,
+            "data_neutral": sorted(identity.data_neutral),
             "created_at": moment,
             "forked_from": forked_from,
         }
@@ -155,28 +165,15 @@ class RunStore:
             self._refuse_half_a_fork()
         # 3. Whoever writes run.json first has created the run.
         if self.store.put_if_absent(f"{self.root}/run.json", encode(document)):
-            return RunRecord(self.name, settings, code_version, seed, moment, True, {}, forked_from)
+            return RunRecord(
+                self.name, settings, version, identity.seed, moment, True, {}, forked_from
+            )
         # 4. Everybody else opens it, with settings that give the same data.
-        difference = self.check_same(
-            settings,
-            code_version=code_version,
-            seed=seed,
-            contents=contents,
-            data_neutral=data_neutral,
-        )
+        difference = self.check_same(identity)
         stored = self.open()
-        if difference or stored.code_version != code_version:
-            self._record_opening(settings, code_version, moment, difference, lease)
-        return RunRecord(
-            self.name,
-            settings,
-            code_version,
-            seed,
-            stored.created_at,
-            False,
-            difference,
-            stored.forked_from,
-        )
+        if difference or stored.code_version != version:
+            self._record_opening(settings, version, moment, difference, lease)
+        return replace(stored, parameters=settings, code_version=version, changed=difference)
 
     def _refuse_half_a_fork(self) -> None:
         has_iterations = bool(self.store.list(f"{self.root}/iterations"))
@@ -186,15 +183,7 @@ class RunStore:
                 "them; repeat the fork, use another run_name, or delete the directory"
             )
 
-    def check_same(
-        self,
-        parameters: Mapping[str, Any],
-        *,
-        code_version: str,
-        seed: int,
-        contents: Mapping[str, Any] | None = None,
-        data_neutral: Collection[str] = (),
-    ) -> dict[str, tuple[Any, Any]]:
+    def check_same(self, identity: Identity) -> dict[str, tuple[Any, Any]]:
         """The harmless differences to the run on record; nothing is written.
 
         Settings that the run's version of nip did not have yet count as their defaults. Raises
@@ -206,15 +195,15 @@ class RunStore:
             stored = self.open()
         except MissingFileError:
             return {}
-        given = json.loads(json.dumps(parameters, allow_nan=False))
+        given, neutral = identity.settings(), identity.data_neutral
         difference = _difference(
             {**_settings_on_record(stored.parameters, given), "seed (of the run)": stored.seed},
-            {**_flatten(given), "seed (of the run)": seed},
+            {**_flatten(given), "seed (of the run)": identity.seed},
         )
         # 2. Without what changes no data.
-        conflicts = {k: v for k, v in difference.items() if not _is_neutral(k, data_neutral)}
+        conflicts = {k: v for k, v in difference.items() if not _is_neutral(k, neutral)}
         # 3. A file of the same name may hold something else by now.
-        changed_contents = _difference(_flatten(stored.contents), _flatten(dict(contents or {})))
+        changed_contents = _difference(_flatten(stored.contents), _flatten(identity.contents))
         conflicts |= {f"content of {key}": value for key, value in changed_contents.items()}
         if conflicts:
             # What both have says more than what only one of them has, like an agent's whole block.
@@ -320,12 +309,8 @@ class RunStore:
     def fork(
         self,
         new_name: str,
-        parameters: Mapping[str, Any],
+        identity: Identity,
         *,
-        code_version: str,
-        seed: int,
-        contents: Mapping[str, Any] | None = None,
-        data_neutral: Collection[str] = (),
         iterations: int | None = None,
         now: datetime | None = None,
         also: Collection[str] = (),
@@ -359,15 +344,7 @@ class RunStore:
                 f"{other.root}/{name}", self.store.local_path(path) or self.store.get(path)
             )
         # 4. Say of what run it is: from here on the fork is there.
-        other.create_or_open(
-            parameters,
-            code_version=code_version,
-            seed=seed,
-            contents=contents,
-            data_neutral=data_neutral,
-            now=now,
-            forked_from=self.name,
-        )
+        other.create_or_open(identity, now=now, forked_from=self.name)
         return other
 
     def _clear_killed_fork(self, other: "RunStore") -> None:

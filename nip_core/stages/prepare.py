@@ -4,7 +4,6 @@ prepare       everything that takes no server: what comes from other runs, probl
               the model's path, the run on record, disk space
 plan_run      what a run would take
 fork_run      start a run from what another one has finished
-identity      what a run's name stands for, as `RunStore.create_or_open` takes it
 code_version  the version of nip that runs
 """
 
@@ -27,7 +26,7 @@ from nip_core.parameters import DATA_NEUTRAL, HyperParameters
 from nip_core.protocols import find_protocol
 from nip_core.rollouts.plan import SPLITS, shuffle_labels
 from nip_core.run_store.lease import acquire
-from nip_core.run_store.run import RunRecord, RunStore
+from nip_core.run_store.run import Identity, RunRecord, RunStore
 from nip_core.run_store.store import MissingFileError, open_store, walk
 from nip_core.scenarios.code_validation.datasets import Problem, check_splits, load_problems
 from nip_core.stages.estimate import Estimate, estimate_run
@@ -98,7 +97,7 @@ class Prepared:
     problems: Mapping[str, list[Problem]]
     endpoints: Mapping[str, Endpoints]
     estimate: Estimate
-    contents: Mapping[str, Any]
+    identity: Identity
     origin: Origin
 
 
@@ -128,7 +127,9 @@ def prepare(
     origin = find_origin(parameters, store, record)
     # 3. A name means one run: all this must be what it was.
     contents = contents_of(game, problems, endpoints, origin)
-    run.check_same(**identity(parameters, contents))
+    settings, version = parameters.to_dict(), code_version()
+    identity = Identity(settings, version, parameters.seed, contents, DATA_NEUTRAL)
+    run.check_same(identity)
     # 4. It must not end for want of disk space.
     estimate = estimate_run(game, problems)
     free = store.free_bytes()
@@ -137,7 +138,7 @@ def prepare(
             f"{store.url}: the run can take {estimate.disk_bytes / 1e6:.0f} MB, only "
             f"{free / 1e6:.0f} MB are free; free space or choose another run_store"
         )
-    return Prepared(parameters, game, run, problems, endpoints, estimate, contents, origin)
+    return Prepared(parameters, game, run, problems, endpoints, estimate, identity, origin)
 
 
 def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate]:
@@ -187,19 +188,7 @@ def fork_run(
         # Where there is no disk, the models are kept in the run.
         adapters = walk(run.store, f"{run.root}/{ADAPTERS}")
         copied += [path.removeprefix(f"{run.root}/") for path in adapters]
-        facts = identity(prepared.parameters, prepared.contents)
-        return run.fork(forked.run_name, facts.pop("parameters"), also=copied, **facts)
-
-
-def identity(parameters: HyperParameters, contents: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that a run's name stands for: settings, and the content of the files they name."""
-    return {
-        "parameters": parameters.to_dict(),
-        "contents": contents,
-        "code_version": code_version(),
-        "seed": parameters.seed,
-        "data_neutral": DATA_NEUTRAL,
-    }
+        return run.fork(forked.run_name, prepared.identity, also=copied)
 
 
 def contents_of(

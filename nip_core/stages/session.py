@@ -28,7 +28,7 @@ from nip_core.stages.kept_models import keep_models, restore
 from nip_core.stages.models import ServedModel
 from nip_core.stages.origin import bring
 from nip_core.stages.own_server import OwnServer, server_directory, server_spec
-from nip_core.stages.prepare import Prepared, identity, prepare
+from nip_core.stages.prepare import Prepared, prepare
 from nip_core.stages.providers import Endpoints, base_name
 from nip_core.stages.rerun import finish_rewinds
 from nip_core.stages.too_long import (
@@ -144,8 +144,7 @@ async def open_session(
         too_long = await check_prompts(session)
         left_out = settle(prepared.parameters, prepared.problems, known, too_long)
         # 4. Only now is the run created.
-        facts = identity(prepared.parameters, prepared.contents)
-        run.create_or_open(**facts, now=datetime.now(UTC), lease=lease)
+        run.create_or_open(prepared.identity, now=datetime.now(UTC), lease=lease)
         record(run, left_out, lease)
         if words := in_words(left_out):
             _log.warning("run %r: %s", run.name, words)

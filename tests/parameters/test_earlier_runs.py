@@ -10,20 +10,23 @@ from nip_core.errors import RunConflictError
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters, load_parameters
 from nip_core.parameters.stored import from_stored
 from nip_core.run_store.local_store import LocalStore
-from nip_core.run_store.run import RunStore
+from nip_core.run_store.run import Identity, RunStore
 
 QUICKSTART = Path(__file__).parents[2] / "deployments" / "configs" / "quickstart.yaml"
 EARLIER = json.loads((Path(__file__).parent / "earlier_run.json").read_text(encoding="utf-8"))
 """What version 0.1.0 wrote for the quick start, without the settings that came later."""
 SAME = ["agents.prover.lora_alpha=null", "agents.prover.lora_alpha_scale=1.0"]
 SAME += ["agents.prover.shared_model_group=provers"]
-IDENTITY = {"code_version": "1", "seed": 6198, "data_neutral": DATA_NEUTRAL}
+
+
+def identity(parameters: dict) -> Identity:
+    return Identity(parameters, "1", 6198, data_neutral=DATA_NEUTRAL)
 
 
 @pytest.fixture
 def run(tmp_path):
     run = RunStore(LocalStore(tmp_path), "quickstart")
-    run.create_or_open(EARLIER, **IDENTITY)
+    run.create_or_open(identity(EARLIER))
     return run
 
 
@@ -35,8 +38,8 @@ def test_the_record_lacks_what_came_later():
 
 def test_the_same_configuration_is_no_difference(run):
     now = load_parameters(QUICKSTART, SAME).to_dict()
-    assert run.check_same(now, **IDENTITY) == {}
-    assert not run.create_or_open(now, **IDENTITY).created
+    assert run.check_same(identity(now)) == {}
+    assert not run.create_or_open(identity(now)).created
     assert run.store.list("quickstart/openings") == []
 
 
@@ -50,22 +53,22 @@ def test_a_later_setting_at_another_value_is_a_difference_from_its_default(run):
     ]:  # fmt: skip
         given = load_parameters(QUICKSTART, [*SAME, setting]).to_dict()
         with pytest.raises(RunConflictError) as caught:
-            run.check_same(given, **IDENTITY)
+            run.check_same(identity(given))
         assert shown in str(caught.value)
 
 
 def test_a_later_setting_that_is_harmless_may_differ(run):
     given = load_parameters(QUICKSTART, [*SAME, "text_rl.save_transcripts=true"]).to_dict()
-    assert run.check_same(given, **IDENTITY) == {"text_rl.save_transcripts": (False, True)}
+    assert run.check_same(identity(given)) == {"text_rl.save_transcripts": (False, True)}
 
 
 def test_a_setting_that_is_gone_is_a_difference(tmp_path):
     run = RunStore(LocalStore(tmp_path), "quickstart")
     stored = copy.deepcopy(EARLIER)
     stored["rl"]["gone"] = 1
-    run.create_or_open(stored, **IDENTITY)
+    run.create_or_open(identity(stored))
     with pytest.raises(RunConflictError, match=r"rl\.gone: 1 -> \(absent\)"):
-        run.check_same(load_parameters(QUICKSTART, SAME).to_dict(), **IDENTITY)
+        run.check_same(identity(load_parameters(QUICKSTART, SAME).to_dict()))
 
 
 def test_its_settings_can_be_read_as_todays():

@@ -17,7 +17,7 @@ from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.manifest import commit, read_manifest, verify
 from nip_core.run_store.object_store import ObjectStore
-from nip_core.run_store.run import RunStore, list_runs
+from nip_core.run_store.run import Identity, RunStore, list_runs
 from nip_core.run_store.store import Store, walk
 from nip_core.stages.verification import verify_run
 
@@ -43,7 +43,7 @@ def job(store: Store) -> JobDocument:
 def run(store: Store) -> RunStore:
     """A run with one of every kind of file."""
     run = RunStore(store, "run")
-    run.create_or_open({"a": {"b": 1}}, code_version="1", seed=1)
+    run.create_or_open(Identity({"a": {"b": 1}}, "1", 1))
     with acquire(store, "run", renew=False) as lease:
         files = {"examples.parquet": b"x" * 99}
         commit(store, run.dataset(0, "a"), files, extra={"digest": "d"}, lease=lease)
@@ -180,7 +180,7 @@ async def test_a_damaged_journal_on_a_disk_is_named(tmp_path: Path) -> None:
 
 def test_a_damaged_run_hides_no_other(run: RunStore) -> None:
     other = RunStore(run.store, "other")
-    other.create_or_open({}, code_version="1", seed=1)
+    other.create_or_open(Identity({}, "1", 1))
     run.store.put("run/run.json", b"{")
     assert list_runs(run.store) == ["other", "run"]
     assert other.open().seed == 1

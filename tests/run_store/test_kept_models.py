@@ -8,7 +8,7 @@ import pytest
 from nip_core.errors import CorruptionError
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.manifest import commit
-from nip_core.run_store.run import RunStore
+from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store, walk
 from nip_core.stages.clean import find_unused, remove_unused
 from nip_core.stages.kept_models import bring_models, is_kept, keep_models, restore
@@ -23,7 +23,7 @@ ONE, TWO = (adapter_name("base", "small", letter * 12) for letter in "ab")
 @pytest.fixture
 def run(s3: str) -> RunStore:
     run = RunStore(open_store(f"{s3}/{uuid.uuid4().hex}"), "small")
-    run.create_or_open({}, code_version="1", seed=1)
+    run.create_or_open(Identity({}, "1", 1))
     return run
 
 

@@ -11,7 +11,7 @@ from nip_core.errors import CorruptionError, RunConflictError, SettingsError
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import commit, read_file, verify
-from nip_core.run_store.run import RunStore, check_run_name, list_runs
+from nip_core.run_store.run import Identity, RunStore, check_run_name, list_runs
 from nip_core.run_store.store import MissingFileError, Store
 
 NEUTRAL = {"rl.num_iterations", "rollouts"}
@@ -20,12 +20,16 @@ PARAMETERS: dict[str, Any] = {
     "rollouts": {"concurrency": 64, "request_timeout_s": 5.0},
     "agents": {"prover": {"model_name": "tiny"}},
 }
+SAME = Identity(PARAMETERS, "0.1.0", 7)
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 def open_run(store: Store, parameters: dict[str, Any], **more: Any) -> Any:
-    options = {"code_version": "0.1.0", "seed": 7, "data_neutral": NEUTRAL, "now": NOW} | more
-    return RunStore(store, "quick").create_or_open(parameters, **options)
+    now = more.pop("now", NOW)
+    options: dict[str, Any] = {"code_version": "0.1.0", "seed": 7, "data_neutral": NEUTRAL}
+    return RunStore(store, "quick").create_or_open(
+        Identity(parameters, **(options | more)), now=now
+    )
 
 
 def changed(**values: Any) -> dict[str, Any]:
@@ -142,20 +146,18 @@ def play(store: Store, iterations: int) -> RunStore:
 def test_a_fork_copies_finished_iterations_and_nothing_under_way(store: Store) -> None:
     run = play(store, 3)
     assert run.finished_iterations() == 3
-    other = run.fork(
-        "branch", changed(rl__lr=1.0), code_version="0.1.0", seed=7, iterations=2, now=NOW
-    )
+    other = run.fork("branch", Identity(changed(rl__lr=1.0), "0.1.0", 7), iterations=2, now=NOW)
     assert other.finished_iterations() == 2
     manifest = verify(store, other.rollouts(1, "train"))
     assert read_file(store, manifest, "episodes-0.parquet") == b"1"
     assert other.open().forked_from == "quick"
     assert not store.exists(other.models(2))
     with pytest.raises(RunConflictError, match="exists"):
-        run.fork("branch", PARAMETERS, code_version="0.1.0", seed=7)
+        run.fork("branch", SAME)
     with pytest.raises(SettingsError, match="has finished 3"):
-        run.fork("other", PARAMETERS, code_version="0.1.0", seed=7, iterations=4)
+        run.fork("other", SAME, iterations=4)
     with pytest.raises(MissingFileError):
-        RunStore(store, "nowhere").fork("third", PARAMETERS, code_version="0.1.0", seed=7)
+        RunStore(store, "nowhere").fork("third", SAME)
 
 
 def test_what_a_killed_fork_left_is_no_run(store: Store) -> None:
@@ -163,13 +165,13 @@ def test_what_a_killed_fork_left_is_no_run(store: Store) -> None:
     left = RunStore(store, "branch")
     left.write_json_once(left.models(5), {})
     with pytest.raises(RunConflictError, match="killed fork"):
-        left.create_or_open(PARAMETERS, code_version="0.1.0", seed=7)
+        left.create_or_open(SAME)
     assert list_runs(store) == ["quick"]
     with pytest.raises(RunConflictError, match=r"0005/models\.json: no copy of run 'quick'"):
-        run.fork("branch", PARAMETERS, code_version="0.1.0", seed=7)
+        run.fork("branch", SAME)
     assert store.exists(left.models(5))
     store.delete(left.models(5))
     store.put(left.models(1), store.get(run.models(1)))
-    run.fork("branch", PARAMETERS, code_version="0.1.0", seed=7, iterations=1)
+    run.fork("branch", SAME, iterations=1)
     assert not store.exists(left.models(1))
     assert list_runs(store) == ["branch", "quick"]

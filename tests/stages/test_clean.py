@@ -10,7 +10,7 @@ from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import commit, verify
-from nip_core.run_store.run import RunStore
+from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import walk
 from nip_core.stages.clean import find_unused
 from nip_lm_server.proof import Proof
@@ -49,7 +49,7 @@ def write_job(run: RunStore, group: str, **changes: str) -> None:
 def run(tmp_path: Path) -> RunStore:
     """A run with one finished iteration, and one of everything that a kill can leave."""
     run = RunStore(LocalStore(tmp_path), "small")
-    run.create_or_open({"a": 1}, code_version="1", seed=1)
+    run.create_or_open(Identity({"a": 1}, "1", 1))
     rollouts = run.rollouts(0, "train")
     for shard in ("0000", "0001"):
         commit(

@@ -7,7 +7,7 @@ import pytest
 
 from nip_core.errors import CorruptionError
 from nip_core.parameters import load_parameters
-from nip_core.run_store.run import RunStore
+from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.showing import newest_run, summary
 
@@ -17,7 +17,7 @@ JOB = {"id": None, "outcome": "skipped", "status": "validating_files", "reason":
 def make_run(folder: Path, name: str = "a", **settings) -> RunStore:
     run = RunStore(open_store(folder), name)
     parameters = load_parameters({"run_name": name, "dataset": "families"}).to_dict()
-    run.create_or_open({**parameters, **settings}, code_version="1", seed=1)
+    run.create_or_open(Identity({**parameters, **settings}, "1", 1))
     run.store.put(run.job(0, "verifier"), json.dumps(JOB).encode())
     return run
 
