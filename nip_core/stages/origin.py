@@ -142,12 +142,8 @@ def _run(store: Store, setting: str, name: str) -> RunStore:
 
 
 def _checkpoint_run(store: Store, name: str, agent: PureTextAgentParameters) -> RunStore:
-    setting = f"agents.{name}.checkpoint_run_id"
-    if agent.checkpoint_run_id is None:
-        raise SettingsError(
-            f"{setting}: is missing; load_checkpoint_and_parameters needs the name of a run"
-        )
-    return _run(store, setting, agent.checkpoint_run_id)
+    assert agent.checkpoint_run_id is not None  # the settings say so: `check_agents`
+    return _run(store, f"agents.{name}.checkpoint_run_id", agent.checkpoint_run_id)
 
 
 def _agent_of(run: RunStore, name: str) -> dict[str, Any]:
@@ -193,27 +189,11 @@ class _Search:
 
     def checkpoint(self, group: str) -> ServedModel | None:
         """The model that the group's agents ask to begin with."""
-        parameters, agents = self._parameters, self._parameters.groups[group]
-        # All agents of a group play with one model, so all must ask for the same.
-        loading = [n for n in agents if parameters.model_agents[n].load_checkpoint_and_parameters]
-        if not loading:
-            return None
-        if len(loading) < len(agents):
-            other = next(name for name in agents if name not in loading)
-            raise SettingsError(
-                f"agents.{other}.load_checkpoint_and_parameters is false, but {loading[0]}, which "
-                f"shares the model group {group!r}, begins with a checkpoint; set it for both"
-            )
-        models = {name: self._checkpoint_of(name, group) for name in loading}
-        if len({model.model for model in models.values()}) > 1:
-            listed = ", ".join(f"{name} {model.model}" for name, model in models.items())
-            raise SettingsError(
-                f"agents: those of the model group {group!r} load different models: {listed}"
-            )
-        return models[loading[0]]
-
-    def _checkpoint_of(self, name: str, group: str) -> ServedModel:
+        # All agents of a group ask for the same one: `check_groups`.
+        name = self._parameters.groups[group][0]
         agent = self._parameters.model_agents[name]
+        if not agent.load_checkpoint_and_parameters:
+            return None
         run = _checkpoint_run(self._store, name, agent)
         finished = run.finished_iterations()
         version = agent.checkpoint_version

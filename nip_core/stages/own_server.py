@@ -117,28 +117,17 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
                 f"agents.{name}.model_name: there is no directory {agent.model_name}; give the "
                 'path of a model, a Hugging Face name, or "tiny"'
             )
-        if agent.quantization != "none":
-            _check_quantization(parameters, name, agent, environment)
-
-
-def _check_quantization(
-    parameters: HyperParameters,
-    name: str,
-    agent: PureTextAgentParameters,
-    environment: Mapping[str, str],
-) -> None:
-    settings = parameters.lm_server
-    reason = None
-    if settings.engine != "vllm":
-        reason = f"the engine {settings.engine!r} can't; use lm_server.engine: vllm"
-    elif settings.training_device == "cpu" or not has_cuda(environment):
-        reason = "it needs a CUDA device, to play and to train"
-    elif agent.stack_lora_adapters:
-        reason = "an adapter can't be stacked on another over quantized weights"
-    if reason is not None:
-        raise SettingsError(
-            f"agents.{name}.quantization: {agent.quantization!r} can't be used here: {reason}"
-        )
+        if agent.quantization == "none":
+            continue
+        reason = None
+        if settings.training_device == "cpu" or not has_cuda(environment):
+            reason = "it needs a CUDA device, to play and to train"
+        elif agent.stack_lora_adapters:
+            reason = "an adapter can't be stacked on another over quantized weights"
+        if reason is not None:
+            raise SettingsError(
+                f"agents.{name}.quantization: {agent.quantization!r} can't be used here: {reason}"
+            )
 
 
 def server_directory(run: RunStore, environment: Mapping[str, str] = os.environ) -> Path:

@@ -108,10 +108,10 @@ class Check:
         *,
         derived: bool = False,
     ) -> T | None:
-        """Give what `reader` makes of a file; None if it is not there or damaged, then a problem.
+        """Return what `reader` makes of a file; None, with a problem, if it is gone or damaged.
 
-        That it is not there is one only if it is `demanded`, which says by what. `damage` is what
-        the reader raises of a damaged one.
+        That it is not there is a problem only if it is `demanded`, which says by what. `damage` is
+        what the reader raises of a damaged one.
         """
         if path not in self.present:
             if demanded is not None:
