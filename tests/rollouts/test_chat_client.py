@@ -139,20 +139,24 @@ def test_an_endpoint_hides_its_key():
     assert "secret" not in repr(Endpoint("http://x/v1", "secret"))
 
 
+async def no_pause(seconds):
+    """Between two tries."""
+
+
 @pytest.mark.parametrize("status", [400, 401, 500, 422])
 @pytest.mark.parametrize("form", ["page", "json", "name"])
 async def test_a_server_that_sends_the_key_back_can_not_make_us_print_it(status, form):
     key = "sk-0123456789-abcdef"
     said = f"{'x' * 160} Authorization: Bearer {key}, again {key}"
     answers = {
-        "page": web.Response(status=status, text=said),
-        "json": web.json_response({"error": {"message": said}}, status=status),
-        "name": {"model": key},
+        "page": lambda body: web.Response(status=status, text=said),
+        "json": lambda body: web.json_response({"error": {"message": said}}, status=status),
+        "name": lambda body: {"model": key},
     }
     reasons = []
-    async with scripted_server(lambda body: answers[form]) as server:
+    async with scripted_server(answers[form]) as server:
         async with ChatClient(
-            concurrency=1, timeout_s=5, retries=1, on_retry=reasons.append
+            concurrency=1, timeout_s=5, retries=1, on_retry=reasons.append, sleep=no_pause
         ) as client:
             with pytest.raises(NipError) as caught:
                 await client.complete(Endpoint(server.url, key), BODY)
