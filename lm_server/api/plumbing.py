@@ -9,13 +9,11 @@ query_int ...              query parameters
 """
 
 import asyncio
-import errno
 import itertools
 import json
 import logging
 import re
 import secrets
-import sqlite3
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -44,6 +42,7 @@ from nip_lm_server.jobs.supervisor import JobSupervisor
 from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.state.database import Database
+from nip_lm_server.state.disk import is_full
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore
 
@@ -318,7 +317,7 @@ def error_answer(request: web.Request, error: Exception) -> tuple[int, dict[str,
     if isinstance(error, EngineError):
         _log.error("%s %s %s: %s", id, request.method, request.path, error)
         return 503, error_body(str(error), "server_error", "engine_error")
-    if _is_disk_full(error):
+    if is_full(error):
         message = "The server's disk is full: nothing was stored"
         return 507, error_body(message, "server_error", "disk_full")
     if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
@@ -404,9 +403,3 @@ def refuse_unknown_query(request: web.Request, known: set[str]) -> None:
             raise ApiError(
                 400, f"Unknown parameter: '{name}'.", code="unknown_parameter", param=name
             )
-
-
-def _is_disk_full(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return isinstance(error, sqlite3.OperationalError) and "full" in str(error)

@@ -15,7 +15,6 @@ is always run, withdraws and removes it.
 import asyncio
 import contextlib
 import csv
-import errno
 import io
 import json
 import logging
@@ -34,6 +33,7 @@ from nip_lm_server.jobs.settings import client_param, total_rank
 from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import dump
+from nip_lm_server.state.disk import is_full
 from nip_lm_server.state.models import AdapterError
 from nip_lm_server.training.job import (
     CHECKPOINTS,
@@ -76,12 +76,11 @@ class JobRunner:
         except AdapterError as error:
             self._jobs.fail(id, "adapter_not_proved", str(error))
         except OSError as error:
-            code = "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "storage_error"
+            code = "disk_full" if is_full(error) else "storage_error"
             self._jobs.fail(id, code, f"The model can't be stored: {error}")
         except Exception as error:
             _log.exception("job %s", id)
-            is_full = isinstance(error, sqlite3.OperationalError) and "full" in str(error)
-            code = "disk_full" if is_full else "internal_error"
+            code = "disk_full" if is_full(error) else "internal_error"
             self._jobs.fail(id, code, f"The job broke: {error!r}")
         finally:
             self._jobs.set_child(id, None, None)

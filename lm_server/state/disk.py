@@ -1,15 +1,18 @@
 """Files that survive a power loss, and directories that are whole or not there.
 
 sha256_of, sync   one file
+is_full           whether an error means that nothing more can be written
 publish           a directory gets its manifest, and by one rename its name
 sealed            the same for a new directory of plain files, whose manifest has their SHA-256
 damage            what is wrong with such a directory
 """
 
+import errno
 import hashlib
 import json
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +34,13 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_full(error: Exception) -> bool:
+    """Tell if the disk, or the part its user may have, had no room for a file or a table."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, sqlite3.OperationalError) and "full" in str(error)
 
 
 def publish(part: Path, path: Path, manifest: Mapping[str, Any] | None = None) -> None:
