@@ -25,7 +25,7 @@ import pytest
 START_S = 180.0
 _OFF = (
     *("TRIGGERS", "LATE_RUNS", "SCHEDULER", "FOREMAN", "CANCELLATION_CLEANUP"),
-    *("EVENT_PERSISTER", "REPOSSESSOR", "PAUSE_EXPIRATIONS"),
+    *("REPOSSESSOR", "PAUSE_EXPIRATIONS"),
 )
 """Services of the server that no test here asks anything of."""
 MIGRATED = Path(__file__).parents[2] / ".pytest_cache" / f"prefect-{prefect.__version__}.db"
