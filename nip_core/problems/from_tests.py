@@ -1,0 +1,248 @@
+"""From problems with tests to rows: right solutions, and variants that their tests prove wrong.
+
+    examine_source   which solutions pass their tests, and which mutants of them do not
+    Examined         what is known then
+    Written          variants that somebody else wrote, such as a language model
+    rows_of          as many right as buggy rows of each problem, by split
+
+Labels are what the tests said, and nothing else. Solutions and variants are written alike, without
+comments and docstrings, so that no style tells them apart. A variant that passes all tests is left
+out: it may be right.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from nip_core.errors import DatasetError
+from nip_core.hashing import derive_key
+from nip_core.problems.mutate import Mutant
+from nip_core.problems.rows import SPLITS, Row, splits_of
+from nip_core.problems.sandbox import Limits, TestReport
+from nip_core.problems.sources import Source
+from nip_core.problems.tested import LeftOut, Tested, TestRunner, first_failure, plain
+from nip_core.problems.variants import (
+    Candidates,
+    by_hash,
+    candidates_of,
+    is_buggy,
+    is_killed,
+    pairs_of,
+    passing_rewrites,
+    try_mutants,
+)
+
+MAX_STEPS = 2_000_000
+"""Lines that a test of a right solution may execute, unless told otherwise."""
+LIMITS = Limits(wall_s=60.0, cpu_s=60.0, test_cpu_s=10.0, memory_mb=512, processes=1)
+MIN_PROBLEMS = 3
+_MUTANTS_TRIED, _MUTANTS_AT_ONCE = 12, 4
+_ROOM = 10  # a variant may take so many times the steps that a right solution may
+_DETAIL_CHARACTERS = 300
+
+
+@dataclass(frozen=True)
+class Written:
+    """Variants of one problem that were written, with the kind of each; labels come from tests."""
+
+    buggy: Mapping[str, str] = field(default_factory=dict)
+    """Kinds by text, of what failed a test."""
+    right: tuple[str, ...] = ()
+    """What passed all tests, and was to."""
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What the tests of a source say."""
+
+    source: Source
+    candidates: tuple[Candidates, ...]
+    reports: Mapping[tuple[str, str], TestReport]
+    """Of the mutants that were tried."""
+    runner: TestRunner
+    """With the limits of each problem."""
+    solutions: Mapping[str, int]
+    """How many were tried, and how many passed."""
+    left_out: tuple[LeftOut, ...]
+
+
+def examine_source(source: Source, runner: TestRunner, variants: int) -> Examined:
+    """Run the solutions of a source, write them in other ways, and run mutants of them.
+
+    Args:
+        source: the problems.
+        runner: what runs them; its limit of steps is that of right solutions.
+        variants: as many right and as many buggy rows of a problem at most.
+
+    Raises:
+        DatasetError: no solution passes its tests.
+        SandboxError: code can't be run here.
+    """
+    texts, left_out = _plain_texts(source.problems, variants)
+    reports, steps_of = _run_right(source.problems, texts, runner)
+    right: list[tuple[Tested, tuple[str, ...]]] = []
+    for problem in source.problems:
+        passing = tuple(t for t in texts[problem.name] if reports[problem.name, t].all_passed)
+        failures = [
+            LeftOut(problem.name, *_failure(problem, reports[problem.name, text]))
+            for text in texts[problem.name]
+            if text not in passing
+        ]
+        if passing:
+            right.append((problem, passing))
+        left_out += failures if passing else failures[:1]  # of a problem without any, one is enough
+    tried = sum(map(len, texts.values()))
+    if not right:
+        first = f"; the first: {left_out[0].problem}: {left_out[0].detail}" if left_out else ""
+        raise DatasetError(f"{source.name}: no solution passes its own tests{first}")
+    runner = runner.with_steps(steps_of)
+    chosen = passing_rewrites(right, runner, at_most=variants, tried=2 * variants, depth=2)
+    candidates = tuple(
+        candidates_of(problem, variants_, _MUTANTS_TRIED)
+        for (problem, _), variants_ in zip(right, chosen, strict=True)
+    )
+    return Examined(
+        source=source,
+        candidates=candidates,
+        reports=try_mutants(candidates, runner, at_once=_MUTANTS_AT_ONCE),
+        runner=runner,
+        solutions={"tried": tried, "passed": sum(len(passing) for _, passing in right)},
+        left_out=tuple(left_out),
+    )
+
+
+def _plain_texts(
+    problems: Sequence[Tested], at_most: int
+) -> tuple[dict[str, tuple[str, ...]], list[LeftOut]]:
+    """By problem, its solutions as rows have them; what is no Python is left out."""
+    texts: dict[str, tuple[str, ...]] = {}
+    left_out: list[LeftOut] = []
+    for problem in problems:
+        written: dict[str, None] = {}
+        for solution in problem.solutions:
+            try:
+                written[plain(solution)] = None
+            except (SyntaxError, ValueError, RecursionError) as error:
+                left_out.append(LeftOut(problem.name, "solution is not Python", str(error)))
+            if len(written) == at_most:
+                break
+        texts[problem.name] = tuple(written)
+    return texts, left_out
+
+
+def _run_right(
+    problems: Sequence[Tested], texts: Mapping[str, tuple[str, ...]], runner: TestRunner
+) -> tuple[dict[tuple[str, str], TestReport], dict[str, int]]:
+    """Run solutions with few steps at first, and give variants room by what was needed."""
+    reports: dict[tuple[str, str], TestReport] = {}
+    steps_of: dict[str, int] = {}
+    by_name = {problem.name: problem for problem in problems}
+    waiting = [(problem, text) for problem in problems for text in texts[problem.name]]
+    for steps in (runner.max_steps // 100, runner.max_steps // 10, runner.max_steps):
+        rung = dict.fromkeys(by_name, max(steps, 1))
+        reports.update(runner.with_steps(rung).run(waiting))
+        for problem, text in waiting:
+            if reports[problem.name, text].all_passed:
+                steps_of[problem.name] = _ROOM * max(steps, 1)
+        waiting = [(p, text) for p, text in waiting if _ran_out(reports[p.name, text])]
+    return reports, steps_of
+
+
+def _ran_out(report: TestReport) -> bool:
+    """Return whether it came to the limit of steps, and to no other."""
+    return report.status == "timeout" and "_Stop: steps" in (*report.details, report.load_error)
+
+
+def _failure(problem: Tested, report: TestReport) -> tuple[str, str]:
+    detail = first_failure(problem.tests, report)
+    detail = detail if len(detail) <= _DETAIL_CHARACTERS else f"...{detail[-_DETAIL_CHARACTERS:]}"
+    if report.status == "timeout":
+        return "tests do not end", detail
+    return "solution fails its tests", detail
+
+
+def rows_of(
+    examined: Examined,
+    variants: int,
+    written: Mapping[str, Written],
+    difficulty: Mapping[str, str] | None = None,
+) -> tuple[dict[str, list[Row]], list[LeftOut]]:
+    """The rows by split, and the problems that give none.
+
+    Args:
+        examined: the problems, with mutants.
+        variants: as many right and as many buggy rows of a problem at most.
+        written: by problem, variants that somebody else wrote.
+        difficulty: by problem, in the place of what the source says.
+
+    Raises:
+        DatasetError: no variant fails a test, so that all labels would be equal, or fewer than
+            MIN_PROBLEMS problems are left, so that a split would be empty.
+    """
+    labelled = {
+        c.problem.name: _labelled(c, examined, variants, written.get(c.problem.name, Written()))
+        for c in examined.candidates
+    }
+    kept = [c.problem for c in examined.candidates if labelled[c.problem.name]]
+    left_out = [
+        LeftOut(name, "no variant fails a test", "its tests notice none of the changes tried")
+        for name, texts in labelled.items()
+        if not texts
+    ]
+    name = examined.source.name
+    if not kept:
+        raise DatasetError(
+            f"{name}: no variant of any solution fails a test, so all labels would be equal; the "
+            "tests tell nothing apart: add some"
+        )
+    if len(kept) < MIN_PROBLEMS:
+        raise DatasetError(
+            f"{name}: only {len(kept)} of {len(examined.source.problems)} problems are left, and "
+            f"three splits need {MIN_PROBLEMS}; add problems"
+        )
+    splits = splits_of({problem.name: problem.split for problem in kept})
+    rows: dict[str, list[Row]] = {split: [] for split in SPLITS}
+    for problem in sorted(kept, key=lambda p: derive_key("problems: order", p.name)):
+        texts = labelled[problem.name]
+        rows[splits[problem.name]] += [
+            Row(
+                id=f"{name}/{problem.name}/{number}",
+                question_id=f"{name}/{problem.name}",
+                question=problem.question,
+                solution=text,
+                y=int(texts[text] is None),
+                difficulty=(difficulty or {}).get(problem.name, problem.difficulty),
+                mutation=texts[text],
+            )
+            for number, text in enumerate(by_hash(texts, "problems: order of variants"))
+        ]
+    return rows, left_out
+
+
+def _labelled(
+    candidates: Candidates, examined: Examined, variants: int, written: Written
+) -> dict[str, str | None]:
+    """Texts of one problem: as many with the kind of a bug as with None, which are right.
+
+    What was written has half of the places, more where there are fewer mutants.
+    """
+    pairs = _pairs(candidates, examined)
+    mutated = {mutant.source for _, mutant in pairs}
+    buggy = {text: kind for text, kind in written.buggy.items() if text not in mutated}
+    right = dict.fromkeys((*candidates.right, *written.right))
+    size = min(variants, len(right), len(pairs) + len(buggy))
+    places = min(len(buggy), max(size // 2, size - len(pairs)))
+    pairs = pairs[: size - places]
+    twins = [text for text, _ in pairs]
+    other = [*(t for t in written.right if t not in twins)]
+    other += [text for text in candidates.right if text not in (*twins, *other)]
+    labelled: dict[str, str | None] = dict.fromkeys((*twins, *other[:places]))
+    labelled |= {mutant.source: mutant.kind for _, mutant in pairs}
+    labelled |= dict(list(buggy.items())[:places])
+    return labelled
+
+
+def _pairs(candidates: Candidates, examined: Examined) -> list[tuple[str, Mutant]]:
+    """Twins, those that the tests find partly right first."""
+    pairs = pairs_of(candidates, examined.reports, is_killed)
+    name = candidates.problem.name
+    return sorted(pairs, key=lambda pair: not is_buggy(examined.reports[name, pair[1].source]))

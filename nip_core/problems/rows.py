@@ -1,0 +1,97 @@
+"""The rows of a dataset, and the Parquet files that they become, byte for byte.
+
+Row           a question, a solution, its label, and where both came from
+SCHEMA        the columns
+split_of      the split of a problem by its name alone
+splits_of     the splits of several, none of them empty
+write_split   one split as a file
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nip_core.hashing import derive_seed
+
+SPLITS = ("train", "validation", "test")
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("question_id", pa.string(), nullable=False),
+        pa.field("question", pa.string(), nullable=False),
+        pa.field("solution", pa.string(), nullable=False),
+        pa.field("y", pa.int8(), nullable=False),
+        pa.field("difficulty", pa.string()),
+        pa.field("mutation", pa.string()),
+    ]
+)
+SCHEMA_WITH_SPLIT = SCHEMA.append(pa.field("split", pa.string(), nullable=False))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a dataset."""
+
+    id: str
+    question_id: str
+    question: str
+    solution: str
+    y: int
+    """1 correct, 0 buggy."""
+    difficulty: str | None
+    mutation: str | None
+
+
+def _place(name: str) -> int:
+    return derive_seed("problems: split", name) % 100
+
+
+def split_of(name: str) -> str:
+    """The split of a problem: about 70 in 100 train, 10 validation, 20 test, by its name alone."""
+    place = _place(name)
+    return "train" if place < 70 else "validation" if place < 80 else "test"
+
+
+def splits_of(named: Mapping[str, str | None]) -> dict[str, str]:
+    """The split of each problem by name: the one that is given, else that of `split_of`.
+
+    A split that would stay empty takes the problem nearest to it from the largest split.
+    """
+    chosen = {name: split or split_of(name) for name, split in named.items()}
+    for split, middle in (("test", 90), ("validation", 75), ("train", 35)):
+        if split in chosen.values():
+            continue
+        sizes = {other: list(chosen.values()).count(other) for other in SPLITS}
+        largest = max(SPLITS, key=lambda other: sizes[other])
+        if sizes[largest] > 1:
+            inside = [name for name, other in chosen.items() if other == largest]
+            nearest = min(inside, key=lambda name: (abs(_place(name) - middle), name))
+            chosen[nearest] = split
+    return chosen
+
+
+def table_of(rows: Sequence[Row], split: str | None = None) -> pa.Table:
+    """The rows as an Arrow table with SCHEMA; with a column `split` if one is given."""
+    if split is None:
+        return pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
+    named = [{**asdict(row), "split": split} for row in rows]
+    return pa.Table.from_pylist(named, schema=SCHEMA_WITH_SPLIT)
+
+
+def write_split(rows: Sequence[Row], path: Path, split: str | None = None) -> None:
+    """Write one split as a Parquet file: no times in it, every option given."""
+    pq.write_table(
+        table_of(rows, split),
+        path,
+        row_group_size=1_000_000,
+        version="2.6",
+        use_dictionary=True,
+        compression="zstd",
+        compression_level=9,
+        write_statistics=False,
+        data_page_version="1.0",
+        store_schema=False,
+    )

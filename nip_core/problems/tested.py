@@ -1,0 +1,124 @@
+"""Problems with tests, whatever they were read from, and the running of solutions on them.
+
+Tested        a question, its right solutions, and the tests that say so
+LeftOut       what does not become part of a dataset, and why
+TestRunner    runs solutions on the tests of their problems, in the sandbox
+first_failure   the first test that a solution did not pass
+plain         a solution without comments, docstrings and formatting of its own
+"""
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from nip_core.problems.sandbox import Limits, Suite, TestReport, run_tests_batch
+
+LIMITS = Limits(wall_s=60.0, cpu_s=60.0, test_cpu_s=20.0, memory_mb=512, processes=1)
+"""Generous in seconds, so that a busy machine changes nothing: a limit of steps ends what loops."""
+
+Reports = Mapping[tuple[str, str], TestReport]
+"""By the name of a problem and the text of a solution."""
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A problem with tests."""
+
+    name: str
+    question: str
+    solutions: tuple[str, ...]
+    """What the author says is right."""
+    tests: tuple[str, ...]
+    """Source that runs after the solution, in its namespace, and raises unless it passes."""
+    prelude: str = ""
+    """Source that runs before the solution."""
+    suffix: str = ""
+    """Source that runs between the solution and the tests."""
+    is_program: bool = False
+    """It reads standard input and prints: `suffix` runs it, from its text in `_nip_program`."""
+    names: tuple[str, ...] = ()
+    """What a solution has to define."""
+    difficulty: str | None = None
+    split: str | None = None
+
+    def suite(self, solution: str) -> Suite:
+        """The solution with the tests, for the sandbox."""
+        if self.is_program:
+            solution = f"_nip_program = {solution!r}"
+        parts = (self.prelude, solution, self.suffix)
+        return Suite("\n".join(part for part in parts if part), self.tests)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A problem, or one of its solutions, that is not in the dataset."""
+
+    problem: str
+    reason: str
+    """A word for tables."""
+    detail: str
+
+
+@dataclass(frozen=True)
+class TestRunner:
+    """Runs solutions in the sandbox, `workers` at a time."""
+
+    __test__ = False  # not a test class, whatever pytest thinks of the name
+
+    workers: int
+    max_steps: int
+    """Lines and calls that a test may execute."""
+    allow_without_namespaces: bool = False
+    limits: Limits = LIMITS
+    steps_of: Mapping[str, int] = field(default_factory=dict)
+    """By problem, another limit than `max_steps`."""
+
+    def run(self, pairs: Iterable[tuple[Tested, str]]) -> dict[tuple[str, str], TestReport]:
+        """The reports of solutions on the tests of their problems.
+
+        Raises:
+            SandboxError: code can't be run here.
+        """
+        by_steps: dict[int, dict[tuple[str, str], Suite]] = {}
+        for problem, text in pairs:
+            steps = self.steps_of.get(problem.name, self.max_steps)
+            by_steps.setdefault(steps, {})[problem.name, text] = problem.suite(text)
+        reports: dict[tuple[str, str], TestReport] = {}
+        for steps, suites in by_steps.items():
+            done = run_tests_batch(
+                list(suites.values()),
+                limits=self.limits,
+                max_steps=steps,
+                workers=self.workers,
+                allow_without_namespaces=self.allow_without_namespaces,
+            )
+            reports.update(zip(suites, done, strict=True))
+        return reports
+
+    def with_steps(self, steps_of: Mapping[str, int]) -> "TestRunner":
+        """The same with limits of their own for some problems."""
+        return replace(self, steps_of=dict(steps_of))
+
+
+def first_failure(tests: Sequence[str], report: TestReport) -> str:
+    """The first test that was not passed, in words."""
+    if report.load_error:
+        return report.load_error
+    for test, outcome, detail in zip(tests, report.outcomes, report.details, strict=True):
+        if outcome != "passed":
+            return f"{test} -> {outcome} {detail}"
+    return report.status
+
+
+def plain(source: str) -> str:
+    """The text of `source` without comments, docstrings and formatting of its own.
+
+    Raises:
+        SyntaxError: `source` is not Python.
+    """
+    tree = ast.parse(source)
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or ([] if isinstance(node, ast.Module) else [ast.Pass()])
+    return ast.unparse(tree) + "\n"
