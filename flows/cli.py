@@ -44,6 +44,7 @@ from nip_prefect.flows.launch import (
     with_view,
 )
 from nip_prefect.flows.printing import print_json, show_plan, show_run
+from nip_prefect.flows.problems import problems
 from nip_prefect.flows.stopping import Stopped
 from nip_prefect.flows.temporary_prefect import end_temporary
 from nip_prefect.flows.up import up
@@ -374,6 +375,7 @@ def show(
 
 app.command()(verify)
 app.command()(clean)
+app.add_typer(problems, name="problems")
 app.command("serve", context_settings={"obj": resolve_model})(serve_command())
 app.command()(up)
 

@@ -110,6 +110,21 @@ def first_failure(tests: Sequence[str], report: TestReport) -> str:
     return report.status
 
 
+def defined_names(source: str) -> set[str]:
+    """The functions and classes that `source` defines at its top, and names it assigns there.
+
+    Raises:
+        SyntaxError: `source` is not Python.
+    """
+    names: set[str] = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
 def plain(source: str) -> str:
     """The text of `source` without comments, docstrings and formatting of its own.
 
