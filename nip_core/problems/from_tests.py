@@ -36,6 +36,7 @@ MAX_STEPS = 2_000_000
 LIMITS = Limits(wall_s=60.0, cpu_s=60.0, test_cpu_s=10.0, memory_mb=512, processes=1)
 MIN_PROBLEMS = 3
 _MUTANTS_TRIED, _MUTANTS_AT_ONCE = 12, 4
+_FEW_STEPS = 20_000
 _ROOM = 10  # a variant may take so many times the steps that a right solution may
 _DETAIL_CHARACTERS = 300
 
@@ -137,12 +138,13 @@ def _run_right(
     steps_of: dict[str, int] = {}
     by_name = {problem.name: problem for problem in problems}
     waiting = [(problem, text) for problem in problems for text in texts[problem.name]]
-    for steps in (runner.max_steps // 100, runner.max_steps // 10, runner.max_steps):
-        rung = dict.fromkeys(by_name, max(steps, 1))
+    most = runner.max_steps
+    for steps in sorted({max(most // part, min(_FEW_STEPS, most)) for part in (100, 10, 1)}):
+        rung = dict.fromkeys(by_name, steps)
         reports.update(runner.with_steps(rung).run(waiting))
         for problem, text in waiting:
             if reports[problem.name, text].all_passed:
-                steps_of[problem.name] = _ROOM * max(steps, 1)
+                steps_of[problem.name] = _ROOM * steps
         waiting = [(p, text) for p, text in waiting if _ran_out(reports[p.name, text])]
     return reports, steps_of
 
@@ -182,26 +184,26 @@ def rows_of(
         c.problem.name: _labelled(c, examined, variants, written.get(c.problem.name, Written()))
         for c in examined.candidates
     }
-    kept = [c.problem for c in examined.candidates if labelled[c.problem.name]]
+    usable = [c.problem for c in examined.candidates if labelled[c.problem.name]]
     left_out = [
         LeftOut(name, "no variant fails a test", "its tests notice none of the changes tried")
         for name, texts in labelled.items()
         if not texts
     ]
     name = examined.source.name
-    if not kept:
+    if not usable:
         raise DatasetError(
             f"{name}: no variant of any solution fails a test, so all labels would be equal; the "
             "tests tell nothing apart: add some"
         )
-    if len(kept) < MIN_PROBLEMS:
+    if len(usable) < MIN_PROBLEMS:
         raise DatasetError(
-            f"{name}: only {len(kept)} of {len(examined.source.problems)} problems are left, and "
+            f"{name}: only {len(usable)} of {len(examined.source.problems)} problems are left, and "
             f"three splits need {MIN_PROBLEMS}; add problems"
         )
-    splits = splits_of({problem.name: problem.split for problem in kept})
+    splits = splits_of({problem.name: problem.split for problem in usable})
     rows: dict[str, list[Row]] = {split: [] for split in SPLITS}
-    for problem in sorted(kept, key=lambda p: derive_key("problems: order", p.name)):
+    for problem in sorted(usable, key=lambda p: derive_key("problems: order", p.name)):
         texts = labelled[problem.name]
         rows[splits[problem.name]] += [
             Row(

@@ -22,7 +22,9 @@ from typing import *
 """
 
 RUN = """\
+import sys as _nip_sys
 _nip_code = compile(_nip_program, "program.py", "exec")
+_nip_files = _nip_sys.stdin, _nip_sys.stdout  # they close theirs when nobody has them
 
 def _nip_run(given, expected):
     import io, os, sys

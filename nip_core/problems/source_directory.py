@@ -100,14 +100,14 @@ def _calls(tree: ast.Module) -> list[str]:
 
 
 def _question(tree: ast.Module) -> str:
-    if (said := ast.get_docstring(tree)) is not None:
-        return said
+    if (text := ast.get_docstring(tree)) is not None:
+        return text
     questions = []
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and (said := ast.get_docstring(node)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and (text := ast.get_docstring(node)):
             heading = ast.unparse(node).partition("\n")[0]
             if isinstance(node, ast.FunctionDef):
                 heading = f"def {node.name}({ast.unparse(node.args)})"
                 heading += f" -> {ast.unparse(node.returns)}:" if node.returns else ":"
-            questions.append(f"{heading}\n{said}")
+            questions.append(f"{heading}\n{text}")
     return "\n\n".join(questions)

@@ -195,7 +195,7 @@ async def _with_models(made: _Build) -> tuple[Rows, list[LeftOut], dict[str, Any
         return rows, left_out, estimate
     # 2. Bugs.
     if pending:
-        answers |= await _write_bugs(made, pending)
+        answers |= await _write_bugs(made, pending, is_first=not answers)
         written = _sorted(made, requests, answers)
         rows, left_out = made.rows(written)
     # 3. Difficulty.
@@ -295,7 +295,9 @@ def _spent(
     }
 
 
-async def _write_bugs(made: _Build, pending: Sequence[written_bugs.Request]) -> dict[str, Record]:
+async def _write_bugs(
+    made: _Build, pending: Sequence[written_bugs.Request], *, is_first: bool
+) -> dict[str, Record]:
     """Ask for bugs; returns the new records by key."""
     assert made.options.writer is not None
     parameters = settings_of(made.options.writer, "problems-build")
@@ -303,7 +305,9 @@ async def _write_bugs(made: _Build, pending: Sequence[written_bugs.Request]) -> 
         open_model(parameters, made.environment) as model,
         Journal(made.options.out / ANSWERS) as journal,
     ):
-        records, refused = await written_bugs.ask_all(pending, model, journal, made.say)
+        records, refused = await written_bugs.ask_all(
+            pending, model, journal, made.say, is_first=is_first
+        )
     made.say(f"{len(records)} answers, {len(refused)} requests refused")
     return {record["key"]: record for record in records}
 

@@ -2,7 +2,7 @@
 
 game_of        the settings under which it plays, whose name tells models apart
 episodes_of    one episode for each buggy row
-play           its decisions; each answer is in the journal before the next is asked for
+play           its decisions; what was answered before comes from the journal
 levels_of      easy, medium or hard, by problem
 """
 

@@ -3,7 +3,7 @@
     STYLES          what it is asked for
     requests_of     what to ask about each problem
     pending         what of it is not in the journal
-    ask_all         ask for that; each answer is in the journal before the next is asked for
+    ask_all         ask for that; an answer is in the journal before its place is another's
     sort_answers    run what was written on the tests, and label it by what they say
 
 A label never follows from what a model was asked for: what passes all tests is no bug, and a
@@ -107,11 +107,14 @@ async def ask_all(
     model: OpenModel,
     journal: GroupCommits,
     say: Callable[[str], None],
+    *,
+    is_first: bool,
 ) -> tuple[list[Record], dict[str, str]]:
     """Ask for all answers; returns their records, and by key why a request was refused.
 
-    Raises StageError when no request can succeed or all are refused, and TransportError for a
-    server that stays silent; the answers until then stand in the journal.
+    `is_first`: none was answered before. Raises StageError when no request can succeed, or all of
+    the first are refused, and TransportError for a server that stays silent; the answers until then
+    stand in the journal.
     """
     records: list[Record] = []
     refused: dict[str, str] = {}
@@ -129,7 +132,7 @@ async def ask_all(
             say(f"{len(records)} of {len(requests)} answers")
 
     await gather_or_cancel(map(ask, requests))
-    if requests and len(refused) == len(requests):
+    if is_first and len(refused) == len(requests):
         raise StageError(
             f"{model.endpoint.base_url} refuses every request: {next(iter(refused.values()))}"
         )

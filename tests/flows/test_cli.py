@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from forked_nip import ForkedNip
 from small_game import write_config
+from small_source import human_eval_rows, write_rows
 
 from nip_core import DISTRIBUTION
 from nip_core.errors import CorruptionError, JobError, LeaseError, StageError, StoreError
@@ -364,3 +365,22 @@ def test_the_table_of_a_run_is_whole_at_the_width_of_a_terminal(columns, capsys,
     for cell in ("43.8 %", "40.3 to 47.2", "100.0 %", "87.5 %", "1216", "succeeded"):
         assert cell in row
     assert "keep_model" in "".join(lines)
+
+
+def test_a_dataset_is_built_from_problems_with_tests(tmp_path, nip, refused):
+    source = write_rows(tmp_path / "small.jsonl", human_eval_rows())
+    build = ("problems", "build", str(source), "--out", str(tmp_path / "out"))
+    fence = ("--allow-without-namespaces", "--workers", "1")
+    done = nip(*build, *fence, "--variants", "2")
+    assert done.returncode == 0, done.stderr
+    files = [Path(line) for line in done.stdout.splitlines() if line.startswith(str(tmp_path))]
+    assert {file.name for file in files} >= {"train.parquet", "test.parquet", "datasheet.md"}
+    assert all(file.is_file() for file in files)
+    assert "nip: 5 of 5 solutions pass their tests" in done.stderr
+    assert "no such file" in refused("problems", "build", "nowhere.jsonl", "--out", "x")
+    assert "write it as 0.15,0.60" in refused(*build, "--model", "m", "--price", "dear")
+    assert "'none' is none of" in refused(*build, "--model", "m", "--styles", "none")
+    assert "m is paid for" in refused(*build, "--model", "m")
+    unknown = nip(*build, "--modle", "m")
+    assert unknown.returncode == 2
+    assert "No such option: --modle" in unknown.stderr
