@@ -93,8 +93,10 @@ def examine_source(source: Source, runner: TestRunner, variants: int) -> Examine
         left_out += failures if passing else failures[:1]  # of a problem without any, one is enough
     tried = sum(map(len, texts.values()))
     if not right:
-        first = f"; the first: {left_out[0].problem}: {left_out[0].detail}" if left_out else ""
-        raise DatasetError(f"{source.name}: no solution passes its own tests{first}")
+        why = " ".join(f"{left_out[0].reason}: {left_out[0].detail}".split())
+        raise DatasetError(
+            f"{source.name}: no solution passes its own tests; of {left_out[0].problem}, {why}"
+        )
     runner = runner.with_steps(steps_of)
     chosen = passing_rewrites(right, runner, at_most=variants, tried=2 * variants, depth=2)
     candidates = tuple(

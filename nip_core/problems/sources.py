@@ -92,6 +92,9 @@ def _source(
     name: str, form: str, sha256: str, problems: Sequence[Tested], left_out: Sequence[LeftOut]
 ) -> Source:
     """Leave out what asks what another problem asks: a question must not stand in two splits."""
+    if not problems:
+        first = f"{left_out[0].problem}, {left_out[0].reason}: {left_out[0].detail}"
+        raise DatasetError(f"{name}: holds no problem with tests; the first: {first}")
     out = list(left_out)
     by_question: dict[str, str] = {}
     by_name: set[str] = set()

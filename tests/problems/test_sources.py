@@ -158,6 +158,8 @@ def test_what_can_not_be_read_is_one_error(tmp_path):
     assert "each an object" in refused(tmp_path / "values.json")
     (tmp_path / "folder").mkdir()
     assert "no Python file" in refused(tmp_path / "folder")
+    with pytest.raises(DatasetError, match="mine: holds no problem with tests; the first: 0, row"):
+        read_source(write_rows(tmp_path / "mine.jsonl", [{**apps_rows()[0], "solutions": "[]"}]))
 
 
 def test_a_missing_column_is_named_with_the_forms_that_there_are(tmp_path):

@@ -184,7 +184,9 @@ def test_a_source_that_gives_no_dataset_is_one_error(tmp_path):
         return str(error.value)
 
     wrong = [{**row, "canonical_solution": "    return 'no'\n"} for row in rows]
-    assert "no solution passes its own tests; the first: Small/largest: " in refused("a", wrong)
+    said = refused("a", wrong)
+    assert "no solution passes its own tests; of Small/largest, solution fails its tests: " in said
+    assert "\n" not in said
     lenient = [
         {**row, "test": "def check(candidate):\n    assert callable(candidate)\n"} for row in rows
     ]
