@@ -13,7 +13,8 @@
 
 A label is worth what the tests are: take a mutant for buggy only if a test fails, and a rewrite
 for correct only if all pass. What the sandbox protects from stands in `sandbox`, a way through all
-of it in docs/guide.md; the shipped problems are made so by `factory.problems.build`.
+of it in docs/guide.md; the shipped problems are made so by `factory.problems.build`, datasets of
+problems with tests by `nip problems build`, of which `from_tests` is the part without models.
 """
 
 from nip_core.problems.mutate import Mutant, mutants

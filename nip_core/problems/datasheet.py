@@ -46,7 +46,7 @@ def facts_of(
     options: Mapping[str, Any],
     models: Mapping[str, Any],
 ) -> Facts:
-    """The facts about a dataset, JSON-encodable.
+    """Collect the facts about a dataset, JSON-encodable.
 
     Args:
         examined: the source and its mutants.
@@ -94,7 +94,7 @@ def _counts(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def page_of(facts: Facts) -> str:
-    """The facts as a page of Markdown."""
+    """Write the facts as a page of Markdown."""
     source, made = facts["source"], facts["made_with"]
     options = ", ".join(f"{name} {value}" for name, value in made["options"].items())
     lines = [

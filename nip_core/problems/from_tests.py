@@ -116,7 +116,7 @@ def examine_source(source: Source, runner: TestRunner, variants: int) -> Examine
 def _plain_texts(
     problems: Sequence[Tested], at_most: int
 ) -> tuple[dict[str, tuple[str, ...]], list[LeftOut]]:
-    """By problem, its solutions as rows have them; what is no Python is left out."""
+    """Return by problem its solutions as rows have them; what is no Python is left out."""
     texts: dict[str, tuple[str, ...]] = {}
     left_out: list[LeftOut] = []
     for problem in problems:
@@ -170,7 +170,7 @@ def rows_of(
     written: Mapping[str, Written],
     difficulty: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, list[Row]], list[LeftOut]]:
-    """The rows by split, and the problems that give none.
+    """Make the rows by split, and name the problems that give none.
 
     Args:
         examined: the problems, with mutants.
@@ -225,7 +225,7 @@ def rows_of(
 def _labelled(
     candidates: Candidates, examined: Examined, variants: int, written: Written
 ) -> dict[str, str | None]:
-    """Texts of one problem: as many with the kind of a bug as with None, which are right.
+    """Choose texts of one problem: as many with the kind of a bug as with None, which are right.
 
     What was written has half of the places, more where there are fewer mutants.
     """
@@ -246,7 +246,7 @@ def _labelled(
 
 
 def _pairs(candidates: Candidates, examined: Examined) -> list[tuple[str, Mutant]]:
-    """Twins, those that the tests find partly right first."""
+    """Return twins, those that the tests find partly right first."""
     pairs = pairs_of(candidates, examined.reports, is_killed)
     name = candidates.problem.name
     return sorted(pairs, key=lambda pair: not is_buggy(examined.reports[name, pair[1].source]))

@@ -50,13 +50,13 @@ def _place(name: str) -> int:
 
 
 def split_of(name: str) -> str:
-    """The split of a problem: about 70 in 100 train, 10 validation, 20 test, by its name alone."""
+    """Return a split by the name alone: of 100 problems about 70 train, 10 validation, 20 test."""
     place = _place(name)
     return "train" if place < 70 else "validation" if place < 80 else "test"
 
 
 def splits_of(named: Mapping[str, str | None]) -> dict[str, str]:
-    """The split of each problem by name: the one that is given, else that of `split_of`.
+    """Return the split of each problem by name: that of its source, else that of `split_of`.
 
     A split that would stay empty takes the problem nearest to it from the largest split.
     """
@@ -74,7 +74,7 @@ def splits_of(named: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def table_of(rows: Sequence[Row], split: str | None = None) -> pa.Table:
-    """The rows as an Arrow table with SCHEMA; with a column `split` if one is given."""
+    """Return the rows as an Arrow table with SCHEMA; with a column `split` if one is given."""
     if split is None:
         return pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
     named = [{**asdict(row), "split": split} for row in rows]

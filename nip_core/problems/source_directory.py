@@ -24,7 +24,7 @@ _nip_sys.modules[{name!r}] = _nip_module
 
 
 def read_directory(root: Path, files: Sequence[Path]) -> tuple[list[Tested], list[LeftOut]]:
-    """The problems among Python files below `root`.
+    """Read the problems among Python files below `root`.
 
     Raises:
         DatasetError: there are none.
@@ -87,7 +87,7 @@ def _is_case(node: ast.ClassDef) -> bool:
 
 
 def _calls(tree: ast.Module) -> list[str]:
-    """An expression for each test that runs it."""
+    """Return an expression for each test that runs it."""
     calls: list[str] = []
     for node in filter(_is_test, tree.body):
         if isinstance(node, ast.FunctionDef):

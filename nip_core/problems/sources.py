@@ -54,7 +54,7 @@ class _Unusable(Exception):
 
 
 def read_source(path: Path) -> Source:
-    """The problems of a file, or of a directory of Python files.
+    """Read the problems of a file, or of a directory of Python files.
 
     Raises:
         DatasetError: it is not there, can't be read, or has the columns of no form.
@@ -164,7 +164,7 @@ def _name(row: Record, number: int) -> str:
 
 
 def _with_place(problem: Tested, row: Record) -> Tested:
-    """The problem with the difficulty and the split that its row gives, if any."""
+    """Give the problem the difficulty and the split of its row, if it has any."""
     difficulty, split = row.get("difficulty"), row.get("split")
     return replace(
         problem,
@@ -204,7 +204,7 @@ def _human_eval(name: str, row: Record) -> Tested:
 
 
 def _single_checks(test: str, function: str) -> tuple[str, ...]:
-    """The whole of `check`, and before it each of its assertions alone, where it can be divided.
+    """Return all of `check`, and before it each of its assertions alone, where it can be divided.
 
     So a solution that is wrong about one of them is told from one that is wrong about all.
     """
@@ -221,7 +221,7 @@ def _single_checks(test: str, function: str) -> tuple[str, ...]:
     single: list[str] = []
     for statement in check.body:
         asserted = [n for n in ast.walk(statement) if isinstance(n, ast.Assert)]
-        if not asserted:
+        if not asserted:  # the assertions behind it may need what it does
             before.append(statement)
         elif not all(isinstance(n.test, ast.Constant) for n in asserted):  # it may print for help
             alone = ast.FunctionDef("check", check.args, [*before, statement], [], None)
@@ -247,7 +247,7 @@ def _mbpp(name: str, row: Record) -> Tested:
 
 
 def _names_in(code: str, text: str) -> tuple[str, ...]:
-    """What `code` defines and `text` names."""
+    """Return the names that `code` defines and `text` mentions."""
     try:
         tree = ast.parse(code)
     except SyntaxError:
@@ -283,7 +283,7 @@ def _apps(name: str, row: Record) -> Tested:
 
 
 def _loaded(row: Record, column: str) -> Any:
-    """A value that may be written as JSON."""
+    """Return a value that may be written as JSON."""
     value = row.get(column)
     if not isinstance(value, str):
         return value

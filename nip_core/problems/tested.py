@@ -42,7 +42,7 @@ class Tested:
     split: str | None = None
 
     def suite(self, solution: str) -> Suite:
-        """The solution with the tests, for the sandbox."""
+        """Put the solution and the tests together, for the sandbox."""
         if self.is_program:
             solution = f"_nip_program = {solution!r}"
         parts = (self.prelude, solution, self.suffix)
@@ -74,7 +74,7 @@ class TestRunner:
     """By problem, another limit than `max_steps`."""
 
     def run(self, pairs: Iterable[tuple[Tested, str]]) -> dict[tuple[str, str], TestReport]:
-        """The reports of solutions on the tests of their problems.
+        """Run solutions on the tests of their problems; returns the reports.
 
         Raises:
             SandboxError: code can't be run here.
@@ -96,12 +96,12 @@ class TestRunner:
         return reports
 
     def with_steps(self, steps_of: Mapping[str, int]) -> "TestRunner":
-        """The same with limits of their own for some problems."""
+        """Return the same with limits of their own for some problems."""
         return replace(self, steps_of=dict(steps_of))
 
 
 def first_failure(tests: Sequence[str], report: TestReport) -> str:
-    """The first test that was not passed, in words."""
+    """Name the first test that was not passed."""
     if report.load_error:
         return report.load_error
     for test, outcome, detail in zip(tests, report.outcomes, report.details, strict=True):
@@ -111,7 +111,7 @@ def first_failure(tests: Sequence[str], report: TestReport) -> str:
 
 
 def defined_names(source: str) -> set[str]:
-    """The functions and classes that `source` defines at its top, and names it assigns there.
+    """Return the functions and classes that `source` defines at its top, and names that it assigns.
 
     Raises:
         SyntaxError: `source` is not Python.
@@ -126,7 +126,7 @@ def defined_names(source: str) -> set[str]:
 
 
 def plain(source: str) -> str:
-    """The text of `source` without comments, docstrings and formatting of its own.
+    """Return the text of `source` without comments, docstrings and formatting of its own.
 
     Raises:
         SyntaxError: `source` is not Python.

@@ -30,7 +30,7 @@ class Candidates:
 
 
 def by_hash(texts: Iterable[str], purpose: str) -> list[str]:
-    """The texts in an order that says nothing about them."""
+    """Return the texts in an order that says nothing about them."""
     return sorted(texts, key=lambda text: derive_key(purpose, text))
 
 
@@ -70,7 +70,7 @@ def passing_rewrites(
 
 
 def candidates_of(problem: Tested, right: tuple[str, ...], tried: int) -> Candidates:
-    """The right variants of a problem with up to `tried` mutants of each."""
+    """Return the right variants of a problem with up to `tried` mutants of each."""
     groups = (mutants(text, at_most=tried) for text in right)
     return Candidates(
         problem, right, tuple(tuple(m for m in group if m.source not in right) for group in groups)
@@ -118,7 +118,7 @@ def is_buggy(report: TestReport) -> bool:
 def pairs_of(
     candidates: Candidates, reports: Reports, is_usable: Callable[[TestReport], bool]
 ) -> list[tuple[str, Mutant]]:
-    """Right variants, each with a usable mutant of its own; those without one are left out."""
+    """Pair right variants with a usable mutant of each; those without one are left out."""
     problem = candidates.problem.name
     kinds: set[str] = set()
     used: set[str] = set()
@@ -143,7 +143,7 @@ def pairs_of(
 
 
 def endings(reports: Mapping[tuple[str, str], TestReport]) -> dict[str, int]:
-    """How many variants passed all tests, failed some or all of them, or came to no end."""
+    """Count variants that passed all tests, failed some or all of them, or came to no end."""
     counts = {"passed_all": 0, "failed_some": 0, "failed_all": 0, "no_end": 0}
     for report in reports.values():
         if report.all_passed:

@@ -56,7 +56,7 @@ class OpenModel:
 
 
 def settings_of(options: ModelOptions, run_name: str) -> HyperParameters:
-    """The settings of a run in which the model decides alone. Raises SettingsError."""
+    """Make the settings of a run in which the model decides alone. Raises SettingsError."""
     agent: dict[str, object] = {
         "model_provider": options.provider,
         "model_name": options.name,
@@ -78,7 +78,7 @@ def settings_of(options: ModelOptions, run_name: str) -> HyperParameters:
 
 
 def agent_of(parameters: HyperParameters) -> PureTextAgentParameters:
-    """The settings of the model."""
+    """Return the settings of the model."""
     return parameters.model_agents[AGENT]
 
 
@@ -92,7 +92,7 @@ def refuse_unpriced(parameters: HyperParameters, option: str) -> None:
 
 
 def usd_of(parameters: HyperParameters, prompt_tokens: float, completion_tokens: float) -> float:
-    """US dollars for so many tokens; nothing on hardware of one's own."""
+    """Return US dollars for so many tokens; nothing on hardware of one's own."""
     return calls_usd(parameters, {AGENT: (prompt_tokens, completion_tokens)}) or 0.0
 
 
@@ -100,7 +100,7 @@ def usd_of(parameters: HyperParameters, prompt_tokens: float, completion_tokens:
 async def open_model(
     parameters: HyperParameters, environment: Mapping[str, str] = os.environ
 ) -> AsyncIterator[OpenModel]:
-    """The model of the settings, reachable.
+    """Give the model of the settings, reachable.
 
     Raises SettingsError for a key that is missing, ServerError for a server that is.
     """

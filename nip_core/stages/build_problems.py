@@ -206,7 +206,7 @@ async def _with_models(made: _Build) -> tuple[Rows, list[LeftOut], dict[str, Any
 
 
 def _read_journal(path: Path) -> dict[str, Record]:
-    """What is in a journal by key; nothing where there is none."""
+    """Return the records of a journal by key; none where there is no journal."""
     if not path.exists():
         return {}
     journal = Journal(path)
@@ -223,7 +223,7 @@ def _estimate(
     rows: Rows,
     verdicts: Mapping[str, Record],
 ) -> dict[str, Any]:
-    """Upper bounds of what is still to be asked; answers that are asked for again come on top."""
+    """Return upper bounds of what is still to be asked; asking again for an answer comes on top."""
     options = made.options
     calls, prompt, completion, usd = len(pending), 0, 0, 0.0
     if options.writer is not None:

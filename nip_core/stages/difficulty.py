@@ -32,13 +32,14 @@ _BYTES_PER_TOKEN = 4
 
 
 def game_of(options: ModelOptions) -> Game:
-    """The game that the verifier plays. Raises SettingsError."""
+    """Make the game that the verifier plays. Raises SettingsError."""
+    # Keys of answers carry the name: another model, or other settings, find none of them.
     name = f"difficulty-{digest(vars(replace(options, base_url=None, usd=None)))[:16]}"
     return Game(settings_of(options, name))
 
 
 def episodes_of(game: Game, rows: Sequence[Row]) -> list[EpisodeSpec]:
-    """An episode on each buggy row, whose identity is its text."""
+    """Plan an episode on each buggy row, whose identity is its text."""
     buggy = [row for row in rows if row.y == 0]
     return [episode_spec(game.parameters, "test", 0, _problem(row), 0) for row in buggy]
 
@@ -49,7 +50,7 @@ def _problem(row: Row) -> Problem:
 
 
 def prompt_tokens(specs: Sequence[EpisodeSpec]) -> int:
-    """An estimate of what the verifier reads in so many episodes."""
+    """Estimate the tokens that the verifier reads in so many episodes."""
     size = sum(len((s.problem.question + s.problem.solution).encode()) for s in specs)
     return size // _BYTES_PER_TOKEN + PROMPT_TOKENS * len(specs)
 
@@ -57,7 +58,7 @@ def prompt_tokens(specs: Sequence[EpisodeSpec]) -> int:
 async def play(
     game: Game, specs: Sequence[EpisodeSpec], model: OpenModel, journal: GroupCommits
 ) -> tuple[dict[str, list[bool]], tuple[int, int, int]]:
-    """By question_id, of each bug whether it was noticed; and calls, prompt and generated tokens.
+    """Return by question_id which bugs were noticed; and calls, prompt and generated tokens.
 
     Raises StageError if too many answers have no valid form, TransportError for a server that
     stays silent.
@@ -83,7 +84,7 @@ async def play(
 
 
 def levels_of(noticed: Mapping[str, Sequence[bool]]) -> dict[str, str]:
-    """The difficulty by question_id."""
+    """Return the difficulty by question_id."""
     levels = {}
     for question_id, bugs in noticed.items():
         share = sum(bugs) / len(bugs)

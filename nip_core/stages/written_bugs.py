@@ -75,7 +75,7 @@ class Request:
 def requests_of(
     examined: Examined, parameters: HyperParameters, styles: Sequence[str], samples: int, model: str
 ) -> list[Request]:
-    """`samples` requests of each style about each problem, in the order of the source."""
+    """Make `samples` requests of each style about each problem, in the order of the source."""
     agent, limit = agent_of(parameters), parameters.max_tokens("verifier")
     requests = []
     for candidates in examined.candidates:
@@ -98,7 +98,7 @@ def _asked(problem: Tested, solution: str, style: str) -> str:
 
 
 def pending(requests: Iterable[Request], recorded: Mapping[str, Record]) -> list[Request]:
-    """The requests that nobody has answered yet."""
+    """Return the requests that nobody has answered yet."""
     return [request for request in requests if request.key not in recorded]
 
 
@@ -121,6 +121,7 @@ async def ask_all(
 
     async def ask(request: Request) -> None:
         try:
+            # The call counts as in flight until its answer is durable.
             async with model.client.answers(model.endpoint, request.body) as answers:
                 record = _record(request, answers[0])
                 await journal.append(record)
@@ -155,7 +156,7 @@ def _record(request: Request, answer: ChatAnswer) -> dict[str, Any]:
 def sort_answers(
     requests: Sequence[Request], recorded: Mapping[str, Record], examined: Examined
 ) -> tuple[dict[str, Written], dict[str, int]]:
-    """By problem what the tests made of the answers, and how many of each style came to what."""
+    """Return what the tests made of the answers by problem, and counts of what became of them."""
     counts: Counter[str] = Counter()
     problems = {c.problem.name: c for c in examined.candidates}
     # 1. What is code, and new.
@@ -193,14 +194,14 @@ def sort_answers(
 def _in_order(
     texts: Mapping[tuple[str, str], str], reports: Mapping[tuple[str, str], TestReport]
 ) -> list[tuple[tuple[str, str], str]]:
-    """What is partly right first, else by a stable hash, so that no style comes first."""
+    """Put what is partly right first, else go by a stable hash, so that no style comes first."""
     return sorted(
         texts.items(), key=lambda item: (not is_buggy(reports[item[0]]), derive_key(item[0][1]))
     )
 
 
 def _read(answer: str, problem: Tested) -> tuple[str | None, str]:
-    """The code in an answer as rows have it; or why there is none.
+    """Return the code in an answer as rows have it, or why there is none.
 
     It is the longest block. Without any, the answer itself may be the code, if it defines what is
     asked for: a word of regret is a program, too.
