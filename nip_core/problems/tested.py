@@ -8,13 +8,14 @@ plain         a solution without comments, docstrings and formatting of its own
 """
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nip_core.problems.sandbox import Limits, Suite, TestReport, run_tests_batch
 
 LIMITS = Limits(wall_s=60.0, cpu_s=60.0, test_cpu_s=20.0, memory_mb=512, processes=1)
 """Generous in seconds, so that a busy machine changes nothing: a limit of steps ends what loops."""
+_AT_ONCE = 400
 
 Reports = Mapping[tuple[str, str], TestReport]
 """By the name of a problem and the text of a solution."""
@@ -72,6 +73,8 @@ class TestRunner:
     limits: Limits = LIMITS
     steps_of: Mapping[str, int] = field(default_factory=dict)
     """By problem, another limit than `max_steps`."""
+    say: Callable[[str], None] = lambda line: None
+    """Is told how far a long run is."""
 
     def run(self, pairs: Iterable[tuple[Tested, str]]) -> dict[tuple[str, str], TestReport]:
         """Run solutions on the tests of their problems; returns the reports.
@@ -84,15 +87,22 @@ class TestRunner:
             steps = self.steps_of.get(problem.name, self.max_steps)
             by_steps.setdefault(steps, {})[problem.name, text] = problem.suite(text)
         reports: dict[tuple[str, str], TestReport] = {}
+        size = sum(map(len, by_steps.values()))
         for steps, suites in by_steps.items():
-            done = run_tests_batch(
-                list(suites.values()),
-                limits=self.limits,
-                max_steps=steps,
-                workers=self.workers,
-                allow_without_namespaces=self.allow_without_namespaces,
-            )
-            reports.update(zip(suites, done, strict=True))
+            names = list(suites)
+            # Not all at once: an interrupt waits for what is under way.
+            for first in range(0, len(names), _AT_ONCE):
+                part = names[first : first + _AT_ONCE]
+                done = run_tests_batch(
+                    [suites[name] for name in part],
+                    limits=self.limits,
+                    max_steps=steps,
+                    workers=self.workers,
+                    allow_without_namespaces=self.allow_without_namespaces,
+                )
+                reports.update(zip(part, done, strict=True))
+                if size > _AT_ONCE:
+                    self.say(f"{len(reports)} of {size} variants run")
         return reports
 
     def with_steps(self, steps_of: Mapping[str, int]) -> "TestRunner":

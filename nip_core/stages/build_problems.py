@@ -126,6 +126,7 @@ def build(
         options.max_steps,
         options.allow_without_namespaces,
         LIMITS,
+        say=say,
     )
     try:
         examined = examine_source(read, runner, options.variants)

@@ -1,6 +1,7 @@
 """A dataset is built from problems with tests: its labels are theirs, and nothing is paid twice."""
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from small_source import apps_rows, human_eval_rows, mbpp_rows, write_files, wri
 
 from nip_core.errors import DatasetError, SettingsError, StageError
 from nip_core.problems.rows import SPLITS, splits_of
-from nip_core.problems.sandbox import SandboxError
+from nip_core.problems.sandbox import run_tests_batch
 from nip_core.problems.sources import read_source
 from nip_core.problems.tested import TestRunner
 from nip_core.scenarios.code_validation.datasets import check_splits, load_problems
@@ -62,8 +63,8 @@ EXAMINED = {}
 
 
 def build(source, out, environment=None, **options):
-    options = {"workers": 1, "variants": 3, "max_steps": 20_000, **options}
-    made = BuildOptions(out=out, allow_without_namespaces=True, **options)
+    plain = {"workers": 1, "variants": 3, "max_steps": 20_000, "allow_without_namespaces": True}
+    made = BuildOptions(out=out, **{**plain, **options})
     return build_problems.build(source, made, environment=environment or {})
 
 
@@ -203,16 +204,15 @@ def test_a_directory_of_something_else_is_left_alone(source, tmp_path):
     assert (tmp_path / "train.parquet").read_text() == "mine"
 
 
-def test_where_the_sandbox_keeps_nothing_in_it_says_which_option_allows_that(
+def test_where_the_sandbox_lacks_namespaces_nothing_is_run_unless_told_otherwise(
     source, tmp_path, monkeypatch
 ):
-    def refuse(*_, **__):
-        raise SandboxError("untrusted code is not run here: pass allow_without_namespaces=True")
-
+    bare = functools.partial(run_tests_batch, refuse=("namespaces",))
     monkeypatch.setattr(sys.modules[__name__], "EXAMINED", {})
-    monkeypatch.setattr("nip_core.problems.tested.run_tests_batch", refuse)
-    with pytest.raises(SettingsError, match="give --allow-without-namespaces"):
-        build(source, tmp_path / "out")
+    monkeypatch.setattr("nip_core.problems.tested.run_tests_batch", bare)
+    with pytest.raises(SettingsError, match=r"is not run here.*give --allow-without-namespaces"):
+        build(source, tmp_path / "out", allow_without_namespaces=False)
+    assert build(source, tmp_path / "out", variants=1)["facts"]["problems"]["in_dataset"] == 5
 
 
 def test_no_split_is_empty_and_one_that_is_given_stays():
