@@ -368,19 +368,16 @@ def test_the_table_of_a_run_is_whole_at_the_width_of_a_terminal(columns, capsys,
 
 
 def test_a_dataset_is_built_from_problems_with_tests(tmp_path, nip, refused):
-    source = write_rows(tmp_path / "small.jsonl", human_eval_rows())
+    source = write_rows(tmp_path / "small.jsonl", human_eval_rows()[:3])
     build = ("problems", "build", str(source), "--out", str(tmp_path / "out"))
     fence = ("--allow-without-namespaces", "--workers", "1")
-    done = nip(*build, *fence, "--variants", "2")
+    done = nip(*build, *fence, "--variants", "1")
     assert done.returncode == 0, done.stderr
     files = [Path(line) for line in done.stdout.splitlines() if line.startswith(str(tmp_path))]
     assert {file.name for file in files} >= {"train.parquet", "test.parquet", "datasheet.md"}
     assert all(file.is_file() for file in files)
-    assert "nip: 5 of 5 solutions pass their tests" in done.stderr
-    assert "no such file" in refused("problems", "build", "nowhere.jsonl", "--out", "x")
+    assert "nip: 3 of 3 solutions pass their tests" in done.stderr
     assert "write it as 0.15,0.60" in refused(*build, "--model", "m", "--price", "dear")
-    assert "'none' is none of" in refused(*build, "--model", "m", "--styles", "none")
-    assert "m is paid for" in refused(*build, "--model", "m")
     unknown = nip(*build, "--modle", "m")
     assert unknown.returncode == 2
     assert "No such option: --modle" in unknown.stderr

@@ -9,6 +9,7 @@ import pytest
 from small_source import apps_rows, human_eval_rows, mbpp_rows, write_files, write_rows
 
 from nip_core.errors import DatasetError
+from nip_core.problems.rows import SPLITS, splits_of
 from nip_core.problems.sources import read_source
 from nip_core.problems.tested import TestRunner, plain
 
@@ -180,4 +181,15 @@ def test_files_without_tests_question_or_sense_are_counted(tmp_path):
         "alone": "no tests",
         "silent": "no question",
         "broken": "file is not Python",
+    }
+
+
+def test_no_split_is_empty_and_one_that_is_given_stays():
+    for count in range(3, 12):
+        splits = splits_of({f"p{number}": None for number in range(count)})
+        assert set(splits.values()) == set(SPLITS), count
+    assert splits_of(dict.fromkeys("abcd", "test"))["a"] in SPLITS
+    given = {"a": "test", "b": "train", "c": "validation", "d": None}
+    assert {k: v for k, v in splits_of(given).items() if k != "d"} == {
+        k: v for k, v in given.items() if v
     }

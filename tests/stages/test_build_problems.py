@@ -18,7 +18,7 @@ from server_here import one_here
 from small_source import apps_rows, human_eval_rows, mbpp_rows, write_files, write_rows
 
 from nip_core.errors import DatasetError, SettingsError, StageError
-from nip_core.problems.rows import SPLITS, splits_of
+from nip_core.problems.rows import SPLITS
 from nip_core.problems.sandbox import run_tests_batch
 from nip_core.problems.sources import read_source
 from nip_core.problems.tested import TestRunner
@@ -130,13 +130,13 @@ def test_the_datasheet_counts_what_is_there_and_what_is_not(built):
 @pytest.mark.parametrize("form", ["MBPP", "APPS", "Python files"])
 def test_every_form_becomes_a_dataset(form, tmp_path):
     if form == "Python files":
-        given = write_files(tmp_path / "mine")
+        given = write_files(tmp_path / "mine", 3)
     else:
-        rows = mbpp_rows() if form == "MBPP" else apps_rows()
+        rows = mbpp_rows()[:3] if form == "MBPP" else apps_rows()
         given = write_rows(tmp_path / "mine.jsonl", rows)
     facts = build(given, tmp_path / "out", max_steps=2_000_000, variants=2)["facts"]
     assert facts["source"]["form"] == form
-    assert facts["problems"]["in_dataset"] == facts["problems"]["read"] >= 4
+    assert facts["problems"]["in_dataset"] == facts["problems"]["read"] >= 3
     assert all(facts["splits"][split]["buggy"] for split in SPLITS)
     if form == "APPS":
         (out,) = facts["left_out"]
@@ -162,7 +162,8 @@ def test_what_fails_its_tests_or_never_ends_is_left_out_and_counted(tmp_path):
         }
         for n, b in zip(names, bodies)
     ]
-    facts = build(write_rows(tmp_path / "mine.jsonl", [*bad, *rows]), tmp_path / "out")["facts"]
+    mixed = write_rows(tmp_path / "mine.jsonl", [*bad, *rows[:3]])
+    facts = build(mixed, tmp_path / "out", variants=1)["facts"]
     assert {out["problem"]: out["reason"] for out in facts["left_out"]} == {
         "wrong": "solution fails its tests",
         "endless": "tests do not end",
@@ -172,7 +173,7 @@ def test_what_fails_its_tests_or_never_ends_is_left_out_and_counted(tmp_path):
     assert "No module named 'numpy'" in str(facts["left_out"])
     page = (tmp_path / "out" / "datasheet.md").read_text()
     assert "| tests do not end | 1 |" in page
-    assert facts["problems"] == {"read": 9, "in_dataset": 5}
+    assert facts["problems"] == {"read": 7, "in_dataset": 3}
 
 
 def test_a_source_that_gives_no_dataset_is_one_error(tmp_path):
@@ -180,7 +181,7 @@ def test_a_source_that_gives_no_dataset_is_one_error(tmp_path):
 
     def refused(name, rows):
         with pytest.raises(DatasetError) as error:
-            build(write_rows(tmp_path / f"{name}.jsonl", rows), tmp_path / name)
+            build(write_rows(tmp_path / f"{name}.jsonl", rows), tmp_path / name, variants=1)
         assert not (tmp_path / name).exists()
         return str(error.value)
 
@@ -213,17 +214,6 @@ def test_where_the_sandbox_lacks_namespaces_nothing_is_run_unless_told_otherwise
     with pytest.raises(SettingsError, match=r"is not run here.*give --allow-without-namespaces"):
         build(source, tmp_path / "out", allow_without_namespaces=False)
     assert build(source, tmp_path / "out", variants=1)["facts"]["problems"]["in_dataset"] == 5
-
-
-def test_no_split_is_empty_and_one_that_is_given_stays():
-    for count in range(3, 12):
-        splits = splits_of({f"p{number}": None for number in range(count)})
-        assert set(splits.values()) == set(SPLITS), count
-    assert splits_of(dict.fromkeys("abcd", "test"))["a"] in SPLITS
-    given = {"a": "test", "b": "train", "c": "validation", "d": None}
-    assert {k: v for k, v in splits_of(given).items() if k != "d"} == {
-        k: v for k, v in given.items() if v
-    }
 
 
 # With a model.
