@@ -44,7 +44,7 @@ from nip_core.parameters import load_parameters
 from nip_core.rollouts.plan import EpisodeSpec, plan_episodes
 from nip_core.rollouts.tables import StoredRollouts, build_tables, commit_shard, join_shards
 from nip_core.run_store.local_store import LocalStore
-from nip_core.scenarios.code_validation.datasets import load_problems
+from nip_core.scenarios.datasets import load_problems
 from nip_core.trainers import chooser
 from nip_core.trainers.dataset import EXAMPLES, Dataset, write_examples
 from nip_core.trainers.lines import write_jsonl
@@ -85,7 +85,8 @@ _ready: list[Any] = []
 
 
 def _get_ready(place: Path, count: int) -> None:
-    game, problems = make_game(0.9, count), load_problems("families", "train")
+    game = make_game(0.9, count)
+    problems = load_problems(game.scenario, "families", "train")
     words = " ".join(problem.question for problem in problems).split()
     specs = plan_episodes(game.parameters, problems, "train", 0)
     _ready[:] = [LocalStore(place), game, specs, words]

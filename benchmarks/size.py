@@ -35,7 +35,8 @@ from nip_core.rollouts.parquet import parquet_bytes
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.progress import Progress
 from nip_core.rollouts.tables import build_tables
-from nip_core.scenarios.code_validation.datasets import load_problems
+from nip_core.scenarios import make_scenario
+from nip_core.scenarios.datasets import load_problems
 from nip_lm_server.api.connections import make_runner
 from nip_lm_server.app import close_server, make_app, open_server
 from nip_lm_server.auth import KeyRing
@@ -90,7 +91,8 @@ async def play(parameters: HyperParameters, message_bytes: int, state: Path) -> 
             name: Player(name, "deterministic", endpoint, own)
             for name, own in parameters.agents.items()
         }
-        specs = plan_episodes(parameters, load_problems(parameters.dataset, "train"), "train", 0)
+        problems = load_problems(make_scenario(parameters), parameters.dataset, "train")
+        specs = plan_episodes(parameters, problems, "train", 0)
         async with ChatClient(concurrency=32, timeout_s=60, retries=2) as client:
             game = Game(parameters)
             return await play_episodes(

@@ -1,13 +1,20 @@
-"""Objects of a user's that settings name: ``package.module:Class`` or ``path/to/file.py:Class``."""
+"""Objects that settings name.
+
+import_object  a user's: ``package.module:Class`` or ``path/to/file.py:Class``
+class_in       the class of a package that has the name of its module; classes_in: all of them
+"""
 
 import functools
 import hashlib
 import importlib
 import importlib.util
+import pkgutil
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+Kind = TypeVar("Kind")
 
 
 def import_object(address: str) -> Any:
@@ -43,3 +50,25 @@ def _module_of_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def class_in(package: str, name: str, base: type[Kind]) -> type[Kind] | None:
+    """The subclass of `base` in the package's module `name` whose own `name` is that, if any."""
+    if name not in _modules(package):
+        return None
+    for value in vars(importlib.import_module(f"{package}.{name}")).values():
+        if isinstance(value, type) and issubclass(value, base) and vars(value).get("name") == name:
+            return value
+    return None
+
+
+def classes_in(package: str, base: type[Any]) -> tuple[str, ...]:
+    """The names for which `class_in` has a class, sorted."""
+    return tuple(n for n in sorted(_modules(package)) if class_in(package, n, base) is not None)
+
+
+@functools.cache
+def _modules(package: str) -> frozenset[str]:
+    """Names of the modules of a package."""
+    path = importlib.import_module(package).__path__
+    return frozenset(module.name for module in pkgutil.iter_modules(path))

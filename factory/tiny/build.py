@@ -25,7 +25,12 @@ from typing import Any
 
 from factory.tiny.card import card, machine
 from factory.tiny.cases import TrainingCases, split_cases
-from factory.tiny.conversations import Message, prover_conversation, verifier_conversation
+from factory.tiny.conversations import (
+    Message,
+    prover_conversation,
+    template_text,
+    verifier_conversation,
+)
 from factory.tiny.evaluation import evaluate
 from factory.tiny.tokenizer import END, build_tokenizer, save_tokenizer
 
@@ -236,9 +241,9 @@ def load(directory: Path) -> tuple[Any, Any]:
 
 def fingerprint() -> str:
     """SHA-256 over what the model was made for: the short templates and the problem set."""
-    place = files("nip_core.scenarios.code_validation")
+    families = files("nip_core.scenarios.code_validation") / "data" / "families"
     parts = [
-        place / "templates" / "short" / protocol / f"{role}.txt"
+        template_text(protocol, role).encode()
         for protocol, role in (
             ("nip", "prover"),
             ("nip", "verifier"),
@@ -246,10 +251,11 @@ def fingerprint() -> str:
             ("adp", "verifier"),
             ("solo_verifier", "verifier"),
         )
-    ] + [place / "data" / "families" / f"{s}.parquet" for s in ("train", "validation", "test")]
+    ]
+    parts += [(families / f"{s}.parquet").read_bytes() for s in ("train", "validation", "test")]
     seen = hashlib.sha256()
     for part in parts:
-        seen.update(hashlib.sha256(part.read_bytes()).digest())
+        seen.update(hashlib.sha256(part).digest())
     return seen.hexdigest()
 
 

@@ -39,8 +39,13 @@ class Case:
 
 @cache
 def _template(protocol: str, role: str) -> Template:
-    place = files("nip_core.scenarios.code_validation")
-    return Template((place / "templates" / "short" / protocol / f"{role}.txt").read_text("utf-8"))
+    return Template(template_text(protocol, role))
+
+
+def template_text(protocol: str, role: str) -> str:
+    """The template named ``short``, with the problem as such templates show it."""
+    place = files("nip_core.scenarios") / "templates" / "short" / protocol / f"{role}.txt"
+    return place.read_text("utf-8").replace("$problem", "$question\n$solution")
 
 
 def system(protocol: str, role: str, case: Case) -> Message:

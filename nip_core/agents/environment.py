@@ -29,7 +29,7 @@ from nip_core.game.render import Turn
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec
-from nip_core.scenarios.code_validation.datasets import Problem
+from nip_core.scenarios import Problem
 
 
 class PureTextEnvironment:

@@ -15,9 +15,9 @@ import numpy as np
 
 from nip_core.agents.nested_array_dict import STRING, Array, NestedArrayDict
 from nip_core.agents.protocol_handler import ProtocolHandler
+from nip_core.answers.decisions import InvalidResponse
 from nip_core.game.render import Situation, Turn
 from nip_core.protocols import NO_DECISION, Move
-from nip_core.scenarios.code_validation.decisions import InvalidResponse
 
 NO_STANCE = -1  # in an array, where none was drawn
 HISTORIES = ("message_history", "message_agent_id", "raw_message_history")

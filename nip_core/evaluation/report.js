@@ -24,7 +24,7 @@
   }
 
   const side = (right) => (right ? "right" : "wrong");
-  const truth = (transcript) => (transcript.y === 1 ? "correct" : "buggy");
+  const truth = (transcript) => transcript.label;
   // The value says more than the word only between the ends of the scale.
   const decided = ({ decision, decision_value: value }) => DECISIONS[decision] +
     (value === null || [-1, 0, 1].includes(value) ? "" : ` (${value > 0 ? "+" : ""}${value})`);
@@ -33,7 +33,7 @@
 
   for (const transcript of transcripts) {
     transcript.search = [
-      transcript.problem, transcript.key, transcript.question, transcript.solution,
+      transcript.problem, transcript.key, ...transcript.texts.map(({ text }) => text),
       transcript.mutation || "", transcript.difficulty || "", transcript.error || "",
       ...transcript.messages.map((message) => message.text),
     ].join("\n").toLowerCase();
@@ -145,8 +145,9 @@
       element("h3", "", `${transcript.problem}, iteration ${transcript.iteration}, ${transcript.split}`),
       chips(transcript),
       ...siblings(transcript),
-      element("h4", "", "Question"), element("p", "prose", transcript.question),
-      element("h4", "", "Solution"), element("pre", "", element("code", "", transcript.solution)),
+      ...transcript.texts.flatMap(({ heading, text, language }) => [element("h4", "", heading),
+        language === null ? element("p", "prose", text)
+          : element("pre", "", element("code", "", text))]),
     ];
     if (transcript.error) {
       parts.push(element("h4", "", "Error"), element("pre", "", transcript.error));

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.game.render import Game, Situation
+from nip_core.game.render import Game, Situation, columns_of
 from nip_core.hashing import derive_key
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT, Move, Protocol, Turn
 from nip_core.rollouts.tables import agent_order
@@ -35,12 +35,12 @@ REASONS = ("failed", "wrong", "invalid", "changed", "sample")
 """Why an episode is shown, the most telling first: it failed; its verdict is wrong; an answer in it
 was invalid; the verdict on this problem was another one before; it stands for the rest."""
 SAMPLE = REASONS[-1]
-THE_QUESTION, THE_SOLUTION = "[the question]", "[the solution]"
 
 _EPISODE_COLUMNS = (
     "key",
     "question",
     "solution",
+    "columns",
     "y",
     "difficulty",
     "mutation",
@@ -68,7 +68,7 @@ _MESSAGE_COLUMNS = (
     "decision_value",
     "invalid_reason",
 )
-_UNSHOWN = ("seed", "protocol", "branch_path", "run", "sample")
+_UNSHOWN = ("question", "solution", "columns", "seed", "protocol", "branch_path", "run", "sample")
 _MARKDOWN_CHARACTERS = 2_000
 
 
@@ -89,6 +89,15 @@ class Message:
 
 
 @dataclass(frozen=True)
+class Text:
+    """One text of the problem."""
+
+    heading: str
+    text: str
+    language: str | None = None  # of which it is a listing
+
+
+@dataclass(frozen=True)
 class Transcript:
     """One episode with its messages in the order they were generated."""
 
@@ -96,9 +105,9 @@ class Transcript:
     split: str
     iteration: int
     problem: str
-    question: str
-    solution: str
-    y: int  # 1 correct, 0 buggy
+    texts: tuple[Text, ...]
+    """What the problem consists of, as the scenario calls it."""
+    y: int  # 1 right, 0 wrong
     decision: int
     outcome: str  # finished, terminated, failed
     rewards: dict[str, float]
@@ -110,7 +119,10 @@ class Transcript:
     prover_stance: int | None = None  # the verdict that was drawn for the provers to argue
     chosen: str = SAMPLE  # why it is among those chosen, one of `REASONS`
     system_prompts: dict[str, str] = field(default_factory=dict)
-    """By agent, with `THE_QUESTION` and `THE_SOLUTION` in their places; only with a `Game`."""
+    """By agent, with "[the question]" and the like in their places; only with a `Game`."""
+    thing: str = "solution"
+    label: str = ""
+    """How the scenario calls what is judged, and what `y` says of it, such as "correct"."""
 
     @property
     def right(self) -> bool:
@@ -149,6 +161,9 @@ def transcripts_from_tables(
             **{name: row[name] for name in _EPISODE_COLUMNS if name not in ("rewards", *_UNSHOWN)},
             rewards={entry["agent"]: entry["reward"] for entry in row["rewards"]},
             messages=messages[row["key"]],
+            texts=_texts(row, game),
+            thing="solution" if game is None else game.scenario.words.thing,
+            label=_label(row["y"], game),
             chosen=worth_reading[place] if worth_reading else SAMPLE,
             system_prompts=_system_prompts(row, game),
         )
@@ -264,7 +279,7 @@ def _messages(
         if game is None or not known or row["agent"] not in game.parameters.model_agents:
             return None
         before = [turn for turn in turns if turn.round < row["round"]]
-        return game.told(row["agent"], _situation(episode), before, row["round"])[1]
+        return game.told(row["agent"], _situation(episode, game), before, row["round"])[1]
 
     return tuple(
         Message(
@@ -286,24 +301,46 @@ def _messages(
 def _system_prompts(episode: dict[str, Any], game: Game | None) -> dict[str, str]:
     if game is None or game.protocol.name != episode["protocol"]:
         return {}
-    situation = _situation(episode)
+    situation = _situation(episode, game)
     return {name: game.told(name, situation)[0] for name in game.parameters.model_agents}
 
 
-def _situation(episode: dict[str, Any]) -> Situation:
-    """The episode's, with the names of question and solution in their places."""
-    return Situation(THE_QUESTION, THE_SOLUTION, episode["prover_stance"], episode["seed"])
+def _situation(episode: dict[str, Any], game: Game) -> Situation:
+    """The episode's, with the names of the problem's texts in their places."""
+    names = {column.name: f"[the {column.name}]" for column in game.scenario.columns}
+    question, solution = names.pop("question"), names.pop("solution")
+    return Situation(question, solution, episode["prover_stance"], episode["seed"], names)
+
+
+def _texts(episode: dict[str, Any], game: Game | None) -> tuple[Text, ...]:
+    """The texts of the problem, those that were drawn for the episode included."""
+    texts = {
+        "question": episode["question"],
+        "solution": episode["solution"],
+        **columns_of(episode["columns"]),
+    }
+    if game is None:
+        return tuple(Text(name.capitalize(), text) for name, text in texts.items())
+    texts |= game.scenario.draw(texts, episode["seed"])
+    return tuple(
+        Text(column.heading, texts[column.name], column.code)
+        for column in game.scenario.columns
+        if column.name in texts
+    )
+
+
+def _label(y: int, game: Game | None) -> str:
+    return ("wrong", "right")[y] if game is None else game.scenario.words.labels[y]
 
 
 def _markdown(transcript: Transcript) -> str:
     verdict = "right" if transcript.right else "wrong"
-    truth = "correct" if transcript.y == 1 else "buggy"
     rewards = ", ".join(f"{name} {value:+g}" for name, value in sorted(transcript.rewards.items()))
     lines = [
         f"### Iteration {transcript.iteration}, {transcript.split}, "
         f"problem {_inline(transcript.problem)}",
         "",
-        f"The solution is **{truth}**; the verdict was "
+        f"The {transcript.thing} is **{transcript.label}**; the verdict was "
         f"**{_decided(transcript)}** ({verdict}, {transcript.outcome}). "
         f"Rewards: {rewards or 'none'}.",
         "",
@@ -312,8 +349,8 @@ def _markdown(transcript: Transcript) -> str:
         lines += [f"Argued for: **{DECISION_WORDS[transcript.prover_stance]}**.", ""]
     if transcript.error:
         lines += ["Error:", "", _fence(transcript.error), ""]
-    lines += ["Question:", "", _fence(transcript.question), ""]
-    lines += ["Solution:", "", _fence(transcript.solution, "python"), ""]
+    for text in transcript.texts:
+        lines += [f"{text.heading}:", "", _fence(text.text, text.language or ""), ""]
     for message in transcript.messages:
         notes = [f"round {message.round}"]
         if message.channels:

@@ -3,18 +3,20 @@
 Prompting and dataset building both call `render`, so what is trained is what was asked.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from nip_core.answers.decisions import InvalidResponse
+from nip_core.answers.parsing import AnswerForm
 from nip_core.game.chat_format import format_chat
 from nip_core.game.rules import Rules
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Protocol, TokenChoice, Turn, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
-from nip_core.scenarios.code_validation.decisions import InvalidResponse
-from nip_core.scenarios.code_validation.parsing import AnswerForm
-from nip_core.scenarios.code_validation.prompts import SystemPrompts
+from nip_core.scenarios import Problem, Scenario, make_scenario
+from nip_core.scenarios.prompts import SystemPrompts
 
 ChatMessage = dict[str, str]
 Answer = tuple[int, str, str, tuple[TokenChoice, ...] | None]
@@ -29,15 +31,33 @@ class Situation:
     solution: str
     stance: int | None  # the drawn verdict the provers argue for, if any
     seed: int
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """The texts of the scenario's further columns."""
+
+
+def columns_json(columns: Mapping[str, str]) -> str | None:
+    """The further texts of a problem as the table of episodes has them; null: there are none."""
+    return json.dumps(columns, sort_keys=True, ensure_ascii=False) if columns else None
+
+
+def columns_of(recorded: str | None) -> Mapping[str, str]:
+    """The further texts of a problem, of what `columns_json` made."""
+    return {} if recorded is None else dict(json.loads(recorded))
+
+
+def situation_of(problem: Problem, stance: int | None, seed: int) -> Situation:
+    """Return what an episode of this problem, drawn stance and seed is about."""
+    return Situation(problem.question, problem.solution, stance, seed, problem.columns)
 
 
 class Game:
-    """A protocol with the scenario's prompts: everything needed to render and to judge."""
+    """A protocol on a scenario, with its prompts: everything needed to render and to judge."""
 
     def __init__(self, parameters: HyperParameters):
         self.parameters = parameters
         self.protocol: Protocol = make_protocol(parameters)
-        self.prompts = SystemPrompts(parameters, self.protocol)
+        self.scenario: Scenario = make_scenario(parameters)
+        self.prompts = SystemPrompts(parameters, self.protocol, self.scenario)
         self._rules = Rules(parameters, self.protocol, self.prompts)
         self._formats = {name: a.chat_format for name, a in parameters.model_agents.items()}
 
@@ -57,7 +77,8 @@ class Game:
         """
         rules, seed, stance = self._rules, situation.seed, situation.stance
         prompt = rules.system_prompt(agent, stance, seed)
-        system = prompt.fill(situation.question, situation.solution)
+        texts = self._texts(situation)
+        system = prompt.fill(texts)
         chat: list[ChatMessage] = [{"role": "system", "content": system}]
         # 1. What was said, by round.
         by_round: dict[int, list[Turn]] = {}
@@ -65,6 +86,7 @@ class Game:
             by_round.setdefault(turn.round, []).append(turn)
         names = rules.names(seed)
         rounds = rules.rounds(agent, round_, stance, seed, by_round)
+        reads_otherwise = type(self.scenario).as_read is not Scenario.as_read
         # 2. Round by round: what the agent is told, says itself, and reads.
         for r, seen in enumerate(rounds):
             if seen.told is not None:
@@ -79,7 +101,10 @@ class Game:
             for channel in seen.channels if from_others else ():
                 for turn in from_others:
                     if channel in turn.move.messages:
-                        message = {"role": "user", "content": turn.move.messages[channel]}
+                        content = turn.move.messages[channel]
+                        if reads_otherwise and self.protocol.is_prover(turn.agent):
+                            content = self.scenario.as_read(content, texts)
+                        message = {"role": "user", "content": content}
                         name = names[turn.agent]
                         if name is not None:
                             message["name"] = name
@@ -99,8 +124,18 @@ class Game:
         seed, stance = situation.seed, situation.stance
         told = self._rules.rounds(agent, round_, stance, seed, by_round)[round_].told
         prompt = self._rules.system_prompt(agent, stance, seed)
-        system = prompt.fill(situation.question, situation.solution)
+        system = prompt.fill(self._texts(situation))
         return system, None if told is None else told["content"]
+
+    def _texts(self, situation: Situation) -> Mapping[str, str]:
+        """The texts of the problem by column, those drawn for the episode included."""
+        texts = {
+            "question": situation.question,
+            "solution": situation.solution,
+            **situation.columns,
+        }
+        drawn = any(c.drawn and c.name not in texts for c in self.scenario.columns)
+        return {**texts, **self.scenario.draw(texts, situation.seed)} if drawn else texts
 
     def form(self, agent: str, round_: int, seed: int, turns: Sequence[Turn]) -> AnswerForm:
         """Return what form the answer of `agent` in `round_` must have, after `turns`."""

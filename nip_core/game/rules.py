@@ -11,10 +11,10 @@ depends on what was said in an episode.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from nip_core.answers.parsing import AnswerForm, parse_response
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Protocol, Turn
-from nip_core.scenarios.code_validation.parsing import AnswerForm, parse_response
-from nip_core.scenarios.code_validation.prompts import FilledPrompt, SystemPrompts
+from nip_core.scenarios.prompts import FilledPrompt, SystemPrompts
 
 _MOST_KEPT = 4096  # short texts with their moves
 _MOST_SEEDS = 128
@@ -159,7 +159,7 @@ class Rules:
             channels=channels,
             headers=protocol.headers(agent, channels, seed),
             scale=protocol.scale if protocol.may_decide(agent) else None,
-            has_reasoning=self._parameters.code_validation.system_prompt_version == "v2",
+            has_reasoning=self._parameters.system_prompt_version == "v2",
             must_decide=protocol.must_decide(agent, round_, seed),
         )
 

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from nip_core.parameters.base import Parameters
 from nip_core.protocols.scales import ScaleName
+from nip_core.scenarios.base import ScenarioSettings
 
 Rounds = Annotated[int, Field(ge=1, le=64)]
 
@@ -97,12 +98,9 @@ class ZkProtocolParameters(Parameters):
     """With log_probs: how many of the likeliest tokens are asked for at each position, 1 to 20."""
 
 
-class CodeValidationParameters(Parameters):
+class CodeValidationParameters(Parameters, ScenarioSettings):
     """Settings of the code-validation scenario."""
 
-    system_prompt_version: Literal["v1", "v2", "short"] = "v1"
-    """Which prompt templates: "v1" (answer at once), "v2" (reason first, then answer; what stands
-    before the answer stays with the agent), or "short" for very small models."""
     apps_difficulty: Literal["introductory", "interview", "competition"] | None = None
     """Keep only problems of this difficulty: "introductory", "interview" or "competition". None:
     all. For lrhammond/buggy-apps."""

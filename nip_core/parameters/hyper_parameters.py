@@ -45,6 +45,7 @@ from nip_core.parameters.training import (
     TextRlParameters,
 )
 from nip_core.protocols import agent_names_of, make_protocol
+from nip_core.scenarios import find_scenario, make_scenario
 
 DATA_NEUTRAL = frozenset(
     {
@@ -86,8 +87,12 @@ class HyperParameters(Parameters):
     artifact keys and of model names."""
     run_store: Annotated[str, Field(min_length=1)] = "runs"
     """Directory or URL under which runs are kept: file://, s3://bucket/prefix, gs://bucket/prefix."""
-    scenario: Literal["code_validation"] = "code_validation"
-    """The domain of the problems: "code_validation"."""
+    scenario: str = "code_validation"
+    """The domain of the problems: code_validation, or a class of one's own: "path/to/file.py:Class"
+    or "package.module:Class"."""
+    scenario_settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the scenario, see its page. Those of code_validation stand in a block of that
+    name."""
     trainer: Literal["pure_text_ei", "pure_text_malt", "pure_text_grpo"] = "pure_text_ei"
     """How episodes are played for training and become training examples: "pure_text_ei", expert
     iteration; "pure_text_malt", preference pairs from trees of responses; "pure_text_grpo", policy
@@ -177,6 +182,7 @@ class HyperParameters(Parameters):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        self._check_scenario()
         make_protocol(self)  # refuses what makes no game
         check_groups(self)
         check_agents(self)
@@ -187,6 +193,40 @@ class HyperParameters(Parameters):
         if self.base_run.run_id == self.run_name:
             raise ValueError("base_run.run_id is this run itself; name another run, or resume it")
         return self
+
+    def _check_scenario(self) -> None:
+        try:
+            kind = find_scenario(self.scenario)
+        except ValueError as error:
+            raise ValueError(f"scenario: {error}") from None
+        # 1. Settings stand in the scenario's block alone.
+        if kind.settings_block != "scenario_settings" and self.scenario_settings:
+            raise ValueError(
+                f"scenario_settings: those of {self.scenario} stand in the block "
+                f"{kind.settings_block}"
+            )
+        if (
+            kind.settings_block != "code_validation"
+            and self.code_validation != CodeValidationParameters()
+        ):
+            raise ValueError(
+                f"code_validation: the scenario is {self.scenario}, whose settings stand in the "
+                f"block {kind.settings_block}"
+            )
+        # 2. They are right, and the protocol is one that the scenario fits.
+        try:
+            scenario = make_scenario(self)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(["scenario_settings", *map(str, first["loc"])])
+            raise ValueError(f"{place}: {first['msg']}") from None
+        scenario.check(make_protocol(self))
+
+    @property
+    def system_prompt_version(self) -> str:
+        """The version of prompt templates that the scenario's settings choose."""
+        version: str = make_scenario(self).settings.system_prompt_version
+        return version
 
     def _check_rounds(self) -> None:
         frames, rounds = self.rl.frames_per_batch, make_protocol(self).max_message_rounds
@@ -250,7 +290,7 @@ class HyperParameters(Parameters):
         settings = self.model_agents[agent]
         if settings.max_tokens_per_message is not None:
             return settings.max_tokens_per_message
-        reasons = self.code_validation.system_prompt_version == "v2"
+        reasons = self.system_prompt_version == "v2"
         return int(1.5 * settings.max_response_words) + (_REASONING_TOKENS if reasons else 0)
 
     @property

@@ -11,12 +11,9 @@ zero_knowledge      a protocol around another one, with an adversarial verifier 
 no settings (the settings look up the protocol that they name).
 """
 
-import functools
-import importlib
-import pkgutil
 from typing import TYPE_CHECKING
 
-from nip_core.importing import import_object
+from nip_core.importing import class_in, classes_in, import_object
 from nip_core.protocols.base import (
     ACCEPT,
     NEITHER,
@@ -54,9 +51,7 @@ __all__ = [
 
 def protocol_names() -> tuple[str, ...]:
     """The names of the protocols in this package."""
-    return tuple(
-        name for name in sorted(_modules()) if _protocol_in(f"{__name__}.{name}", name) is not None
-    )
+    return classes_in(__name__, Protocol)
 
 
 def find_protocol(name: str) -> type[Protocol]:
@@ -66,10 +61,9 @@ def find_protocol(name: str) -> type[Protocol]:
     """
     if ":" in name:
         return _imported(name)
-    if name in _modules():
-        protocol = _protocol_in(f"{__name__}.{name}", name)
-        if protocol is not None:
-            return protocol
+    protocol = class_in(__name__, name, Protocol)
+    if protocol is not None:
+        return protocol
     raise ValueError(
         f"there is no protocol {name!r}; there are {', '.join(protocol_names())}, and one of your "
         'own is named like "package.module:Class" or "path/to/file.py:Class"'
@@ -91,23 +85,6 @@ def agent_names_of(name: str, zero_knowledge: bool) -> tuple[str, ...]:
     """The agents of a protocol in index order. Raises ValueError if there is no such protocol."""
     agents = tuple(find_protocol(name).agents)
     return (*agents, *EXTRA_AGENTS) if zero_knowledge else agents
-
-
-@functools.cache
-def _modules() -> frozenset[str]:
-    """Names of the modules of this package."""
-    return frozenset(module.name for module in pkgutil.iter_modules(__path__))
-
-
-def _protocol_in(module: str, name: str) -> type[Protocol] | None:
-    for value in vars(importlib.import_module(module)).values():
-        if (
-            isinstance(value, type)
-            and issubclass(value, Protocol)
-            and value.__dict__.get("name") == name
-        ):
-            return value
-    return None
 
 
 def _imported(address: str) -> type[Protocol]:

@@ -25,9 +25,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from nip_core.answers.parsing import AnswerForm
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import StageError
-from nip_core.game.render import ChatMessage, Game, Situation, tokens_of
+from nip_core.game.render import ChatMessage, Game, columns_json, situation_of, tokens_of
 from nip_core.parameters import RandomAgentParameters
 from nip_core.protocols import NO_DECISION, Move, Turn
 from nip_core.rollouts.chat_client import ChatClient, ContextLengthError, RequestRefusedError
@@ -35,7 +36,6 @@ from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.model_call import Call, Player, Row, ask, read_again
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.progress import Progress
-from nip_core.scenarios.code_validation.parsing import AnswerForm
 from nip_core.tolerance import more_than
 
 
@@ -337,7 +337,7 @@ class EpisodeState:
             return []  # it reads nothing
         if agent not in self.chats:
             problem, spec = self.spec.problem, self.spec
-            situation = Situation(problem.question, problem.solution, spec.stance, spec.seed)
+            situation = situation_of(problem, spec.stance, spec.seed)
             self.chats[agent] = self.context.game.render(agent, situation, self.turns, self.round)
         return self.chats[agent]
 
@@ -384,6 +384,7 @@ def _facts(spec: EpisodeSpec, protocol: str) -> Row:
         "protocol": protocol,
         "question": problem.question,
         "solution": problem.solution,
+        "columns": columns_json(problem.columns),
         "y": problem.y,
         "difficulty": problem.difficulty,
         "mutation": problem.mutation,

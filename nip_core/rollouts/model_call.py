@@ -17,18 +17,18 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
+from nip_core.answers.parsing import (
+    NO_DECISION_GIVEN,
+    AnswerForm,
+    lacks_decision,
+    parse_response,
+)
 from nip_core.errors import StageError
 from nip_core.game.render import ChatMessage, Game, InvalidResponse
 from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
 from nip_core.protocols import Move
 from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.scenarios.code_validation.parsing import (
-    NO_DECISION_GIVEN,
-    AnswerForm,
-    lacks_decision,
-    parse_response,
-)
 
 Row = dict[str, Any]
 

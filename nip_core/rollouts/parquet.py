@@ -2,7 +2,7 @@
 
 parquet_bytes, parquet_table   from a table to a file, and back
 check_version                  refuse a file that nip did not write, or a later one
-in_current_version             a table of version 1 with what came later
+in_current_version             a table of an earlier version with what came later
 """
 
 import io
@@ -90,7 +90,7 @@ def check_version(written: pa.Schema, schema: pa.Schema, name: str) -> bool:
     if version is None:
         raise CorruptionError(f"{name}: no schema version in it, so nip did not write it")
     current = schema.metadata[_VERSION_KEY]
-    if version not in (b"1", current):
+    if not version.isdigit() or not 1 <= int(version) <= int(current):
         raise StoreError(
             f"{name}: schema version {version.decode(errors='replace')}, this version of nip reads "
             f"up to {current.decode()}; use the version of nip that wrote it"
@@ -101,7 +101,7 @@ def check_version(written: pa.Schema, schema: pa.Schema, name: str) -> bool:
 
 
 def in_current_version(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A table of version 1 with the nullable columns that came later, empty."""
+    """A table of an earlier version with the nullable columns that came later, empty."""
     for index, field in enumerate(schema):
         if field.name not in table.schema.names and field.nullable:
             place = min(index, table.num_columns)  # of a table that lacks others too

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters import HyperParameters
-from nip_core.scenarios.code_validation.datasets import Problem
+from nip_core.scenarios import Problem
 
 TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
 CANDIDATE = "candidate"

@@ -15,13 +15,13 @@ that it led to, as long as the rounds until then, and stands once: its `episode`
 below (in the order of the numbers), the others reach it by the beginning of their path.
 `parent_key` is the last valid generation of the node before. Without branching paths are "".
 
-Version 2 added `decision_value` and `token_logprobs`; tables of version 1 are read as if they had
-them, empty.
+Version 2 added `decision_value` and `token_logprobs`, version 3 `columns`; tables of earlier
+versions are read as if they had them, empty.
 """
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _METADATA = {"nip.schema_version": str(SCHEMA_VERSION)}
 
@@ -38,7 +38,8 @@ EPISODES = pa.schema(
         pa.field("protocol", pa.string(), nullable=False),
         pa.field("question", pa.string(), nullable=False),
         pa.field("solution", pa.string(), nullable=False),
-        pa.field("y", pa.int8(), nullable=False),  # 1 correct, 0 buggy
+        pa.field("columns", pa.string()),  # the scenario's further columns: a JSON object of texts
+        pa.field("y", pa.int8(), nullable=False),  # 1 right, 0 wrong
         pa.field("difficulty", pa.string()),  # family or level, where the dataset has one
         pa.field("mutation", pa.string()),  # kind of the bug, where known
         pa.field("seed", pa.int64(), nullable=False),

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from nip_core.errors import CorruptionError, StageError
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
-from nip_core.rollouts.schema import EPISODES, GENERATIONS, SCHEMA_VERSION, TIMINGS
+from nip_core.rollouts.schema import EPISODES, GENERATIONS, TIMINGS
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import (
     Manifest,
@@ -40,6 +40,7 @@ Row = Mapping[str, Any]
 
 _SCHEMAS = {"episodes": EPISODES, "generations": GENERATIONS, "timings": TIMINGS}
 _SHARD_INPUT = "shard/"
+_DIGEST_VERSION = 2  # later versions of the schema have added what is left out where it is empty
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,7 @@ class _RowHashes:
                 )
 
     def digest(self) -> str:
-        total = hashlib.sha256(f"nip rollouts {SCHEMA_VERSION}".encode())
+        total = hashlib.sha256(f"nip rollouts {_DIGEST_VERSION}".encode())
         for name, rows in self._rows.items():
             total.update(f"\n{name} {len(rows)}\n".encode())
             total.update(b"".join(sorted(rows)))
@@ -279,6 +280,8 @@ class _RowHashes:
 
 
 def _canonical_row(row: Row) -> bytes:
+    if "columns" in row and row["columns"] is None:
+        row = {name: value for name, value in row.items() if name != "columns"}
     # NaN, which the schema allows in rewards and log-probabilities, is written as such.
     return json.dumps(row, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 

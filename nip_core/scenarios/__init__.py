@@ -1,0 +1,77 @@
+"""Domains of problems as data, one module or package each.
+
+base                what a scenario is
+datasets            its problems, from wherever they lie
+prompts             what agents are told of them; prompt_phrases: the sentences that settings decide
+
+`find_scenario` finds a scenario by the name of its module here, or anywhere by
+``path/to/file.py:Class`` or ``package.module:Class``; there is no list to keep. Nobody outside
+of this package imports one scenario. Scenarios import no settings (the settings look up the
+scenario that they name).
+"""
+
+from typing import TYPE_CHECKING
+
+from nip_core.importing import class_in, classes_in, import_object
+from nip_core.scenarios.base import (
+    PROVER,
+    VERIFIER,
+    Column,
+    Problem,
+    Role,
+    Scenario,
+    ScenarioSettings,
+    Words,
+    check_scenario,
+)
+
+if TYPE_CHECKING:
+    from nip_core.parameters import HyperParameters
+
+__all__ = [
+    "PROVER",
+    "VERIFIER",
+    "Column",
+    "Problem",
+    "Role",
+    "Scenario",
+    "ScenarioSettings",
+    "Words",
+    "find_scenario",
+    "make_scenario",
+    "scenario_names",
+]
+
+
+def scenario_names() -> tuple[str, ...]:
+    """The names of the scenarios in this package."""
+    return classes_in(__name__, Scenario)
+
+
+def find_scenario(name: str) -> type[Scenario]:
+    """The scenario of this name, or at ``package.module:Class`` or ``path/to/file.py:Class``.
+
+    Raises ValueError if there is none, or if it makes no game.
+    """
+    if ":" in name:
+        kind = import_object(name)
+        if not (isinstance(kind, type) and issubclass(kind, Scenario)):
+            raise ValueError(f"{name!r} is not a subclass of nip_core.scenarios.Scenario")
+        check_scenario(kind)
+        return kind
+    kind = class_in(__name__, name, Scenario)
+    if kind is None:
+        raise ValueError(
+            f"there is no scenario {name!r}; there are {', '.join(scenario_names())}, and one of "
+            'your own is named like "package.module:Class" or "path/to/file.py:Class"'
+        )
+    return kind
+
+
+def make_scenario(parameters: "HyperParameters") -> Scenario:
+    """The scenario that the settings name. Raises ValueError if its own settings are wrong."""
+    kind = find_scenario(parameters.scenario)
+    settings = getattr(parameters, kind.settings_block)
+    if isinstance(settings, dict):
+        settings = kind.Settings.model_validate(settings)
+    return kind(settings)

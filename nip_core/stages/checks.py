@@ -16,13 +16,13 @@ import aiohttp
 
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import ServerError, SettingsError
-from nip_core.game.render import Game, Situation, Turn
+from nip_core.game.render import Game, Turn, situation_of
 from nip_core.jobs.server_calls import LmServer, version_problem
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move
 from nip_core.redaction import redact
 from nip_core.rollouts.progress import Progress
-from nip_core.scenarios.code_validation.datasets import Problem
+from nip_core.scenarios import Problem
 from nip_core.stages.providers import Endpoints, speaks_nip
 from nip_core.stages.too_long import Facts
 
@@ -101,7 +101,7 @@ async def check_prompts(session: "Session") -> dict[str, Facts]:
 
 
 def _size(problem: Problem) -> int:
-    return len(problem.question.encode()) + len(problem.solution.encode())
+    return sum(len(text.encode()) for text in problem.texts.values())
 
 
 async def check_version(session: "Session") -> None:
@@ -227,7 +227,7 @@ class _AgentCheck:
         return [
             game.render(
                 self._agent,
-                Situation(problem.question, problem.solution, stance, seed),
+                situation_of(problem, stance, seed),
                 turns,
                 round_,
             )

@@ -20,7 +20,7 @@ from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec
 from nip_core.rollouts.progress import Progress
-from nip_core.scenarios.code_validation.datasets import Problem
+from nip_core.scenarios import Problem
 from nip_core.stages.asked_model import AGENT, ModelOptions, OpenModel, agent_of, settings_of
 
 EASY, HARD = 2 / 3, 1 / 3

@@ -18,7 +18,7 @@ from nip_core.parameters import HyperParameters, Method
 from nip_core.parameters.prices import calls_usd, missing_prices, training_usd
 from nip_core.rollouts.plan import episode_spec, group_size
 from nip_core.rollouts.trees import Branching
-from nip_core.scenarios.code_validation.datasets import Problem
+from nip_core.scenarios import Problem
 
 _BYTES_PER_TOKEN = 4
 _PROMPT_TOKENS = 300  # instructions, before the problem
@@ -103,7 +103,7 @@ def estimate_run(game: Game, problems: Mapping[str, Sequence[Problem]]) -> Estim
     tests = sum(is_tested(parameters, i) for i in range(iterations + 1))
     gates = sum(_may_be_gated(parameters, i) for i in range(iterations)) * trains
     played = [*problems["train"], *problems["test"]]
-    size = sum(len(p.question.encode()) + len(p.solution.encode()) for p in played)
+    size = sum(len(text.encode()) for p in played for text in p.texts.values())
     problem_tokens = size // max(len(played), 1) // _BYTES_PER_TOKEN
 
     plain = [_loads_of(game, seed, problem_tokens) for seed in range(_SEEDS)]

@@ -28,7 +28,8 @@ from nip_core.rollouts.plan import SPLITS, shuffle_labels
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import Identity, RunRecord, RunStore
 from nip_core.run_store.store import MissingFileError, open_store, walk
-from nip_core.scenarios.code_validation.datasets import Problem, check_splits, load_problems
+from nip_core.scenarios import Problem, find_scenario, make_scenario
+from nip_core.scenarios.datasets import check_splits, load_problems
 from nip_core.stages.estimate import Estimate, estimate_run
 from nip_core.stages.kept_models import ADAPTERS
 from nip_core.stages.origin import Origin, find_origin, resolved, takes_over
@@ -55,7 +56,7 @@ _OWN_TO_EACH = (
 
 def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
     """The problems of every split, checked. Raises DatasetError."""
-    options, scenario = parameters.dataset_options, parameters.code_validation
+    options, scenario = parameters.dataset_options, make_scenario(parameters)
     gate = parameters.promotion
     sizes = {
         "train": options.max_train_size,
@@ -69,10 +70,9 @@ def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
         played = split in ("train", parameters.test_dataset_split)
         played |= split == "validation" and gate.enabled
         problems[split] = load_problems(
+            scenario,
             parameters.dataset,
             split,
-            difficulty=scenario.apps_difficulty,
-            exclude_flagged=scenario.apps_exclude_flagged,
             max_size=sizes[split],
             shuffle_seed=options.reduce_shuffle_seed,
             # A split that nobody plays may be as unbalanced as it likes.
@@ -220,6 +220,9 @@ def contents_of(
     protocol = find_protocol(parameters.interaction_protocol)
     if ":" in parameters.interaction_protocol:
         contents["protocol"] = digest(Path(inspect.getfile(protocol)).read_text(encoding="utf-8"))
+    if ":" in parameters.scenario:
+        kind = find_scenario(parameters.scenario)
+        contents["scenario"] = digest(Path(inspect.getfile(kind)).read_text(encoding="utf-8"))
     for agent in parameters.model_agents.values():
         path = Path(resolve_model(agent.model_name)).expanduser()
         is_hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
@@ -240,14 +243,16 @@ def template_digests(game: Game) -> dict[str, str]:
         if agent.system_prompt_template_path is not None:
             text = Path(agent.system_prompt_template_path).read_text(encoding="utf-8")
             digests[name] = digest(text)
-        elif protocol.template_directory is not None:
+        elif protocol.template_directory is not None or ":" in game.parameters.scenario:
             digests[name] = digest(game.prompts.template(name).template)
     return digests
 
 
 def problems_digest(problems: list[Problem]) -> str:
     """The digest of a split's problems, in their order."""
-    return digest([[p.id, p.question, p.solution, p.y] for p in problems])
+    further = [{**p.columns} for p in problems]
+    facts = [[p.id, p.question, p.solution, p.y] for p in problems]
+    return digest([[*f, c] if c else f for f, c in zip(facts, further, strict=True)])
 
 
 def _directory_digest(directory: Path) -> str:

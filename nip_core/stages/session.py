@@ -22,7 +22,7 @@ from nip_core.rollouts.engine import places_for
 from nip_core.rollouts.progress import Progress
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.run import RunStore
-from nip_core.scenarios.code_validation.datasets import Problem
+from nip_core.scenarios import Problem
 from nip_core.stages.checks import check_prompts, check_reachable, check_version
 from nip_core.stages.kept_models import keep_models, restore
 from nip_core.stages.models import ServedModel

@@ -23,7 +23,7 @@ from nip_core.parameters import HyperParameters
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.scenarios.code_validation.datasets import Problem
+from nip_core.scenarios import Problem
 
 Facts = Mapping[str, Any]
 """``agent``, and in tokens ``prompt`` (null: far more than the context), ``answer`` (as long as it

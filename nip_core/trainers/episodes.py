@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import StageError
-from nip_core.game.render import Game, InvalidResponse, Situation, Turn
+from nip_core.game.render import Game, InvalidResponse, Situation, Turn, columns_of
 from nip_core.hashing import derive_key
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
@@ -27,7 +27,7 @@ _PLACE = ("split", "iteration", "problem", "sample", "branch_path")
 _FACTS = ("key", "run", *_PLACE, "y", "decision", "outcome", "rewards")
 _OF_EPISODES = (
     *("key", "iteration", "problem", "question_id", "y", "rounds"),
-    *("question", "solution", "prover_stance", "seed"),
+    *("question", "solution", "columns", "prover_stance", "seed"),
 )
 _OF_TREES = ("key", "branch_path", *TREE_COLUMNS)
 
@@ -123,7 +123,8 @@ def played(game: Game, part: Rollouts, keys: Collection[str]) -> Iterator[Episod
     for answer in _rows(generations.filter(valid).select(_Answer._fields)):
         by_episode[answer[0]].append(_Answer._make(answer))
     for row in _rows(episodes):
-        key, iteration, problem, question_id, y, rounds, question, solution, stance, seed = row
+        key, iteration, problem, question_id, y, rounds, *facts = row
+        question, solution, columns, stance, seed = facts
         answers = by_episode[key]
         try:
             turns = game.turns_of([(a.round, a.agent, a.text, None) for a in answers], seed)
@@ -132,7 +133,7 @@ def played(game: Game, part: Rollouts, keys: Collection[str]) -> Iterator[Episod
                 f"episode {key}: an answer that counted as valid when it was played is not "
                 f"({invalid.reason}); another version of nip has played it: train with that one"
             ) from None
-        situation = Situation(question, solution, stance, seed)
+        situation = Situation(question, solution, stance, seed, columns_of(columns))
         yield Episode(key, iteration, problem, question_id, y, rounds, situation, turns, answers)
 
 

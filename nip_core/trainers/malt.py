@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from nip_core.errors import StageError
-from nip_core.game.render import Game, InvalidResponse, Situation
+from nip_core.game.render import Game, InvalidResponse, Situation, columns_of
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.rollouts.tables import RolloutTables
 from nip_core.rollouts.trees import (
@@ -48,6 +48,7 @@ _EPISODE_COLUMNS = (
     "question_id",
     "question",
     "solution",
+    "columns",
     "y",
     "seed",
     "prover_stance",
@@ -231,9 +232,9 @@ def _pair(
     game: Game, tree: _Tree, node: Path, agent: str, better: _Candidate, worse: _Candidate
 ) -> Pair:
     facts, chosen, rejected = tree.facts, better.generation, worse.generation
-    situation = Situation(
-        facts["question"], facts["solution"], facts["prover_stance"], facts["seed"]
-    )
+    texts = (facts["question"], facts["solution"])
+    columns = columns_of(facts["columns"])
+    situation = Situation(*texts, facts["prover_stance"], facts["seed"], columns)
     try:
         turns = game.turns(tree.before(node), facts["seed"])
     except InvalidResponse as invalid:

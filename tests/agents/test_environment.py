@@ -28,7 +28,7 @@ from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.progress import Progress
 from nip_core.rollouts.tables import build_tables
-from nip_core.scenarios.code_validation.datasets import Problem
+from nip_core.scenarios import Problem
 
 GAMES = {
     **{name: {"interaction_protocol": name} for name in protocol_names()},

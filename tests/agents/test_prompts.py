@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nip_core.answers.parsing import parse_response
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Move, Turn
 from nip_core.protocols.nip import NipProtocol
 from nip_core.protocols.scales import ACCEPT, NO_DECISION, REJECT, SCALES, discrete
-from nip_core.scenarios.code_validation.parsing import parse_response
-from nip_core.scenarios.code_validation.prompts import PLACEHOLDERS, SystemPrompts
+from nip_core.scenarios import make_scenario
+from nip_core.scenarios.prompts import PLACEHOLDERS, SystemPrompts
 
 PLAIN = ("nip", "adp", "solo_verifier", "debate", "mnip", "merlin_arthur", "multi_channel_test")
 WRAPPED = ("nip", "adp", "debate", "mnip", "merlin_arthur")
@@ -55,8 +56,12 @@ def game_on(scale, name, zero_knowledge, version):
     return game(name, zero_knowledge, version, protocol_common={"verifier_decision_scale": scale})
 
 
+def filled(prompts, agent, stance, seed, question=QUESTION, solution=SOLUTION):
+    return prompts.filled(agent, stance, seed).fill({"question": question, "solution": solution})
+
+
 def prompt(table, agent, stance=None, seed=0):
-    return table.prompts.render(agent, QUESTION, SOLUTION, stance, seed)
+    return filled(table.prompts, agent, stance, seed)
 
 
 def turns_of(table, agent, seed=0):
@@ -106,10 +111,10 @@ def test_a_protocol_can_bring_its_templates_for_all_versions(tmp_path, version):
     parameters = settings_of("nip", version=version)
     (tmp_path / "prover.txt").write_text("Argue to $agent_stance_string: $question $solution")
     with pytest.raises(SettingsError, match=re.escape(str(tmp_path / "verifier.txt"))):
-        SystemPrompts(parameters, Own(parameters))
+        SystemPrompts(parameters, Own(parameters), make_scenario(parameters))
     (tmp_path / "verifier.txt").write_text("$question $solution $decision_form")
-    prompts = SystemPrompts(parameters, Own(parameters))
-    assert prompts.render("prover", "q", "s", None, 0) == "Argue to accept: q s"
+    prompts = SystemPrompts(parameters, Own(parameters), make_scenario(parameters))
+    assert filled(prompts, "prover", None, 0, "q", "s") == "Argue to accept: q s"
 
 
 # Everything that an agent needs.

@@ -14,7 +14,7 @@ from prefect.utilities.callables import parameter_schema
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.protocols import make_protocol
-from nip_core.scenarios.code_validation.datasets import BUNDLED
+from nip_core.scenarios import find_scenario
 from nip_core.stages.estimate import Estimate, estimate_run
 from nip_core.stages.prepare import load_all_problems
 from nip_core.stages.rerun import STAGES
@@ -25,7 +25,11 @@ from nip_prefect.flows.up import POOLS
 ROOT = Path(__file__).parents[2]
 PREFECT = yaml.safe_load((ROOT / "prefect.yaml").read_text())
 CONFIGS = sorted((ROOT / "deployments" / "configs").glob("*.yaml"))
-BUNDLED_DATA = [c for c in CONFIGS if yaml.safe_load(c.read_text())["dataset"] in BUNDLED]
+BUNDLED_DATA = [
+    c
+    for c in CONFIGS
+    if yaml.safe_load(c.read_text())["dataset"] in find_scenario("code_validation").bundled
+]
 
 DEPLOYMENT_KEYS = {
     "name",

@@ -17,7 +17,7 @@ from nip_core.evaluation.report import (
     build_report,
     metrics_table,
 )
-from nip_core.evaluation.transcripts import DECISION_WORDS, Message, Transcript
+from nip_core.evaluation.transcripts import DECISION_WORDS, Message, Text, Transcript
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -68,8 +68,9 @@ def _transcript(text: str, key: str = "k") -> Transcript:
         split="test",
         iteration=0,
         problem=text,
-        question=text,
-        solution=text,
+        texts=(Text(text, text), Text(text, text, "python")),
+        thing=text,
+        label=text,
         y=1,
         decision=1,
         outcome="finished",
@@ -181,7 +182,8 @@ def test_what_models_write_stays_text(report, hostile) -> None:
     assert not {"<", ">", "&", "\u2028", "\u2029"} & set(wild.scripts[0])
     embedded = json.loads(wild.scripts[0])
     [found] = embedded["transcripts"]
-    assert found["messages"][0]["text"] == found["solution"] == found["problem"] == hostile
+    assert found["messages"][0]["text"] == found["problem"] == found["label"] == hostile
+    assert found["texts"][1] == {"heading": hostile, "text": hostile, "language": "python"}
     assert embedded["prompts"][found["system_prompts"]["prover"]] == hostile
     assert found["messages"][0]["told"] == hostile
 

@@ -3,7 +3,6 @@
 import pyarrow as pa
 
 from nip_core.evaluation.transcripts import (
-    THE_SOLUTION,
     reasons,
     transcripts_from_tables,
     transcripts_markdown,
@@ -214,7 +213,7 @@ def test_what_agents_were_told_is_what_they_were_asked(episodes_of, generations_
         {"round": 2, "agent": "verifier", "text": "Decision: accept", "decision": 1},
     )
     [shown] = transcripts_from_tables(episodes_of({}), generations, 1, 0, game=game)
-    assert THE_SOLUTION in shown.system_prompts["prover"]
+    assert "[the solution]" in shown.system_prompts["prover"]
     assert set(shown.system_prompts) == {"prover", "verifier"}
     question, answer, decision = (message.told for message in shown.messages)
     assert question is None and decision == game.prompts.last_round_message

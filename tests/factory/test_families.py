@@ -11,10 +11,10 @@ import pytest
 from factory.problems import build_families
 from factory.problems.families import FAMILIES, behaviour, select
 from factory.problems.families.structure import Family, Member, numbers
-from nip_core.scenarios.code_validation import datasets
+from nip_core.scenarios import find_scenario
 
 SPLITS = ("train", "validation", "test")
-DATA = datasets.BUNDLED_DATA / "families"
+DATA = find_scenario("code_validation").bundled["families"]
 TAKES = {family.name: family.takes for family in FAMILIES}
 
 Rows = dict[str, list[dict[str, Any]]]

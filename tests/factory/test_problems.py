@@ -24,9 +24,9 @@ from factory.problems.sources.source import MIN_TESTS, problem
 from nip_core.errors import DatasetError
 from nip_core.problems import Suite, normalise, run_tests_batch
 from nip_core.problems.mutators import KINDS
-from nip_core.scenarios.code_validation import datasets
+from nip_core.scenarios import find_scenario
 
-DATA = datasets.BUNDLED_DATA
+DATA = find_scenario("code_validation").bundled["problems"].parent
 
 
 def committed(name, split):

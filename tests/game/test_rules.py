@@ -23,7 +23,9 @@ def kept(table, seed):
     rules, protocol = table._rules, table.protocol
     found = [rules.names(seed)]
     for agent, stance in product(protocol.agent_names, (None, 0, 1)):
-        found.append(rules.system_prompt(agent, stance, seed).fill("q", "s"))
+        found.append(
+            rules.system_prompt(agent, stance, seed).fill({"question": "q", "solution": "s"})
+        )
         found.append(rules.rounds(agent, protocol.max_message_rounds - 1, stance, seed, {}))
     for round_ in range(protocol.max_message_rounds):
         movers = protocol.movers(round_, seed, [])

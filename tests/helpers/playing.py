@@ -21,7 +21,7 @@ from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import cut, plan_episodes
 from nip_core.rollouts.progress import Progress
 from nip_core.rollouts.tables import build_tables
-from nip_core.scenarios.code_validation.datasets import Problem
+from nip_core.scenarios import Problem
 
 
 class MemoryLog:

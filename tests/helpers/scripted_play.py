@@ -24,7 +24,7 @@ from nip_core.rollouts.episode import ShardContext
 from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import EpisodeSpec, plan_episodes
 from nip_core.rollouts.progress import Progress
-from nip_core.scenarios.code_validation.datasets import Problem
+from nip_core.scenarios import Problem
 
 Script = Mapping[int, Mapping[str, Any]]
 Seen = tuple[str, str | None, str]  # role, name, content

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from nip_core.models import BUNDLED, resolve_model
-from nip_core.scenarios.code_validation.datasets import BUNDLED_DATA
+from nip_core.scenarios import find_scenario
 
 TINY = BUNDLED["tiny"]
 DIGESTS = {
@@ -28,7 +28,8 @@ DIGESTS = {
 
 
 def test_what_ships_is_byte_for_byte_what_was_built() -> None:
-    shipped = [*BUNDLED_DATA.glob("*/*.parquet"), *TINY.iterdir()]
+    bundled = find_scenario("code_validation").bundled.values()
+    shipped = [file for place in bundled for file in place.glob("*.parquet")] + [*TINY.iterdir()]
     records = {"README.md", "training.json", "evaluation.json"}  # of how it was built
     assert {
         f"{path.parent.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest()[:16]

@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
+from nip_core.answers.parsing import InvalidResponse
 from nip_core.game.render import Game, Situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Turn, protocol_names
-from nip_core.scenarios.code_validation.parsing import InvalidResponse
 from nip_lm_server.engines.reply_rules import Template, load_replies
 
 ROUNDS = {"max_message_rounds": 3}

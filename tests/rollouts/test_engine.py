@@ -77,7 +77,9 @@ def verifier(text):
 def body(played, round_, agent, *messages, attempt=0):
     """The whole request that `agent` should get about p0 in this round."""
     seed = played.specs[0].seed
-    prompt = played.game.prompts.render(agent, "Return x plus 0.", "x + 0", None, seed)
+    prompt = played.game.prompts.filled(agent, None, seed).fill(
+        {"question": "Return x plus 0.", "solution": "x + 0"}
+    )
     return {
         "model": f"{agent}-model",
         "messages": [{"role": "system", "content": prompt}, *messages],
@@ -123,6 +125,7 @@ async def test_nip_with_three_rounds_asks_answers_and_decides():
             "protocol": "nip",
             "question": "Return x plus 0.",
             "solution": "x + 0",
+            "columns": None,
             "y": 0,
             "difficulty": "sums",
             "mutation": None,

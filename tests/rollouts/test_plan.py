@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nip_core.parameters import load_parameters
 from nip_core.protocols import make_protocol
 from nip_core.rollouts.plan import cut, plan_episodes, shuffle_labels
-from nip_core.scenarios.code_validation.datasets import Problem
+from nip_core.scenarios import Problem
 
 LAWS = settings(max_examples=60, deadline=None)
 

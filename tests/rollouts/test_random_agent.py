@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nip_core.answers.parsing import AnswerForm, parse_response
 from nip_core.protocols import NO_DECISION
 from nip_core.protocols.scales import SCALES
 from nip_core.rollouts.model_call import random_answer
-from nip_core.scenarios.code_validation.parsing import AnswerForm, parse_response
 
 HEADERS = {"a": "Question for Expert_1:", "b": "To everyone:", "c": "@judge"}
 

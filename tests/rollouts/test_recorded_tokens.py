@@ -27,7 +27,7 @@ from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.tables import build_tables
-from nip_core.scenarios.code_validation.datasets import load_problems
+from nip_core.scenarios.datasets import load_problems
 from nip_core.trainers.grpo import choose_trajectories
 from nip_lm_server import formats
 from nip_lm_server.formats import chat_template
@@ -72,7 +72,7 @@ def make_game(**changes):
 async def play_at(url, log, model="tiny", on=None, **recorded):
     """The training rollouts of iteration 0, in which the verifier's tokens are recorded."""
     game = make_game()
-    on = on or load_problems("families", "train")
+    on = on or load_problems(game.scenario, "families", "train")
     specs = plan_episodes(game.parameters, on, "train", 0)
     async with ChatClient(concurrency=16, timeout_s=60, retries=1) as client:
         table = make_context(game, url, client, log, model=model, key=KEY)

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nip_core.errors import DatasetError
-from nip_core.scenarios.code_validation import dataset_files
-from nip_core.scenarios.code_validation import datasets as loader
-from nip_core.scenarios.code_validation.datasets import Problem, check_splits, load_problems
+from nip_core.parameters import CodeValidationParameters
+from nip_core.scenarios import Problem, dataset_files, find_scenario
+from nip_core.scenarios import datasets as loader
+from nip_core.scenarios.datasets import check_splits
 
 SPLITS = ("train", "validation", "test")
 
@@ -37,11 +38,16 @@ def write_jsonl(path, found):
     return str(path)
 
 
+def load_problems(dataset, split, *, settings=None, **options):
+    scenario = find_scenario("code_validation")(CodeValidationParameters(**(settings or {})))
+    return loader.load_problems(scenario, dataset, split, **options)
+
+
 def all_splits(dataset, **options):
     return {split: load_problems(str(dataset), split, **options) for split in SPLITS}
 
 
-@pytest.mark.parametrize("name", loader.BUNDLED)
+@pytest.mark.parametrize("name", find_scenario("code_validation").bundled)
 def test_bundled_sets_load_by_name(name):
     splits = all_splits(name)
     check_splits(splits)
@@ -226,7 +232,9 @@ def test_nothing_left_is_an_error_that_says_why(tmp_path):
     assert "all 4 problems have y = 0" in error_of(tmp_path)
     assert "all 4 problems have y = 0" in error_of(tmp_path, max_size=1)
     assert len(load_problems(str(tmp_path), "train", make_balanced=False)) == 4
-    assert "no problems with difficulty 'hard'" in error_of(tmp_path, difficulty="hard")
+    assert "no problems with difficulty 'competition'" in error_of(
+        tmp_path, settings={"apps_difficulty": "competition"}
+    )
 
 
 def test_an_id_that_stands_twice_is_named(tmp_path):
@@ -368,9 +376,9 @@ def test_buggy_apps_gives_as_many_correct_as_buggy_solutions(buggy_apps):
 
 
 def test_buggy_apps_can_be_filtered(buggy_apps):
-    easy = load_problems(str(buggy_apps), "train", difficulty="introductory")
+    easy = load_problems(str(buggy_apps), "train", settings={"apps_difficulty": "introductory"})
     assert solutions(easy) == {"two": [("c0", 1), ("d0", 0)]}
-    flagged = load_problems(str(buggy_apps), "train", exclude_flagged=False)
+    flagged = load_problems(str(buggy_apps), "train", settings={"apps_exclude_flagged": False})
     assert solutions(flagged)["four"] == [("g0", 1), ("h0", 0)]
     assert solutions(load_problems(str(buggy_apps), "test")) == {"seven": [("l0", 1), ("m0", 0)]}
 

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import examples
 
-from nip_core.protocols import NO_DECISION
-from nip_core.protocols.scales import SCALES, discrete
-from nip_core.scenarios.code_validation import parsing
-from nip_core.scenarios.code_validation.decisions import InvalidDecision, MissingPart
-from nip_core.scenarios.code_validation.parsing import (
+from nip_core.answers import parsing
+from nip_core.answers.decisions import InvalidDecision, MissingPart
+from nip_core.answers.parsing import (
     AnswerForm,
     InvalidResponse,
     parse_decision,
     parse_response,
 )
+from nip_core.protocols import NO_DECISION
+from nip_core.protocols.scales import SCALES, discrete
 
 HEADERS = {"first": "Question for Expert_1:", "second": "Question for Expert_2:"}
 TABLE = yaml.safe_load((Path(__file__).parent / "answers.yaml").read_text(encoding="utf-8"))

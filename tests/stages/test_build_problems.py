@@ -18,11 +18,13 @@ from server_here import one_here
 from small_source import apps_rows, human_eval_rows, mbpp_rows, write_files, write_rows
 
 from nip_core.errors import DatasetError, SettingsError, StageError
+from nip_core.parameters import CodeValidationParameters
 from nip_core.problems.rows import SPLITS
 from nip_core.problems.sandbox import run_tests_batch
 from nip_core.problems.sources import read_source
 from nip_core.problems.tested import TestRunner
-from nip_core.scenarios.code_validation.datasets import check_splits, load_problems
+from nip_core.scenarios import find_scenario
+from nip_core.scenarios.datasets import check_splits, load_problems
 from nip_core.stages import build_problems
 from nip_core.stages.asked_model import ModelOptions
 from nip_core.stages.build_problems import ANSWERS, BuildOptions
@@ -81,7 +83,8 @@ def rows_in(out):
 def test_the_dataset_is_one_that_a_run_takes(built):
     out, facts = built
     assert {path.name for path in out.iterdir()} == FILES
-    problems = {split: load_problems(str(out), split) for split in SPLITS}
+    scenario = find_scenario("code_validation")(CodeValidationParameters())
+    problems = {split: load_problems(scenario, str(out), split) for split in SPLITS}
     check_splits(problems)
     assert sum(map(len, problems.values())) == len(rows_in(out))  # balanced: nothing is left out
     assert facts["problems"] == {"read": 5, "in_dataset": 5}

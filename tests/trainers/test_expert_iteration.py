@@ -93,10 +93,10 @@ def test_the_examples_come_neither_agent_by_agent_nor_verdict_by_verdict():
 
 def test_an_example_holds_the_conversation_of_its_agent_and_where_it_came_from():
     game, tables = make_game(), six_episodes().tables()
-    facts = "Return x plus 0.", "x + 0"
+    facts = {"question": "Return x plus 0.", "solution": "x + 0"}
     [verifier] = [e for e in choose(game, "verifier", 0, *tables) if e.problem == "p0"]
     assert list(verifier.messages) == [
-        {"role": "system", "content": game.prompts.render("verifier", *facts, None, 0)},
+        {"role": "system", "content": game.prompts.filled("verifier", None, 0).fill(facts)},
         {"role": "assistant", "content": "Question: a?"},
         {"role": "user", "content": "Answer: b", "name": "Expert"},
         {"role": "system", "content": game.prompts.last_round_message},
@@ -112,7 +112,7 @@ def test_an_example_holds_the_conversation_of_its_agent_and_where_it_came_from()
     assert verifier.generations == ("a-e0-0-g0-1", "a-e0-0-g2-0")
     [prover] = [e for e in choose(game, "prover", 0, *tables) if e.problem == "p0"]
     assert list(prover.messages) == [
-        {"role": "system", "content": game.prompts.render("prover", *facts, None, 0)},
+        {"role": "system", "content": game.prompts.filled("prover", None, 0).fill(facts)},
         {"role": "user", "content": "Question: a?", "name": "Verifier"},
         {"role": "assistant", "content": "Answer: b"},
     ]

@@ -1,0 +1,55 @@
+"""`code_validation`: does a Python solution solve a problem?"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from nip_core.scenarios.base import Column, Row, Scenario, Words
+from nip_core.scenarios.code_validation.buggy_apps import NESTED, rows_of
+
+if TYPE_CHECKING:
+    from nip_core.parameters import CodeValidationParameters
+
+_DATA = Path(__file__).with_name("data")
+
+
+class CodeValidation(Scenario):
+    """A problem in words and a program that solves it, or has a bug."""
+
+    name = "code_validation"
+    settings: "CodeValidationParameters"
+    settings_block = "code_validation"
+    columns = (Column("question", "Problem"), Column("solution", "Solution", code="python"))
+    bundled: ClassVar[Mapping[str, Path]] = {n: _DATA / n for n in ("problems", "families")}
+    words = Words(
+        expert="an expert in Python",
+        thing="solution",
+        claim="a solution solves a problem",
+        full_claim="a Python solution solves a problem",
+        open_claim="A Python solution may or may not solve a problem",
+        doubt="With a probability of one half the solution has a bug, which can be subtle.",
+        correct="the solution is correct for every input that the problem allows",
+        correct_in_short="the solution is correct",
+        evidence="the code",
+        labels=("buggy", "correct"),
+    )
+
+    def expand(self, row: Row, name: str) -> Iterator[Mapping[str, Any]]:
+        """The rows of a row of lrhammond/buggy-apps, which has columns of lists; others alone."""
+        return rows_of(row, name) if row.keys() >= NESTED else iter((row,))
+
+    def takes(self, columns: Iterable[str]) -> bool:
+        """Take the nested columns of lrhammond/buggy-apps as well."""
+        return {*columns} >= NESTED or super().takes(columns)
+
+    def keeps(self, row: Row) -> bool:
+        """Tell whether a row is of the difficulty that is set, and not flagged."""
+        difficulty = self.settings.apps_difficulty
+        if difficulty is not None and row.get("difficulty") != difficulty:
+            return False
+        return not (self.settings.apps_exclude_flagged and row.get("flags"))
+
+    def filters(self) -> str:
+        """Name the difficulty that is set."""
+        difficulty = self.settings.apps_difficulty
+        return "" if difficulty is None else f" with difficulty {difficulty!r}"

@@ -1,0 +1,241 @@
+"""What a scenario is: the domain of the problems, as data and pure functions.
+
+Scenario          a domain; a subclass says what its problems are and who sees what of them
+Column            one text of a problem: its heading in a prompt, and who sees it
+Words             how prompts call what is judged
+Problem           one problem with its label
+ScenarioSettings  what the settings of every scenario have
+
+A problem is a question and a solution that may be right or wrong. All else that agents may be shown
+of it is a further column. docs/scenarios.md builds a scenario of one's own.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from nip_core.protocols import Protocol
+
+PROVER: Literal["prover"] = "prover"
+VERIFIER: Literal["verifier"] = "verifier"
+Role = Literal["prover", "verifier"]
+"""Who is shown a column: agents that argue, or all others (the verifier and, in zero-knowledge
+games, the adversarial verifier and the simulator)."""
+PromptVersion = Literal["v1", "v2", "short"]
+Row = Mapping[str, Any]
+
+
+class ScenarioSettings(BaseModel):
+    """Settings that every scenario has; a scenario's own class adds others."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True
+    )
+
+    system_prompt_version: PromptVersion = "v1"
+    """Which prompt templates: "v1" (answer at once), "v2" (reason first, then answer; what stands
+    before the answer stays with the agent), or "short" for very small models."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question, a solution to it, and whether the solution is right."""
+
+    id: str
+    question_id: str
+    """Equal for all problems with the same question."""
+    question: str
+    solution: str
+    y: int
+    """1 right, 0 wrong."""
+    difficulty: str | None = None
+    mutation: str | None = None
+    """The kind of mistake, where it is known."""
+    columns: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """The texts of the scenario's further columns, by name."""
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """All of its texts by column."""
+        return {"question": self.question, "solution": self.solution, **self.columns}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A text of every problem, which stands in a dataset under `name`."""
+
+    name: str
+    heading: str
+    """Stands above it in a prompt."""
+    code: str | None = None
+    """The language of which it is a listing."""
+    seen_by: tuple[Role, ...] = (PROVER, VERIFIER)
+    drawn: bool = False
+    """Whether `Scenario.draw` makes it for each episode, so that no dataset has it."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """How prompts call what is judged. Each stands within a sentence; the examples are code's."""
+
+    expert: str  # who argues: "an expert in Python"
+    thing: str  # "solution"
+    claim: str  # "a solution solves a problem"
+    doubt: str  # a sentence: "With a probability of one half the solution has a bug."
+    correct: str  # "the solution is correct for every input that the problem allows"
+    evidence: str  # against which the verifier checks: "the code"
+    source: str = ""  # what experts quote; "": the evidence
+    full_claim: str = ""  # "a Python solution solves a problem"; "": the claim
+    correct_in_short: str = ""  # "the solution is correct"; "": as above
+    open_claim: str = ""  # a sentence's beginning: "A solution may or may not solve a problem"
+    materials: str = ""  # "the problem and the solution"; "": the problem and the thing
+    labels: tuple[str, str] = ("wrong", "right")  # of y = 0 and y = 1: "buggy", "correct"
+
+    def placeholders(self) -> dict[str, str]:
+        """Return what stands for the placeholders of templates."""
+        claim = self.full_claim or self.claim
+        return {
+            "expert": self.expert,
+            "thing": self.thing,
+            "claim": self.claim,
+            "full_claim": claim,
+            "open_claim": self.open_claim or f"It is open whether {claim}",
+            "doubt": self.doubt,
+            "correct": self.correct_in_short or self.correct,
+            "source": self.source or self.evidence,
+            "materials": self.materials or f"the problem and the {self.thing}",
+        }
+
+
+class Scenario:
+    """A domain. A subclass sets the class variables that have no value here.
+
+    All methods are pure functions of their arguments and of the settings.
+    """
+
+    name: ClassVar[str]
+    """As the setting `scenario` calls it; equal to the module's name for those of this package."""
+    words: ClassVar[Words]
+    columns: ClassVar[tuple[Column, ...]] = (
+        Column("question", "Problem"),
+        Column("solution", "Solution"),
+    )
+    """What problems consist of: `question` and `solution` first, in the order of prompts."""
+    Settings: ClassVar[type[ScenarioSettings]] = ScenarioSettings
+    """Of the block `scenario_settings`."""
+    settings_block: ClassVar[str] = "scenario_settings"
+    """The block in which its settings stand."""
+    bundled: ClassVar[Mapping[str, Path]] = {}
+    """Where the datasets lie that come with it, by name."""
+    generated: ClassVar[tuple[str, ...]] = ()
+    """The names of datasets that `generate` makes."""
+    template_directory: ClassVar[Path | None] = None
+    """Where templates of its own lie, as ``<version>/<protocol>/<agent>.txt``; a template that is
+    missing there is nip's."""
+
+    def __init__(self, settings: Any):
+        """`settings` are an object of `Settings`, or of the class of `settings_block`."""
+        self.settings = settings
+
+    # Problems.
+
+    def generate(self, dataset: str, split: str) -> Iterable[Row]:
+        """The rows of a dataset that `generated` names, the same ones at each call."""
+        raise NotImplementedError
+
+    def expand(self, row: Row, name: str) -> Iterator[Row]:
+        """The rows that a row of a source stands for; `name` is what to call it in errors."""
+        yield row
+
+    def takes(self, columns: Iterable[str]) -> bool:
+        """Tell whether a source with these columns has what `expand` needs."""
+        return self.required_columns() <= {*columns}
+
+    def required_columns(self) -> set[str]:
+        """The columns that a dataset must have."""
+        texts = {column.name for column in self.columns if not column.drawn}
+        return texts if self.has_checker() else texts | {"y"}
+
+    def keeps(self, row: Row) -> bool:
+        """Tell whether the settings leave this row in; the labels are balanced afterwards."""
+        return True
+
+    def filters(self) -> str:
+        """Name the filters that are set, as the end of "there are no problems"."""
+        return ""
+
+    def label(self, row: Row) -> int:
+        """1 if the row's solution is right, 0 if not: a checker in the place of the column `y`.
+
+        Where a row has a `y` too, both must agree.
+        """
+        raise NotImplementedError
+
+    def has_checker(self) -> bool:
+        """Tell whether the scenario finds its labels itself."""
+        return type(self).label is not Scenario.label
+
+    # What agents see.
+
+    def draw(self, problem: Mapping[str, str], seed: int) -> Mapping[str, str]:
+        """The columns that are `drawn`, for an episode of this seed."""
+        return {}
+
+    def seen(self, role: Role) -> tuple[Column, ...]:
+        """The columns that an agent of this role is shown, in order."""
+        return tuple(column for column in self.columns if role in column.seen_by)
+
+    def show(self, texts: Mapping[str, str], role: Role) -> str:
+        """The problem as it stands in the prompt of an agent of this role."""
+        if self.settings.system_prompt_version == "short":
+            return "\n".join(texts[column.name] for column in self.seen(role))
+        return "\n\n".join(
+            f"## {column.heading}\n\n{_listing(texts[column.name], column.code)}"
+            for column in self.seen(role)
+        )
+
+    def as_read(self, message: str, texts: Mapping[str, str]) -> str:
+        """A prover's message as the others read it, such as with its quotes checked."""
+        return message
+
+    # What can be played.
+
+    def check(self, protocol: Protocol) -> None:
+        """Raise ValueError, naming the setting, where the scenario can't be played so."""
+
+
+def _listing(text: str, language: str | None) -> str:
+    return text if language is None else f"```{language}\n{text}\n```"
+
+
+def check_scenario(kind: type[Scenario]) -> None:
+    """Raise ValueError for a class of a user's that makes no game."""
+    missing = [name for name in ("name", "words") if not hasattr(kind, name)]
+    if missing:
+        raise ValueError(f"{kind.__name__} has no {' and no '.join(missing)}; set it in the class")
+    names = [column.name for column in kind.columns]
+    if names[:2] != ["question", "solution"] or len({*names}) < len(names):
+        raise ValueError(
+            f"{kind.__name__}.columns must begin with question and solution and name each column "
+            f"once (got {', '.join(names)})"
+        )
+    for column in kind.columns:
+        if not column.seen_by:
+            raise ValueError(
+                f"{kind.__name__}.columns: nobody sees {column.name}; name in seen_by who does, "
+                "or leave the column out"
+            )
+        unknown = {*column.seen_by} - {PROVER, VERIFIER}
+        if unknown:
+            raise ValueError(
+                f"{kind.__name__}.columns: {column.name} is seen by {', '.join(sorted(unknown))}; "
+                f"there are {PROVER} and {VERIFIER}"
+            )
+    if not any(VERIFIER in column.seen_by for column in kind.columns[:2]):
+        raise ValueError(
+            f"{kind.__name__}.columns: the verifier sees neither question nor solution, so it has "
+            "nothing to decide on; show it one"
+        )

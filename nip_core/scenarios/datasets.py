@@ -1,0 +1,238 @@
+"""The problems that are played: bundled, generated, from files, or from Hugging Face.
+
+    load_problems    the problems of one split of a dataset, checked, filtered, reduced
+    check_splits     refuses splits that share a question
+
+A dataset has the columns that the scenario names, among them `question`, `solution` and, unless
+the scenario has a checker, `y` (1 right, 0 wrong); it may have `id`, `question_id`, `difficulty`
+and `mutation`.
+
+What is left out, and in which split a question stands where the source doesn't say, follows from
+stable hashes of texts and ids, never from the position in a file:
+
+- a source with `train` and `test` only: a tenth of the questions of `train` are its `validation`;
+- a single file: by its column `split`, if it has one; else, by question, about 70 in 100 are
+  `train`, 10 `validation` and 20 `test`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nip_core.errors import DatasetError
+from nip_core.hashing import derive_key, derive_seed
+from nip_core.scenarios.base import Problem, Row, Scenario
+from nip_core.scenarios.dataset_files import SPLITS, Table, read_tables
+from nip_core.scenarios.prompt_phrases import listed
+
+
+def load_problems(
+    scenario: Scenario,
+    dataset: str,
+    split: str,
+    *,
+    max_size: int | None = None,
+    shuffle_seed: int = 42,
+    make_balanced: bool = True,
+) -> list[Problem]:
+    """The problems of one split, in the order of the source.
+
+    Args:
+        scenario: the domain; its settings may leave rows out.
+        dataset: a name of the scenario's own data; a Parquet or JSONL file; a directory with a
+            file for each split, or one made by `save_to_disk`; or the name of a Hugging Face
+            dataset.
+        split: "train", "validation" or "test".
+        max_size: keep at most this many, half of each label if balanced.
+        shuffle_seed: of the stable shuffle that decides what is left out.
+        make_balanced: leave out problems of the more frequent label until both are equal.
+
+    Raises:
+        DatasetError: the dataset is not there or can't be read, a row breaks a rule, or nothing
+            is left. The message names file and row.
+    """
+    if split not in SPLITS:
+        raise DatasetError(f"unknown split {split!r}; expected one of {', '.join(SPLITS)}")
+    if max_size is not None and max_size < 1:
+        raise DatasetError(f"max_size must be at least 1 (got {max_size})")
+    # 1. Read the split and filter its rows.
+    problems: list[tuple[Problem, str]] = []
+    for row, name in _rows_of_split(scenario, dataset, split):
+        if scenario.keeps(row):
+            problems += [(_problem(scenario, r, name), name) for r in scenario.expand(row, name)]
+    # 2. Check the whole, then leave out what is too many.
+    _check_unique(problems)
+    selected = _reduced([p for p, _ in problems], max_size, shuffle_seed, make_balanced)
+    if not selected:
+        place = f"dataset {dataset!r}, split {split!r}"
+        raise DatasetError(_why_empty(place, [p for p, _ in problems], scenario.filters()))
+    return selected
+
+
+def check_splits(problems_by_split: Mapping[str, Sequence[Problem]]) -> None:
+    """Make sure that no question stands in two splits; white space counts as one space.
+
+    Raises:
+        DatasetError: one does; the message names it and both places.
+    """
+    seen: dict[str, tuple[str, Problem]] = {}
+    for split, problems in problems_by_split.items():
+        for problem in problems:
+            texts = " ".join([problem.question, *problem.columns.values()])
+            for key in ("text " + " ".join(texts.split()), "id " + problem.question_id):
+                other, first = seen.setdefault(key, (split, problem))
+                if other != split:
+                    raise DatasetError(
+                        f"the question {problem.question[:80]!r} stands in two splits: {first.id} "
+                        f"in {other} and {problem.id} in {split}; what is tested would have been "
+                        "trained on: remove it from one of them"
+                    )
+
+
+def _rows_of_split(scenario: Scenario, dataset: str, split: str) -> Iterator[tuple[Row, str]]:
+    """The rows of `split` with their names; derives splits that the source doesn't have."""
+    # 1. Rows that the scenario makes.
+    if dataset in scenario.generated:
+        for number, row in enumerate(scenario.generate(dataset, split)):
+            yield row, f"{dataset}[{split}], row {number}"
+        return
+    # 2. A single file: by its column `split`, or by question.
+    own = [*scenario.bundled, *scenario.generated]
+    tables = read_tables(str(scenario.bundled.get(dataset, dataset)), own)
+    whole = tables.get("")
+    if whole is not None:
+        has_split = "split" in whole.columns
+        for row, name in _rows(scenario, whole):
+            if (row.get("split") if has_split else _split_of(row, name)) == split:
+                yield row, name
+        return
+    # 3. Files or tables by split; a tenth of `train` is `validation` where there is none.
+    derived = "validation" not in tables and {"train", "test"} <= set(tables)
+    if split == "test" or not derived:
+        if split not in tables:
+            raise DatasetError(
+                f"dataset {dataset!r} has no split {split!r}, only {', '.join(tables)}; add a "
+                "file for it, or give all rows in a single file"
+            )
+        yield from _rows(scenario, tables[split])
+        return
+    for row, name in _rows(scenario, tables["train"]):
+        held_out = derive_seed("validation from train", text_of(row, "question", name)) % 10 == 0
+        if held_out == (split == "validation"):
+            yield row, name
+
+
+def _rows(scenario: Scenario, table: Table) -> Iterator[tuple[Row, str]]:
+    if scenario.takes(table.columns):
+        return zip(table.rows, table.row_names, strict=True)
+    if not table.rows:
+        raise DatasetError(f"{table.name}: has no rows; put problems in it")
+    order = [c.name for c in scenario.columns] + ["y"]
+    required = [name for name in order if name in scenario.required_columns()]
+    missing = [name for name in required if name not in table.columns]
+    wrong, right = scenario.words.labels
+    labels = f", which is 1 for a {right} and 0 for a {wrong} one" if "y" in required else ""
+    raise DatasetError(
+        f"{table.name}: no column {' and no column '.join(missing)} (it has "
+        f"{', '.join(sorted(table.columns))}); a dataset needs {listed(required)}{labels}"
+    )
+
+
+def _split_of(row: Mapping[str, Any], name: str) -> str:
+    place = derive_seed("split of a single file", text_of(row, "question", name)) % 100
+    return "train" if place < 70 else "validation" if place < 80 else "test"
+
+
+def text_of(row: Row, column: str, name: str) -> str:
+    """A text of a row. Raises DatasetError, which calls the row `name`, if there is none."""
+    value = row.get(column)
+    if not isinstance(value, str) or not value.strip():
+        raise DatasetError(f"{name}: {column} must be a text that is not empty (got {value!r:.80})")
+    return value
+
+
+def _optional(row: Row, column: str) -> str | None:
+    value = row.get(column)
+    return None if value is None else str(value)
+
+
+def _problem(scenario: Scenario, row: Row, name: str) -> Problem:
+    texts = {c.name: text_of(row, c.name, name) for c in scenario.columns if not c.drawn}
+    question, solution = texts.pop("question"), texts.pop("solution", "")
+    return Problem(
+        id=_optional(row, "id") or derive_key("problem", question, solution),
+        question_id=_optional(row, "question_id") or derive_key("question", question),
+        question=question,
+        solution=solution,
+        y=_label(scenario, row, name),
+        difficulty=_optional(row, "difficulty"),
+        mutation=_optional(row, "mutation"),
+        columns=texts,
+    )
+
+
+def _label(scenario: Scenario, row: Row, name: str) -> int:
+    """The label in the row, or the checker's, which must agree with one in the row."""
+    y = row.get("y")
+    wrong, right = scenario.words.labels
+    has_checker = scenario.has_checker()
+    is_label = isinstance(y, bool | int | float) and y in (0, 1)
+    if not is_label and not (y is None and has_checker):
+        raise DatasetError(f"{name}: y must be 1 ({right}) or 0 ({wrong}) (got {y!r:.80})")
+    if not has_checker:
+        return int(row["y"])
+    try:
+        label = scenario.label(row)
+    except Exception as error:  # whatever a user's checker raises
+        raise DatasetError(
+            f"{name}: the checker of scenario {scenario.name} raised "
+            f"{type(error).__name__}: {error}; mend it, or leave the row out"
+        ) from error
+    if label not in (0, 1):
+        raise DatasetError(
+            f"{name}: the checker of scenario {scenario.name} must return 1 ({right}) or 0 "
+            f"({wrong}) (got {label!r:.80})"
+        )
+    if y is not None and y != label:
+        raise DatasetError(
+            f"{name}: y is {y:g}, and the checker of scenario {scenario.name} says {label}; "
+            "correct one of them"
+        )
+    return int(label)
+
+
+def _check_unique(problems: Sequence[tuple[Problem, str]]) -> None:
+    seen: dict[str, str] = {}
+    for problem, name in problems:
+        if problem.id in seen:
+            raise DatasetError(
+                f"{name}: the id {problem.id!r} already stands in {seen[problem.id]}; ids must "
+                "differ (without a column `id`, question and solution together must)"
+            )
+        seen[problem.id] = name
+
+
+def _reduced(
+    problems: Sequence[Problem], max_size: int | None, seed: int, balanced: bool
+) -> list[Problem]:
+    """Leave out what comes last in a stable shuffle; the order of the rest stays."""
+    ranked = sorted(problems, key=lambda p: derive_key("reduce", seed, p.id))
+    if balanced:
+        by_label = [[p for p in ranked if p.y == y] for y in (0, 1)]
+        size = min(map(len, by_label))
+        if max_size is not None and size > 0:
+            size = min(size, max_size // 2)
+        # Half of one is none: a single problem then, whatever its label.
+        ranked = [p for group in by_label for p in group[:size]] if size or not ranked else ranked
+        if size == 0 and len({p.y for p in problems}) < 2:
+            return []
+    selected = {p.id for p in ranked[:max_size]}
+    return [p for p in problems if p.id in selected]
+
+
+def _why_empty(place: str, problems: Sequence[Problem], filters: str) -> str:
+    if problems:
+        return (
+            f"{place}: all {len(problems)} problems have y = {problems[0].y}, so none are left "
+            "when both labels must be equally frequent; add others, or set make_balanced to false"
+        )
+    return f"{place}: there are no problems{filters}; check the filters, or add rows"

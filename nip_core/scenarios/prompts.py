@@ -1,0 +1,373 @@
+"""System prompts: one template per protocol and agent, in `templates/<version>/<protocol>/`.
+
+Templates use ``$name`` placeholders (string.Template), which docs/prompts.md lists; what depends
+on settings is said by `prompt_phrases`. They are read and checked when the scenario is built, so
+a wrong one stops a run before anything is spent.
+
+A protocol with a `template_directory` has its own there, for every version. Where the verifier has
+one turn only, so that nothing is asked, nip, debate and mnip have those of another game: of
+solo_verifier if no prover speaks before, else of adp or, with two provers, `one_message`; what
+these lack is the protocol's own, like the prompt of an agent that never speaks. In a zero-knowledge
+game the agents of the wrapped protocol have its templates, provers with an addition; the
+templates of the other two, and the addition, are in `templates/<version>/zero_knowledge/`.
+"""
+
+import string
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nip_core.errors import SettingsError
+from nip_core.protocols import Protocol
+from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
+from nip_core.scenarios import prompt_phrases as phrases
+from nip_core.scenarios.base import PROVER, VERIFIER, Role, Scenario
+
+if TYPE_CHECKING:
+    from nip_core.parameters import HyperParameters
+
+PLACEHOLDERS = (
+    "problem",
+    "max_questions",
+    "question_limit",
+    "asking_limit",
+    "earliest_decision",
+    "opening",
+    "max_response_words",
+    "word_limit",
+    "max_tokens",
+    "token_limit",
+    "agent_stance_string",
+    "expert_aim",
+    "other_aim",
+    "decision_form",
+    "turn_form",
+    "prover_task",
+    "prover_reward",
+    "prover_secrecy",
+    "verifier_reward",
+    "adversary_reward",
+    "simulator_reward",
+)
+"""Of every template, beside the columns of the scenario and its words (`Words.placeholders`)."""
+
+_NO_QUESTIONS = {
+    "v1": "You have no more questions.",
+    "v2": "You have no more questions.",
+    "short": "No more questions.",
+}
+_DECIDE = {
+    "v1": "Decide now: write exactly $decision_line and nothing else.",
+    "v2": "Reason, then decide: end with exactly $decision_line.",
+    "short": "Decide now.",
+}
+_SEEDS = range(16)  # of episodes that are looked at
+_TEMPLATES = Path(__file__).parent / "templates"
+_ZERO_KNOWLEDGE = "zero_knowledge"
+
+
+class FilledPrompt:
+    """A system prompt in which only the problem is missing."""
+
+    def __init__(
+        self,
+        template: string.Template,
+        values: Mapping[str, str | int],
+        show: Callable[[Mapping[str, str]], str],
+    ):
+        """`values` has all placeholders of the template but ``problem`` and the columns.
+
+        `show` gives ``problem`` from the texts of the columns.
+        """
+        self._show = show
+        self._parts: list[str] = [""]  # text, then name and text in turn
+        text, at = template.template, 0
+        for placeholder in template.pattern.finditer(text):
+            self._parts[-1] += text[at : placeholder.start()]
+            at = placeholder.end()
+            name = placeholder["named"] or placeholder["braced"]
+            if name is None:
+                self._parts[-1] += template.delimiter
+            elif name in values:
+                self._parts[-1] += str(values[name])
+            else:
+                self._parts += [name, ""]
+        self._parts[-1] += text[at:]
+
+    def fill(self, texts: Mapping[str, str]) -> str:
+        """The prompt for a problem, of which these are the texts by column."""
+        texts = {name: text.strip() for name, text in texts.items()}
+        parts = self._parts.copy()
+        parts[1::2] = [
+            self._show(texts) if name == "problem" else texts[name] for name in parts[1::2]
+        ]
+        return "".join(parts)
+
+
+class SystemPrompts:
+    """The system prompts of one run, and what agents are told before their turns."""
+
+    def __init__(self, parameters: "HyperParameters", protocol: Protocol, scenario: Scenario):
+        """Raises SettingsError, naming the file, for a template that is missing or wrong."""
+        self._protocol, self._scenario, self._words = protocol, scenario, scenario.words
+        self._base = protocol.base if isinstance(protocol, ZeroKnowledgeProtocol) else protocol
+        self._zero_knowledge = parameters.zk_protocol
+        self._parameters = parameters
+        self._agents = parameters.model_agents
+        self._version: str = scenario.settings.system_prompt_version
+        self._asks = any(protocol.max_questions(seed) for seed in _SEEDS)
+        message = _DECIDE[self._version]
+        if self._asks:
+            message = f"{_NO_QUESTIONS[self._version]} {message}"
+        line = phrases.decision_line(protocol.scale)
+        self.last_round_message = string.Template(message).substitute(decision_line=line)
+        self._templates: dict[str, string.Template] = {}
+        for name, agent in self._agents.items():
+            path = Path(agent.system_prompt_template_path or self._path(name))
+            text = self._read(path, name)
+            if agent.system_prompt_template_path is None:
+                text += self._addition(name, text)
+            self._templates[name] = string.Template(text)
+
+    def template(self, agent: str) -> string.Template:
+        """The template of the agent's system prompt."""
+        return self._templates[agent]
+
+    def filled(self, agent: str, stance: int | None, seed: int) -> FilledPrompt:
+        """The system prompt of `agent`, in which the problem is missing.
+
+        `stance` is the drawn one, if any; `seed` the episode's, for protocols in which it deals
+        the roles.
+        """
+        values = self._values(agent, stance, seed)
+        show = partial(self._scenario.show, role=self._role(agent))
+        return FilledPrompt(self._templates[agent], values, show)
+
+    def _role(self, agent: str) -> Role:
+        return PROVER if agent in self._base.provers else VERIFIER
+
+    def supervisor_message(
+        self, agent: str, round_: int, seed: int, stance: int | None = None
+    ) -> str:
+        """Return what the supervisor tells `agent` before its turn in `round_`.
+
+        `stance` is the drawn one, if any; where it is not known, provers are told to keep to the
+        verdict of their system prompt.
+        """
+        if self._protocol.may_decide(agent):
+            return self._tell_verifier(agent, round_, seed)
+        return self._tell_prover(agent, round_, seed, stance)
+
+    def _tell_prover(self, agent: str, round_: int, seed: int, stance: int | None) -> str:
+        words = self._word_limit(agent)
+        aim = phrases.reminder(self._base, self._words, agent, stance)
+        if self._version == "short":
+            return f"Your turn, at most {words}. {aim}"
+        first = "Reason first, then write" if self._version == "v2" else "Write"
+        headers = self._headers(agent, round_, seed)
+        if headers:
+            named = phrases.listed([f'"{header}"' for header in headers.values()])
+            form = f" each, in parts that begin with {named} while both verifiers talk with you"
+        else:
+            form = ' in the form "Answer: <your answer>"' if self._version == "v2" else ""
+        return f"It is your turn. {first} at most {words}{form}. {aim}"
+
+    def _tell_verifier(self, agent: str, round_: int, seed: int) -> str:
+        protocol, version = self._protocol, self._version
+        words = self._word_limit(agent)
+        left = self._turns_after(agent, round_, seed)
+        if left == 0:
+            return self.last_round_message
+        times = f"You can ask in {left} more turns, this one included."
+        if left == 1:
+            times = "This is the last turn in which you can ask."
+        if version == "short":
+            return f"{'Ask or decide' if protocol.counts(round_) else 'Ask'}. {times}"
+        form = phrases.message_form(self._headers(agent, round_, seed), "question")
+        lines = phrases.listed([f'"{line}"' for line in form.splitlines()])
+        each = " each" if "\n" in form else ""
+        ask = f"ask in the form {lines}, in at most {words}{each}"
+        choice = f"{ask}. A decision does not count yet."
+        if protocol.counts(round_):
+            line = phrases.decision_line(protocol.scale)
+            end = "and nothing else" if version == "v1" else "as the last line"
+            choice = f"either {ask}, or decide: write exactly {line} {end}."
+        first = "Reason first, then" if version == "v2" else "Now"
+        return f"It is your turn. {first} {choice} {times}"
+
+    def _turns_after(self, agent: str, round_: int, seed: int) -> int:
+        turns = self._protocol.turns_of
+        all_ = turns(agent, seed, self._protocol.max_message_rounds)
+        return all_ - turns(agent, seed, round_ + 1)
+
+    def _headers(self, agent: str, round_: int, seed: int) -> Mapping[str, str]:
+        channels = self._protocol.active(round_, seed).get(agent, ())
+        return self._protocol.headers(agent, channels, seed)
+
+    # Which templates.
+
+    def _path(self, agent: str) -> Path:
+        if agent in EXTRA_AGENTS and self._base is not self._protocol:
+            return self._template_path(_ZERO_KNOWLEDGE, agent)
+        directory = self._base.template_directory
+        if directory is not None:
+            return directory / f"{agent}.txt"
+        if not self._asks:
+            other = self._template_path(self._game_without_questions(), agent)
+            if other.exists():
+                return other
+        return self._template_path(self._base.name, agent)
+
+    def _template_path(self, game: str, name: str) -> Path:
+        """Return where a template lies: with the scenario if it has it, else here."""
+        place = Path(self._version) / game / f"{name}.txt"
+        own = self._scenario.template_directory
+        return own / place if own is not None and (own / place).exists() else _TEMPLATES / place
+
+    def _game_without_questions(self) -> str:
+        """The game that is left of this one where the verifier has its only turn at the end."""
+        if self._base.rounds_setting is None:
+            return self._base.name  # made for it
+        speakers = [a for a in self._base.provers if self._first_turn(a, 0) is not None]
+        return ("solo_verifier", "adp", "one_message")[min(len(speakers), 2)]
+
+    def _addition(self, agent: str, text: str) -> str:
+        """Return what follows a template that is not a custom one."""
+        if self._base is not self._protocol and agent in self._base.provers:
+            path = self._template_path(_ZERO_KNOWLEDGE, "prover_addition")
+            gap = "\n" if self._version == "short" else "\n\n"
+            return gap + path.read_text(encoding="utf-8").strip()
+        told = {"decision_form", "turn_form"} & set(string.Template(text).get_identifiers())
+        silent = self._version == "short" and not told and self._base.template_directory is None
+        if silent and self._protocol.may_decide(agent) and len(self._protocol.scale.values) > 2:
+            # The tiny model is tied to these templates, which say no more than accept or reject.
+            return "\n$decision_form"
+        return ""
+
+    # What stands for the placeholders.
+
+    def _values(self, agent: str, stance: int | None, seed: int) -> Mapping[str, str | int]:
+        protocol, base, version = self._protocol, self._base, self._version
+        speaker = agent if agent in base.provers else next(iter(base.provers), None)
+        questions = protocol.max_questions(seed)
+        values: dict[str, str | int] = {
+            "max_questions": questions,
+            "question_limit": _limit(questions, "question"),
+            "asking_limit": _times(questions),
+            "earliest_decision": self._earliest_decision(seed),
+            "opening": self._opening(agent, seed),
+            "max_response_words": self._agents[agent].max_response_words,
+            "word_limit": self._word_limit(agent),
+            "max_tokens": self._parameters.max_tokens(agent),
+            "token_limit": _counted(self._parameters.max_tokens(agent), "token"),
+            **self._words.placeholders(),
+            "agent_stance_string": phrases.verdict(base, speaker, stance) if speaker else "",
+            "expert_aim": phrases.expert_aim(base, self._words, stance, version),
+            "decision_form": phrases.decision_form(protocol.scale, self._words, version),
+            "turn_form": "",
+            "verifier_reward": phrases.verifier_reward(base),
+            **dict.fromkeys(("other_aim", "prover_task", "prover_reward"), ""),
+            **phrases.zero_knowledge_rewards(self._zero_knowledge, self._words),
+        }
+        if protocol.may_decide(agent):
+            values["turn_form"] = self._turn_form(agent, seed, questions)
+        if agent in base.provers:
+            values |= {
+                "other_aim": phrases.other_aim(base, self._words, agent, stance),
+                "prover_task": phrases.prover_task(base, self._words, agent, stance, version),
+                "prover_reward": phrases.prover_reward(base, agent, seed, stance),
+            }
+        return values
+
+    def _earliest_decision(self, seed: int) -> str:
+        """Say that the first decisions do not count, where the settings are so."""
+        before = self._protocol.turns_of("verifier", seed, self._protocol.min_message_rounds - 1)
+        if before == 0:
+            return ""
+        turns = "first turn" if before == 1 else f"first {before} turns"
+        return f"; a decision in your {turns} does not count"
+
+    def _opening(self, agent: str, seed: int) -> str:
+        """Return what a prover is told that speaks before anybody has asked."""
+        first, verifier = self._first_turn(agent, seed), self._first_turn("verifier", seed)
+        if agent not in self._base.provers or first is None or first > (verifier or 0):
+            return ""
+        return " Before your first message nobody has asked yet: begin with what matters most."
+
+    def _first_turn(self, agent: str, seed: int) -> int | None:
+        rounds = range(self._protocol.max_message_rounds)
+        return next((r for r in rounds if agent in self._protocol.active(r, seed)), None)
+
+    def _turn_form(self, agent: str, seed: int, questions: int) -> str:
+        """All that a verifier may do in its turns."""
+        decide = phrases.decision_form(self._protocol.scale, self._words, self._version)
+        if questions == 0:
+            return decide
+        words = self._word_limit(agent)
+        round_ = self._first_turn(agent, seed) or 0
+        form = phrases.message_form(self._headers(agent, round_, seed), "question")
+        each = " each" if "\n" in form else ""
+        if self._version == "short":
+            return f"Ask, at most {words}{each}, or decide.\n{form}\n{decide}"
+        return (
+            f"In each turn do one of two things.\n\nEither ask, in at most {words}{each}, in "
+            f"this form:\n\n{form}\n\nYou can do so {_times(questions)}. Or "
+            f"decide{self._earliest_decision(seed)}. {decide}"
+        )
+
+    def _word_limit(self, agent: str) -> str:
+        return _counted(self._agents[agent].max_response_words, "word")
+
+    def _read(self, path: Path, agent: str) -> str:
+        """The text of a template. Raises SettingsError if it is missing or wrong."""
+        place = f"agents.{agent}: system prompt template {path}"
+        # 1. Its text.
+        try:
+            text = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            advice = "; a protocol of your own names their folder in template_directory"
+            hint = advice if _TEMPLATES in path.parents else ""
+            raise SettingsError(f"{place} can't be read ({error}){hint}") from None
+        template = string.Template(text)
+        if not template.is_valid():
+            raise SettingsError(
+                f"{place} has a '$' that starts no placeholder; write '$$' for a dollar"
+            )
+        # 2. Its placeholders: no unknown ones, no column that the agent must not see.
+        named = set(template.get_identifiers())
+        columns = [column.name for column in self._scenario.columns]
+        seen = [column.name for column in self._scenario.seen(self._role(agent))]
+        known = (*columns, *PLACEHOLDERS, *self._words.placeholders())
+        unknown = sorted(named - {*known})
+        if unknown:
+            raise SettingsError(
+                f"{place} has unknown placeholders {unknown}; known are {', '.join(known)}"
+            )
+        hidden = sorted(named & {*columns} - {*seen})
+        if hidden:
+            raise SettingsError(
+                f"{place} has the placeholders {hidden}, which scenario {self._scenario.name} "
+                "does not let this agent see"
+            )
+        # 3. The whole problem must be in it.
+        missing = sorted({*seen} - named)
+        if missing and "problem" not in named:
+            raise SettingsError(
+                f"{place} lacks the placeholders {missing}; the agent would not see them"
+            )
+        return text
+
+
+def _times(questions: int) -> str:
+    if questions == 0:
+        return "not at all"
+    return f"at most {'once' if questions == 1 else f'{questions} times'}"
+
+
+def _limit(number: int, what: str) -> str:
+    return f"at most {_counted(number, what)}" if number else f"no {what}s"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
