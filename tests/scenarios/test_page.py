@@ -1,0 +1,74 @@
+"""docs/scenarios.md: the scenario that the page adds is played as it stands there."""
+
+import json
+import re
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from small_game import train_here
+
+from nip_core.errors import SettingsError
+from nip_core.game.render import Game, situation_of
+from nip_core.parameters import load_parameters
+from nip_core.scenarios import scenario_names
+from nip_core.scenarios.datasets import check_splits, load_problems
+
+PAGE = Path(__file__).parents[2] / "docs" / "scenarios.md"
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """The files of the page, in a folder from which a run is started."""
+    page = PAGE.read_text(encoding="utf-8")
+    shown = re.findall(r"`(roman\.\w+)`[^`]*\n\n````\w+\n(.*?)````\n", page, re.DOTALL)
+    assert [name for name, _ in shown] == ["roman.py", "roman.yaml"]
+    for name, text in shown:
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return "roman.yaml"
+
+
+def test_it_takes_80_lines_and_its_problems_are_as_documented(config):
+    assert len(Path("roman.py").read_text().splitlines()) <= 80
+    game = Game(load_parameters(config))
+    splits = {
+        s: load_problems(game.scenario, "numbers", s) for s in ("train", "validation", "test")
+    }
+    check_splits(splits)
+    for problems in splits.values():
+        assert sum(p.y for p in problems) * 2 == len(problems) > 60
+    problem = next(p for p in splits["train"] if p.question == "494" and p.y == 0)
+    prompts = {
+        agent: game.told(agent, situation_of(problem, None, 0))[0]
+        for agent in game.protocol.agent_names
+    }
+    for prompt in prompts.values():
+        assert f"## Number\n\n494\n\n## Numeral\n\n{problem.solution}" in prompt
+        assert "$" not in prompt and "Python" not in prompt
+    assert "## Its parts\n\nCD XC IV" in prompts["prover"]
+    assert "CD XC IV" not in prompts["verifier"]
+
+
+def test_its_settings_are_checked_by_name(config):
+    with pytest.raises(SettingsError, match=r"scenario_settings\.smallest"):
+        load_parameters(config, ["scenario_settings.smallest=3"])
+    short = load_parameters(config, ["scenario_settings.system_prompt_version=short"])
+    assert short.system_prompt_version == "short"
+
+
+async def test_it_is_trained_as_any_other(config):
+    summary = await train_here(config, ["dataset_options.max_test_size=4"])
+    assert summary["run"] == "roman"
+    paths = [*Path("runs").rglob("rollouts/train/episodes-*.parquet")]
+    rows = [row for path in paths for row in pq.read_table(path).to_pylist()]
+    assert len(rows) == 40
+    for row in rows:
+        assert set(json.loads(row["columns"])) == {"parts"}
+        assert row["outcome"] in ("finished", "terminated")
+
+
+def test_the_page_names_each_scenario():
+    page = PAGE.read_text(encoding="utf-8")
+    for name in scenario_names():
+        assert f"\n| `{name}` |" in page, name
