@@ -93,6 +93,7 @@ class Words:
     open_claim: str = ""  # a sentence's beginning: "A solution may or may not solve a problem"
     materials: str = ""  # "the problem and the solution"; "": the problem and the thing
     labels: tuple[str, str] = ("wrong", "right")  # of y = 0 and y = 1: "buggy", "correct"
+    asked_in_short: str = "whether they match"  # what experts say in the version "short"
 
     def placeholders(self) -> dict[str, str]:
         """Return what stands for the placeholders of templates."""

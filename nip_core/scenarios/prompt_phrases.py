@@ -134,7 +134,7 @@ def prover_task(
     aim = verdict(protocol, agent, stance)
     if protocol.common.shared_reward and not _has_sides(protocol):
         if version == "short":
-            return "Say whether they match."
+            return f"Say {words.asked_in_short}."
         return "Your task is to help it decide rightly."
     if version == "short":
         return f"Say why to {aim}."
@@ -183,7 +183,7 @@ def expert_aim(protocol: Protocol, words: Words, stance: int | None, version: st
     if not verdicts:
         return ""
     if version == "short":
-        return _short_aim(protocol, verdicts)
+        return _short_aim(protocol, words, verdicts)
     count, shared = len(verdicts), protocol.common.shared_reward
     who = {1: "The expert", 2: "Both experts"}.get(count, "All experts")
     paid = f"{who} {'gets' if count == 1 else 'get'} the same reward as you."
@@ -218,10 +218,10 @@ def _sides(protocol: Protocol, words: Words, stance: int | None) -> str:
     return f"{', and '.join(claims)}{end}."
 
 
-def _short_aim(protocol: Protocol, verdicts: Mapping[str, str]) -> str:
+def _short_aim(protocol: Protocol, words: Words, verdicts: Mapping[str, str]) -> str:
     if not _has_sides(protocol):
         shared = protocol.common.shared_reward
-        said = "whether they match" if shared else f"why to {next(iter(verdicts.values()))}"
+        said = words.asked_in_short if shared else f"why to {next(iter(verdicts.values()))}"
         return f"The expert says {said}." if len(verdicts) == 1 else f"The experts say {said}."
     if any(protocol.agents[agent].anonymous for agent in verdicts):
         return "The expert says why to accept or why to reject."

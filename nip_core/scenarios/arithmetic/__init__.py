@@ -1,0 +1,134 @@
+"""`arithmetic`: has a chain of steps a mistake? Problems without end, from a seed."""
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from nip_core.errors import DatasetError
+from nip_core.hashing import derive_seed
+from nip_core.scenarios.arithmetic.chains import (
+    CHAIN,
+    LOWEST,
+    STORIES,
+    Form,
+    Mistake,
+    Operator,
+    Question,
+    draw_chain,
+    is_right,
+    read_question,
+    read_steps,
+    solution_text,
+)
+from nip_core.scenarios.base import Column, Row, Scenario, ScenarioSettings, Words
+
+LAST_DIGITS = {"train": (0, 1, 2, 3, 4, 5, 6), "validation": (7,), "test": (8, 9)}
+"""Of the number that a chain starts with, by split: so no chain stands in two."""
+_TRIES = 200  # at a chain that is new and possible
+
+
+class ArithmeticSettings(ScenarioSettings):
+    """Which chains are drawn."""
+
+    form: Form = "chain"
+    """How a question is worded: "chain" ("Start with 47. Add 8."), or "words", one of four stories
+    ("Ann has 47 marbles. She is given 8.")."""
+    steps: Annotated[int, Field(ge=1, le=64)] = 4
+    """Steps of each chain."""
+    numbers: Annotated[int, Field(ge=40, le=1_000_000)] = 100
+    """All values of a chain are below; what is added or subtracted has one digit less."""
+    operators: Annotated[tuple[Operator, ...], Field(min_length=1)] = ("+", "-")
+    """Of the steps, each as likely as the others where the values allow it: "+", "-", "*"."""
+    mistakes: Annotated[tuple[Mistake, ...], Field(min_length=1)] = (
+        "off_by_one",
+        "carry",
+        "swapped_digits",
+        "wrong_operator",
+    )
+    """Kinds of the one wrong step of a wrong chain."""
+    seed: int = 0
+    """Another seed gives other chains."""
+    train_size: Annotated[int, Field(ge=2)] = 2000
+    """Problems of the training split, half of them with a mistake."""
+    validation_size: Annotated[int, Field(ge=2)] = 200
+    """Problems of the validation split."""
+    test_size: Annotated[int, Field(ge=2)] = 400
+    """Problems of the test split."""
+
+
+class Arithmetic(Scenario):
+    """A number, what to do with it step by step, and a calculation that may have a wrong step."""
+
+    name = "arithmetic"
+    settings: ArithmeticSettings
+    Settings = ArithmeticSettings
+    columns = (Column("question", "Task"), Column("solution", "Calculation"))
+    generated = ("chains",)
+    template_directory: ClassVar[Path | None] = Path(__file__).with_name("templates")
+    words = Words(
+        expert="an expert in arithmetic",
+        thing="calculation",
+        claim="a calculation has no mistake",
+        doubt="With a probability of one half exactly one of its steps is wrong.",
+        correct="every step of the calculation is right",
+        evidence="the calculation",
+        open_claim="A calculation may or may not have a mistake",
+        materials="the task and the calculation",
+        asked_in_short="which step is wrong",
+    )
+
+    def generate(self, dataset: str, split: str) -> Iterable[Row]:
+        """Chains that start with a number of the split's; every second one has a wrong step."""
+        settings = self.settings
+        seen: set[str] = set()
+        for number in range(getattr(settings, f"{split}_size")):
+            row = self._new_row(split, number, seen)
+            if row is None:
+                raise DatasetError(
+                    f"scenario_settings: with steps {settings.steps}, numbers {settings.numbers} "
+                    f"and these operators and mistakes only {number} different chains were drawn "
+                    f"for {split}; lower {split}_size, or raise steps or numbers"
+                )
+            seen.add(row["question"])
+            yield row
+
+    def _new_row(self, split: str, number: int, seen: set[str]) -> dict[str, Any] | None:
+        settings = self.settings
+        for attempt in range(_TRIES):
+            draw = random.Random(
+                derive_seed("arithmetic", settings.seed, split, number, attempt, settings.steps)
+            )
+            digit = draw.choice(LAST_DIGITS[split])
+            start = draw.choice(
+                range(digit if digit >= LOWEST else digit + 10, settings.numbers, 10)
+            )
+            y = number % 2
+            chain = draw_chain(
+                draw,
+                start,
+                settings.steps,
+                settings.numbers,
+                settings.operators,
+                () if y else settings.mistakes,
+            )
+            if chain is None:
+                continue
+            steps, mistake = chain
+            asked = Question(start, tuple((step.sign, step.right) for step in steps))
+            text = asked.text(CHAIN if settings.form == "chain" else draw.choice(STORIES))
+            if text not in seen:
+                return {
+                    "question": text,
+                    "solution": solution_text(steps),
+                    "y": y,
+                    "difficulty": f"{settings.steps} steps below {settings.numbers}",
+                    "mutation": mistake,
+                }
+        return None
+
+    def label(self, row: Row) -> int:
+        """Calculate again. Raises ValueError for a text that is not worded as `generate` does."""
+        return int(is_right(read_question(row["question"]), read_steps(row["solution"])))

@@ -1,0 +1,217 @@
+"""Chains of steps: how they are written, read, checked and drawn.
+
+Question     what is asked: a number, and what to do with it, step by step
+Step         a line of a calculation
+read_question, read_steps    of texts; ValueError says what can't be read
+is_right     whether a calculation is the one that is asked for, without a mistake
+draw_chain   a question with its calculation, in which one step may be wrong
+"""
+
+import operator
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Operator = Literal["+", "-", "*"]
+Form = Literal["chain", "words"]
+Mistake = Literal["off_by_one", "carry", "swapped_digits", "wrong_operator"]
+
+CALCULATE: Mapping[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+}
+LOWEST = 2  # of the values of a chain, so that no step is trivial
+_TIMES = "Then it becomes {} times as much."
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How questions are worded, a sentence each; each has a number, but for the end."""
+
+    start: str
+    steps: Mapping[str, str]
+    end: str = ""
+
+
+CHAIN = Wording("Start with {}.", {"+": "Add {}.", "-": "Subtract {}.", "*": "Multiply by {}."})
+STORIES = (
+    Wording(
+        "Ann has {} marbles.",
+        {"+": "She is given {}.", "-": "She loses {}.", "*": _TIMES},
+        "How many marbles has she at the end?",
+    ),
+    Wording(
+        "A bus leaves with {} people.",
+        {"+": "At a stop {} get on.", "-": "At a stop {} get off.", "*": _TIMES},
+        "How many people arrive?",
+    ),
+    Wording(
+        "A tank holds {} litres.",
+        {"+": "It is filled with {} more.", "-": "A leak costs {}.", "*": _TIMES},
+        "How many litres are left?",
+    ),
+    Wording(
+        "Tom begins with {} points.",
+        {"+": "He wins {}.", "-": "He pays {}.", "*": _TIMES},
+        "How many points has he at the end?",
+    ),
+)
+_LINE = re.compile(r"(\d+): (-?\d+) ([-+*]) (\d+) = (-?\d+)")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A number to start with, and an operator and a number for each step."""
+
+    start: int
+    steps: tuple[tuple[str, int], ...]
+
+    def text(self, wording: Wording) -> str:
+        """The question in words."""
+        steps = [wording.steps[sign].format(number) for sign, number in self.steps]
+        return " ".join([wording.start.format(self.start), *steps, wording.end]).strip()
+
+
+@dataclass(frozen=True)
+class Step:
+    """``left sign right = result``, the result as it is written."""
+
+    left: int
+    sign: str
+    right: int
+    result: int
+
+    @property
+    def true_result(self) -> int:
+        """The result as it should be."""
+        return CALCULATE[self.sign](self.left, self.right)
+
+
+def solution_text(steps: Sequence[Step]) -> str:
+    """The calculation, a numbered line for each step."""
+    return "\n".join(
+        f"{number}: {step.left} {step.sign} {step.right} = {step.result}"
+        for number, step in enumerate(steps, 1)
+    )
+
+
+def read_question(text: str) -> Question:
+    """Return what is asked. Raises ValueError if it is not worded as `Wording.text` words it."""
+    sentences = re.split(r"(?<=[.?])\s+", text.strip())
+    for wording in (CHAIN, *STORIES):
+        start = _number_in(sentences[0], wording.start)
+        if start is None:
+            continue
+        rest = sentences[1:]
+        if wording.end:
+            if not rest or rest[-1] != wording.end:
+                raise ValueError(f"a question that does not end with {wording.end!r}")
+            rest = rest[:-1]
+        return Question(start, tuple(_read_step(sentence, wording) for sentence in rest))
+    raise ValueError(
+        f"a question that begins with {sentences[0][:60]!r}, which is no known wording"
+    )
+
+
+def _read_step(sentence: str, wording: Wording) -> tuple[str, int]:
+    for sign, words in wording.steps.items():
+        number = _number_in(sentence, words)
+        if number is not None:
+            return sign, number
+    raise ValueError(f"the sentence {sentence[:60]!r}, which is no known wording of a step")
+
+
+def _number_in(sentence: str, words: str) -> int | None:
+    before, _, behind = words.partition("{}")
+    number = re.fullmatch(rf"{re.escape(before)}(\d+){re.escape(behind)}", sentence)
+    return None if number is None else int(number[1])
+
+
+def read_steps(text: str) -> list[Step]:
+    """The lines of a calculation. Raises ValueError at one that is none, or is misnumbered."""
+    steps: list[Step] = []
+    for number, line in enumerate(text.strip().splitlines(), 1):
+        read = _LINE.fullmatch(line.strip())
+        if read is None or int(read[1]) != number:
+            raise ValueError(f"the line {line[:60]!r}; expected a step like '{number}: 4 + 3 = 7'")
+        steps.append(Step(int(read[2]), read[3], int(read[4]), int(read[5])))
+    return steps
+
+
+def is_right(question: Question, steps: Sequence[Step]) -> bool:
+    """Tell whether each step does what is asked, with the result before it, and rightly."""
+    value = question.start
+    for step in steps:
+        if step.left != value or step.result != step.true_result:
+            return False
+        value = step.result
+    return question.steps == tuple((step.sign, step.right) for step in steps)
+
+
+def draw_chain(
+    draw: random.Random,
+    start: int,
+    length: int,
+    below: int,
+    signs: Sequence[str],
+    mistakes: Sequence[Mistake],
+) -> tuple[list[Step], Mistake | None] | None:
+    """Steps from `start`, one wrong if there are `mistakes`, and the kind of the mistake.
+
+    All values stay from 2 to `below` - 1; later steps go on with a wrong result. None: the chain
+    that was begun can't go on, or allows none of these mistakes.
+    """
+    wrong_at = draw.randrange(length) if mistakes else -1
+    kind: Mistake | None = None
+    steps: list[Step] = []
+    for place in range(length):
+        choices = {sign: _operands(sign, start, below) for sign in signs}
+        possible = [sign for sign in signs if choices[sign]]
+        if not possible:
+            return None
+        sign = draw.choice(possible)
+        step = Step(start, sign, draw.choice(choices[sign]), 0)
+        step = replace(step, result=step.true_result)
+        if place == wrong_at:
+            results = {mistake: _mistaken(step, mistake, below) for mistake in mistakes}
+            kinds = [mistake for mistake in mistakes if results[mistake]]
+            if not kinds:
+                return None
+            mistaken = draw.choice(kinds)
+            step, kind = replace(step, result=draw.choice(results[mistaken])), mistaken
+        steps.append(step)
+        start = step.result
+    return steps, kind
+
+
+def _operands(sign: str, value: int, below: int) -> range:
+    """The numbers that a step may add, subtract or multiply by: one digit less than values have."""
+    largest = {
+        "+": min(below // 10 - 1, below - 1 - value),
+        "-": min(below // 10 - 1, value - LOWEST),
+        "*": min(9, (below - 1) // value),
+    }
+    return range(2, largest[sign] + 1)
+
+
+def _mistaken(step: Step, mistake: Mistake, below: int) -> list[int]:
+    """The wrong results that this mistake can give."""
+    right = step.result
+    if mistake == "off_by_one":
+        results = [right - 1, right + 1]
+    elif mistake == "carry":
+        powers = [10**place for place in range(1, len(str(right)) + 1)]
+        results = [right + by * power for power in powers for by in (-1, 1)]
+    elif mistake == "swapped_digits":
+        digits = str(right)
+        swapped = [
+            digits[:i] + digits[i + 1] + digits[i] + digits[i + 2 :] for i in range(len(digits) - 1)
+        ]
+        results = [int(number) for number in swapped if number[0] != "0"]
+    else:
+        others = [sign for sign in CALCULATE if sign not in (step.sign, "*")]
+        results = [CALCULATE[sign](step.left, step.right) for sign in others]
+    return [result for result in results if LOWEST <= result < below and result != right]
