@@ -120,6 +120,7 @@
     if (item.decision !== 2) {
       meta.append(element("span", "decided", `decides: ${decided(item)}`));
     }
+    if (item.remark) meta.append(element("span", "", item.remark));
     if (item.invalid_reason !== null) {
       meta.append(element("span", "why",
         `invalid answer, attempt ${item.attempt + 1}: ${item.invalid_reason}`));

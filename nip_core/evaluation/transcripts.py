@@ -23,6 +23,7 @@ from nip_core.hashing import derive_key
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT, Move, Protocol, Turn
 from nip_core.rollouts.tables import agent_order
 from nip_core.rollouts.trees import TREE_COLUMNS, generations_by_episode, tree_of
+from nip_core.scenarios import Scenario
 
 DECISION_WORDS = {
     REJECT: "reject",
@@ -86,6 +87,7 @@ class Message:
     told: str | None = None  # what the agent was told before this turn; only with a `Game`
     decision_value: float | None = None  # on the decision scale, from -1 to 1
     channels: tuple[str, ...] = ()  # that it was sent to; none for a decision
+    remark: str = ""  # the scenario's, on what the others read; only with a `Game`
 
 
 @dataclass(frozen=True)
@@ -281,6 +283,7 @@ def _messages(
         before = [turn for turn in turns if turn.round < row["round"]]
         return game.told(row["agent"], _situation(episode, game), before, row["round"])[1]
 
+    remarks = _remarks(episode, valid, game)
     return tuple(
         Message(
             round=row["round"],
@@ -293,9 +296,28 @@ def _messages(
             decision_value=row["decision_value"],
             channels=channels(row),
             told=told(row),
+            remark=remarks.get((row["round"], row["agent"], row["text"]), ""),
         )
         for row in rows
     )
+
+
+def _remarks(
+    episode: dict[str, Any], valid: list[dict[str, Any]], game: Game | None
+) -> dict[tuple[int, str, str], str]:
+    """The scenario's remarks on provers' messages by round, agent and answer."""
+    if game is None or type(game.scenario).remark is Scenario.remark:
+        return {}
+    if game.protocol.name != episode["protocol"]:
+        return {}
+    texts = _columns(episode, game)
+    return {
+        (turn.round, turn.agent, turn.text): game.scenario.remark(
+            "\n".join(dict.fromkeys(turn.move.messages.values())), texts
+        )
+        for turn in game.turns(valid, episode["seed"])
+        if game.protocol.is_prover(turn.agent)
+    }
 
 
 def _system_prompts(episode: dict[str, Any], game: Game | None) -> dict[str, str]:
@@ -313,20 +335,25 @@ def _situation(episode: dict[str, Any], game: Game) -> Situation:
 
 
 def _texts(episode: dict[str, Any], game: Game | None) -> tuple[Text, ...]:
-    """The texts of the problem, those that were drawn for the episode included."""
-    texts = {
-        "question": episode["question"],
-        "solution": episode["solution"],
-        **columns_of(episode["columns"]),
-    }
+    """The texts of the problem in the scenario's order, under its headings if it is known."""
+    texts = _columns(episode, game)
     if game is None:
         return tuple(Text(name.capitalize(), text) for name, text in texts.items())
-    texts |= game.scenario.draw(texts, episode["seed"])
     return tuple(
         Text(column.heading, texts[column.name], column.code)
         for column in game.scenario.columns
         if column.name in texts
     )
+
+
+def _columns(episode: dict[str, Any], game: Game | None) -> dict[str, str]:
+    """The texts of the problem by column; with a game those drawn for the episode as well."""
+    texts = {
+        "question": episode["question"],
+        "solution": episode["solution"],
+        **columns_of(episode["columns"]),
+    }
+    return texts if game is None else {**texts, **game.scenario.draw(texts, episode["seed"])}
 
 
 def _label(y: int, game: Game | None) -> str:
@@ -358,6 +385,8 @@ def _markdown(transcript: Transcript) -> str:
         notes.append(_inline(message.model))
         if message.decision != NO_DECISION:
             notes.append(f"decides: {_decided(message)}")
+        if message.remark:
+            notes.append(message.remark)
         if message.invalid_reason is not None:
             notes.append(f"invalid answer: {_inline(message.invalid_reason)}")
         lines += [f"**{message.agent}** ({', '.join(notes)})", "", _fence(message.text), ""]

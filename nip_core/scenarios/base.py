@@ -119,12 +119,16 @@ class Scenario:
 
     name: ClassVar[str]
     """As the setting `scenario` calls it; equal to the module's name for those of this package."""
-    words: ClassVar[Words]
-    columns: ClassVar[tuple[Column, ...]] = (
+    words: Words
+    columns: tuple[Column, ...] = (
         Column("question", "Problem"),
         Column("solution", "Solution"),
     )
-    """What problems consist of: `question` and `solution` first, in the order of prompts."""
+    """What problems consist of: `question` and `solution` first, in the order of prompts. Where
+    settings decide about words or columns, those of the object count."""
+    split_by: ClassVar[tuple[str, ...]] = ("question",)
+    """What decides the split of a row of a source that has none: the first of these columns that
+    the row has. A text of such a column of the scenario must not stand in two splits."""
     Settings: ClassVar[type[ScenarioSettings]] = ScenarioSettings
     """Of the block `scenario_settings`."""
     settings_block: ClassVar[str] = "scenario_settings"
@@ -198,9 +202,17 @@ class Scenario:
             for column in self.seen(role)
         )
 
+    def addition(self, role: Role, protocol: Protocol) -> str:
+        """Say what follows nip's templates, and a protocol's, in prompts of this role."""
+        return ""
+
     def as_read(self, message: str, texts: Mapping[str, str]) -> str:
         """A prover's message as the others read it, such as with its quotes checked."""
         return message
+
+    def remark(self, message: str, texts: Mapping[str, str]) -> str:
+        """A word on a prover's message for people who read transcripts; "" for none."""
+        return ""
 
     # What can be played.
 

@@ -21,6 +21,8 @@ from nip_core.errors import DatasetError
 
 SPLITS = ("train", "validation", "test")
 _SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
+_SPLIT_ENDINGS = (".train", ".dev", ".test")
+"""Of JSONL files that are named after their split, as QuALITY's are."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,11 @@ def read_tables(dataset: str, names: Sequence[str] = ()) -> Mapping[str, Table]:
         return {"": _read_file(path)}
     if path.is_dir():
         return _read_directory(path)
-    if dataset.endswith(_SUFFIXES) or dataset.startswith(("/", ".", "~")) or dataset.count("/") > 1:
+    if (
+        dataset.endswith((*_SUFFIXES, *_SPLIT_ENDINGS))
+        or dataset.startswith(("/", ".", "~"))
+        or dataset.count("/") > 1
+    ):
         bundled = f"a bundled set ({', '.join(names)}), " if names else ""
         raise DatasetError(
             f"dataset {dataset!r}: there is no such file or directory; give {bundled}a path that "
@@ -67,7 +73,7 @@ def _suffix(path: Path) -> str:
 
 def _read_file(path: Path) -> Table:
     suffix = _suffix(path)
-    if not suffix:
+    if not suffix and path.suffix not in _SPLIT_ENDINGS:
         raise DatasetError(f"{path}: expected a name that ends in one of {', '.join(_SUFFIXES)}")
     return _read_parquet(path) if suffix == ".parquet" else _read_jsonl(path)
 

@@ -13,10 +13,11 @@ stable hashes of texts and ids, never from the position in a file:
 - a source with `train` and `test` only: a tenth of the questions of `train` are its `validation`;
 - a single file: by its column `split`, if it has one; else, by question, about 70 in 100 are
   `train`, 10 `validation` and 20 `test`.
+
+A scenario may name other columns by which rows are split (`Scenario.split_by`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from nip_core.errors import DatasetError
 from nip_core.hashing import derive_key, derive_seed
@@ -68,8 +69,12 @@ def load_problems(
     return selected
 
 
-def check_splits(problems_by_split: Mapping[str, Sequence[Problem]]) -> None:
+def check_splits(
+    problems_by_split: Mapping[str, Sequence[Problem]], split_by: Sequence[str] = ()
+) -> None:
     """Make sure that no question stands in two splits; white space counts as one space.
+
+    Of the further columns those in `split_by` must not stand in two splits either.
 
     Raises:
         DatasetError: one does; the message names it and both places.
@@ -78,13 +83,21 @@ def check_splits(problems_by_split: Mapping[str, Sequence[Problem]]) -> None:
     for split, problems in problems_by_split.items():
         for problem in problems:
             texts = " ".join([problem.question, *problem.columns.values()])
-            for key in ("text " + " ".join(texts.split()), "id " + problem.question_id):
+            keys = {
+                "text " + " ".join(texts.split()): "question",
+                "id " + problem.question_id: "question",
+            }
+            for column in split_by:
+                text = problem.columns.get(column)
+                if text is not None:
+                    keys[f"{column} {' '.join(text.split())}"] = column
+            for key, column in keys.items():
                 other, first = seen.setdefault(key, (split, problem))
                 if other != split:
                     raise DatasetError(
-                        f"the question {problem.question[:80]!r} stands in two splits: {first.id} "
-                        f"in {other} and {problem.id} in {split}; what is tested would have been "
-                        "trained on: remove it from one of them"
+                        f"the {column} {problem.texts[column][:80]!r} stands in two splits: "
+                        f"{first.id} in {other} and {problem.id} in {split}; what is tested would "
+                        "have been trained on: remove it from one of them"
                     )
 
 
@@ -102,7 +115,7 @@ def _rows_of_split(scenario: Scenario, dataset: str, split: str) -> Iterator[tup
     if whole is not None:
         has_split = "split" in whole.columns
         for row, name in _rows(scenario, whole):
-            if (row.get("split") if has_split else _split_of(row, name)) == split:
+            if (row.get("split") if has_split else _split_of(scenario, row, name)) == split:
                 yield row, name
         return
     # 3. Files or tables by split; a tenth of `train` is `validation` where there is none.
@@ -116,7 +129,8 @@ def _rows_of_split(scenario: Scenario, dataset: str, split: str) -> Iterator[tup
         yield from _rows(scenario, tables[split])
         return
     for row, name in _rows(scenario, tables["train"]):
-        held_out = derive_seed("validation from train", text_of(row, "question", name)) % 10 == 0
+        text = _split_text(scenario, row, name)
+        held_out = derive_seed("validation from train", text) % 10 == 0
         if held_out == (split == "validation"):
             yield row, name
 
@@ -137,8 +151,14 @@ def _rows(scenario: Scenario, table: Table) -> Iterator[tuple[Row, str]]:
     )
 
 
-def _split_of(row: Mapping[str, Any], name: str) -> str:
-    place = derive_seed("split of a single file", text_of(row, "question", name)) % 100
+def _split_text(scenario: Scenario, row: Row, name: str) -> str:
+    """The text of a row that decides its split."""
+    has = [column for column in scenario.split_by if row.get(column) is not None]
+    return text_of(row, (has or scenario.split_by)[0], name)
+
+
+def _split_of(scenario: Scenario, row: Row, name: str) -> str:
+    place = derive_seed("split of a single file", _split_text(scenario, row, name)) % 100
     return "train" if place < 70 else "validation" if place < 80 else "test"
 
 
@@ -158,9 +178,10 @@ def _optional(row: Row, column: str) -> str | None:
 def _problem(scenario: Scenario, row: Row, name: str) -> Problem:
     texts = {c.name: text_of(row, c.name, name) for c in scenario.columns if not c.drawn}
     question, solution = texts.pop("question"), texts.pop("solution", "")
+    about = [texts[column] for column in scenario.split_by if column in texts]
     return Problem(
-        id=_optional(row, "id") or derive_key("problem", question, solution),
-        question_id=_optional(row, "question_id") or derive_key("question", question),
+        id=_optional(row, "id") or derive_key("problem", question, solution, *texts.values()),
+        question_id=_optional(row, "question_id") or derive_key("question", question, *about),
         question=question,
         solution=solution,
         y=_label(scenario, row, name),

@@ -127,7 +127,7 @@ class SystemPrompts:
             path = Path(agent.system_prompt_template_path or self._path(name))
             text = self._read(path, name)
             if agent.system_prompt_template_path is None:
-                text += self._addition(name, text)
+                text += self._addition(name, text) + self._scenario_addition(name)
             self._templates[name] = string.Template(text)
 
     def template(self, agent: str) -> string.Template:
@@ -244,6 +244,11 @@ class SystemPrompts:
             # The tiny model is tied to these templates, which say no more than accept or reject.
             return "\n$decision_form"
         return ""
+
+    def _scenario_addition(self, agent: str) -> str:
+        addition = self._scenario.addition(self._role(agent), self._base).replace("$", "$$")
+        gap = "\n" if self._version == "short" else "\n\n"
+        return addition and gap + addition
 
     # What stands for the placeholders.
 

@@ -78,7 +78,7 @@ def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
             # A split that nobody plays may be as unbalanced as it likes.
             make_balanced=options.make_balanced and played,
         )
-    check_splits(problems)
+    check_splits(problems, scenario.split_by)
     if options.shuffle_train_labels:
         problems["train"] = shuffle_labels(problems["train"], parameters.seed)
     # Tests may be held on the validation split while a method is being developed.
