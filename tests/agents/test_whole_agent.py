@@ -383,7 +383,7 @@ def test_an_agent_knows_its_channels_and_its_settings():
     assert (agent.agent_id, agent.is_prover, agent.is_verifier) == (1, True, False)
     assert agent.model_name == agent.base_model_name == "m"
     assert agent.agent_spec.human_name == "Expert_2"
-    assert "$solution" in agent.system_prompt_template.template
+    assert "$problem" in agent.system_prompt_template.template
     headers = make_agent("verifier", "mnip").agent_spec.response_channel_headers
     assert set(headers) == set(agent.protocol_handler.message_channel_names)
 
