@@ -152,6 +152,7 @@ bench: install
 	$(BIN)/python benchmarks/chat_client.py
 	$(BIN)/python benchmarks/dataset.py --out docs/results/dataset.json
 	$(BIN)/python benchmarks/resume.py --out docs/results/resume.json
+	$(BIN)/python benchmarks/solutions.py --out docs/results/solutions.json
 	$(BIN)/python benchmarks/prefect_share.py --out docs/results/prefect_share.json
 	$(BIN)/python benchmarks/embedded_engine.py --http
 	NIP_VLLM=$(abspath $(VLLM))/bin/vllm $(BIN)/python benchmarks/pass_through.py

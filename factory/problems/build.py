@@ -92,7 +92,7 @@ def _tested(source: Source) -> Tested:
 def _check_names(sources: Sequence[Source]) -> None:
     seen: dict[str, str] = {}
     for source in sources:
-        functions = {_main_function(solution) for solution in source.solutions}
+        functions = {main_function(solution) for solution in source.solutions}
         if len(functions) != 1:
             raise DatasetError(f"problem {source.slug}: its solutions define {sorted(functions)}")
         for name in (source.slug, *functions):
@@ -103,7 +103,8 @@ def _check_names(sources: Sequence[Source]) -> None:
             seen[name] = source.slug
 
 
-def _main_function(solution: str) -> str:
+def main_function(solution: str) -> str:
+    """The name of the function that a solution defines last."""
     tree = ast.parse(solution)
     for node in ast.walk(tree):
         # How these are written out depends on the version of Python.

@@ -287,7 +287,8 @@ def _replay(
         if episode["outcome"] == "failed":
             continue
         silent = set(movers) - {turn.agent for turn in so_far if turn.round == t}
-        result = protocol.judge(t, seed, episode["y"], episode["prover_stance"], so_far, silent)
+        stance = episode["prover_stance"]
+        result = played.game.judge(t, seed, episode["y"], stance, so_far, silent)
         for agent, paid in result.rewards.items():
             reward[n, t, played.agents[agent]] = paid
             earned[agent] += paid

@@ -62,6 +62,11 @@ class PureTextEnvironment:
                 "zk_protocol.similarity: log_probs can't be played by hand, as a batch has no "
                 "log-probabilities; set it to text"
             )
+        if game.scenario.labels_in_play:
+            raise SettingsError(
+                f"scenario: in {hyper_params.scenario} a prover writes the solution, which isn't "
+                "labelled where games are played by hand; use the loop, or another scenario"
+            )
         self.hyper_params, self.settings = hyper_params, settings
         self.protocol_handler = protocol_handler
         self.split, self.iteration = split, iteration

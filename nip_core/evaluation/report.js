@@ -85,7 +85,8 @@
     if (transcript.mutation) chip(`mutation: ${transcript.mutation}`);
     if (["invalid", "changed"].includes(transcript.chosen)) chip(CHOSEN[transcript.chosen]);
     if (transcript.prover_stance !== null) {
-      chip(`argued for ${transcript.prover_stance === 1 ? "accept" : "reject"}`);
+      const argued = `argued for ${transcript.prover_stance === 1 ? "accept" : "reject"}`;
+      chip(transcript.stance ? `${transcript.stance} prover` : argued);
     }
     for (const agent of Object.keys(transcript.rewards).sort()) {
       chip(`${agent} reward ${Number(transcript.rewards[agent].toFixed(3))}`);

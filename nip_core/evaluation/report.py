@@ -132,6 +132,7 @@ def build_report(report: ReportData) -> str:
         curve=Markup(learning_curve_svg(curve)) if curve else None,  # noqa: S704
         verdicts=verdicts,
         has_neither=_has_neither(metrics for *_, metrics in verdicts),
+        labels=[(i, split, m["labels"]) for i, split, m in verdicts if m.get("labels")],
         groups=[
             (e.iteration, name, group)
             for e in report.iterations

@@ -23,7 +23,7 @@ from nip_core.hashing import derive_key
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT, Move, Protocol, Turn
 from nip_core.rollouts.tables import agent_order
 from nip_core.rollouts.trees import TREE_COLUMNS, generations_by_episode, tree_of
-from nip_core.scenarios import Scenario
+from nip_core.scenarios import NO_LABEL, Scenario
 
 DECISION_WORDS = {
     REJECT: "reject",
@@ -125,6 +125,8 @@ class Transcript:
     thing: str = "solution"
     label: str = ""
     """How the scenario calls what is judged, and what `y` says of it, such as "correct"."""
+    stance: str = ""
+    """How the scenario calls a prover of the drawn stance, where that isn't what it argues for."""
 
     @property
     def right(self) -> bool:
@@ -166,6 +168,7 @@ def transcripts_from_tables(
             texts=_texts(row, game),
             thing="solution" if game is None else game.scenario.words.thing,
             label=_label(row["y"], game),
+            stance=_stance(row["prover_stance"], game),
             chosen=worth_reading[place] if worth_reading else SAMPLE,
             system_prompts=_system_prompts(row, game),
         )
@@ -357,7 +360,13 @@ def _columns(episode: dict[str, Any], game: Game | None) -> dict[str, str]:
 
 
 def _label(y: int, game: Game | None) -> str:
+    if y == NO_LABEL:
+        return "not labelled"
     return ("wrong", "right")[y] if game is None else game.scenario.words.labels[y]
+
+
+def _stance(stance: int | None, game: Game | None) -> str:
+    return "" if game is None or stance is None else game.scenario.words.stances[stance]
 
 
 def _markdown(transcript: Transcript) -> str:
@@ -372,7 +381,9 @@ def _markdown(transcript: Transcript) -> str:
         f"Rewards: {rewards or 'none'}.",
         "",
     ]
-    if transcript.prover_stance is not None:
+    if transcript.stance:
+        lines += [f"The prover was **{transcript.stance}**.", ""]
+    elif transcript.prover_stance is not None:
         lines += [f"Argued for: **{DECISION_WORDS[transcript.prover_stance]}**.", ""]
     if transcript.error:
         lines += ["Error:", "", _fence(transcript.error), ""]

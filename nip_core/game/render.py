@@ -4,7 +4,7 @@ Prompting and dataset building both call `render`, so what is trained is what wa
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from nip_core.answers.parsing import AnswerForm
 from nip_core.game.chat_format import format_chat
 from nip_core.game.rules import Rules
 from nip_core.parameters import HyperParameters
-from nip_core.protocols import Move, Protocol, TokenChoice, Turn, make_protocol
+from nip_core.protocols import Move, Protocol, RoundResult, TokenChoice, Turn, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
 from nip_core.scenarios import Problem, Scenario, make_scenario
 from nip_core.scenarios.prompts import SystemPrompts
@@ -136,6 +136,19 @@ class Game:
         }
         drawn = any(c.drawn and c.name not in texts for c in self.scenario.columns)
         return {**texts, **self.scenario.draw(texts, situation.seed)} if drawn else texts
+
+    def judge(
+        self,
+        round_: int,
+        seed: int,
+        y: int,
+        stance: int | None,
+        turns: Sequence[Turn],
+        silent: Collection[str] = (),
+    ) -> RoundResult:
+        """Let the protocol judge a round, with the verdict that the scenario pays provers for."""
+        paid = self.scenario.paid_verdict(y, stance)
+        return self.protocol.judge(round_, seed, y, paid, turns, silent)
 
     def form(self, agent: str, round_: int, seed: int, turns: Sequence[Turn]) -> AnswerForm:
         """Return what form the answer of `agent` in `round_` must have, after `turns`."""

@@ -221,6 +221,11 @@ class HyperParameters(Parameters):
             place = ".".join(["scenario_settings", *map(str, first["loc"])])
             raise ValueError(f"{place}: {first['msg']}") from None
         scenario.check(make_protocol(self))
+        if scenario.labels_in_play and self.dataset_options.shuffle_train_labels:
+            raise ValueError(
+                f"dataset_options.shuffle_train_labels: {self.scenario} has its labels from play, "
+                "so there are none to shuffle; set it to false"
+            )
 
     @property
     def system_prompt_version(self) -> str:

@@ -6,6 +6,7 @@
     run_tests         a solution and its tests in the sandbox: which pass
     run_tests_batch   thousands of such suites
     run_python        a program in the sandbox: its output and how it ended
+    run_python_batch  several, quickly
     examine           what keeps code in on this system
 
     Mutant, Rewrite, Suite, Limits, TestReport, SandboxResult, Isolation   what they take and give
@@ -22,12 +23,14 @@ from nip_core.problems.rewrite import Rewrite, rewrites
 from nip_core.problems.sandbox import (
     Isolation,
     Limits,
+    Program,
     SandboxError,
     SandboxResult,
     Suite,
     TestReport,
     examine,
     run_python,
+    run_python_batch,
     run_tests,
     run_tests_batch,
 )
@@ -37,6 +40,7 @@ __all__ = [
     "Isolation",
     "Limits",
     "Mutant",
+    "Program",
     "Rewrite",
     "SandboxError",
     "SandboxResult",
@@ -47,6 +51,7 @@ __all__ = [
     "normalise",
     "rewrites",
     "run_python",
+    "run_python_batch",
     "run_tests",
     "run_tests_batch",
 ]

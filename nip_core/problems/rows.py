@@ -4,7 +4,7 @@ Row           a question, a solution, its label, and where both came from
 SCHEMA        the columns
 split_of      the split of a problem by its name alone
 splits_of     the splits of several, none of them empty
-write_split   one split as a file
+write_split   one split as a file; write_table: rows of other columns
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,8 +83,13 @@ def table_of(rows: Sequence[Row], split: str | None = None) -> pa.Table:
 
 def write_split(rows: Sequence[Row], path: Path, split: str | None = None) -> None:
     """Write one split as a Parquet file: no times in it, every option given."""
+    write_table(table_of(rows, split), path)
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write the table of a split, such that equal rows give equal bytes."""
     pq.write_table(
-        table_of(rows, split),
+        table,
         path,
         row_group_size=1_000_000,
         version="2.6",

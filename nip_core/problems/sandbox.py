@@ -2,6 +2,7 @@
 
     Limits                 what a run may use
     run_python             a program: its output, its exit code, how it ended
+    run_python_batch       several in one child interpreter, each in a process of its own
     run_tests              a solution and its tests: which pass
     run_tests_batch        thousands of such pairs, quickly, still one process each
     SandboxResult, TestReport, Isolation   what comes back
@@ -73,12 +74,14 @@ from nip_core.problems.sandbox_process import (
 __all__ = [
     "Isolation",
     "Limits",
+    "Program",
     "SandboxError",
     "SandboxResult",
     "Suite",
     "TestReport",
     "examine",
     "run_python",
+    "run_python_batch",
     "run_tests",
     "run_tests_batch",
 ]
@@ -192,6 +195,14 @@ class Suite:
     tests: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Program:
+    """A main program with what it can read from standard input."""
+
+    code: str
+    stdin: str = ""
+
+
 def run_python(
     code: str,
     *,
@@ -214,17 +225,35 @@ def run_python(
     Raises:
         SandboxError: this system can't keep the code in, or the child does not run.
     """
-    job = {"code": code, "stdin": stdin}
+    return run_python_batch(
+        [Program(code, stdin)],
+        limits=limits,
+        allow_without_namespaces=allow_without_namespaces,
+        refuse=refuse,
+    )[0]
+
+
+def run_python_batch(
+    programs: Sequence[Program],
+    *,
+    limits: Limits | None = None,
+    allow_without_namespaces: bool = False,
+    refuse: Collection[str] = (),
+) -> list[SandboxResult]:
+    """Run programs one after the other in one child interpreter, each as `run_python` does."""
+    jobs = [{"code": program.code, "stdin": program.stdin} for program in programs]
     setting = Setting(asdict(limits or Limits()), allow_without_namespaces, refuse)
-    result = _run_jobs([job], setting)[0]
-    return SandboxResult(
-        status=result["status"],
-        stdout=result["stdout"],
-        stderr=result["stderr"],
-        exit_code=result["exit_code"],
-        wall_s=result["wall_s"],
-        isolation=Isolation(**result["isolation"]),
-    )
+    return [
+        SandboxResult(
+            status=result["status"],
+            stdout=result["stdout"],
+            stderr=result["stderr"],
+            exit_code=result["exit_code"],
+            wall_s=result["wall_s"],
+            isolation=Isolation(**result["isolation"]),
+        )
+        for result in _run_jobs(jobs, setting)
+    ]
 
 
 def run_tests(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from nip_core.concurrency import gather_or_cancel
 from nip_core.parameters import HyperParameters
 from nip_core.rollouts.episode import Failures, ShardContext, play_episode
+from nip_core.rollouts.labels import LabelRow
 from nip_core.rollouts.model_call import Row
 from nip_core.rollouts.plan import EpisodeSpec
 
@@ -25,13 +26,14 @@ _EPISODES_PER_CALL = 2  # in flight
 
 @dataclass(frozen=True)
 class PlayedShard:
-    """Rows for the three tables, see `nip_core.rollouts.schema`."""
+    """Rows for the three tables, see `nip_core.rollouts.schema`, and labels made in play."""
 
     episodes: list[Row]
     generations: list[Row]
     timings: list[Row]
     failed: list[str] = field(default_factory=list)
     """Keys of the specs that failed."""
+    labels: list[LabelRow] = field(default_factory=list)
 
 
 def places_for(parameters: HyperParameters) -> asyncio.Semaphore:
@@ -89,4 +91,5 @@ async def play_episodes(specs: Sequence[EpisodeSpec], context: ShardContext) -> 
         progress.episodes_done -= done
         progress.episodes_failed -= len(shard.failed)
         raise
+    shard.labels.extend(context.labels.values())
     return shard

@@ -17,6 +17,9 @@ the others.
 
 A prover without a valid answer ends its episode, unless the settings have a penalty for that:
 then it is paid the penalty and is silent in that round, which leaves no turn behind.
+
+Where the scenario has its labels in play, the state after the writing prover's first turn has the
+problem with what it wrote and its label, and so have all that follow (see `labels`).
 """
 
 import asyncio
@@ -33,9 +36,11 @@ from nip_core.parameters import RandomAgentParameters
 from nip_core.protocols import NO_DECISION, Move, Turn
 from nip_core.rollouts.chat_client import ChatClient, ContextLengthError, RequestRefusedError
 from nip_core.rollouts.journal import GroupCommits
+from nip_core.rollouts.labels import LabelRow, objection, with_solution
 from nip_core.rollouts.model_call import Call, Player, Row, ask, read_again
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.progress import Progress
+from nip_core.scenarios import NO_LABEL, NoLabel
 from nip_core.tolerance import more_than
 
 
@@ -81,6 +86,7 @@ class ShardContext:
     failures: Failures | None = None  # None: the shard is the whole split
     places: asyncio.Semaphore | None = None  # one per episode at a time; None: of this shard alone
     branch: Branch = no_branching
+    labels: dict[str, LabelRow] = field(default_factory=dict)  # made in play, by generation key
 
 
 @dataclass(frozen=True)
@@ -221,7 +227,13 @@ class EpisodeState:
                 silent.add(agent)
             else:
                 problems.append(f"{agent}, round {self.round}: {answer.problem}")
-        # 3. Pay for the round.
+        # 3. What the writing prover wrote is the solution from now on.
+        if not problems and spec.problem.y == NO_LABEL:
+            try:
+                after.spec = await with_solution(self.context, spec, after.turns, after.parent)
+            except NoLabel as error:
+                problems.append(f"round {self.round}: {error}")
+        # 4. Pay for the round.
         if problems:
             after._fail(problems[0])
         else:
@@ -231,7 +243,7 @@ class EpisodeState:
     def _judge(self, silent: frozenset[str]) -> None:
         """Pay for the round that was just played, and end the episode if it is over."""
         spec, protocol = self.spec, self.context.game.protocol
-        result = protocol.judge(
+        result = self.context.game.judge(
             self.round - 1, spec.seed, spec.problem.y, spec.stance, self.turns, silent
         )
         for agent, reward in result.rewards.items():
@@ -364,7 +376,8 @@ class EpisodeState:
         self, call: Call, number: int, spec: EpisodeSpec, attempt: int
     ) -> tuple[Row, Move]:
         """Put an answer of a call in the log; its record, and the move if it is valid."""
-        record, move = call.record(number, spec, self.round, attempt, self.parent)
+        why_not = objection(self.context.game, spec.problem, call.player.agent)
+        record, move = call.record(number, spec, self.round, attempt, self.parent, why_not)
         await self.context.log.append(record)
         return record, move
 

@@ -10,7 +10,7 @@ limit_name    what a provider calls the most tokens of an answer
 """
 
 import string
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -67,12 +67,20 @@ class Call:
     answers: Sequence[ChatAnswer]
 
     def record(
-        self, number: int, spec: EpisodeSpec, round_: int, attempt: int, parent: str | None
+        self,
+        number: int,
+        spec: EpisodeSpec,
+        round_: int,
+        attempt: int,
+        parent: str | None,
+        objection: Callable[[Move], str | None] | None = None,
     ) -> tuple[Row, Move]:
         """One of the answers as it stands in the journal: a row for `generations` and one for
-        `timings`; and the move if it is valid."""
+        `timings`; and the move if it is valid and there is no `objection` to it."""
         player, answer = self.player, self.answers[number]
         move, invalid = _read(answer, self.form)
+        if invalid is None and objection is not None and (reason := objection(move)) is not None:
+            move, invalid = Move(), reason
         is_last = attempt >= player.parameters.num_invalid_generation_retries
         if invalid is None and not is_last and lacks_decision(move, self.form):
             move, invalid = Move(), NO_DECISION_GIVEN

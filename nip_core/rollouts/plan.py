@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters import HyperParameters
-from nip_core.scenarios import Problem
+from nip_core.scenarios import NO_LABEL, Problem
 
 TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
 CANDIDATE = "candidate"
@@ -111,11 +111,15 @@ def episode_spec(
     alike. So their rewards differ only by what the models generate, for which every call has a
     seed of its own.
     """
-    stance = None
-    if parameters.protocol_common.randomize_prover_stance:
-        stance = derive_seed("stance", problem.solution) & 1
     first = sample - sample % group_size(parameters, split)
     place = (split, iteration, problem.id, sample, "")
+    stance = None
+    if parameters.protocol_common.randomize_prover_stance:
+        # Of a solution that is still to be written, nothing is known by which to draw.
+        drawn_by: tuple[str | int, ...] = (problem.solution,)
+        if problem.y == NO_LABEL:
+            drawn_by = (parameters.seed, split, iteration, problem.id, first)
+        stance = derive_seed("stance", *drawn_by) & 1
     return EpisodeSpec(
         key=derive_key("episode", parameters.run_name, *place),
         run=parameters.run_name,

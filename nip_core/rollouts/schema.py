@@ -39,7 +39,7 @@ EPISODES = pa.schema(
         pa.field("question", pa.string(), nullable=False),
         pa.field("solution", pa.string(), nullable=False),
         pa.field("columns", pa.string()),  # the scenario's further columns: a JSON object of texts
-        pa.field("y", pa.int8(), nullable=False),  # 1 right, 0 wrong
+        pa.field("y", pa.int8(), nullable=False),  # 1 right, 0 wrong, -1 failed before its label
         pa.field("difficulty", pa.string()),  # family or level, where the dataset has one
         pa.field("mutation", pa.string()),  # kind of the bug, where known
         pa.field("seed", pa.int64(), nullable=False),

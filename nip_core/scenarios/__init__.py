@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING
 
 from nip_core.importing import class_in, classes_in, import_object
 from nip_core.scenarios.base import (
+    NO_LABEL,
     PROVER,
     VERIFIER,
     Column,
+    Label,
+    NoLabel,
     Problem,
     Role,
     Scenario,
@@ -29,9 +32,12 @@ if TYPE_CHECKING:
     from nip_core.parameters import HyperParameters
 
 __all__ = [
+    "NO_LABEL",
     "PROVER",
     "VERIFIER",
     "Column",
+    "Label",
+    "NoLabel",
     "Problem",
     "Role",
     "Scenario",

@@ -4,6 +4,7 @@ Scenario          a domain; a subclass says what its problems are and who sees w
 Column            one text of a problem: its heading in a prompt, and who sees it
 Words             how prompts call what is judged
 Problem           one problem with its label
+Label, NoLabel    what came of labelling a solution that was written in play, or why nothing did
 ScenarioSettings  what the settings of every scenario have
 
 A problem is a question and a solution that may be right or wrong. All else that agents may be shown
@@ -26,6 +27,8 @@ Role = Literal["prover", "verifier"]
 games, the adversarial verifier and the simulator)."""
 PromptVersion = Literal["v1", "v2", "short"]
 Row = Mapping[str, Any]
+NO_LABEL = -1
+"""`y` of a problem whose solution is written in play, until it is."""
 
 
 class ScenarioSettings(BaseModel):
@@ -50,7 +53,7 @@ class Problem:
     question: str
     solution: str
     y: int
-    """1 right, 0 wrong."""
+    """1 right, 0 wrong; `NO_LABEL` as long as nobody has written the solution."""
     difficulty: str | None = None
     mutation: str | None = None
     """The kind of mistake, where it is known."""
@@ -61,6 +64,22 @@ class Problem:
     def texts(self) -> dict[str, str]:
         """All of its texts by column."""
         return {"question": self.question, "solution": self.solution, **self.columns}
+
+
+@dataclass(frozen=True)
+class Label:
+    """What came of labelling a solution that was written in play."""
+
+    y: int
+    """1 right, 0 wrong."""
+    mutation: str | None = None
+    """The kind of mistake, where it is wrong; stands in the episode's row as such."""
+    seconds: float = 0.0
+    """It took."""
+
+
+class NoLabel(Exception):
+    """A solution can't be labelled, by no fault of its own; its episode fails."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +94,8 @@ class Column:
     seen_by: tuple[Role, ...] = (PROVER, VERIFIER)
     drawn: bool = False
     """Whether `Scenario.draw` makes it for each episode, so that no dataset has it."""
+    hidden: bool = False
+    """Whether no agent may see it, such as tests; then `seen_by` must be ()."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +115,7 @@ class Words:
     materials: str = ""  # "the problem and the solution"; "": the problem and the thing
     labels: tuple[str, str] = ("wrong", "right")  # of y = 0 and y = 1: "buggy", "correct"
     asked_in_short: str = "whether they match"  # what experts say in the version "short"
+    stances: tuple[str, str] = ("", "")  # of provers; "": they argue for reject, or accept
 
     def placeholders(self) -> dict[str, str]:
         """Return what stands for the placeholders of templates."""
@@ -133,10 +155,15 @@ class Scenario:
     """Of the block `scenario_settings`."""
     settings_block: ClassVar[str] = "scenario_settings"
     """The block in which its settings stand."""
+    data_neutral: ClassVar[frozenset[str]] = frozenset()
+    """Its settings that a resumed run may change, as they change no data."""
     bundled: ClassVar[Mapping[str, Path]] = {}
     """Where the datasets lie that come with it, by name."""
     generated: ClassVar[tuple[str, ...]] = ()
     """The names of datasets that `generate` makes."""
+    labels_in_play: ClassVar[bool] = False
+    """Whether a prover writes the solution, with its first message, and `label_written` labels it.
+    Then no dataset has solutions or labels, and `solution` is `drawn`."""
     template_directory: ClassVar[Path | None] = None
     """Where templates of its own lie, as ``<version>/<protocol>/<agent>.txt``; a template that is
     missing there is nip's."""
@@ -162,7 +189,7 @@ class Scenario:
     def required_columns(self) -> set[str]:
         """The columns that a dataset must have."""
         texts = {column.name for column in self.columns if not column.drawn}
-        return texts if self.has_checker() else texts | {"y"}
+        return texts if self.has_checker() or self.labels_in_play else texts | {"y"}
 
     def keeps(self, row: Row) -> bool:
         """Tell whether the settings leave this row in; the labels are balanced afterwards."""
@@ -214,10 +241,44 @@ class Scenario:
         """A word on a prover's message for people who read transcripts; "" for none."""
         return ""
 
+    def sentences(self, role: Role, stance: int | None) -> Mapping[str, str]:
+        """Say what stands for placeholders of templates in the place of nip's own sentences."""
+        return {}
+
+    # Where a prover writes the solution.
+
+    def written(self, message: str, texts: Mapping[str, str]) -> str:
+        """The solution in a prover's message; `texts` are the problem's.
+
+        Raises ValueError with the reason if there is none: the prover is asked again.
+        """
+        raise NotImplementedError
+
+    async def label_written(self, texts: Mapping[str, str]) -> Label:
+        """The label of the solution among the texts, the same at each call but for `seconds`.
+
+        Raises NoLabel, or StageError for what would keep every solution from being labelled.
+        """
+        raise NotImplementedError
+
+    def label_workers(self) -> int:
+        """Tell how many solutions are labelled at a time."""
+        return 1
+
+    def paid_verdict(self, y: int, stance: int | None) -> int | None:
+        """The verdict that pays the provers, as a drawn stance; None: their own.
+
+        `NO_DECISION` where no verdict does.
+        """
+        return stance
+
     # What can be played.
 
     def check(self, protocol: Protocol) -> None:
         """Raise ValueError, naming the setting, where the scenario can't be played so."""
+
+    def check_system(self) -> None:
+        """Raise ValueError, saying what to do, where this system can't play it."""
 
 
 def _listing(text: str, language: str | None) -> str:
@@ -236,10 +297,15 @@ def check_scenario(kind: type[Scenario]) -> None:
             f"once (got {', '.join(names)})"
         )
     for column in kind.columns:
-        if not column.seen_by:
+        if not column.seen_by and not column.hidden:
             raise ValueError(
                 f"{kind.__name__}.columns: nobody sees {column.name}; name in seen_by who does, "
-                "or leave the column out"
+                "leave the column out, or say that it is hidden"
+            )
+        if column.seen_by and column.hidden:
+            raise ValueError(
+                f"{kind.__name__}.columns: {column.name} is hidden, and seen by "
+                f"{' and '.join(column.seen_by)}; set seen_by to () or hidden to False"
             )
         unknown = {*column.seen_by} - {PROVER, VERIFIER}
         if unknown:
@@ -251,4 +317,9 @@ def check_scenario(kind: type[Scenario]) -> None:
         raise ValueError(
             f"{kind.__name__}.columns: the verifier sees neither question nor solution, so it has "
             "nothing to decide on; show it one"
+        )
+    if kind.labels_in_play and not kind.columns[1].drawn:
+        raise ValueError(
+            f"{kind.__name__}.columns: with labels_in_play a prover writes the solution, so the "
+            "column solution must be drawn=True"
         )

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from nip_core.errors import DatasetError
 from nip_core.hashing import derive_key, derive_seed
-from nip_core.scenarios.base import Problem, Row, Scenario
+from nip_core.scenarios.base import NO_LABEL, Problem, Row, Scenario
 from nip_core.scenarios.dataset_files import SPLITS, Table, read_tables
 from nip_core.scenarios.prompt_phrases import listed
 
@@ -62,7 +62,8 @@ def load_problems(
             problems += [(_problem(scenario, r, name), name) for r in scenario.expand(row, name)]
     # 2. Check the whole, then leave out what is too many.
     _check_unique(problems)
-    selected = _reduced([p for p, _ in problems], max_size, shuffle_seed, make_balanced)
+    balanced = make_balanced and not scenario.labels_in_play
+    selected = _reduced([p for p, _ in problems], max_size, shuffle_seed, balanced)
     if not selected:
         place = f"dataset {dataset!r}, split {split!r}"
         raise DatasetError(_why_empty(place, [p for p, _ in problems], scenario.filters()))
@@ -184,7 +185,7 @@ def _problem(scenario: Scenario, row: Row, name: str) -> Problem:
         question_id=_optional(row, "question_id") or derive_key("question", question, *about),
         question=question,
         solution=solution,
-        y=_label(scenario, row, name),
+        y=NO_LABEL if scenario.labels_in_play else _label(scenario, row, name),
         difficulty=_optional(row, "difficulty"),
         mutation=_optional(row, "mutation"),
         columns=texts,

@@ -140,9 +140,14 @@ class SystemPrompts:
         `stance` is the drawn one, if any; `seed` the episode's, for protocols in which it deals
         the roles.
         """
-        values = self._values(agent, stance, seed)
+        values = self._values(agent, self._argued(stance), seed)
+        values = {**values, **self._scenario.sentences(self._role(agent), stance)}
         show = partial(self._scenario.show, role=self._role(agent))
         return FilledPrompt(self._templates[agent], values, show)
+
+    def _argued(self, stance: int | None) -> int | None:
+        """The drawn verdict that provers argue for. Who writes the solution argues for its own."""
+        return None if self._scenario.labels_in_play else stance
 
     def _role(self, agent: str) -> Role:
         return PROVER if agent in self._base.provers else VERIFIER
@@ -161,7 +166,9 @@ class SystemPrompts:
 
     def _tell_prover(self, agent: str, round_: int, seed: int, stance: int | None) -> str:
         words = self._word_limit(agent)
-        aim = phrases.reminder(self._base, self._words, agent, stance)
+        aim = self._scenario.sentences(PROVER, stance).get("reminder")
+        if aim is None:
+            aim = phrases.reminder(self._base, self._words, agent, self._argued(stance))
         if self._version == "short":
             return f"Your turn, at most {words}. {aim}"
         first = "Reason first, then write" if self._version == "v2" else "Write"

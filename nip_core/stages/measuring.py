@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from functools import reduce
 from hashlib import sha256
 from typing import Any
 
@@ -11,10 +12,12 @@ from nip_core.evaluation.baselines import believe_the_prover
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.report_text import verdict_line
 from nip_core.evaluation.transcripts import transcripts_from_tables
+from nip_core.rollouts.labels import add_counts, label_counts
 from nip_core.rollouts.plan import CANDIDATE, VALIDATION
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.tables import read_rollouts, shard_manifest, shards_of
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import Store
 from nip_core.stages.session import Session
 
 _YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
@@ -51,8 +54,20 @@ def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
     played = VALIDATION if split == CANDIDATE else split
     metrics["problems_left_out"] = len(session.left_out.get(played, {}))
     metrics["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]
+    if session.game.scenario.labels_in_play:
+        metrics["labels"] = labels_of(run.store, directory) | {
+            "workers": session.game.scenario.label_workers()
+        }
     path = run.metrics(iteration, split)
     return dict(run.write_json_once(path, metrics, lease=session.lease))
+
+
+def labels_of(store: Store, directory: str) -> dict[str, Any]:
+    """Count the solutions of a committed split that were labelled in play, by kind, and time."""
+    stage = read_manifest(store, directory)
+    shards = [read_manifest(store, directory, shard_manifest(name)) for name in shards_of(stage)]
+    made = [shard.extra["labels"] for shard in shards if "labels" in shard.extra]
+    return reduce(add_counts, made, label_counts([]))
 
 
 def transcripts_path(run: RunStore, iteration: int, split: str, form: str) -> str:

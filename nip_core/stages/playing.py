@@ -25,6 +25,7 @@ from nip_core.rollouts.engine import PlayedShard, play_episodes
 from nip_core.rollouts.episode import Branch, Failures, ShardContext, no_branching
 from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.journal_segments import open_journal, remove_journal
+from nip_core.rollouts.labels import label_counts
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import (
     CANDIDATE,
@@ -139,7 +140,9 @@ class SplitPlay:
     async def play(self, specs: Sequence[EpisodeSpec], journal: GroupCommits) -> PlayedShard:
         """Take what the journal has, and ask for the rest."""
         session = self.session
-        recorded = {r["generation"]["key"]: r for r in journal.replay()}
+        records = journal.replay()
+        recorded = {r["generation"]["key"]: r for r in records if "generation" in r}
+        labels = {r["label"]["key"]: r["label"] for r in records if "label" in r}
         self._check_models(recorded, journal.name)
 
         async def work() -> PlayedShard:
@@ -154,6 +157,7 @@ class SplitPlay:
                 failures=self.failures,
                 places=session.places,
                 branch=self._branch(),
+                labels=labels,
             )
             return await play_episodes(specs, context)
 
@@ -176,7 +180,10 @@ class SplitPlay:
             shard,
             build_tables(played.episodes, played.generations, timings),
             inputs={"plan": self.plan.plan_digest, "models": digest(self.models)},
-            extra={"failed": [spec.key for spec in specs if spec.key in failed]},
+            extra={
+                "failed": [spec.key for spec in specs if spec.key in failed],
+                **({"labels": label_counts(played.labels)} if played.labels else {}),
+            },
             lease=self.session.lease,
         )
 

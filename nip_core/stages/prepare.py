@@ -121,6 +121,7 @@ def prepare(
     parameters = resolved(parameters, store, record)
     # 2. What they name: prompts, problems, keys, the model's path, other runs' models.
     game = Game(parameters)
+    check_system(game)
     problems = load_all_problems(parameters)
     endpoints = remote_endpoints(parameters, environment)
     check_server(parameters, environment)
@@ -128,7 +129,9 @@ def prepare(
     # 3. A name means one run: all this must be what it was.
     contents = contents_of(game, problems, endpoints, origin)
     settings, version = parameters.to_dict(), code_version()
-    identity = Identity(settings, version, parameters.seed, contents, DATA_NEUTRAL)
+    kind = find_scenario(parameters.scenario)
+    neutral = DATA_NEUTRAL | {f"{kind.settings_block}.{name}" for name in kind.data_neutral}
+    identity = Identity(settings, version, parameters.seed, contents, neutral)
     run.check_same(identity)
     # 4. It must not end for want of disk space.
     estimate = estimate_run(game, problems)
@@ -139,6 +142,14 @@ def prepare(
             f"{free / 1e6:.0f} MB are free; free space or choose another run_store"
         )
     return Prepared(parameters, game, run, problems, endpoints, estimate, identity, origin)
+
+
+def check_system(game: Game) -> None:
+    """Raise SettingsError if this system can't play the scenario."""
+    try:
+        game.scenario.check_system()
+    except ValueError as error:
+        raise SettingsError(f"scenario {game.parameters.scenario}: {error}") from None
 
 
 def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate]:

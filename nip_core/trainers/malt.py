@@ -129,10 +129,10 @@ class _Tree:
                 answers.append(_Candidate(child, row, value[agent]))
         return answers
 
-    def leaf_below(self, node: Path) -> str:
-        """The key of the first episode below that did not fail."""
+    def leaf_below(self, node: Path) -> Row:
+        """The first episode below that did not fail."""
         return next(
-            str(self.leaves[path]["key"])
+            self.leaves[path]
             for path in sorted(self.leaves)
             if path[: len(node)] == node and self.leaves[path]["outcome"] != "failed"
         )
@@ -231,7 +231,8 @@ def _rule(game: Game, agent: str) -> _Rule:
 def _pair(
     game: Game, tree: _Tree, node: Path, agent: str, better: _Candidate, worse: _Candidate
 ) -> Pair:
-    facts, chosen, rejected = tree.facts, better.generation, worse.generation
+    # Leaves differ in the solution and its label where it was written on the way.
+    facts, chosen, rejected = tree.leaf_below(better.node), better.generation, worse.generation
     texts = (facts["question"], facts["solution"])
     columns = columns_of(facts["columns"])
     situation = Situation(*texts, facts["prover_stance"], facts["seed"], columns)
@@ -246,7 +247,7 @@ def _pair(
     return Pair(
         key=derive_key("pair", chosen["key"], rejected["key"]),
         agent=agent,
-        episode=tree.leaf_below(better.node),
+        episode=facts["key"],
         generations=(chosen["key"], rejected["key"]),
         iteration=facts["iteration"],
         problem=facts["problem"],

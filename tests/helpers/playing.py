@@ -34,7 +34,8 @@ class MemoryLog:
         self.records.append(json.loads(json.dumps(record)))
 
     def by_key(self):
-        return {record["generation"]["key"]: record for record in self.records}
+        generations = [record for record in self.records if "generation" in record]
+        return {record["generation"]["key"]: record for record in generations}
 
 
 def problems(count, **changes):
@@ -77,7 +78,7 @@ class Played:
 
 def make_context(
     game, url, client, log, recorded=None, failures=None, model=None, key="key", progress=None,
-    branch=no_branching,
+    branch=no_branching, labels=None,
 ):  # fmt: skip
     """Each agent plays with `model`, or with one that is named like it."""
     endpoint = Endpoint(url, key)
@@ -89,7 +90,15 @@ def make_context(
     }
     progress = progress or Progress()
     return ShardContext(
-        game, players, client, log, recorded or {}, progress, failures, branch=branch
+        game,
+        players,
+        client,
+        log,
+        recorded or {},
+        progress,
+        failures,
+        branch=branch,
+        labels=labels if labels is not None else {},
     )
 
 

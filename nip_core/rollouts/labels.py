@@ -1,0 +1,110 @@
+"""Solutions that a prover writes in play: taken from its first valid message, and labelled.
+
+objection      why a move can't be the solution, so that the prover is asked again
+with_solution  an episode with what was written and its label in the place of the problem's
+label_counts   what the labels of a shard were, and what they took; add_counts: of several
+LabelRow       a label as the journal has it, beside the generations
+
+A label that the journal has is not made again. Only `y` and `mutation` stand in the tables; what
+making it took stands in the manifest of the shard.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from nip_core.errors import StageError
+from nip_core.game.render import Game
+from nip_core.protocols import Move, Turn
+from nip_core.rollouts.plan import EpisodeSpec
+from nip_core.scenarios import NO_LABEL, Label, Problem
+
+LabelRow = dict[str, Any]
+NO_ANSWER = "no answer"
+"""The kind of mistake of a prover that was silent where it should have written the solution."""
+RIGHT = "right"
+
+
+class Context(Protocol):
+    """What of a shard's context labelling needs, see `nip_core.rollouts.episode`."""
+
+    @property
+    def game(self) -> Game: ...
+
+    @property
+    def labels(self) -> MutableMapping[str, LabelRow]: ...
+
+    @property
+    def log(self) -> Any: ...
+
+
+def objection(game: Game, problem: Problem, agent: str) -> Callable[[Move], str | None] | None:
+    """Return what says why a move of the agent can't be the solution; None: nothing is awaited."""
+    if problem.y != NO_LABEL or not game.protocol.is_prover(agent):
+        return None
+
+    def reason(move: Move) -> str | None:
+        try:
+            game.scenario.written(_message(move), problem.texts)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    return reason
+
+
+async def with_solution(
+    context: Context, spec: EpisodeSpec, turns: Sequence[Turn], key: str | None
+) -> EpisodeSpec:
+    """The episode with the solution that the last of `turns` wrote, in the generation `key`.
+
+    Without turns the prover was silent, which is no solution to anything. Raises NoLabel, or
+    StageError for what would stop every episode.
+    """
+    scenario, problem = context.game.scenario, spec.problem
+    if not turns or key is None:
+        return replace(spec, problem=replace(problem, y=0, mutation=NO_ANSWER))
+    try:
+        solution = scenario.written(_message(turns[-1].move), problem.texts)
+    except ValueError as error:
+        raise StageError(
+            f"generation {key}: an answer that counted as a solution when it was recorded is none "
+            f"({error}); another version of nip has recorded it: go on with that one, or start a "
+            "new run"
+        ) from None
+    row = context.labels.get(key)
+    if row is None:
+        label: Label = await scenario.label_written({**problem.texts, "solution": solution})
+        row = {"key": key, "y": label.y, "mutation": label.mutation, "seconds": label.seconds}
+        await context.log.append({"label": row})
+        context.labels[key] = row
+    written = replace(problem, solution=solution, y=row["y"], mutation=row["mutation"])
+    return replace(spec, problem=written)
+
+
+def _message(move: Move) -> str:
+    return "\n".join(move.messages.values())
+
+
+def label_counts(rows: Iterable[LabelRow]) -> dict[str, Any]:
+    """Count the solutions that were labelled, those of each kind, and the seconds it took."""
+    counts: dict[str, Any] = {"solutions": 0, "seconds": 0.0, "slowest_s": 0.0, "kinds": {}}
+    for row in sorted(rows, key=lambda row: str(row["key"])):
+        kind = row["mutation"] or (RIGHT if row["y"] else "wrong")
+        one = {"solutions": 1, "seconds": row["seconds"], "slowest_s": row["seconds"]}
+        counts = add_counts(counts, {**one, "kinds": {kind: 1}})
+    return counts
+
+
+def add_counts(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+    """The `label_counts` of two together."""
+    kinds = {
+        kind: a["kinds"].get(kind, 0) + b["kinds"].get(kind, 0)
+        for kind in sorted({*a["kinds"], *b["kinds"]})
+    }
+    return {
+        "solutions": a["solutions"] + b["solutions"],
+        "seconds": round(a["seconds"] + b["seconds"], 3),
+        "slowest_s": round(max(a["slowest_s"], b["slowest_s"]), 3),
+        "kinds": kinds,
+    }
