@@ -11,6 +11,7 @@ Nothing is decided here: `game` (`nip_core.game.render.Game`) and `protocol`
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from nip_core.errors import SettingsError
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters
 
@@ -33,10 +34,18 @@ class ProtocolHandler:
     """A protocol as its agents see it. Agents and channels are numbered in their order."""
 
     def __init__(self, hyper_params: HyperParameters):
-        """Raises SettingsError or ValueError for settings that make no game."""
+        """Raises SettingsError or ValueError for settings that make no game, or one with texts of
+        problems that a batch has no arrays for."""
         self.hyper_params = hyper_params
         self.game = Game(hyper_params)
         self.protocol = self.game.protocol
+        further = [c.name for c in self.game.scenario.columns[2:] if not c.drawn]
+        if further:
+            raise SettingsError(
+                f"scenario: {hyper_params.scenario} can't be played by hand, as a batch has "
+                f"question and solution alone and its problems also have {', '.join(further)}; "
+                "train or play it with nip"
+            )
 
     @property
     def agent_names(self) -> tuple[str, ...]:

@@ -313,6 +313,12 @@ def check_scenario(kind: type[Scenario]) -> None:
                 f"{kind.__name__}.columns: {column.name} is seen by {', '.join(sorted(unknown))}; "
                 f"there are {PROVER} and {VERIFIER}"
             )
+    drawn = [column.name for column in kind.columns[2:] if column.drawn]
+    if drawn and kind.draw is Scenario.draw:
+        raise ValueError(
+            f"{kind.__name__}.columns: {', '.join(drawn)} is drawn, and {kind.__name__} has no "
+            "method draw that makes it; write one, or set drawn to False"
+        )
     if not any(VERIFIER in column.seen_by for column in kind.columns[:2]):
         raise ValueError(
             f"{kind.__name__}.columns: the verifier sees neither question nor solution, so it has "

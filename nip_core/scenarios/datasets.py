@@ -106,8 +106,7 @@ def _rows_of_split(scenario: Scenario, dataset: str, split: str) -> Iterator[tup
     """The rows of `split` with their names; derives splits that the source doesn't have."""
     # 1. Rows that the scenario makes.
     if dataset in scenario.generated:
-        for number, row in enumerate(scenario.generate(dataset, split)):
-            yield row, f"{dataset}[{split}], row {number}"
+        yield from _generated(scenario, dataset, split)
         return
     # 2. A single file: by its column `split`, or by question.
     own = [*scenario.bundled, *scenario.generated]
@@ -134,6 +133,24 @@ def _rows_of_split(scenario: Scenario, dataset: str, split: str) -> Iterator[tup
         held_out = derive_seed("validation from train", text) % 10 == 0
         if held_out == (split == "validation"):
             yield row, name
+
+
+def _generated(scenario: Scenario, dataset: str, split: str) -> Iterator[tuple[Row, str]]:
+    name = f"{dataset}[{split}]"
+    try:
+        rows = [*scenario.generate(dataset, split)]
+    except Exception as error:  # whatever a user's class raises
+        raise DatasetError(
+            f"{name}: generate of scenario {scenario.name} raised "
+            f"{type(error).__name__}: {error}; mend it"
+        ) from error
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise DatasetError(
+                f"{name}, row {number}: generate of scenario {scenario.name} must yield "
+                f"dictionaries by column (got {row!r:.80})"
+            )
+        yield row, f"{name}, row {number}"
 
 
 def _rows(scenario: Scenario, table: Table) -> Iterator[tuple[Row, str]]:
@@ -209,7 +226,7 @@ def _label(scenario: Scenario, row: Row, name: str) -> int:
             f"{name}: the checker of scenario {scenario.name} raised "
             f"{type(error).__name__}: {error}; mend it, or leave the row out"
         ) from error
-    if label not in (0, 1):
+    if not isinstance(label, int) or label not in (0, 1):
         raise DatasetError(
             f"{name}: the checker of scenario {scenario.name} must return 1 ({right}) or 0 "
             f"({wrong}) (got {label!r:.80})"

@@ -68,7 +68,9 @@ async def test_it_is_trained_as_any_other(config):
         assert row["outcome"] in ("finished", "terminated")
 
 
-def test_the_page_names_each_scenario():
+def test_the_page_and_the_contract_name_each_scenario():
     page = PAGE.read_text(encoding="utf-8")
+    contracts = (PAGE.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     for name in scenario_names():
         assert f"\n| `{name}` |" in page, name
+        assert f'"nip_core.scenarios.{name}"' in contracts, name

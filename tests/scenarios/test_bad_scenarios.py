@@ -1,0 +1,193 @@
+"""What makes no scenario, no settings of one, or no dataset of one, is a single clear error."""
+
+import json
+from textwrap import dedent
+
+import pytest
+
+from nip_core.agents import CodeValidationProtocolHandler
+from nip_core.errors import DatasetError, SettingsError
+from nip_core.parameters import load_parameters
+from nip_core.scenarios import make_scenario
+from nip_core.scenarios.datasets import load_problems
+
+HEAD = """
+from nip_core.scenarios import PROVER, VERIFIER, Column, Scenario, ScenarioSettings, Words
+
+WORDS = Words("an expert", "sum", "a sum is right", "It may be wrong.", "the sum is right", "it")
+
+class Sums(Scenario):
+    name = "sums"
+    words = WORDS
+"""
+
+
+@pytest.fixture
+def sums(tmp_path, monkeypatch):
+    """Settings of a run on a scenario with these lines in its class."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(*lines, rows=None, **changes):
+        (tmp_path / "sums.py").write_text(dedent(HEAD) + "".join(f"    {line}\n" for line in lines))
+        if rows is not None:
+            (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        agents = {"_default": {"model_provider": "SelfHosted", "model_name": "m"}}
+        settings = {"run_name": "a", "dataset": "sums.jsonl", "agents": agents}
+        return load_parameters({**settings, "scenario": "sums.py:Sums", **changes})
+
+    return write
+
+
+def rows(**changes):
+    split = {"split": "train"}
+    return [
+        {"question": f"{n} + 1", "solution": "2", "y": n % 2, **split, **changes} for n in range(4)
+    ]
+
+
+def columns(*texts):
+    return f"columns = ({', '.join(texts)},)"
+
+
+HIDDEN, SOLUTION = 'Column("question", "Q", seen_by=())', 'Column("solution", "S")'
+BOTH = f'Column("question", "Q"), {SOLUTION}'
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([columns(HIDDEN, SOLUTION)], ["Sums", "nobody sees question", "seen_by"]),
+        (
+            [
+                columns(
+                    *(f'Column("{n}", "X", seen_by=(PROVER,))' for n in ("question", "solution"))
+                )
+            ],
+            ["Sums", "the verifier sees neither question nor solution"],
+        ),
+        ([columns(SOLUTION)], ["Sums.columns must begin with question and solution"]),
+        ([columns(BOTH, SOLUTION)], ["name each column once", "question, solution, solution"]),
+        (
+            [columns(BOTH, 'Column("hint", "H", seen_by=("judge",))')],
+            ["Sums", "hint is seen by judge", "prover and verifier"],
+        ),
+        (
+            [columns(BOTH, 'Column("coin", "C", drawn=True)')],
+            ["Sums", "coin", "draw"],
+        ),
+        (["words = None; del words"], ["Sums has no words"]),
+    ],
+)
+def test_a_class_that_makes_no_game_is_refused(sums, lines, words):
+    with pytest.raises(SettingsError) as refused:
+        sums(*lines)
+    assert all(word in str(refused.value) for word in ["scenario:", *words]), refused.value
+
+
+@pytest.mark.parametrize(
+    ("scenario", "words"),
+    [
+        ("sums.py:WORDS", ["'sums.py:WORDS'", "subclass of nip_core.scenarios.Scenario"]),
+        ("sums.py:ScenarioSettings", ["subclass of nip_core.scenarios.Scenario"]),
+        ("sums.py:Absent", ["no attribute 'Absent'"]),
+        ("absent.py:Sums", ["No such file"]),
+        ("sums", ["no scenario 'sums'", "code_validation", "path/to/file.py:Class"]),
+        ("datasets", ["no scenario 'datasets'"]),
+    ],
+)
+def test_a_name_that_is_no_scenario_is_refused(sums, scenario, words):
+    with pytest.raises(SettingsError) as refused:
+        sums(scenario=scenario)
+    assert all(word in str(refused.value) for word in ["scenario:", *words]), refused.value
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"scenario_settings": {"size": 3}}, ["scenario_settings.size"]),
+        ({"scenario_settings": {"system_prompt_version": "v9"}}, ["system_prompt_version", "'v1'"]),
+        ({"scenario_settings": [3]}, ["scenario_settings"]),
+        (
+            {"code_validation": {"apps_difficulty": "interview"}},
+            ["code_validation: the scenario is sums.py:Sums", "scenario_settings"],
+        ),
+        (
+            {"scenario": "code_validation", "scenario_settings": {"apps_difficulty": "interview"}},
+            ["scenario_settings", "block code_validation"],
+        ),
+    ],
+)
+def test_settings_that_are_not_the_scenarios_are_refused(sums, changes, words):
+    with pytest.raises(SettingsError) as refused:
+        sums(**changes)
+    assert all(word in str(refused.value) for word in words), refused.value
+
+
+@pytest.mark.parametrize(
+    ("lines", "rows", "words"),
+    [
+        ([], rows(y=1), ["sums.jsonl", "all 4 problems have y = 1", "make_balanced"]),
+        ([], rows(y="right"), ["sums.jsonl, line 1", "y must be 1 (right) or 0 (wrong)"]),
+        ([], rows(solution=" "), ["sums.jsonl, line 1", "solution must be a text"]),
+        (
+            [columns(BOTH, 'Column("hint", "H")')],
+            rows(),
+            ["sums.jsonl: no column hint", "needs question, solution, hint and y"],
+        ),
+        (
+            ["def label(self, row): return int(row['solution']) / 0"],
+            rows(y=None),
+            ["sums.jsonl, line 1", "checker of scenario sums raised ZeroDivisionError"],
+        ),
+        *(
+            (
+                [f"def label(self, row): return {nonsense}"],
+                rows(y=None),
+                [
+                    "sums.jsonl, line 1",
+                    "checker of scenario sums must return 1 (right) or 0 (wrong)",
+                ],
+            )
+            for nonsense in ("None", "'right'", "2", "[1]", "__import__('numpy').zeros(2)")
+        ),
+        (
+            ["def label(self, row): return 1"],
+            rows(),
+            ["sums.jsonl, line 1", "y is 0, and the checker of scenario sums says 1"],
+        ),
+    ],
+)
+def test_a_dataset_that_does_not_fit_is_refused(sums, lines, rows, words):
+    scenario = make_scenario(sums(*lines, rows=rows))
+    with pytest.raises(DatasetError) as refused:
+        load_problems(scenario, "sums.jsonl", "train")
+    assert all(word in str(refused.value) for word in words), refused.value
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("raise OSError('no disk')", ["more[train]", "sums", "OSError: no disk"]),
+        ("yield {'question': 'q'}", ["more[train], row 0", "solution must be a text"]),
+        ("yield 3", ["more[train], row 0", "3"]),
+        ("return None", ["more[train]", "sums"]),
+    ],
+)
+def test_rows_that_a_scenario_can_not_make_are_an_error_that_names_it(sums, line, words):
+    scenario = make_scenario(
+        sums("generated = ('more',)", f"def generate(self, dataset, split): {line}", dataset="more")
+    )
+    with pytest.raises(DatasetError) as refused:
+        load_problems(scenario, "more", "train")
+    assert all(word in str(refused.value) for word in words), refused.value
+
+
+def test_agents_by_hand_refuse_columns_that_a_batch_does_not_carry(sums):
+    parameters = sums(columns(BOTH, 'Column("hint", "H")'))
+    with pytest.raises(SettingsError) as refused:
+        CodeValidationProtocolHandler(parameters)
+    assert "hint" in str(refused.value) and "scenario" in str(refused.value)
+
+
+def test_agents_by_hand_play_what_question_and_solution_say(sums):
+    assert CodeValidationProtocolHandler(sums()).game.scenario.name == "sums"
