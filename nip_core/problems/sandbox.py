@@ -58,7 +58,7 @@ What is not covered:
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
@@ -239,8 +239,12 @@ def run_python_batch(
     limits: Limits | None = None,
     allow_without_namespaces: bool = False,
     refuse: Collection[str] = (),
+    stopped: Callable[[], bool] = lambda: False,
 ) -> list[SandboxResult]:
-    """Run programs one after the other in one child interpreter, each as `run_python` does."""
+    """Run programs one after the other in one child interpreter, each as `run_python` does.
+
+    Once `stopped` says so, SandboxError is raised after the program that runs.
+    """
     jobs = [{"code": program.code, "stdin": program.stdin} for program in programs]
     setting = Setting(asdict(limits or Limits()), allow_without_namespaces, refuse)
     return [
@@ -252,7 +256,7 @@ def run_python_batch(
             wall_s=result["wall_s"],
             isolation=Isolation(**result["isolation"]),
         )
-        for result in _run_jobs(jobs, setting)
+        for result in _run_jobs(jobs, setting, stopped)
     ]
 
 
@@ -367,7 +371,9 @@ def examine() -> tuple[Isolation, str]:
     return Isolation(**about["isolation"]), why_not(about)
 
 
-def _run_jobs(jobs: Sequence[dict[str, Any]], setting: Setting) -> list[dict[str, Any]]:
+def _run_jobs(
+    jobs: Sequence[dict[str, Any]], setting: Setting, stopped: Callable[[], bool] = lambda: False
+) -> list[dict[str, Any]]:
     """Run all jobs; a job that takes the whole child down is `killed`, the next child goes on."""
     results: list[dict[str, Any]] = []
     while len(results) < len(jobs):
@@ -376,6 +382,8 @@ def _run_jobs(jobs: Sequence[dict[str, Any]], setting: Setting) -> list[dict[str
             check(about, setting)
             for line in child.lines():
                 results.append(json.loads(line))
+                if stopped():
+                    raise SandboxError(f"stopped after {len(results)} of {len(jobs)} programs")
             error = child.error()
         if len(results) < len(jobs):
             lost = {"status": "killed", "exit_code": -9, "wall_s": 0.0, "messages": []}

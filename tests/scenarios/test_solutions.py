@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -406,6 +407,27 @@ async def test_a_sandbox_that_does_not_run_stops_the_stage(monkeypatch):
     script = playing.saying(prover=[block(RIGHT.format(n=0))], verifier=["Decision: accept"])
     with pytest.raises(StageError, match="solutions can't be labelled: no child"):
         await play(settings(), script)
+
+
+def test_an_interrupt_waits_for_the_solution_that_runs_and_not_for_those_behind_it():
+    scenario = Solutions(SolutionsSettings(seconds_per_solution=0.5, workers=1))
+    sleeps = "import time\ntime.sleep(60)\ndef plus(x):\n    return x"
+    work = [
+        {"solution": sleeps, "entry_point": "plus", "tests": TESTS.format(n=n, m=n + 1)}
+        for n in range(30)
+    ]
+
+    async def interrupted():
+        labels = asyncio.gather(*map(scenario.label_written, work))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(labels, 1.0)
+
+    started = time.monotonic()
+    asyncio.run(interrupted())
+    assert time.monotonic() - started < 10  # not the fifteen seconds of all
+    # Others are labelled as before.
+    work[0]["solution"] = RIGHT.format(n=0)
+    assert asyncio.run(scenario.label_written(work[0])).y == 1
 
 
 # What is refused.

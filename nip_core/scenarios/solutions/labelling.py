@@ -17,11 +17,12 @@ tell that it is being tested.
 import asyncio
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Event
 
 from nip_core.concurrency import in_thread
 from nip_core.errors import StageError
@@ -79,11 +80,16 @@ class Labeller:
         self._allow = allow_without_namespaces
         self._calls: dict[tuple[str, str], list[str] | NoLabel] = {}
 
-    def label(self, tasks: Sequence[Task]) -> list[Label | NoLabel]:
-        """The label of each, or why there is none. Raises SandboxError."""
+    def label(
+        self, tasks: Sequence[Task], stopped: Callable[[], bool] = lambda: False
+    ) -> list[Label | NoLabel]:
+        """The label of each, or why there is none.
+
+        Raises SandboxError, also after the solution that runs once `stopped` says so.
+        """
         # 1. Which calls the tests make.
         new = list({task.problem: task for task in tasks if task.problem not in self._calls})
-        self._learn(new)
+        self._learn(new, stopped)
         work = []
         for task in tasks:
             calls = self._calls[task.problem]
@@ -96,14 +102,14 @@ class Labeller:
             left = [part for part in work if part.label is None]
             if not left:
                 break
-            self._answer(left)
-            self._test([part for part in left if part.label is None])
+            self._answer(left, stopped)
+            self._test([part for part in left if part.label is None], stopped)
         # 3. What it took.
         return [_with_seconds(part) for part in work]
 
-    def _learn(self, problems: Sequence[tuple[str, str]]) -> None:
+    def _learn(self, problems: Sequence[tuple[str, str]], stopped: Callable[[], bool]) -> None:
         jobs = [_tests(entry_point, tests, {}, True) for entry_point, tests in problems]
-        for problem, result in zip(problems, self._run(jobs), strict=True):
+        for problem, result in zip(problems, self._run(jobs, stopped), strict=True):
             _, *calls = result.stdout.split("\n")[:-1] or [""]
             if result.status != "ok":
                 end = "do not end" if result.status == "timeout" else f"end with {result.status}"
@@ -117,7 +123,7 @@ class Labeller:
             else:
                 self._calls[problem] = calls
 
-    def _answer(self, work: Sequence[_Work]) -> None:
+    def _answer(self, work: Sequence[_Work], stopped: Callable[[], bool]) -> None:
         """Let each solution answer the calls that are known of its tests."""
         jobs = [
             {
@@ -129,7 +135,7 @@ class Labeller:
             }
             for part in work
         ]
-        for part, result in zip(work, self._run(jobs), strict=True):
+        for part, result in zip(work, self._run(jobs, stopped), strict=True):
             part.seconds += result.wall_s
             first, *lines = result.stdout.split("\n")
             if result.status != "ok":
@@ -143,12 +149,12 @@ class Labeller:
             else:
                 part.answers = dict(zip(part.calls, lines, strict=False))
 
-    def _test(self, work: Sequence[_Work]) -> None:
+    def _test(self, work: Sequence[_Work], stopped: Callable[[], bool]) -> None:
         """Run the tests of each on the answers; some may ask for further calls."""
         jobs = [
             _tests(part.task.entry_point, part.task.tests, part.answers, False) for part in work
         ]
-        for part, result in zip(work, self._run(jobs), strict=True):
+        for part, result in zip(work, self._run(jobs, stopped), strict=True):
             part.seconds += result.wall_s
             ended, *calls = result.stdout.split("\n")[:-1] or ["wrong answer"]
             if result.status != "ok":
@@ -160,11 +166,16 @@ class Labeller:
             else:
                 part.ends(ended)
 
-    def _run(self, jobs: Sequence[object]) -> list[SandboxResult]:
+    def _run(self, jobs: Sequence[object], stopped: Callable[[], bool]) -> list[SandboxResult]:
         if not jobs:
             return []
         programs = [Program(_PROGRAM, json.dumps(job)) for job in jobs]
-        return run_python_batch(programs, limits=self._limits, allow_without_namespaces=self._allow)
+        return run_python_batch(
+            programs,
+            limits=self._limits,
+            allow_without_namespaces=self._allow,
+            stopped=stopped,
+        )
 
 
 def _tests(entry_point: str, tests: str, answers: dict[str, str], only_asks: bool) -> object:
@@ -200,10 +211,9 @@ class Workers:
         """Wait for the label of a task. Raises NoLabel, or StageError where nothing can run."""
         entry = task, asyncio.get_running_loop().create_future()
         self._waiting.append(entry)
+        self._running = {worker for worker in self._running if not worker.done()}
         if len(self._running) < self._most:
-            worker = asyncio.create_task(self._work())
-            self._running.add(worker)
-            worker.add_done_callback(self._running.discard)
+            self._running.add(asyncio.create_task(self._work()))
         try:
             label: Label | NoLabel = await entry[1]
         finally:
@@ -218,8 +228,17 @@ class Workers:
         await asyncio.sleep(0)  # others may come at the same moment
         while batch := self._next_batch():
             tasks = [task for task, _ in batch]
+            stop = Event()
+            work = asyncio.ensure_future(
+                in_thread(partial(self._labeller.label, tasks, stop.is_set))
+            )
             try:
-                labels = await in_thread(partial(self._labeller.label, tasks))
+                labels = await asyncio.shield(work)
+            except asyncio.CancelledError:
+                stop.set()  # it ends with the solution that runs
+                await asyncio.wait({work})
+                work.exception()  # known, as nobody waits for it any more
+                raise
             except Exception as error:  # whatever it is, who waits must learn of it
                 known = isinstance(error, SandboxError)
                 told = StageError(f"solutions can't be labelled: {error}") if known else error
