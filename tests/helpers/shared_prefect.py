@@ -2,8 +2,9 @@
 
 One for all of them answered some requests with 503 when three used it at once.
 Whoever needs it first starts it. Its database is a copy of one with all of Prefect's migrations,
-which the first test ever to need it keeps in pytest's cache: they take longer than a run. Everybody who uses it holds a lock that can be shared, and the
-server ends as soon as it can have that lock alone: when all have let go of it, or are dead.
+which the first test ever to need it keeps in pytest's cache: they take longer than a run. Everybody
+who uses it holds a lock that can be shared, and the server ends as soon as it can have that lock
+alone: when all have let go of it, or are dead.
 """
 
 import contextlib
@@ -60,7 +61,8 @@ def copy_database(source: Path, target: Path) -> None:
     """Copy a database, which may be in use; `target` is there only when it is whole."""
     part = target.with_name(f"{target.name}.{os.getpid()}")
     with (
-        contextlib.closing(sqlite3.connect(source)) as opened,
+        # Who only reads does not tidy up the log of a server that writes.
+        contextlib.closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as opened,
         contextlib.closing(sqlite3.connect(part)) as copy,
     ):
         opened.backup(copy)
