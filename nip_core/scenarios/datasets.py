@@ -139,6 +139,8 @@ def _generated(scenario: Scenario, dataset: str, split: str) -> Iterator[tuple[R
     name = f"{dataset}[{split}]"
     try:
         rows = [*scenario.generate(dataset, split)]
+    except DatasetError:
+        raise
     except Exception as error:  # whatever a user's class raises
         raise DatasetError(
             f"{name}: generate of scenario {scenario.name} raised "
