@@ -88,18 +88,18 @@ class HyperParameters(Parameters):
     run_store: Annotated[str, Field(min_length=1)] = "runs"
     """Directory or URL under which runs are kept: file://, s3://bucket/prefix, gs://bucket/prefix."""
     scenario: str = "code_validation"
-    """The domain of the problems: code_validation, or a class of one's own: "path/to/file.py:Class"
-    or "package.module:Class"."""
+    """The domain of the problems: code_validation, arithmetic, graphs, reading, solutions, or a class
+    of one's own: "path/to/file.py:Class" or "package.module:Class"."""
     scenario_settings: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the scenario, see its page. Those of code_validation stand in a block of that
-    name."""
+    """Settings of the scenario, see docs/scenarios.md. Those of code_validation stand in a block of
+    that name."""
     trainer: Literal["pure_text_ei", "pure_text_malt", "pure_text_grpo"] = "pure_text_ei"
     """How episodes are played for training and become training examples: "pure_text_ei", expert
     iteration; "pure_text_malt", preference pairs from trees of responses; "pure_text_grpo", policy
     gradient."""
     dataset: Annotated[str, Field(min_length=1)]
-    """"problems" or "families" (bundled), a file or directory of Parquet or JSONL, or a Hugging
-    Face dataset."""
+    """A dataset of the scenario's own ("problems" and "families" for code_validation), a file or
+    directory of Parquet or JSONL, or a Hugging Face dataset."""
     test_dataset_split: Literal["test", "validation"] = "test"
     """The split that tests play: "test" or "validation"."""
     interaction_protocol: str = "nip"
