@@ -22,7 +22,7 @@ from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move
 from nip_core.redaction import redact
 from nip_core.rollouts.progress import Progress
-from nip_core.scenarios import Problem
+from nip_core.scenarios import Problem, Scenario
 from nip_core.stages.providers import Endpoints, speaks_nip
 from nip_core.stages.too_long import Facts
 
@@ -88,7 +88,7 @@ async def check_prompts(session: "Session") -> dict[str, Facts]:
     /tokenize are not checked.
     """
     every = {p.id: p for problems in session.problems.values() for p in problems}
-    ordered = sorted(every.values(), key=lambda p: (-_size(p), p.id))
+    ordered = sorted(every.values(), key=lambda p: (-_size(p, session.game.scenario), p.id))
     too_long: dict[str, Facts] = {}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http:
         for group, agents in session.parameters.groups.items():
@@ -100,8 +100,9 @@ async def check_prompts(session: "Session") -> dict[str, Facts]:
     return too_long
 
 
-def _size(problem: Problem) -> int:
-    return sum(len(text.encode()) for text in problem.texts.values())
+def _size(problem: Problem, scenario: Scenario) -> int:
+    texts = {**problem.texts, **scenario.draw(problem.texts, 0)}
+    return sum(len(text.encode()) for text in texts.values())
 
 
 async def check_version(session: "Session") -> None:
@@ -174,13 +175,16 @@ class _AgentCheck:
     async def too_long(self, problems: Sequence[Problem]) -> dict[str, Facts]:
         """By id those of the problems whose first prompt leaves no room for an answer."""
         # 1. What the prompt takes without any problem.
-        bare = replace(self._problem, question="-", solution="-")
+        scenario = self._session.game.scenario
+        drawn = {column.name: "-" for column in scenario.columns if column.drawn}
+        columns = {**self._problem.columns, **drawn}
+        bare = replace(self._problem, question="-", solution="-", columns=columns)
         shell = await self._measured(bare) if self._conversation else None
         if not shell:
             return {}
         # 2. A token has a byte at least, so most problems need no look.
         free = shell["context"] - shell["answer"] - shell["prompt"] - _SLACK
-        doubtful = [problem for problem in problems if _size(problem) > free]
+        doubtful = [problem for problem in problems if _size(problem, scenario) > free]
         measured: dict[str, Facts] = {}
         # 3. The rest are counted by the server, some at a time.
         for start in range(0, len(doubtful), _AT_ONCE):

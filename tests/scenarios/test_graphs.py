@@ -6,9 +6,11 @@ import sys
 
 import networkx
 import numpy
+import pyarrow.parquet as pq
 import pytest
 from playing import agent_of, play_at
 from scripted_server import scripted_server
+from small_game import FEW, train_here, write_config
 
 from nip_core.errors import DatasetError, SettingsError
 from nip_core.game.render import Game
@@ -121,6 +123,25 @@ def test_coins_follow_from_the_seed_and_challenges_are_made_with_them():
     assert coins.keys() == challenges.keys() and len(coins) == 16 and len({*coins.values()}) == 2
     for number, challenge in challenges.items():
         assert networkx.vf2pp_is_isomorphic(challenge, graphs(problem.question)[coins[number]])
+
+
+async def test_a_whole_run_has_coins_in_prompts_and_examples_and_not_in_tables(tmp_path):
+    config = write_config(
+        tmp_path,
+        scenario="graphs",
+        dataset="pairs",
+        scenario_settings={"train_size": 40, "test_size": 4},
+        rl=FEW,
+        dataset_options={"max_test_size": 4},
+    )
+    assert (await train_here(config))["run"] == "small"
+    folder = tmp_path / "runs" / "small"
+    [shard, *_] = folder.rglob("rollouts/train/episodes-*.parquet")
+    assert {row["columns"] for row in pq.read_table(shard).to_pylist()} == {None}
+    [examples] = folder.rglob("datasets/verifier/examples.*.parquet")
+    for row in pq.read_table(examples).to_pylist():
+        assert re.search(r"only you know.*?\\n1: [AB]\\n2: [AB]", str(row))
+    assert "Your coins" in (folder / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
