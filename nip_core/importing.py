@@ -32,8 +32,11 @@ def import_object(address: str) -> Any:
         else:
             module = importlib.import_module(place)
         return getattr(module, name)
-    except (ImportError, ValueError, AttributeError, OSError, SyntaxError) as error:
+    except SyntaxError as error:
         raise ValueError(f"{address!r} can't be imported ({error})") from None
+    except Exception as error:  # whatever the module raises
+        kind = "" if isinstance(error, ImportError | OSError) else f"{type(error).__name__}: "
+        raise ValueError(f"{address!r} can't be imported ({kind}{error})") from None
 
 
 @functools.cache

@@ -284,7 +284,7 @@ def _transcripts(transcripts: Sequence[Transcript]) -> dict[str, Any]:
     prompts: dict[str, int] = {}
     plain = [
         {
-            **asdict(transcript),
+            **{n: v for n, v in asdict(transcript).items() if n not in ("question", "solution")},
             "right": transcript.right,
             "system_prompts": {
                 agent: prompts.setdefault(prompt, len(prompts))

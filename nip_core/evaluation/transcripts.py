@@ -69,7 +69,7 @@ _MESSAGE_COLUMNS = (
     "decision_value",
     "invalid_reason",
 )
-_UNSHOWN = ("question", "solution", "columns", "seed", "protocol", "branch_path", "run", "sample")
+_UNSHOWN = ("columns", "seed", "protocol", "branch_path", "run", "sample")
 _MARKDOWN_CHARACTERS = 2_000
 
 
@@ -107,8 +107,10 @@ class Transcript:
     split: str
     iteration: int
     problem: str
+    question: str
+    solution: str
     texts: tuple[Text, ...]
-    """What the problem consists of, as the scenario calls it."""
+    """All that the problem consists of, as the scenario calls it."""
     y: int  # 1 right, 0 wrong
     decision: int
     outcome: str  # finished, terminated, failed

@@ -80,4 +80,9 @@ def make_scenario(parameters: "HyperParameters") -> Scenario:
     settings = getattr(parameters, kind.settings_block)
     if isinstance(settings, dict):
         settings = kind.Settings.model_validate(settings)
-    return kind(settings)
+    scenario = kind(settings)
+    if ":" in parameters.scenario:
+        if not hasattr(scenario, "settings"):
+            raise ValueError(f"{kind.__name__}.__init__ must call super().__init__(settings)")
+        check_scenario(scenario)  # it may have set its own words and columns
+    return scenario

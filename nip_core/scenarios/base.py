@@ -285,18 +285,20 @@ def _listing(text: str, language: str | None) -> str:
     return text if language is None else f"```{language}\n{text}\n```"
 
 
-def check_scenario(kind: type[Scenario]) -> None:
-    """Raise ValueError for a class of a user's that makes no game."""
-    missing = [name for name in ("name", "words") if not hasattr(kind, name)]
+def check_scenario(scenario: Scenario | type[Scenario]) -> None:
+    """Raise ValueError for a scenario of a user's, or its class, that makes no game."""
+    kind = scenario if isinstance(scenario, type) else type(scenario)
+    missing = [name for name in ("name", "words") if not hasattr(scenario, name)]
     if missing:
         raise ValueError(f"{kind.__name__} has no {' and no '.join(missing)}; set it in the class")
-    names = [column.name for column in kind.columns]
+    _check_types(scenario, kind)
+    names = [column.name for column in scenario.columns]
     if names[:2] != ["question", "solution"] or len({*names}) < len(names):
         raise ValueError(
             f"{kind.__name__}.columns must begin with question and solution and name each column "
             f"once (got {', '.join(names)})"
         )
-    for column in kind.columns:
+    for column in scenario.columns:
         if not column.seen_by and not column.hidden:
             raise ValueError(
                 f"{kind.__name__}.columns: nobody sees {column.name}; name in seen_by who does, "
@@ -313,19 +315,47 @@ def check_scenario(kind: type[Scenario]) -> None:
                 f"{kind.__name__}.columns: {column.name} is seen by {', '.join(sorted(unknown))}; "
                 f"there are {PROVER} and {VERIFIER}"
             )
-    drawn = [column.name for column in kind.columns[2:] if column.drawn]
+    drawn = [column.name for column in scenario.columns[2:] if column.drawn]
     if drawn and kind.draw is Scenario.draw:
         raise ValueError(
             f"{kind.__name__}.columns: {', '.join(drawn)} is drawn, and {kind.__name__} has no "
             "method draw that makes it; write one, or set drawn to False"
         )
-    if not any(VERIFIER in column.seen_by for column in kind.columns[:2]):
+    if not any(VERIFIER in column.seen_by for column in scenario.columns[:2]):
         raise ValueError(
             f"{kind.__name__}.columns: the verifier sees neither question nor solution, so it has "
             "nothing to decide on; show it one"
         )
-    if kind.labels_in_play and not kind.columns[1].drawn:
+    if kind.labels_in_play and not scenario.columns[1].drawn:
         raise ValueError(
             f"{kind.__name__}.columns: with labels_in_play a prover writes the solution, so the "
             "column solution must be drawn=True"
         )
+
+
+def _check_types(scenario: Scenario | type[Scenario], kind: type[Scenario]) -> None:
+    """Refuse what a type checker would have refused, and names that mean something else."""
+    words, columns, split_by = scenario.words, scenario.columns, scenario.split_by
+    if not isinstance(words, Words) or len(words.labels) != 2:
+        raise ValueError(
+            f"{kind.__name__}.words must be Words, with two labels (got {words!r:.80})"
+        )
+    if not isinstance(columns, tuple) or not all(isinstance(c, Column) for c in columns):
+        raise ValueError(f"{kind.__name__}.columns must be a tuple of Column (got {columns!r:.80})")
+    if not (isinstance(kind.Settings, type) and issubclass(kind.Settings, ScenarioSettings)):
+        raise ValueError(f"{kind.__name__}.Settings must be a subclass of ScenarioSettings")
+    for field_, value in [("split_by", split_by), *(("seen_by", c.seen_by) for c in columns)]:
+        if isinstance(value, str):
+            raise ValueError(
+                f"{kind.__name__}: {field_} must be a tuple of names (got the text {value!r}); "
+                f"write ({value!r},)"
+            )
+    if columns and columns[0].drawn:
+        raise ValueError(f"{kind.__name__}.columns: question can't be drawn; draw a further column")
+    taken = {*words.placeholders(), "problem", "id", "y", "split"}
+    for name in (column.name for column in columns):
+        if name in taken or not name.isidentifier():
+            raise ValueError(
+                f"{kind.__name__}.columns: a column can't be called {name!r}, which means "
+                "something else in templates or datasets, or can't stand there; rename it"
+            )
