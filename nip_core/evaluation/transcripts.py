@@ -316,9 +316,16 @@ def _remarks(
     if game.protocol.name != episode["protocol"]:
         return {}
     texts = _columns(episode, game)
+
+    def remark(message: str) -> str:
+        try:
+            return str(game.scenario.remark(message, texts))
+        except Exception as error:  # whatever a user's class raises: this is for reading alone
+            return f"remark failed: {type(error).__name__}: {error}"
+
     return {
-        (turn.round, turn.agent, turn.text): game.scenario.remark(
-            "\n".join(dict.fromkeys(turn.move.messages.values())), texts
+        (turn.round, turn.agent, turn.text): remark(
+            "\n".join(dict.fromkeys(turn.move.messages.values()))
         )
         for turn in game.turns(valid, episode["seed"])
         if game.protocol.is_prover(turn.agent)

@@ -10,6 +10,7 @@ from typing import Any
 
 from nip_core.answers.decisions import InvalidResponse
 from nip_core.answers.parsing import AnswerForm
+from nip_core.errors import SettingsError
 from nip_core.game.chat_format import format_chat
 from nip_core.game.rules import Rules
 from nip_core.parameters import HyperParameters
@@ -104,6 +105,11 @@ class Game:
                         content = turn.move.messages[channel]
                         if reads_otherwise and self.protocol.is_prover(turn.agent):
                             content = self.scenario.as_read(content, texts)
+                            if not isinstance(content, str):
+                                raise SettingsError(
+                                    f"scenario {self.scenario.name}: as_read must return a text "
+                                    f"(got {content!r:.80})"
+                                )
                         message = {"role": "user", "content": content}
                         name = names[turn.agent]
                         if name is not None:
@@ -134,8 +140,16 @@ class Game:
             "solution": situation.solution,
             **situation.columns,
         }
-        drawn = any(c.drawn and c.name not in texts for c in self.scenario.columns)
-        return {**texts, **self.scenario.draw(texts, situation.seed)} if drawn else texts
+        due = {c.name for c in self.scenario.columns if c.drawn and c.name not in texts}
+        if not due:
+            return texts
+        drawn = self.scenario.draw(texts, situation.seed)
+        if drawn.keys() != due or not all(isinstance(text, str) for text in drawn.values()):
+            raise SettingsError(
+                f"scenario {self.scenario.name}: draw must give a text for each of "
+                f"{', '.join(sorted(due))} and for nothing else (got {dict(drawn)!r:.200})"
+            )
+        return {**texts, **drawn}
 
     def judge(
         self,

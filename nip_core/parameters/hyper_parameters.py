@@ -219,7 +219,10 @@ class HyperParameters(Parameters):
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(["scenario_settings", *map(str, first["loc"])])
-            raise ValueError(f"{place}: {first['msg']}") from None
+            known = ", ".join(kind.Settings.model_fields)
+            unknown = first["type"] == "extra_forbidden"
+            reason = f"unknown setting; there are {known}" if unknown else first["msg"]
+            raise ValueError(f"{place}: {reason}") from None
         scenario.check(make_protocol(self))
         if scenario.labels_in_play and self.dataset_options.shuffle_train_labels:
             raise ValueError(

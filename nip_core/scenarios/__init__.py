@@ -83,6 +83,11 @@ def make_scenario(parameters: "HyperParameters") -> Scenario:
     scenario = kind(settings)
     if ":" in parameters.scenario:
         if not hasattr(scenario, "settings"):
-            raise ValueError(f"{kind.__name__}.__init__ must call super().__init__(settings)")
-        check_scenario(scenario)  # it may have set its own words and columns
+            raise ValueError(
+                f"scenario: {kind.__name__}.__init__ must call super().__init__(settings)"
+            )
+        try:
+            check_scenario(scenario)  # it may have set its own words and columns
+        except ValueError as error:
+            raise ValueError(f"scenario: {error}") from None
     return scenario

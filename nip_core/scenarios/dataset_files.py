@@ -64,7 +64,7 @@ def read_tables(dataset: str, names: Sequence[str] = ()) -> Mapping[str, Table]:
             f"dataset {dataset!r}: there is no such file or directory; give {bundled}a path that "
             "exists, or the name of a Hugging Face dataset"
         )
-    return _read_hub(dataset)
+    return _read_hub(dataset, names)
 
 
 def _suffix(path: Path) -> str:
@@ -186,19 +186,20 @@ def _json_of(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_hub(name: str) -> Mapping[str, Table]:
+def _read_hub(name: str, names: Sequence[str] = ()) -> Mapping[str, Table]:
+    bundled = f"the scenario's own ({', '.join(names)})" if names else "the scenario's own"
     try:
         import datasets
     except ImportError as error:
         raise DatasetError(
-            f"dataset {name!r} is neither bundled nor a path, and Hugging Face datasets need the "
+            f"dataset {name!r} is neither {bundled} nor a path, and Hugging Face datasets need the "
             f"package `datasets`: {how_to_install('local')}"
         ) from error
     try:
         splits = datasets.load_dataset(name)
     except Exception as error:  # whatever the hub, the network or a parser raises
         raise DatasetError(
-            f"dataset {name!r} is neither bundled nor a path, and Hugging Face could not load it "
+            f"dataset {name!r} is neither {bundled} nor a path, and Hugging Face could not load it "
             f"({type(error).__name__}: {_first_line(error)}); check the name and the network"
         ) from error
     return {

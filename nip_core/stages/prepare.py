@@ -233,7 +233,8 @@ def contents_of(
         contents["protocol"] = digest(Path(inspect.getfile(protocol)).read_text(encoding="utf-8"))
     if ":" in parameters.scenario:
         kind = find_scenario(parameters.scenario)
-        contents["scenario"] = digest(Path(inspect.getfile(kind)).read_text(encoding="utf-8"))
+        source = Path(inspect.getfile(kind)).read_text(encoding="utf-8", errors="replace")
+        contents["scenario"] = digest(source)
     for agent in parameters.model_agents.values():
         path = Path(resolve_model(agent.model_name)).expanduser()
         is_hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api

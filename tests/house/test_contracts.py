@@ -27,7 +27,7 @@ BROKEN = {
         ("tasks/secrets.py", "nip_lm_server.state.models"),
     ),
     "Nobody outside of scenarios knows one": (
-        ("nip_core/rewards.py", "nip_core.scenarios.code_validation"),
+        ("nip_core/tolerance.py", "nip_core.scenarios.code_validation"),
         ("nip_core/game/chat_format.py", "nip_core.scenarios.code_validation.buggy_apps"),
     ),
     "The floors of nip_core": (

@@ -7,7 +7,9 @@ import pytest
 
 from nip_core.agents import CodeValidationProtocolHandler
 from nip_core.errors import DatasetError, SettingsError
+from nip_core.game.render import Game, Situation
 from nip_core.parameters import load_parameters
+from nip_core.protocols import Move, Turn
 from nip_core.scenarios import make_scenario
 from nip_core.scenarios.datasets import load_problems
 
@@ -76,6 +78,27 @@ BOTH = f'Column("question", "Q"), {SOLUTION}'
             ["Sums", "coin", "draw"],
         ),
         (["words = None; del words"], ["Sums has no words"]),
+        (["words = {'expert': 'a'}"], ["Sums.words must be Words", "{'expert': 'a'}"]),
+        (["columns = ('question', 'solution')"], ["Sums.columns must be a tuple of Column"]),
+        (["Settings = dict"], ["Sums.Settings must be a subclass of ScenarioSettings"]),
+        (["split_by = 'passage'"], ["split_by must be a tuple", "('passage',)"]),
+        ([columns(BOTH, 'Column("hint", "H", seen_by="prover")')], ["seen_by", "('prover',)"]),
+        (
+            [columns(f'Column("question", "Q", drawn=True), {SOLUTION}')],
+            ["question can't be drawn"],
+        ),
+        ([columns(BOTH, 'Column("claim", "C")')], ["can't be called 'claim'"]),
+        ([columns(BOTH, 'Column("my hint", "H")')], ["can't be called 'my hint'"]),
+        (["def __init__(self, settings): pass"], ["super().__init__(settings)"]),
+        (
+            [
+                "def __init__(self, settings):",
+                "    super().__init__(settings)",
+                f"    self.{columns(SOLUTION)}",
+            ],
+            ["Sums.columns must begin with question and solution"],
+        ),
+        (["1 / 0"], ["sums.py:Sums", "ZeroDivisionError: division by zero"]),
     ],
 )
 def test_a_class_that_makes_no_game_is_refused(sums, lines, words):
@@ -104,7 +127,10 @@ def test_a_name_that_is_no_scenario_is_refused(sums, scenario, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"scenario_settings": {"size": 3}}, ["scenario_settings.size"]),
+        (
+            {"scenario_settings": {"size": 3}},
+            ["scenario_settings.size", "unknown setting; there are system_prompt_version"],
+        ),
         ({"scenario_settings": {"system_prompt_version": "v9"}}, ["system_prompt_version", "'v1'"]),
         ({"scenario_settings": [3]}, ["scenario_settings"]),
         (
@@ -191,3 +217,27 @@ def test_agents_by_hand_refuse_columns_that_a_batch_does_not_carry(sums):
 
 def test_agents_by_hand_play_what_question_and_solution_say(sums):
     assert CodeValidationProtocolHandler(sums()).game.scenario.name == "sums"
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("def draw(self, problem, seed): return {}", ["draw must give a text for each of coin"]),
+        ("def draw(self, problem, seed): return {'coin': 1}", ["(got {'coin': 1})"]),
+        (
+            "def draw(self, problem, seed): return {'coin': 'a', 'solution': 'b'}",
+            ["and for nothing else"],
+        ),
+        (
+            "def as_read(self, message, texts): return None",
+            ["as_read must return a text (got None)"],
+        ),
+    ],
+)
+def test_what_a_scenario_makes_of_an_episode_is_checked(sums, method, words):
+    lines = [method] if "draw" in method else [method, "draw = lambda *_: {'coin': 'heads'}"]
+    game = Game(sums(columns(BOTH, 'Column("coin", "C", drawn=True)'), *lines))
+    said = Turn(1, "prover", "Answer: yes", Move({"main": "yes"}))
+    with pytest.raises(SettingsError) as refused:
+        game.render("verifier", Situation("1 + 1", "2", None, 0), [said], 2)
+    assert all(word in str(refused.value) for word in ["scenario sums", *words]), refused.value

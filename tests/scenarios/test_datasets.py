@@ -406,7 +406,8 @@ def test_a_name_that_hugging_face_does_not_know_is_an_error(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     message = error_of("nobody/nothing-of-this-name")
-    assert "neither bundled nor a path, and Hugging Face could not load it" in message
+    assert "neither the scenario's own (problems, families) nor a path, and Hugging Face" in message
+    assert "could not load it" in message
 
 
 def test_a_hugging_face_dataset_is_read(tmp_path, monkeypatch):

@@ -167,7 +167,7 @@ def test_an_answer_needs_two_facts_and_no_chain_stands_in_two_splits():
 
 def test_settings_of_passages_are_checked():
     for wrong, message in (
-        ({"chains": 3}, "scenario_settings.chains: Extra inputs"),
+        ({"chains": 3}, "scenario_settings.chains: unknown setting"),
         ({"min_chains": 5}, r"max_chains \(4\) must not be less than min_chains \(5\)"),
         ({"answers": "three"}, "scenario_settings.answers: Input should be 'one' or 'two'"),
     ):
