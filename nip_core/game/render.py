@@ -144,10 +144,11 @@ class Game:
         if not due:
             return texts
         drawn = self.scenario.draw(texts, situation.seed)
-        if drawn.keys() != due or not all(isinstance(text, str) for text in drawn.values()):
+        is_whole = isinstance(drawn, Mapping) and drawn.keys() == due
+        if not is_whole or not all(isinstance(text, str) for text in drawn.values()):
             raise SettingsError(
                 f"scenario {self.scenario.name}: draw must give a text for each of "
-                f"{', '.join(sorted(due))} and for nothing else (got {dict(drawn)!r:.200})"
+                f"{', '.join(sorted(due))} and for nothing else (got {drawn!r:.200})"
             )
         return {**texts, **drawn}
 

@@ -8,25 +8,21 @@ alone, but for `difficulty` and `split`.
 """
 
 import ast
-import gzip
 import hashlib
 import json
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from nip_core.errors import DatasetError
+from nip_core.problems.dataset_files import SUFFIXES, read_file
 from nip_core.problems.programs import CALL, PRELUDE, RUN, same_call, same_run
 from nip_core.problems.rows import SPLITS
 from nip_core.problems.source_directory import read_directory
 from nip_core.problems.tested import LeftOut, Tested
 
-_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
+_SUFFIXES = (*SUFFIXES, ".json")
 _COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
     "HumanEval": (("prompt",), ("canonical_solution",), ("test",), ("entry_point",)),
     "MBPP": (("text", "prompt"), ("code",), ("test_list",)),
@@ -119,18 +115,12 @@ def _digest(root: Path, files: Sequence[Path]) -> str:
     return whole.hexdigest()
 
 
-def _rows(path: Path, suffix: str) -> list[Record]:
+def _rows(path: Path, suffix: str) -> Sequence[Record]:
+    if suffix != ".json":
+        return read_file(path).rows
     try:
-        if suffix == ".parquet":
-            rows: list[Record] = pq.read_table(path).to_pylist()
-            return rows
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if suffix.endswith(".gz") else raw).decode("utf-8")
-        if suffix == ".json":
-            whole = json.loads(text)
-        else:
-            whole = [json.loads(line) for line in text.split("\n") if line.strip()]
-    except (pa.ArrowException, OSError, EOFError, zlib.error, ValueError) as error:
+        whole = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise DatasetError(f"{path}: can't be read ({reason}); restore the file") from error
     if not isinstance(whole, list) or not all(isinstance(row, dict) for row in whole):

@@ -21,8 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from nip_core.errors import DatasetError
 from nip_core.hashing import derive_key, derive_seed
+from nip_core.problems.dataset_files import Table, read_tables
+from nip_core.problems.rows import SPLITS
 from nip_core.scenarios.base import NO_LABEL, Problem, Row, Scenario
-from nip_core.scenarios.dataset_files import SPLITS, Table, read_tables
 from nip_core.scenarios.prompt_phrases import listed
 
 

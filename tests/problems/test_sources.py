@@ -154,7 +154,7 @@ def test_what_can_not_be_read_is_one_error(tmp_path):
     (tmp_path / "cut.parquet").write_bytes(b"PAR1")
     assert "can't be read" in refused(tmp_path / "cut.parquet")
     (tmp_path / "text.jsonl").write_text("hello\n")
-    assert "can't be read" in refused(tmp_path / "text.jsonl")
+    assert "text.jsonl, line 1: not JSON" in refused(tmp_path / "text.jsonl")
     (tmp_path / "values.json").write_text("[1]")
     assert "each an object" in refused(tmp_path / "values.json")
     (tmp_path / "folder").mkdir()

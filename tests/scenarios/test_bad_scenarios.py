@@ -224,6 +224,7 @@ def test_agents_by_hand_play_what_question_and_solution_say(sums):
     [
         ("def draw(self, problem, seed): return {}", ["draw must give a text for each of coin"]),
         ("def draw(self, problem, seed): return {'coin': 1}", ["(got {'coin': 1})"]),
+        ("def draw(self, problem, seed): return None", ["(got None)"]),
         (
             "def draw(self, problem, seed): return {'coin': 'a', 'solution': 'b'}",
             ["and for nothing else"],

@@ -1,6 +1,7 @@
 """Reads the rows of a dataset from where it lies, before anybody asks what they mean.
 
     Table          rows of one split, with the name to call it by in errors
+    read_file      the rows of one file
     read_tables    the splits of a file, a directory, a saved or a Hugging Face dataset
 
 Knows files and columns, not problems; `datasets` makes problems of rows.
@@ -18,9 +19,9 @@ import pyarrow.parquet as pq
 
 from nip_core import how_to_install
 from nip_core.errors import DatasetError
+from nip_core.problems.rows import SPLITS
 
-SPLITS = ("train", "validation", "test")
-_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
+SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 _SPLIT_ENDINGS = (".train", ".dev", ".test")
 """Of JSONL files that are named after their split, as QuALITY's are."""
 
@@ -51,11 +52,11 @@ def read_tables(dataset: str, names: Sequence[str] = ()) -> Mapping[str, Table]:
     """
     path = Path(dataset).expanduser()
     if path.is_file():
-        return {"": _read_file(path)}
+        return {"": read_file(path)}
     if path.is_dir():
         return _read_directory(path)
     if (
-        dataset.endswith((*_SUFFIXES, *_SPLIT_ENDINGS))
+        dataset.endswith((*SUFFIXES, *_SPLIT_ENDINGS))
         or dataset.startswith(("/", ".", "~"))
         or dataset.count("/") > 1
     ):
@@ -68,13 +69,13 @@ def read_tables(dataset: str, names: Sequence[str] = ()) -> Mapping[str, Table]:
 
 
 def _suffix(path: Path) -> str:
-    return next((suffix for suffix in _SUFFIXES if path.name.endswith(suffix)), "")
+    return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), "")
 
 
-def _read_file(path: Path) -> Table:
+def read_file(path: Path) -> Table:
     suffix = _suffix(path)
     if not suffix and path.suffix not in _SPLIT_ENDINGS:
-        raise DatasetError(f"{path}: expected a name that ends in one of {', '.join(_SUFFIXES)}")
+        raise DatasetError(f"{path}: expected a name that ends in one of {', '.join(SUFFIXES)}")
     return _read_parquet(path) if suffix == ".parquet" else _read_jsonl(path)
 
 
@@ -132,7 +133,7 @@ def _read_directory(directory: Path) -> Mapping[str, Table]:
         return {"": _read_saved(directory)}
     tables: dict[str, Table] = {}
     for split in SPLITS:
-        files = [directory / (split + suffix) for suffix in _SUFFIXES]
+        files = [directory / (split + suffix) for suffix in SUFFIXES]
         files = [path for path in files if path.is_file()]
         if len(files) > 1:
             raise DatasetError(f"{directory}: {files[0].name} and {files[1].name}; keep one")
@@ -140,11 +141,11 @@ def _read_directory(directory: Path) -> Mapping[str, Table]:
         if not files:
             files = sorted(shards)
         if files:
-            tables[split] = _joined([_read_file(path) for path in files], str(directory))
+            tables[split] = _joined([read_file(path) for path in files], str(directory))
     if not tables:
         raise DatasetError(
             f"{directory}: holds no dataset; expected train, validation and test with one of the "
-            f"endings {', '.join(_SUFFIXES)}, or what save_to_disk writes"
+            f"endings {', '.join(SUFFIXES)}, or what save_to_disk writes"
         )
     return tables
 
