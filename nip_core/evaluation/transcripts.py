@@ -24,6 +24,7 @@ from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT, Move, Proto
 from nip_core.rollouts.tables import agent_order
 from nip_core.rollouts.trees import TREE_COLUMNS, generations_by_episode, tree_of
 from nip_core.scenarios import NO_LABEL, Scenario
+from nip_core.scenarios.checked import drawn
 
 DECISION_WORDS = {
     REJECT: "reject",
@@ -365,7 +366,7 @@ def _columns(episode: dict[str, Any], game: Game | None) -> dict[str, str]:
         "solution": episode["solution"],
         **columns_of(episode["columns"]),
     }
-    return texts if game is None else {**texts, **game.scenario.draw(texts, episode["seed"])}
+    return texts if game is None else {**texts, **drawn(game.scenario, texts, episode["seed"])}
 
 
 def _label(y: int, game: Game | None) -> str:

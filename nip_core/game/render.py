@@ -10,13 +10,13 @@ from typing import Any
 
 from nip_core.answers.decisions import InvalidResponse
 from nip_core.answers.parsing import AnswerForm
-from nip_core.errors import SettingsError
 from nip_core.game.chat_format import format_chat
 from nip_core.game.rules import Rules
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Protocol, RoundResult, TokenChoice, Turn, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
 from nip_core.scenarios import Problem, Scenario, make_scenario
+from nip_core.scenarios.checked import drawn, text_of
 from nip_core.scenarios.prompts import SystemPrompts
 
 ChatMessage = dict[str, str]
@@ -104,12 +104,7 @@ class Game:
                     if channel in turn.move.messages:
                         content = turn.move.messages[channel]
                         if reads_otherwise and self.protocol.is_prover(turn.agent):
-                            content = self.scenario.as_read(content, texts)
-                            if not isinstance(content, str):
-                                raise SettingsError(
-                                    f"scenario {self.scenario.name}: as_read must return a text "
-                                    f"(got {content!r:.80})"
-                                )
+                            content = text_of(self.scenario, "as_read", content, texts)
                         message = {"role": "user", "content": content}
                         name = names[turn.agent]
                         if name is not None:
@@ -140,17 +135,7 @@ class Game:
             "solution": situation.solution,
             **situation.columns,
         }
-        due = {c.name for c in self.scenario.columns if c.drawn and c.name not in texts}
-        if not due:
-            return texts
-        drawn = self.scenario.draw(texts, situation.seed)
-        is_whole = isinstance(drawn, Mapping) and drawn.keys() == due
-        if not is_whole or not all(isinstance(text, str) for text in drawn.values()):
-            raise SettingsError(
-                f"scenario {self.scenario.name}: draw must give a text for each of "
-                f"{', '.join(sorted(due))} and for nothing else (got {drawn!r:.200})"
-            )
-        return {**texts, **drawn}
+        return {**texts, **drawn(self.scenario, texts, situation.seed)}
 
     def judge(
         self,

@@ -46,6 +46,7 @@ from nip_core.parameters.training import (
 )
 from nip_core.protocols import agent_names_of, make_protocol
 from nip_core.scenarios import find_scenario, make_scenario
+from nip_core.scenarios.checked import raised
 
 DATA_NEUTRAL = frozenset(
     {
@@ -223,7 +224,12 @@ class HyperParameters(Parameters):
             unknown = first["type"] == "extra_forbidden"
             reason = f"unknown setting; there are {known}" if unknown else first["msg"]
             raise ValueError(f"{place}: {reason}") from None
-        scenario.check(make_protocol(self))
+        try:
+            scenario.check(make_protocol(self))
+        except ValueError:
+            raise
+        except Exception as error:  # whatever a user's class raises
+            raise ValueError(f"scenario: {raised(scenario, 'check', error)}") from error
         if scenario.labels_in_play and self.dataset_options.shuffle_train_labels:
             raise ValueError(
                 f"dataset_options.shuffle_train_labels: {self.scenario} has its labels from play, "

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from dataclasses import replace
 from typing import Any, Protocol
 
-from nip_core.errors import StageError
+from nip_core.errors import SettingsError, StageError
 from nip_core.game.render import Game
 from nip_core.protocols import Move, Turn
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.scenarios import NO_LABEL, Label, Problem
+from nip_core.scenarios import NO_LABEL, Problem
+from nip_core.scenarios.checked import label_of, written
 
 LabelRow = dict[str, Any]
 NO_ANSWER = "no answer"
@@ -45,7 +46,9 @@ def objection(game: Game, problem: Problem, agent: str) -> Callable[[Move], str 
 
     def reason(move: Move) -> str | None:
         try:
-            game.scenario.written(_message(move), problem.texts)
+            written(game.scenario, _message(move), problem.texts)
+        except SettingsError:
+            raise
         except ValueError as error:
             return str(error)
         return None
@@ -65,7 +68,9 @@ async def with_solution(
     if not turns or key is None:
         return replace(spec, problem=replace(problem, y=0, mutation=NO_ANSWER))
     try:
-        solution = scenario.written(_message(turns[-1].move), problem.texts)
+        solution = written(scenario, _message(turns[-1].move), problem.texts)
+    except SettingsError:
+        raise
     except ValueError as error:
         raise StageError(
             f"generation {key}: an answer that counted as a solution when it was recorded is none "
@@ -74,12 +79,12 @@ async def with_solution(
         ) from None
     row = context.labels.get(key)
     if row is None:
-        label: Label = await scenario.label_written({**problem.texts, "solution": solution})
+        label = await label_of(scenario, {**problem.texts, "solution": solution})
         row = {"key": key, "y": label.y, "mutation": label.mutation, "seconds": label.seconds}
         await context.log.append({"label": row})
         context.labels[key] = row
-    written = replace(problem, solution=solution, y=row["y"], mutation=row["mutation"])
-    return replace(spec, problem=written)
+    labelled = replace(problem, solution=solution, y=row["y"], mutation=row["mutation"])
+    return replace(spec, problem=labelled)
 
 
 def _message(move: Move) -> str:

@@ -80,14 +80,20 @@ def make_scenario(parameters: "HyperParameters") -> Scenario:
     settings = getattr(parameters, kind.settings_block)
     if isinstance(settings, dict):
         settings = kind.Settings.model_validate(settings)
-    scenario = kind(settings)
-    if ":" in parameters.scenario:
-        if not hasattr(scenario, "settings"):
-            raise ValueError(
-                f"scenario: {kind.__name__}.__init__ must call super().__init__(settings)"
-            )
-        try:
-            check_scenario(scenario)  # it may have set its own words and columns
-        except ValueError as error:
-            raise ValueError(f"scenario: {error}") from None
+    if ":" not in parameters.scenario:
+        return kind(settings)
+    try:
+        scenario = kind(settings)
+    except ValueError:
+        raise
+    except Exception as error:  # whatever a user's class raises
+        raise ValueError(
+            f"scenario: {kind.__name__}.__init__ raised {type(error).__name__}: {error}; mend it"
+        ) from error
+    if not hasattr(scenario, "settings"):
+        raise ValueError(f"scenario: {kind.__name__}.__init__ must call super().__init__(settings)")
+    try:
+        check_scenario(scenario)  # it may have set its own words and columns
+    except ValueError as error:
+        raise ValueError(f"scenario: {error}") from None
     return scenario

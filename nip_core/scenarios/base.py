@@ -14,7 +14,7 @@ of it is a further column. docs/scenarios.md builds a scenario of one's own.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -292,6 +292,7 @@ def check_scenario(scenario: Scenario | type[Scenario]) -> None:
     if missing:
         raise ValueError(f"{kind.__name__} has no {' and no '.join(missing)}; set it in the class")
     _check_types(scenario, kind)
+    _check_templates(scenario.template_directory, kind)
     names = [column.name for column in scenario.columns]
     if names[:2] != ["question", "solution"] or len({*names}) < len(names):
         raise ValueError(
@@ -330,6 +331,25 @@ def check_scenario(scenario: Scenario | type[Scenario]) -> None:
         raise ValueError(
             f"{kind.__name__}.columns: with labels_in_play a prover writes the solution, so the "
             "column solution must be drawn=True"
+        )
+
+
+def _check_templates(directory: Path | None, kind: type[Scenario]) -> None:
+    """Refuse a directory in which nip would find no template, and silently use its own."""
+    if directory is None:
+        return
+    place = f"{kind.__name__}.template_directory"
+    if not isinstance(directory, Path):
+        raise ValueError(f"{place} must be a pathlib.Path (got {directory!r:.80})")
+    if not directory.is_dir():
+        raise ValueError(
+            f"{place}: {directory} is no directory; Path(__file__).parent is that of the class"
+        )
+    versions = get_args(PromptVersion)
+    if not any(path.parts[-3] in versions for path in directory.glob("*/*/*.txt")):
+        raise ValueError(
+            f"{place}: {directory} has no templates; they lie in it as VERSION/PROTOCOL/AGENT.txt, "
+            f"where VERSION is one of {', '.join(versions)}"
         )
 
 

@@ -17,13 +17,15 @@ stable hashes of texts and ids, never from the position in a file:
 A scenario may name other columns by which rows are split (`Scenario.split_by`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from nip_core.errors import DatasetError
 from nip_core.hashing import derive_key, derive_seed
-from nip_core.problems.dataset_files import Table, read_tables
+from nip_core.problems.dataset_files import Table, half_pair, read_tables
 from nip_core.problems.rows import SPLITS
 from nip_core.scenarios.base import NO_LABEL, Problem, Row, Scenario
+from nip_core.scenarios.checked import called, raised
 from nip_core.scenarios.prompt_phrases import listed
 
 
@@ -59,15 +61,17 @@ def load_problems(
     # 1. Read the split and filter its rows.
     problems: list[tuple[Problem, str]] = []
     for row, name in _rows_of_split(scenario, dataset, split):
-        if scenario.keeps(row):
-            problems += [(_problem(scenario, r, name), name) for r in scenario.expand(row, name)]
+        if _keeps(scenario, row, name):
+            expanded = _made(scenario, "expand", row, name, place=name)
+            problems += [(_problem(scenario, r, name), name) for r in expanded]
     # 2. Check the whole, then leave out what is too many.
     _check_unique(problems)
     balanced = make_balanced and not scenario.labels_in_play
     selected = _reduced([p for p, _ in problems], max_size, shuffle_seed, balanced)
     if not selected:
         place = f"dataset {dataset!r}, split {split!r}"
-        raise DatasetError(_why_empty(place, [p for p, _ in problems], scenario.filters()))
+        filters = called(scenario, "filters", place=place, kind=DatasetError)
+        raise DatasetError(_why_empty(place, [p for p, _ in problems], filters))
     return selected
 
 
@@ -138,26 +142,43 @@ def _rows_of_split(scenario: Scenario, dataset: str, split: str) -> Iterator[tup
 
 def _generated(scenario: Scenario, dataset: str, split: str) -> Iterator[tuple[Row, str]]:
     name = f"{dataset}[{split}]"
-    try:
-        rows = [*scenario.generate(dataset, split)]
-    except DatasetError:
-        raise
-    except Exception as error:  # whatever a user's class raises
-        raise DatasetError(
-            f"{name}: generate of scenario {scenario.name} raised "
-            f"{type(error).__name__}: {error}; mend it"
-        ) from error
-    for number, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise DatasetError(
-                f"{name}, row {number}: generate of scenario {scenario.name} must yield "
-                f"dictionaries by column (got {row!r:.80})"
-            )
+    for number, row in enumerate(_made(scenario, "generate", dataset, split, place=name)):
         yield row, f"{name}, row {number}"
 
 
+def _made(scenario: Scenario, function: str, *arguments: Any, place: str) -> list[Row]:
+    """The rows that a function of the scenario makes. Raises DatasetError, naming both."""
+    made = called(scenario, function, *arguments, place=place, kind=DatasetError)
+    rows: list[Row] = []
+    if isinstance(made, Iterable):
+        try:
+            rows += made
+        except DatasetError:
+            raise
+        except Exception as error:  # a generator raises when its rows are asked for
+            raise raised(scenario, function, error, place, DatasetError) from error
+    wrong = [row for row in rows if not isinstance(row, Mapping)]
+    if wrong or not isinstance(made, Iterable):
+        number = f", row {rows.index(wrong[0])}" if wrong and function == "generate" else ""
+        raise DatasetError(
+            f"{place}{number}: {function} of scenario {scenario.name} must yield dictionaries by "
+            f"column (got {(wrong or [made])[0]!r:.80})"
+        )
+    return rows
+
+
+def _keeps(scenario: Scenario, row: Row, name: str) -> bool:
+    is_kept = called(scenario, "keeps", row, place=name, kind=DatasetError)
+    if not isinstance(is_kept, bool):
+        raise DatasetError(
+            f"{name}: keeps of scenario {scenario.name} must return True or False (got "
+            f"{is_kept!r:.80})"
+        )
+    return is_kept
+
+
 def _rows(scenario: Scenario, table: Table) -> Iterator[tuple[Row, str]]:
-    if scenario.takes(table.columns):
+    if called(scenario, "takes", table.columns, place=table.name, kind=DatasetError):
         return zip(table.rows, table.row_names, strict=True)
     if not table.rows:
         raise DatasetError(f"{table.name}: has no rows; put problems in it")
@@ -188,12 +209,18 @@ def text_of(row: Row, column: str, name: str) -> str:
     value = row.get(column)
     if not isinstance(value, str) or not value.strip():
         raise DatasetError(f"{name}: {column} must be a text that is not empty (got {value!r:.80})")
-    return value
+    return _whole(value, column, name)
 
 
-def _optional(row: Row, column: str) -> str | None:
+def _whole(text: str, column: str, name: str) -> str:
+    if half := half_pair(text):
+        raise DatasetError(f"{name}: {column} has {half}; mend the text, or leave the row out")
+    return text
+
+
+def _optional(row: Row, column: str, name: str) -> str | None:
     value = row.get(column)
-    return None if value is None else str(value)
+    return None if value is None else _whole(str(value), column, name)
 
 
 def _problem(scenario: Scenario, row: Row, name: str) -> Problem:
@@ -201,13 +228,13 @@ def _problem(scenario: Scenario, row: Row, name: str) -> Problem:
     question, solution = texts.pop("question"), texts.pop("solution", "")
     about = [texts[column] for column in scenario.split_by if column in texts]
     return Problem(
-        id=_optional(row, "id") or derive_key("problem", question, solution, *texts.values()),
-        question_id=_optional(row, "question_id") or derive_key("question", question, *about),
+        id=_optional(row, "id", name) or derive_key("problem", question, solution, *texts.values()),
+        question_id=_optional(row, "question_id", name) or derive_key("question", question, *about),
         question=question,
         solution=solution,
         y=NO_LABEL if scenario.labels_in_play else _label(scenario, row, name),
-        difficulty=_optional(row, "difficulty"),
-        mutation=_optional(row, "mutation"),
+        difficulty=_optional(row, "difficulty", name),
+        mutation=_optional(row, "mutation", name),
         columns=texts,
     )
 

@@ -23,6 +23,7 @@ from nip_core.protocols import Protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
 from nip_core.scenarios import prompt_phrases as phrases
 from nip_core.scenarios.base import PROVER, VERIFIER, Role, Scenario
+from nip_core.scenarios.checked import sentences, text_of
 
 if TYPE_CHECKING:
     from nip_core.parameters import HyperParameters
@@ -141,9 +142,13 @@ class SystemPrompts:
         the roles.
         """
         values = self._values(agent, self._argued(stance), seed)
-        values = {**values, **self._scenario.sentences(self._role(agent), stance)}
-        show = partial(self._scenario.show, role=self._role(agent))
+        role = self._role(agent)
+        values = {**values, **sentences(self._scenario, role, stance)}
+        show = partial(self._shown, role)
         return FilledPrompt(self._templates[agent], values, show)
+
+    def _shown(self, role: Role, texts: Mapping[str, str]) -> str:
+        return text_of(self._scenario, "show", texts, role)
 
     def _argued(self, stance: int | None) -> int | None:
         """The drawn verdict that provers argue for. Who writes the solution argues for its own."""
@@ -166,7 +171,7 @@ class SystemPrompts:
 
     def _tell_prover(self, agent: str, round_: int, seed: int, stance: int | None) -> str:
         words = self._word_limit(agent)
-        aim = self._scenario.sentences(PROVER, stance).get("reminder")
+        aim = sentences(self._scenario, PROVER, stance).get("reminder")
         if aim is None:
             aim = phrases.reminder(self._base, self._words, agent, self._argued(stance))
         if self._version == "short":
@@ -253,7 +258,8 @@ class SystemPrompts:
         return ""
 
     def _scenario_addition(self, agent: str) -> str:
-        addition = self._scenario.addition(self._role(agent), self._base).replace("$", "$$")
+        addition = text_of(self._scenario, "addition", self._role(agent), self._base)
+        addition = addition.replace("$", "$$")
         gap = "\n" if self._version == "short" else "\n\n"
         return addition and gap + addition
 

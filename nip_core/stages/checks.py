@@ -23,6 +23,7 @@ from nip_core.protocols import Move
 from nip_core.redaction import redact
 from nip_core.rollouts.progress import Progress
 from nip_core.scenarios import Problem, Scenario
+from nip_core.scenarios.checked import drawn
 from nip_core.stages.providers import Endpoints, speaks_nip
 from nip_core.stages.too_long import Facts
 
@@ -101,7 +102,7 @@ async def check_prompts(session: "Session") -> dict[str, Facts]:
 
 
 def _size(problem: Problem, scenario: Scenario) -> int:
-    texts = {**problem.texts, **scenario.draw(problem.texts, 0)}
+    texts = {**problem.texts, **drawn(scenario, problem.texts, 0)}
     return sum(len(text.encode()) for text in texts.values())
 
 
@@ -156,6 +157,8 @@ class _AgentCheck:
             try:
                 answer = await self._tokenize(chat)
             except _TemplateRefusal as refusal:
+                if refusal.code == "context_length_exceeded":
+                    raise self._no_room(f"is too long ({refusal})") from None
                 shape = ", ".join(m["role"] for m in chat)
                 raise SettingsError(
                     f"agents.{self._agent}.model_name: model {self._model!r} can't take this "
@@ -176,8 +179,8 @@ class _AgentCheck:
         """By id those of the problems whose first prompt leaves no room for an answer."""
         # 1. What the prompt takes without any problem.
         scenario = self._session.game.scenario
-        drawn = {column.name: "-" for column in scenario.columns if column.drawn}
-        columns = {**self._problem.columns, **drawn}
+        unseen = {column.name: "-" for column in scenario.columns if column.drawn}
+        columns = {**self._problem.columns, **unseen}
         bare = replace(self._problem, question="-", solution="-", columns=columns)
         shell = await self._measured(bare) if self._conversation else None
         if not shell:
@@ -249,12 +252,16 @@ class _AgentCheck:
         room = length - answer["count"]
         needed = parameters.max_tokens(self._agent)
         if room < needed:
-            raise SettingsError(
-                f"agents.{self._agent}: the prompt for the shortest problem, {self._problem.id!r}, "
+            raise self._no_room(
                 f"takes {answer['count']} of {length} tokens and leaves {room} of the {needed} "
-                "that a message may need; lower max_tokens_per_message, use shorter problems or "
-                "another model"
+                "that a message may need"
             )
+
+    def _no_room(self, reason: str) -> SettingsError:
+        return SettingsError(
+            f"agents.{self._agent}: the prompt for the shortest problem, {self._problem.id!r}, "
+            f"{reason}; lower max_tokens_per_message, use shorter problems or another model"
+        )
 
     async def _is_read(self, chat: list[dict[str, str]]) -> bool:
         """Return whether the prompt depends on the first message, in which the problem stands.

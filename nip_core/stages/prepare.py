@@ -19,7 +19,7 @@ from typing import Any
 
 import nip_core
 from nip_core.errors import SettingsError, StoreError
-from nip_core.game.render import Game
+from nip_core.game.render import Game, situation_of
 from nip_core.hashing import digest
 from nip_core.models import resolve_model
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters
@@ -28,7 +28,8 @@ from nip_core.rollouts.plan import SPLITS, shuffle_labels
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import Identity, RunRecord, RunStore
 from nip_core.run_store.store import MissingFileError, open_store, walk
-from nip_core.scenarios import Problem, find_scenario, make_scenario
+from nip_core.scenarios import Problem, Scenario, find_scenario, make_scenario
+from nip_core.scenarios.checked import drawn, raised, text_of, written
 from nip_core.scenarios.datasets import check_splits, load_problems
 from nip_core.stages.estimate import Estimate, estimate_run
 from nip_core.stages.kept_models import ADAPTERS
@@ -45,6 +46,8 @@ from nip_core.stages.too_long import (
     without,
 )
 
+_TRIED = 8  # problems of a split, about, and what a prover might write about them
+_MESSAGE = "The answer is in the first line."
 # What the forked run's own server makes anew; everything else of its state is the models.
 _OWN_TO_EACH = (
     "lm_server/api_key",
@@ -123,6 +126,7 @@ def prepare(
     game = Game(parameters)
     check_system(game)
     problems = load_all_problems(parameters)
+    check_functions(game, problems)
     endpoints = remote_endpoints(parameters, environment)
     check_server(parameters, environment)
     origin = find_origin(parameters, store, record)
@@ -150,6 +154,36 @@ def check_system(game: Game) -> None:
         game.scenario.check_system()
     except ValueError as error:
         raise SettingsError(f"scenario {game.parameters.scenario}: {error}") from None
+    except Exception as error:  # whatever a user's class raises
+        raise raised(game.scenario, "check_system", error) from error
+
+
+def check_functions(game: Game, problems: Mapping[str, list[Problem]]) -> None:
+    """Try what episodes will call of the scenario on some problems of each split.
+
+    Raises SettingsError for what a user's class raises or returns wrongly. What labels a solution
+    takes its time, so that is not tried.
+    """
+    scenario, randomize = game.scenario, game.parameters.protocol_common.randomize_prover_stance
+    for stance in (0, 1) if randomize else (None,):
+        for split in SPLITS:
+            for problem in problems[split][:: max(1, len(problems[split]) // _TRIED)]:
+                for agent in game.parameters.model_agents:
+                    game.told(agent, situation_of(problem, stance, 0))
+                texts = {**problem.texts, **drawn(scenario, problem.texts, 0)}
+                for function in ("as_read", "remark"):
+                    text_of(scenario, function, _MESSAGE, texts)
+                if scenario.labels_in_play:
+                    _try_written(scenario, problem)
+
+
+def _try_written(scenario: Scenario, problem: Problem) -> None:
+    try:
+        written(scenario, _MESSAGE, problem.texts)
+    except SettingsError:
+        raise
+    except ValueError:
+        pass  # no solution stands in the message, so that another one would be asked for
 
 
 def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate]:
@@ -161,8 +195,11 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate]:
         parameters = resolved(parameters, store, record)
         find_origin(parameters, store, record)  # refuses models that are not there
     check_server(parameters, os.environ)
-    problems = without(load_all_problems(parameters), recorded_of(parameters) or {})
-    return parameters, estimate_run(Game(parameters), problems)
+    problems = load_all_problems(parameters)
+    game = Game(parameters)
+    check_functions(game, problems)
+    played = without(problems, recorded_of(parameters) or {})
+    return parameters, estimate_run(game, played)
 
 
 def _record(run: RunStore) -> RunRecord | None:

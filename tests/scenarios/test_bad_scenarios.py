@@ -12,8 +12,10 @@ from nip_core.parameters import load_parameters
 from nip_core.protocols import Move, Turn
 from nip_core.scenarios import make_scenario
 from nip_core.scenarios.datasets import load_problems
+from nip_core.stages.prepare import plan_run, prepare
 
 HEAD = """
+from pathlib import Path
 from nip_core.scenarios import PROVER, VERIFIER, Column, Scenario, ScenarioSettings, Words
 
 WORDS = Words("an expert", "sum", "a sum is right", "It may be wrong.", "the sum is right", "it")
@@ -99,6 +101,17 @@ BOTH = f'Column("question", "Q"), {SOLUTION}'
             ["Sums.columns must begin with question and solution"],
         ),
         (["1 / 0"], ["sums.py:Sums", "ZeroDivisionError: division by zero"]),
+        (["def __init__(self, settings): 1 / 0"], ["Sums.__init__ raised ZeroDivisionError"]),
+        (["def check(self, protocol): 1 / 0"], ["check of scenario sums raised ZeroDivision"]),
+        (
+            ["template_directory = Path('absent')"],
+            ["Sums.template_directory: absent is no directory", "Path(__file__).parent"],
+        ),
+        (["template_directory = 'here'"], ["must be a pathlib.Path (got 'here')"]),
+        (
+            ["template_directory = Path('.')"],
+            ["Sums.template_directory: . has no templates", "VERSION/PROTOCOL/AGENT.txt"],
+        ),
     ],
 )
 def test_a_class_that_makes_no_game_is_refused(sums, lines, words):
@@ -181,6 +194,32 @@ def test_settings_that_are_not_the_scenarios_are_refused(sums, changes, words):
             rows(),
             ["sums.jsonl, line 1", "y is 0, and the checker of scenario sums says 1"],
         ),
+        *(
+            ([f"def {function}(self, row, *_): {line}"], rows(), ["sums.jsonl, line 1", *words])
+            for function, line, words in (
+                ("keeps", "1 / 0", ["keeps of scenario sums raised ZeroDivisionError"]),
+                ("keeps", "return None", ["keeps of scenario sums must return True or False"]),
+                ("expand", "1 / 0", ["expand of scenario sums raised ZeroDivisionError"]),
+                ("expand", "yield 1 / 0", ["expand of scenario sums raised ZeroDivisionError"]),
+                ("expand", "return None", ["expand of scenario sums must yield", "(got None)"]),
+                ("expand", "yield 3", ["expand of scenario sums must yield dict", "(got 3)"]),
+                ("expand", "return row", ["must yield dictionaries", "(got 'question')"]),
+            )
+        ),
+        (
+            ["def takes(self, columns): 1 / 0"],
+            rows(),
+            ["sums.jsonl: takes of scenario sums raised ZeroDivisionError"],
+        ),
+        (
+            ["keeps = lambda *_: False", "def filters(self): 1 / 0"],
+            rows(),
+            ["filters of scenario sums raised ZeroDivisionError"],
+        ),
+        *(
+            ([], rows(**{column: "a\ud800"}), [f"line 1: {column} has half a surrogate pair"])
+            for column in ("question", "solution", "id", "question_id", "difficulty", "mutation")
+        ),
     ],
 )
 def test_a_dataset_that_does_not_fit_is_refused(sums, lines, rows, words):
@@ -197,6 +236,10 @@ def test_a_dataset_that_does_not_fit_is_refused(sums, lines, rows, words):
         ("yield {'question': 'q'}", ["more[train], row 0", "solution must be a text"]),
         ("yield 3", ["more[train], row 0", "3"]),
         ("return None", ["more[train]", "sums"]),
+        (
+            "yield {'question': chr(0xd800), 'solution': '2', 'y': 1}",
+            ["more[train], row 0: question has half a surrogate pair ('\\ud800' at character 0)"],
+        ),
     ],
 )
 def test_rows_that_a_scenario_can_not_make_are_an_error_that_names_it(sums, line, words):
@@ -229,16 +272,59 @@ def test_agents_by_hand_play_what_question_and_solution_say(sums):
             "def draw(self, problem, seed): return {'coin': 'a', 'solution': 'b'}",
             ["and for nothing else"],
         ),
+        ("def draw(self, problem, seed): 1 / 0", ["draw of", "raised ZeroDivisionError"]),
+        (
+            "def draw(self, problem, seed): return {'coin': chr(0xd800)}",
+            ["draw returned half a surrogate pair ('\\ud800' at character 0) for coin"],
+        ),
         (
             "def as_read(self, message, texts): return None",
             ["as_read must return a text (got None)"],
         ),
+        ("def as_read(self, message, texts): 1 / 0", ["as_read of", "raised ZeroDivisionError"]),
+        (
+            "def as_read(self, message, texts): return chr(0xdfff)",
+            ["as_read returned half a surrogate pair"],
+        ),
+        ("def show(self, texts, role): return None", ["show must return a text (got None)"]),
+        ("def show(self, texts, role): return texts['none']", ["show of", "raised KeyError"]),
+        ("def show(self, texts, role): return chr(0xd800)", ["show returned half a surrogate"]),
+        ("def sentences(self, role, stance): return None", ["sentences must return texts"]),
+        (
+            "def sentences(self, role, stance): return {'claim': 3}",
+            ["sentences must return a text"],
+        ),
+        ("def addition(self, role, protocol): return None", ["addition must return a text"]),
     ],
 )
 def test_what_a_scenario_makes_of_an_episode_is_checked(sums, method, words):
-    lines = [method] if "draw" in method else [method, "draw = lambda *_: {'coin': 'heads'}"]
-    game = Game(sums(columns(BOTH, 'Column("coin", "C", drawn=True)'), *lines))
+    parameters = sums(columns(BOTH, 'Column("coin", "C", drawn=True)'), *with_coin(method))
     said = Turn(1, "prover", "Answer: yes", Move({"main": "yes"}))
     with pytest.raises(SettingsError) as refused:
-        game.render("verifier", Situation("1 + 1", "2", None, 0), [said], 2)
+        Game(parameters).render("verifier", Situation("1 + 1", "2", None, 0), [said], 2)
     assert all(word in str(refused.value) for word in ["scenario sums", *words]), refused.value
+
+
+def with_coin(method):
+    return [method] if "draw" in method else [method, "draw = lambda *_: {'coin': 'heads'}"]
+
+
+@pytest.mark.parametrize("function", ["draw", "show", "as_read", "remark"])
+@pytest.mark.parametrize("begin", [plan_run, prepare])
+def test_a_run_tries_a_scenarios_functions_on_each_split_before_anything_is_started(
+    sums, function, begin
+):
+    method = f"def {function}(self, *given): assert '3 + 3' not in str(given); return ''"
+    split = {"train": (0, 1), "validation": (4, 5), "test": (3,)}
+    problems = [
+        {"question": f"{n} + {n}", "solution": str(n), "y": y, "split": name, "id": f"{n} {y}"}
+        for name, numbers in split.items()
+        for n in numbers
+        for y in (0, 1)
+    ]
+    lines = [columns(BOTH, 'Column("coin", "C", drawn=True)'), *with_coin(method)]
+    if function == "draw":
+        lines.append("draw = lambda self, p, s, d=draw: {'coin': d(self, p, s)}")
+    parameters = sums(*lines, rows=problems, lm_server={"engine": "deterministic"})
+    with pytest.raises(SettingsError, match=f"{function} of scenario sums raised AssertionError"):
+        begin(parameters)

@@ -1,0 +1,131 @@
+"""A scenario's functions as nip calls them: what is wrong with one is an error that names it.
+
+called     what a function returns, if it returns at all
+text_of    a text that a function returns
+drawn      the columns that are drawn for an episode
+sentences  what stands for placeholders of templates
+written    the solution in a prover's message; label_of: its label
+
+Classes of scenarios are anybody's, so their functions may raise anything and return anything.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nip_core.errors import NipError, SettingsError
+from nip_core.problems.dataset_files import half_pair
+from nip_core.scenarios.base import Label, NoLabel, Role, Scenario
+
+
+def called(
+    scenario: Scenario,
+    function: str,
+    *arguments: Any,
+    place: str = "",
+    kind: type[NipError] = SettingsError,
+) -> Any:
+    """Return what a function of the scenario returns.
+
+    Raises a `kind` of error for whatever it raises; nip's own errors pass. `place` is what to call
+    the row or file, if it is about one.
+    """
+    try:
+        return getattr(scenario, function)(*arguments)
+    except NipError:
+        raise
+    except Exception as error:  # whatever a user's class raises
+        raise raised(scenario, function, error, place, kind) from error
+
+
+def raised(
+    scenario: Scenario,
+    function: str,
+    error: Exception,
+    place: str = "",
+    kind: type[NipError] = SettingsError,
+) -> NipError:
+    """Return the error for what a function of the scenario raised."""
+    text = " ".join(str(error).encode("utf-8", "backslashreplace").decode().split())
+    return kind(
+        f"{place and f'{place}: '}{function} of scenario {scenario.name} raised "
+        f"{type(error).__name__}: {text:.500}; mend it{place and ', or leave the row out'}"
+    )
+
+
+def text_of(scenario: Scenario, function: str, *arguments: Any) -> str:
+    """Return the text that a function of the scenario returns. Raises SettingsError."""
+    return _text(scenario, function, called(scenario, function, *arguments))
+
+
+def _text(scenario: Scenario, function: str, text: Any, what: str = "") -> str:
+    if not isinstance(text, str):
+        raise SettingsError(
+            f"scenario {scenario.name}: {function} must return a text{what} (got {text!r:.80})"
+        )
+    if half := half_pair(text):
+        raise SettingsError(f"scenario {scenario.name}: {function} returned {half}{what}")
+    return text
+
+
+def drawn(scenario: Scenario, texts: Mapping[str, str], seed: int) -> Mapping[str, str]:
+    """Return the columns that the scenario draws for an episode of this seed, but those in `texts`.
+
+    Raises SettingsError.
+    """
+    due = {c.name for c in scenario.columns if c.drawn and c.name not in texts}
+    if not due:
+        return {}
+    made = called(scenario, "draw", texts, seed)
+    is_whole = isinstance(made, Mapping) and made.keys() == due
+    if not is_whole or not all(isinstance(text, str) for text in made.values()):
+        raise SettingsError(
+            f"scenario {scenario.name}: draw must give a text for each of "
+            f"{', '.join(sorted(due))} and for nothing else (got {made!r:.200})"
+        )
+    return {name: _text(scenario, "draw", text, f" for {name}") for name, text in made.items()}
+
+
+def sentences(scenario: Scenario, role: Role, stance: int | None) -> Mapping[str, str]:
+    """Return the scenario's sentences in the place of nip's. Raises SettingsError."""
+    made = called(scenario, "sentences", role, stance)
+    if not isinstance(made, Mapping):
+        raise SettingsError(
+            f"scenario {scenario.name}: sentences must return texts by placeholder (got "
+            f"{made!r:.80})"
+        )
+    return {name: _text(scenario, "sentences", text, f" for {name}") for name, text in made.items()}
+
+
+def written(scenario: Scenario, message: str, texts: Mapping[str, str]) -> str:
+    """Return the solution in a prover's message.
+
+    Raises ValueError with the reason if there is none, and SettingsError for all else.
+    """
+    try:
+        text = scenario.written(message, texts)
+    except ValueError:
+        raise
+    except Exception as error:  # whatever a user's class raises
+        raise raised(scenario, "written", error) from error
+    return _text(scenario, "written", text)
+
+
+async def label_of(scenario: Scenario, texts: Mapping[str, str]) -> Label:
+    """Return the label of the solution among the texts, which was written in play.
+
+    Raises NoLabel if there is none, and SettingsError for what is no label.
+    """
+    try:
+        label = await scenario.label_written(texts)
+    except (NipError, NoLabel):
+        raise
+    except Exception as error:  # whatever a user's class raises
+        raise raised(scenario, "label_written", error) from error
+    if not isinstance(label, Label) or label.y not in (0, 1):
+        raise SettingsError(
+            f"scenario {scenario.name}: label_written must return a Label with y = 1 or 0 (got "
+            f"{label!r:.80})"
+        )
+    if label.mutation is not None:
+        _text(scenario, "label_written", label.mutation, " for the kind of mistake")
+    return label
