@@ -29,7 +29,7 @@ def verify(
     and models and jobs against their server. Writes nothing; exit code 5 if anything is wrong."""
     from nip_core.run_store.run import RunStore, list_runs
     from nip_core.run_store.store import open_store
-    from nip_core.stages.verification import summarise, verify_all
+    from nip_core.stages.verification import has_begun, summarise, verify_all
 
     store = open_store(run_store, read_only=True)
     names = [name.rstrip("/") for name in store.list("") if name.endswith("/")]
@@ -37,6 +37,12 @@ def verify(
         there = ", ".join(list_runs(store)) or "none"
         raise SettingsError(f"run {run!r} is not in {run_store!r}; there are {there}")
     tree = RunStore(store, run)
+    if not has_begun(tree):
+        now = "is only starting" if _is_running(tree) else "never began"
+        raise SettingsError(
+            f"run {run!r} {now}: {run_store}/{run} has no run.json and nothing that was played, so "
+            "there is nothing to verify; nip train begins it, or delete the directory"
+        )
     findings = asyncio.run(verify_all(tree))
     if _is_running(tree):
         findings.notes.append("the run is being run: what is just written may look missing")

@@ -199,7 +199,7 @@ def _read_answers(raw: bytes, asked: str, attempt: int, latency_s: float) -> lis
         return [
             ChatAnswer(
                 text=_text_of(choice),
-                finish_reason=str(choice.get("finish_reason") or "unknown"),
+                finish_reason=_storable(choice.get("finish_reason") or "unknown"),
                 model=served,
                 prompt_tokens=int(usage.get("prompt_tokens") or 0),
                 completion_tokens=share if number else first,
@@ -228,8 +228,12 @@ def _refuse_other_model(asked: str, served: str) -> None:
 
 def _text_of(choice: Mapping[str, Any]) -> str | None:
     text = choice["message"].get("content")
-    # JSON may carry half a surrogate pair, which neither UTF-8 nor Parquet can.
-    return None if text is None else str(text).encode("utf-8", "replace").decode()
+    return None if text is None else _storable(text)
+
+
+def _storable(text: Any) -> str:
+    """Replace half a surrogate pair, which JSON may carry and neither UTF-8 nor Parquet can."""
+    return str(text).encode("utf-8", "replace").decode()
 
 
 def _ids(given: Any) -> list[int] | None:
@@ -246,7 +250,7 @@ def _tokens(logprobs: Any) -> list[dict[str, Any]] | None:
         if not logprob < math.inf:  # JSON as Python writes it has NaN, which would reach rewards
             raise ValueError(f"a log-probability of {logprob}")
         return {
-            "token": str(entry["token"]).encode("utf-8", "replace").decode(),
+            "token": _storable(entry["token"]),
             "logprob": logprob,
         }
 
@@ -267,7 +271,7 @@ def _error_message(raw: bytes, api_key: str) -> str:
     message, param = str(error.get("message")), error.get("param")
     if isinstance(param, str) and param not in message:
         message = f"{param}: {message}"
-    return redact(message, api_key)[: 200 if "is_page" in error else 1000]
+    return redact(_storable(message), api_key)[: 200 if "is_page" in error else 1000]
 
 
 def _refuse(status: int, raw: bytes, base_url: str, reason: str) -> None:

@@ -54,6 +54,8 @@ class Identity:
     data_neutral: Collection[str] = ()
     """Settings by dotted key, each with all that lies under it, that may differ; a new value is
     recorded in ``openings/``."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Where contents lie, by dotted key, for errors; not on record."""
 
     def settings(self) -> dict[str, Any]:
         """The parameters as JSON reads them back: tuples are lists."""
@@ -206,6 +208,10 @@ class RunStore:
         changed_contents = _difference(_flatten(stored.contents), _flatten(identity.contents))
         conflicts |= {f"content of {key}": value for key, value in changed_contents.items()}
         if conflicts:
+            places = {f"content of {key}": place for key, place in identity.places.items()}
+            advice = "use these settings"
+            if any(key in changed_contents for key in identity.places):
+                advice += " and the files as they were"
             # What both have says more than what only one of them has, like an agent's whole block.
             by_weight = sorted(conflicts.items(), key=lambda item: _ABSENT in item[1])
             shown = by_weight[:_CONFLICTS_SHOWN]
@@ -217,9 +223,14 @@ class RunStore:
                 )
             raise RunConflictError(
                 f"run {self.name!r} exists with settings that give other data (stored -> given): "
-                + "; ".join(f"{k}: {_show(a)} -> {_show(b)}" for k, (a, b) in shown)
+                + "; ".join(
+                    f"{k}: {places[k]} is not what it was when the run began"
+                    if k in places and _ABSENT not in (a, b)
+                    else f"{k}: {_show(a)} -> {_show(b)}"
+                    for k, (a, b) in shown
+                )
                 + more
-                + "; use these settings, another run_name, or --fork NEW_NAME to go on from it"
+                + f"; {advice}, another run_name, or --fork NEW_NAME to go on from it"
             )
         return difference
 

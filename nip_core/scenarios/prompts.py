@@ -124,9 +124,10 @@ class SystemPrompts:
         line = phrases.decision_line(protocol.scale)
         self.last_round_message = string.Template(message).substitute(decision_line=line)
         self._templates: dict[str, string.Template] = {}
+        self.paths: dict[str, Path] = {}
         for name, agent in self._agents.items():
             path = Path(agent.system_prompt_template_path or self._path(name))
-            text = self._read(path, name)
+            self.paths[name], text = path, self._read(path, name)
             if agent.system_prompt_template_path is None:
                 text += self._addition(name, text) + self._scenario_addition(name)
             self._templates[name] = string.Template(text)

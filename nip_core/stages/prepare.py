@@ -135,7 +135,8 @@ def prepare(
     settings, version = parameters.to_dict(), code_version()
     kind = find_scenario(parameters.scenario)
     neutral = DATA_NEUTRAL | {f"{kind.settings_block}.{name}" for name in kind.data_neutral}
-    identity = Identity(settings, version, parameters.seed, contents, neutral)
+    places = places_of(game)
+    identity = Identity(settings, version, parameters.seed, contents, neutral, places)
     run.check_same(identity)
     # 4. It must not end for want of disk space.
     estimate = estimate_run(game, problems)
@@ -282,6 +283,26 @@ def contents_of(
             Path(parameters.lm_server.replies).read_text(encoding="utf-8", errors="replace")
         )
     return contents
+
+
+def places_of(game: Game) -> dict[str, str]:
+    """By key of `contents_of`, the files and classes of a user's that have a digest there."""
+    parameters = game.parameters
+    places = {
+        f"templates.{agent}": f"the prompt template {path}, with what is added to it,"
+        for agent, path in game.prompts.paths.items()
+    }
+    if ":" in parameters.interaction_protocol:
+        places["protocol"] = _place_of(find_protocol(parameters.interaction_protocol))
+    if ":" in parameters.scenario:
+        places["scenario"] = _place_of(find_scenario(parameters.scenario))
+    if parameters.lm_server.replies is not None:
+        places["replies"] = str(parameters.lm_server.replies)
+    return places
+
+
+def _place_of(kind: type) -> str:
+    return f"{inspect.getfile(kind)}, in which class {kind.__name__} stands,"
 
 
 def template_digests(game: Game) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Verifying a run: every file against its manifest, every manifest against its inputs.
 
 verify_all       the problems of a whole run, what was not checked, and the files nobody knows
+has_begun        whether there is a run to verify
 verify_run       the same without the servers that have trained its models
 check_run        raise for what a run lacks or has damaged, before it is taken for finished
 check_presence   the same without reading the tables
@@ -35,6 +36,8 @@ from nip_core.stages.rerun import stage_of, unfinished_rewinds
 
 T = TypeVar("T")
 _SHOWN = 3
+_SINCE_BEGUN = ("run.json", "left_out.json", "iterations/", "journals/", "openings/", "superseded/")
+"""A run has no such file before it is created; before that come its lease and its server."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,12 @@ def verify_run(run: RunStore, *, deep: bool = True) -> Check:
     check = Check(run, frozenset(walk(run.store, run.root)), deep)
     check_records(check)
     return check
+
+
+def has_begun(run: RunStore) -> bool:
+    """Tell whether the run was ever created, even if its run.json is lost by now."""
+    inside = (path.removeprefix(f"{run.root}/") for path in walk(run.store, run.root))
+    return any(path.startswith(_SINCE_BEGUN) for path in inside)
 
 
 async def verify_all(run: RunStore) -> Check:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +20,8 @@ from small_source import human_eval_rows, write_rows
 
 from nip_core import DISTRIBUTION
 from nip_core.errors import CorruptionError, JobError, LeaseError, StageError, StoreError
+from nip_core.run_store.lease import acquire
+from nip_core.run_store.store import open_store
 from nip_lm_server.state.directory import read_card
 from nip_prefect.flows.cli import exit_code, main
 from nip_prefect.flows.printing import show_run
@@ -91,6 +94,36 @@ def test_the_plan_is_shown_and_nothing_is_started(tmp_path):
     assert plan["estimate"]["usd"] == 0
     assert plan["parameters"]["rl"]["num_iterations"] == 2
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ((), "never began"),
+        (("config.yaml",), "never began"),
+        (("lm_server/api_key", "fences/0001"), "never began"),
+        (("lm_server/api_key", "lease"), "is only starting"),
+        (("iterations/0000/models.json",), None),
+        (("left_out.json",), None),
+    ],
+)
+def test_a_run_that_never_began_has_nothing_to_verify(tmp_path, nip, refused, files, words):
+    run = tmp_path / "runs" / "first"
+    run.mkdir(parents=True)
+    with ExitStack() as stack:
+        for name in files:
+            if name == "lease":
+                stack.enter_context(acquire(open_store(str(tmp_path / "runs")), "first"))
+                continue
+            (run / name).parent.mkdir(parents=True, exist_ok=True)
+            (run / name).touch()
+        command = ("verify", "first", "--run-store", str(tmp_path / "runs"))
+        if words is None:
+            assert nip(*command).returncode == 5
+            return
+        said = refused(*command)
+        assert f"run 'first' {words}" in said and "nip train begins it" in said
+        assert not refused(*command, "--json").startswith("{")
 
 
 def test_play_writes_parquet_that_train_would_use(tmp_path, nip):

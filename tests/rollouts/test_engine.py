@@ -327,6 +327,23 @@ async def test_half_a_surrogate_pair_is_replaced_so_that_the_answer_can_be_store
     assert played.episodes[0]["outcome"] == "finished"
 
 
+async def test_half_a_surrogate_pair_in_a_providers_own_words_is_replaced_too():
+    usual = saying(verifier=["Question: a?", "Decision: accept"], prover=["Answer: b"])
+
+    def script(body):
+        if agent_of(body) == "verifier" or number_of(body) == 0:
+            return {"text": usual(body), "finish_reason": "stop"}
+        if number_of(body) == 1:
+            error = {"error": {"message": "not \ud83d"}}
+            return web.json_response(error, status=400)
+        return {"text": "Answer: b", "finish_reason": "\ud83d"}
+
+    played = await play(settings(), script, on=problems(3))
+    assert [e["outcome"] for e in played.episodes] == ["finished", "failed", "failed"]
+    assert played.episodes[1]["error"] == "prover, round 1: HTTP 400: not ?"
+    assert "finish reason ?" in played.episodes[2]["error"]
+
+
 async def test_too_many_invalid_answers_fail_the_episode_and_leave_the_others_alone():
     usual = saying(verifier=["Question: a?", "Decision: accept"], prover=["Answer: b"])
 

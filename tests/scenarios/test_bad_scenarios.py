@@ -5,8 +5,9 @@ from textwrap import dedent
 
 import pytest
 
+from nip_core import importing
 from nip_core.agents import CodeValidationProtocolHandler
-from nip_core.errors import DatasetError, SettingsError
+from nip_core.errors import DatasetError, RunConflictError, SettingsError
 from nip_core.game.render import Game, Situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Move, Turn
@@ -328,3 +329,21 @@ def test_a_run_tries_a_scenarios_functions_on_each_split_before_anything_is_star
     parameters = sums(*lines, rows=problems, lm_server={"engine": "deterministic"})
     with pytest.raises(SettingsError, match=f"{function} of scenario sums raised AssertionError"):
         begin(parameters)
+
+
+def test_a_changed_scenario_is_refused_by_its_file_and_class_when_its_run_goes_on(sums, tmp_path):
+    problems = [
+        {"question": f"{n} + {y}", "solution": "2", "y": y, "split": split}
+        for n, split in enumerate(("train", "validation", "test"))
+        for y in (0, 1)
+    ]
+    settings = {"rows": problems, "lm_server": {"engine": "deterministic"}}
+    begun = prepare(sums(**settings))
+    begun.run.create_or_open(begun.identity)
+    assert prepare(sums(**settings)).run.check_same(begun.identity) == {}
+    importing._module_of_file.cache_clear()  # as another process has not read it yet
+    with pytest.raises(RunConflictError) as refused:
+        prepare(sums("split_by = ('question',)", **settings))
+    said = str(refused.value)
+    assert f"content of scenario: {tmp_path}/sums.py, in which class Sums stands, is not" in said
+    assert "use these settings and the files as they were, another run_name, or --fork" in said

@@ -239,6 +239,16 @@ def test_what_has_become_too_long_since_the_run_began_is_refused(tmp_path):
         settle(parameters, {"train": []}, {"train": {"b": facts}}, {"a": facts})
 
 
+async def test_that_all_problems_are_too_long_is_said_as_such(tmp_path):
+    config = too_long(tmp_path, sizes={split: [2000] for split in SIZES})
+    with pytest.raises(SettingsError) as refused:
+        async with open_session(load_parameters(config)):
+            pass
+    said = str(refused.value)
+    assert "the prompt for the shortest problem, 't" in said and "is too long (" in said
+    assert "use shorter problems or another model" in said and "chat_format" not in said
+
+
 async def test_a_split_of_which_nothing_would_be_left_is_refused(tmp_path):
     config = too_long(tmp_path, sizes={**SIZES, "test": [2000, 3000]})
     with pytest.raises(SettingsError, match="all 4 test problems are too long"):
