@@ -64,6 +64,9 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="A.B=C", help="A setting of the models, as of a run."),
 ]
+Replace = Annotated[
+    bool, typer.Option("--replace", help="Replace the dataset of another source in OUT.")
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Run the tests, show size and cost; write nothing.")
 ]
@@ -91,6 +94,7 @@ def build(
     difficulty_price: ModelPrice = None,
     at_most_usd: AtMost = None,
     overrides: Overrides = None,
+    replace: Replace = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -115,6 +119,7 @@ def build(
         samples=samples,
         verifier=asked(difficulty_model, _price("--difficulty-price", difficulty_price), None),
         at_most_usd=at_most_usd,
+        replace=replace,
         dry_run=dry_run,
     )
     result = stage.build(source, options, lambda line: print(f"nip: {line}", file=sys.stderr))

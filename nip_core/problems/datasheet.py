@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from nip_core import __version__
 from nip_core.hashing import digest
-from nip_core.problems.from_tests import Examined
+from nip_core.problems.from_tests import Examined, moved_splits
 from nip_core.problems.rows import SPLITS, Row, write_split
 from nip_core.problems.tested import LeftOut
 from nip_core.problems.variants import endings
@@ -59,6 +59,7 @@ def facts_of(
     source = examined.source
     kinds = Counter(row.mutation for part in rows.values() for row in part if row.mutation)
     names = {row.question_id for part in rows.values() for row in part}
+    notes = [*source.notes, *moved_splits(source, rows)]
     return {
         "format": 1,
         "source": {
@@ -81,6 +82,7 @@ def facts_of(
         "kinds": dict(sorted(kinds.items(), key=lambda item: (-item[1], item[0]))),
         "left_out": [vars(entry) for entry in left_out],
         "rows_sha256": digest([vars(row) for split in SPLITS for row in rows[split]]),
+        **({"notes": notes} if notes else {}),
     }
 
 
@@ -117,6 +119,8 @@ def page_of(facts: Facts) -> str:
         ),
         "No question stands in two splits.",
         "",
+        *(f"- {' '.join(note.split())}" for note in facts.get("notes", ())),
+        *([""] if facts.get("notes") else []),
         "## Bugs by kind",
         "",
         *_table(("kind", "rows"), facts["kinds"].items()),

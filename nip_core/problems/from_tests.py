@@ -4,6 +4,7 @@
     Examined         what is known then
     Written          variants that somebody else wrote, such as a language model
     rows_of          as many right as buggy rows of each problem, by split
+    moved_splits     which problems are in another split than their source says
 
 Labels are what the tests said, and nothing else. Solutions and variants are written alike, without
 comments and docstrings, so that no style tells them apart. A variant that passes all tests is left
@@ -19,7 +20,14 @@ from nip_core.problems.mutate import Mutant
 from nip_core.problems.rows import SPLITS, Row, splits_of
 from nip_core.problems.sandbox import Limits, TestReport
 from nip_core.problems.sources import Source
-from nip_core.problems.tested import LeftOut, Tested, TestRunner, first_failure, plain
+from nip_core.problems.tested import (
+    LeftOut,
+    Tested,
+    TestRunner,
+    first_failure,
+    is_settled,
+    plain,
+)
 from nip_core.problems.variants import (
     Candidates,
     by_hash,
@@ -153,7 +161,7 @@ def _run_right(
 
 def _ran_out(report: TestReport) -> bool:
     """Return whether it came to the limit of steps, and to no other."""
-    return report.status == "timeout" and "_Stop: steps" in (*report.details, report.load_error)
+    return report.status == "timeout" and is_settled(report)
 
 
 def _failure(problem: Tested, report: TestReport) -> tuple[str, str]:
@@ -220,6 +228,18 @@ def rows_of(
             for number, text in enumerate(by_hash(texts, "problems: order of variants"))
         ]
     return rows, left_out
+
+
+def moved_splits(source: Source, rows: Mapping[str, Sequence[Row]]) -> tuple[str, ...]:
+    """Name the problems that are not in the split that the source says, and why."""
+    placed = {row.question_id: split for split, part in rows.items() for row in part}
+    named = {f"{source.name}/{p.name}": p for p in source.problems if p.split is not None}
+    return tuple(
+        f"problem {problem.name} is in {placed[key]}, which would be empty, and not in "
+        f"{problem.split} as the source says"
+        for key, problem in named.items()
+        if placed.get(key, problem.split) != problem.split
+    )
 
 
 def _labelled(

@@ -335,10 +335,10 @@ def _test_report(suite: Suite, result: dict[str, Any]) -> TestReport:
     ended = False
     for message in result["messages"][: len(suite.tests) + 1]:
         if "load" in message:
-            load_error = str(message["load"])
+            load_error = _writable(str(message["load"]))
         elif message.get("outcome") in ("passed", "failed", "error", "timeout"):
             outcomes.append(message["outcome"])
-            details.append(str(message.get("detail", "")))
+            details.append(_writable(str(message.get("detail", ""))))
         ended = ended or "end" in message or "load" in message
     status: Status = result["status"]
     if status == "ok" and ("timeout" in outcomes or (load_error or "").startswith("_Stop")):
@@ -358,6 +358,11 @@ def _test_report(suite: Suite, result: dict[str, Any]) -> TestReport:
         wall_s=result["wall_s"],
         isolation=Isolation(**result["isolation"]),
     )
+
+
+def _writable(text: str) -> str:
+    """Escape what UTF-8 can't hold: an exception of untrusted code may have any text."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def examine() -> tuple[Isolation, str]:

@@ -10,6 +10,7 @@ alone, but for `difficulty` and `split`.
 import ast
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +44,8 @@ class Source:
     sha256: str
     problems: tuple[Tested, ...]
     left_out: tuple[LeftOut, ...]
+    notes: tuple[str, ...] = ()
+    """What its author may have meant otherwise."""
 
 
 class _Unusable(Exception):
@@ -81,7 +84,18 @@ def read_source(path: Path) -> Source:
             left_out.append(LeftOut(name, "row is no problem", str(error)))
     stem = path.name.removesuffix(suffix)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return _source(stem, form, digest, problems, left_out)
+    read = _source(stem, form, digest, problems, left_out)
+    return replace(read, notes=_unknown_splits(rows))
+
+
+def _unknown_splits(rows: Sequence[Record]) -> tuple[str, ...]:
+    named = [row["split"] for row in rows if row.get("split") is not None]
+    counts = Counter(f"{split!r:.60}" for split in named if split not in SPLITS)
+    return tuple(
+        f"{count} rows have the split {split}, which is none of {', '.join(SPLITS)}, so it follows "
+        "from the problem's name; rename it in the source to keep it"
+        for split, count in sorted(counts.items())
+    )
 
 
 def _source(

@@ -3,14 +3,18 @@
 Tested        a question, its right solutions, and the tests that say so
 LeftOut       what does not become part of a dataset, and why
 TestRunner    runs solutions on the tests of their problems, in the sandbox
+is_settled    whether running them again would say the same
 first_failure   the first test that a solution did not pass
 plain         a solution without comments, docstrings and formatting of its own
 """
 
 import ast
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import platform
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
+from nip_core import __version__
+from nip_core.hashing import digest
 from nip_core.problems.sandbox import Limits, Suite, TestReport, run_tests_batch
 
 LIMITS = Limits(wall_s=60.0, cpu_s=60.0, test_cpu_s=20.0, memory_mb=512, processes=1)
@@ -75,9 +79,15 @@ class TestRunner:
     """By problem, another limit than `max_steps`."""
     say: Callable[[str], None] = lambda line: None
     """Is told how far a long run is."""
+    known: MutableMapping[str, TestReport] = field(default_factory=dict)
+    """Reports by `key_of` of what was run before, and by now."""
+    keep: Callable[[Mapping[str, TestReport]], None] = lambda reports: None
+    """Is given what is new among them, some at a time."""
 
     def run(self, pairs: Iterable[tuple[Tested, str]]) -> dict[tuple[str, str], TestReport]:
         """Run solutions on the tests of their problems; returns the reports.
+
+        What is known is not run again.
 
         Raises:
             SandboxError: code can't be run here.
@@ -89,7 +99,9 @@ class TestRunner:
         reports: dict[tuple[str, str], TestReport] = {}
         size = sum(map(len, by_steps.values()))
         for steps, suites in by_steps.items():
-            names = list(suites)
+            keys = {name: self.key_of(suite, steps) for name, suite in suites.items()}
+            reports |= {name: self.known[key] for name, key in keys.items() if key in self.known}
+            names = [name for name in suites if name not in reports]
             # Not all at once: an interrupt waits for what is under way.
             for first in range(0, len(names), _AT_ONCE):
                 part = names[first : first + _AT_ONCE]
@@ -101,13 +113,27 @@ class TestRunner:
                     allow_without_namespaces=self.allow_without_namespaces,
                 )
                 reports.update(zip(part, done, strict=True))
+                new = {keys[name]: reports[name] for name in part if is_settled(reports[name])}
+                self.known.update(new)
+                self.keep(new)
                 if size > _AT_ONCE:
                     self.say(f"{len(reports)} of {size} variants run")
-        return reports
+        return {name: reports[name] for suites in by_steps.values() for name in suites}
+
+    def key_of(self, suite: Suite, steps: int) -> str:
+        """Return a digest of all that decides about a report, if nothing but steps ends it."""
+        made_with = (__version__, platform.python_version())
+        return digest([*made_with, asdict(self.limits), steps, suite.solution, list(suite.tests)])
 
     def with_steps(self, steps_of: Mapping[str, int]) -> "TestRunner":
         """Return the same with limits of their own for some problems."""
         return replace(self, steps_of=dict(steps_of))
+
+
+def is_settled(report: TestReport) -> bool:
+    """Tell whether the report would be the same again: no clock and no busy machine ended it."""
+    ended = (*report.details, report.load_error)
+    return report.status == "ok" or (report.status == "timeout" and "_Stop: steps" in ended)
 
 
 def first_failure(tests: Sequence[str], report: TestReport) -> str:

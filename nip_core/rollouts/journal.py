@@ -2,7 +2,7 @@
 
 GroupCommits      what all journals have: appends that wait together
 Journal.replay    the records that survived, in order; call it once, before appending
-Journal.append    add a record; returns when it is on the disk
+Journal.append    add a record; returns when it is on the disk. append_all: several, without asyncio
 Journal.aclose    wait for what is under way, and let go of the file
 
 On a disk, the file begins with a line that names the format. Then come frames, one per group
@@ -23,7 +23,7 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -192,6 +192,12 @@ class Journal(GroupCommits):
             raise translate_error(error, self.path, "replay") from error
         self._end, self._is_replayed = end, True
         return records
+
+    def append_all(self, records: Iterable[dict[str, Any]]) -> None:
+        """Add records at once, for who has no event loop; they are durable on return."""
+        if not self._is_replayed:
+            self.replay()
+        self._write([encode_line(record) for record in records])
 
     def close(self) -> None:
         super().close()

@@ -119,6 +119,13 @@ def _rows_of_split(scenario: Scenario, dataset: str, split: str) -> Iterator[tup
     whole = tables.get("")
     if whole is not None:
         has_split = "split" in whole.columns
+        splits = {str(row.get("split")) for row in whole.rows} if has_split else {split}
+        if split not in splits and whole.rows:
+            raise DatasetError(
+                f"{whole.name}: no row has {split!r} in the column split, which has "
+                f"{', '.join(sorted(splits))}; the splits are called {', '.join(SPLITS)}: rename "
+                "or add one, or leave the column out to split by a hash"
+            )
         for row, name in _rows(scenario, whole):
             if (row.get("split") if has_split else _split_of(scenario, row, name)) == split:
                 yield row, name

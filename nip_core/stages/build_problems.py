@@ -4,11 +4,12 @@
     build          from a source to Parquet files and a datasheet
 
 Everything that costs nothing is done first. Then an estimate is made, and only then is a model
-asked. Its answers are in a journal in the directory that is built: a build that was stopped goes on
-where it stopped, and one that is repeated asks for nothing.
+asked. What tests said and its answers are in journals in the directory that is built: a build that
+was stopped goes on where it stopped, and one that is repeated runs and asks for nothing.
 """
 
 import asyncio
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,11 +25,12 @@ from nip_core.problems.from_tests import (
     Examined,
     Written,
     examine_source,
+    moved_splits,
     rows_of,
 )
 from nip_core.problems.rows import Row
 from nip_core.problems.sandbox import SandboxError
-from nip_core.problems.sources import read_source
+from nip_core.problems.sources import Source, read_source
 from nip_core.problems.tested import LeftOut, TestRunner
 from nip_core.rollouts.journal import Journal
 from nip_core.stages import difficulty, written_bugs
@@ -41,9 +43,11 @@ from nip_core.stages.asked_model import (
     settings_of,
     usd_of,
 )
+from nip_core.stages.known_reports import KnownReports
 from nip_core.stages.providers import base_name
 from nip_core.stages.written_bugs import STYLES, Record
 
+TESTS = "tests.journal"
 ANSWERS = "answers.journal"
 VERDICTS = "verdicts.journal"
 Say = Callable[[str], None]
@@ -73,6 +77,8 @@ class BuildOptions:
     verifier: ModelOptions | None = None
     """The model by which difficulty is measured; None: it is as the source says."""
     at_most_usd: float | None = None
+    replace: bool = False
+    """Replace the dataset of another source, if one is in `out`."""
     dry_run: bool = False
     """Stop before a model is asked, and write nothing."""
 
@@ -120,13 +126,31 @@ def build(
             refuse_unpriced(settings_of(model, "problems-build"), option)
     read = read_source(source)
     say(f"{len(read.problems)} problems of {source}, {len(read.left_out)} left out")
+    for note in read.notes:
+        say(note)
+    _check_made_of(options, read, source)
+    with KnownReports(options.out / TESTS, is_kept=not options.dry_run) as reports:
+        return _build(read, options, reports, say, environment)
+
+
+def _build(
+    read: Source,
+    options: BuildOptions,
+    reports: KnownReports,
+    say: Say,
+    environment: Mapping[str, str],
+) -> dict[str, Any]:
     # 2. What costs nothing.
+    if reports.by_key:
+        say(f"{len(reports.by_key)} reports of tests are known from a build before")
     runner = TestRunner(
         options.workers or os.cpu_count() or 1,
         options.max_steps,
         options.allow_without_namespaces,
         LIMITS,
         say=say,
+        known=reports.by_key,
+        keep=reports.keep,
     )
     try:
         examined = examine_source(read, runner, options.variants)
@@ -141,6 +165,8 @@ def build(
     )
     # 3. What a model adds.
     rows, left_out, estimate = asyncio.run(_with_models(made))
+    for note in moved_splits(read, rows):
+        say(note)
     if options.dry_run:
         return {"files": [], "estimate": estimate}
     # 4. The files.
@@ -161,8 +187,26 @@ def _check_out(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise SettingsError(f"--out {out}: is a file; give a directory")
     names = [path.name for path in out.iterdir() if path.name[0] != "."] if out.exists() else []
-    if names and not {SHEET, ANSWERS, VERDICTS} & set(names):
+    if names and not {SHEET, TESTS, ANSWERS, VERDICTS} & set(names):
         raise SettingsError(f"--out {out}: is not empty and was not built by this; give another")
+
+
+def _check_made_of(options: BuildOptions, read: Source, source: Path) -> None:
+    """Refuse a directory with the dataset of another source, unless it is to be replaced."""
+    sheet = options.out / SHEET
+    if options.replace or not sheet.exists():
+        return
+    try:
+        made_of = json.loads(sheet.read_text(encoding="utf-8"))["source"]
+        before = f"{made_of['name']} (SHA-256 {made_of['sha256']:.12})"
+        is_same = (made_of["name"], made_of["sha256"]) == (read.name, read.sha256)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        before, is_same = f"what can't be read ({type(error).__name__} in {SHEET})", False
+    if not is_same:
+        raise SettingsError(
+            f"--out {options.out}: holds a dataset made of {before}, and {source} is not the same "
+            f"(SHA-256 {read.sha256:.12}); give another directory, or --replace to replace it"
+        )
 
 
 def _recorded(options: BuildOptions) -> dict[str, Any]:

@@ -195,6 +195,11 @@ def test_settings_that_are_not_the_scenarios_are_refused(sums, changes, words):
             rows(),
             ["sums.jsonl, line 1", "y is 0, and the checker of scenario sums says 1"],
         ),
+        (
+            [],
+            [*rows(), *rows(split="dev")][4:],
+            ["sums.jsonl: no row has 'train' in the column split, which has dev", "rename"],
+        ),
         *(
             ([f"def {function}(self, row, *_): {line}"], rows(), ["sums.jsonl, line 1", *words])
             for function, line, words in (

@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 from collections import Counter
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
@@ -27,7 +28,7 @@ from nip_core.scenarios import find_scenario
 from nip_core.scenarios.datasets import check_splits, load_problems
 from nip_core.stages import build_problems
 from nip_core.stages.asked_model import ModelOptions
-from nip_core.stages.build_problems import ANSWERS, BuildOptions
+from nip_core.stages.build_problems import ANSWERS, TESTS, BuildOptions
 from nip_core.stages.written_bugs import STYLES
 from nip_lm_server.client import EngineSpec, ServerSpec
 
@@ -56,7 +57,8 @@ def _examined_once(monkeypatch):
         key = (source, runner.max_steps, variants)
         if key not in EXAMINED:
             EXAMINED[key] = examine(source, runner, variants)
-        return EXAMINED[key]
+        examined = EXAMINED[key]
+        return replace(examined, runner=runner.with_steps(examined.runner.steps_of))
 
     monkeypatch.setattr(build_problems, "examine_source", examine_once)
 
@@ -64,10 +66,10 @@ def _examined_once(monkeypatch):
 EXAMINED = {}
 
 
-def build(source, out, environment=None, **options):
+def build(source, out, environment=None, say=lambda line: None, **options):
     plain = {"workers": 1, "variants": 3, "max_steps": 20_000, "allow_without_namespaces": True}
     made = BuildOptions(out=out, **{**plain, **options})
-    return build_problems.build(source, made, environment=environment or {})
+    return build_problems.build(source, made, say, environment or {})
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,7 @@ def rows_in(out):
 
 def test_the_dataset_is_one_that_a_run_takes(built):
     out, facts = built
-    assert {path.name for path in out.iterdir()} == FILES
+    assert {path.name for path in out.iterdir()} - {TESTS} == FILES
     scenario = find_scenario("code_validation")(CodeValidationParameters())
     problems = {split: load_problems(scenario, str(out), split) for split in SPLITS}
     check_splits(problems)
@@ -197,6 +199,87 @@ def test_a_source_that_gives_no_dataset_is_one_error(tmp_path):
     ]
     assert "all labels would be equal" in refused("b", lenient[:3])
     assert "only 2 of 2 problems are left" in refused("c", rows[:2])
+
+
+def test_a_build_that_is_stopped_runs_no_test_again_and_gives_equal_bytes(
+    built, source, tmp_path, monkeypatch
+):
+    suites, stop_after = [], [25]
+
+    def counted(batch, **options):
+        suites.extend(batch)
+        if len(suites) > stop_after[0]:
+            raise KeyboardInterrupt
+        return run_tests_batch(batch, **options)
+
+    monkeypatch.setattr(sys.modules[__name__], "EXAMINED", {})
+    monkeypatch.setattr("nip_core.problems.tested.run_tests_batch", counted)
+    monkeypatch.setattr("nip_core.problems.tested._AT_ONCE", 10)
+    out = tmp_path / "small"
+    with pytest.raises(KeyboardInterrupt):
+        build(source, out, licence="MIT")
+    assert [path.name for path in out.iterdir()] == [TESTS]
+    before = {(suite.solution, suite.tests) for suite in suites[:-10]}
+    suites.clear()
+    stop_after[0] = sys.maxsize
+    monkeypatch.setattr(sys.modules[__name__], "EXAMINED", {})
+    build(source, out, licence="MIT")
+    assert len(before) >= 10 and suites
+    assert before.isdisjoint((suite.solution, suite.tests) for suite in suites)
+    # All is known now, also to a build that writes nothing.
+    suites.clear()
+    monkeypatch.setattr(sys.modules[__name__], "EXAMINED", {})
+    journal = (out / TESTS).read_bytes()
+    build(source, out, licence="MIT")
+    build(source, out, licence="MIT", dry_run=True)
+    assert not suites and (out / TESTS).read_bytes() == journal
+    for name in FILES:
+        assert (out / name).read_bytes() == (built[0] / name).read_bytes(), name
+
+
+def test_what_a_clock_ends_is_run_again(source):
+    problem = read_source(source).problems[0]
+    endless = "import time\ndef largest(numbers):\n    time.sleep(60)\n"
+    runner = TestRunner(1, 1000, allow_without_namespaces=True)
+    hasty = replace(runner, limits=replace(runner.limits, wall_s=0.2))
+    (report,) = hasty.run([(problem, endless)]).values()
+    assert report.status == "timeout" and not hasty.known
+    looping = "def largest(numbers):\n    while True:\n        pass\n"
+    (report,) = runner.run([(problem, looping)]).values()
+    assert report.status == "timeout" and [*runner.known.values()] == [report]
+    suite = problem.suite(endless)
+    keys = {r.key_of(suite, steps) for r in (runner, hasty) for steps in (1000, 2000)}
+    assert len(keys) == 4 and hasty.known is runner.known
+
+
+def test_a_dataset_of_another_source_is_replaced_only_if_that_is_said(source, tmp_path):
+    (tmp_path / "other").mkdir()
+    other = write_rows(tmp_path / "other" / "small.jsonl", human_eval_rows()[:3])
+    out = tmp_path / "out"
+    build(other, out, variants=1)
+    before = (out / "datasheet.json").read_bytes()
+    with pytest.raises(SettingsError) as refused:
+        build(source, out)
+    assert "holds a dataset made of small (SHA-256 " in str(refused.value)
+    assert "is not the same" in str(refused.value) and "--replace" in str(refused.value)
+    assert (out / "datasheet.json").read_bytes() == before
+    assert build(source, out, replace=True)["facts"]["problems"]["read"] == 5
+    (out / "datasheet.json").write_text("{")
+    with pytest.raises(SettingsError, match=r"made of what can't be read .* --replace"):
+        build(source, out)
+
+
+def test_splits_of_a_source_that_are_unknown_or_moved_are_said(tmp_path):
+    rows = [{**row, "split": "train"} for row in human_eval_rows()]
+    rows[0]["split"] = "dev"
+    given, said = write_rows(tmp_path / "mine.jsonl", rows), []
+    facts = build(given, tmp_path / "out", variants=1, say=said.append)["facts"]
+    [unknown, *moved] = facts["notes"]
+    assert unknown.startswith("1 rows have the split 'dev', which is none of train, validation, ")
+    assert moved and all(note.endswith("and not in train as the source says") for note in moved)
+    assert "which would be empty" in moved[0]
+    assert {unknown, *moved} <= {*said}
+    assert f"- {unknown}" in (tmp_path / "out" / "datasheet.md").read_text()
 
 
 def test_a_directory_of_something_else_is_left_alone(source, tmp_path):
