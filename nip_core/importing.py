@@ -1,6 +1,7 @@
 """Objects that settings name.
 
 import_object  a user's: ``package.module:Class`` or ``path/to/file.py:Class``
+line_of        where in a file an error was raised
 class_in       the class of a package that has the name of its module; classes_in: all of them
 """
 
@@ -10,6 +11,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -36,7 +38,16 @@ def import_object(address: str) -> Any:
         raise ValueError(f"{address!r} can't be imported ({error})") from None
     except Exception as error:  # whatever the module raises
         kind = "" if isinstance(error, ImportError | OSError) else f"{type(error).__name__}: "
-        raise ValueError(f"{address!r} can't be imported ({kind}{error})") from None
+        what = " ".join(str(error).split()) + line_of(error, place)
+        raise ValueError(f"{address!r} can't be imported ({kind}{what})") from None
+
+
+def line_of(error: BaseException, file: str) -> str:
+    """Return ", line N" of the last line of a file that an error passed; "" if it passed none."""
+    path = Path(file).expanduser().resolve()
+    passed = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in passed if Path(frame.filename) == path]
+    return f", line {lines[-1]}" if lines else ""
 
 
 @functools.cache

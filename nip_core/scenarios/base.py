@@ -364,7 +364,18 @@ def _check_types(scenario: Scenario | type[Scenario], kind: type[Scenario]) -> N
         raise ValueError(f"{kind.__name__}.columns must be a tuple of Column (got {columns!r:.80})")
     if not (isinstance(kind.Settings, type) and issubclass(kind.Settings, ScenarioSettings)):
         raise ValueError(f"{kind.__name__}.Settings must be a subclass of ScenarioSettings")
-    for field_, value in [("split_by", split_by), *(("seen_by", c.seen_by) for c in columns)]:
+    if not isinstance(scenario.name, str):
+        raise ValueError(f"{kind.__name__}.name must be a text (got {scenario.name!r:.80})")
+    if not isinstance(kind.bundled, Mapping):
+        raise ValueError(
+            f"{kind.__name__}.bundled must be paths by name (got {kind.bundled!r:.80})"
+        )
+    for field_, value in [
+        ("split_by", split_by),
+        ("generated", kind.generated),
+        ("data_neutral", kind.data_neutral),
+        *(("seen_by", c.seen_by) for c in columns),
+    ]:
         if isinstance(value, str):
             raise ValueError(
                 f"{kind.__name__}: {field_} must be a tuple of names (got the text {value!r}); "

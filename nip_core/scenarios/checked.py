@@ -3,18 +3,21 @@
 called     what a function returns, if it returns at all
 text_of    a text that a function returns
 drawn      the columns that are drawn for an episode
+seen       the columns that an agent of a role is shown
 sentences  what stands for placeholders of templates
 written    the solution in a prover's message; label_of: its label
 
 Classes of scenarios are anybody's, so their functions may raise anything and return anything.
 """
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from nip_core.errors import NipError, SettingsError
+from nip_core.importing import line_of
 from nip_core.problems.dataset_files import half_pair
-from nip_core.scenarios.base import Label, NoLabel, Role, Scenario
+from nip_core.scenarios.base import Column, Label, NoLabel, Role, Scenario
 
 
 def called(
@@ -43,12 +46,15 @@ def raised(
     error: Exception,
     place: str = "",
     kind: type[NipError] = SettingsError,
+    advice: str = "mend it",
 ) -> NipError:
     """Return the error for what a function of the scenario raised."""
     text = " ".join(str(error).encode("utf-8", "backslashreplace").decode().split())
+    file = getattr(sys.modules.get(type(scenario).__module__), "__file__", None) or ""
+    line = line_of(error, file)
     return kind(
         f"{place and f'{place}: '}{function} of scenario {scenario.name} raised "
-        f"{type(error).__name__}: {text:.500}; mend it{place and ', or leave the row out'}"
+        f"{type(error).__name__}: {text:.500}{line and f' ({file}{line})'}; {advice}"
     )
 
 
@@ -83,6 +89,16 @@ def drawn(scenario: Scenario, texts: Mapping[str, str], seed: int) -> Mapping[st
             f"{', '.join(sorted(due))} and for nothing else (got {made!r:.200})"
         )
     return {name: _text(scenario, "draw", text, f" for {name}") for name, text in made.items()}
+
+
+def seen(scenario: Scenario, role: Role) -> tuple[Column, ...]:
+    """Return the columns that an agent of this role is shown. Raises SettingsError."""
+    made = called(scenario, "seen", role)
+    if not isinstance(made, tuple | list) or not all(isinstance(c, Column) for c in made):
+        raise SettingsError(
+            f"scenario {scenario.name}: seen must return a tuple of its columns (got {made!r:.80})"
+        )
+    return tuple(made)
 
 
 def sentences(scenario: Scenario, role: Role, stance: int | None) -> Mapping[str, str]:

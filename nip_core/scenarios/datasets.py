@@ -250,7 +250,7 @@ def _label(scenario: Scenario, row: Row, name: str) -> int:
     """The label in the row, or the checker's, which must agree with one in the row."""
     y = row.get("y")
     wrong, right = scenario.words.labels
-    has_checker = scenario.has_checker()
+    has_checker = called(scenario, "has_checker", place=name, kind=DatasetError)
     is_label = isinstance(y, bool | int | float) and y in (0, 1)
     if not is_label and not (y is None and has_checker):
         raise DatasetError(f"{name}: y must be 1 ({right}) or 0 ({wrong}) (got {y!r:.80})")
@@ -259,10 +259,8 @@ def _label(scenario: Scenario, row: Row, name: str) -> int:
     try:
         label = scenario.label(row)
     except Exception as error:  # whatever a user's checker raises
-        raise DatasetError(
-            f"{name}: the checker of scenario {scenario.name} raised "
-            f"{type(error).__name__}: {error}; mend it, or leave the row out"
-        ) from error
+        advice = "mend it, or leave the row out"
+        raise raised(scenario, "the checker", error, name, DatasetError, advice) from error
     if not isinstance(label, int) or label not in (0, 1):
         raise DatasetError(
             f"{name}: the checker of scenario {scenario.name} must return 1 ({right}) or 0 "

@@ -23,7 +23,7 @@ from nip_core.protocols import Protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
 from nip_core.scenarios import prompt_phrases as phrases
 from nip_core.scenarios.base import PROVER, VERIFIER, Role, Scenario
-from nip_core.scenarios.checked import sentences, text_of
+from nip_core.scenarios.checked import seen, sentences, text_of
 
 if TYPE_CHECKING:
     from nip_core.parameters import HyperParameters
@@ -356,21 +356,21 @@ class SystemPrompts:
         # 2. Its placeholders: no unknown ones, no column that the agent must not see.
         named = set(template.get_identifiers())
         columns = [column.name for column in self._scenario.columns]
-        seen = [column.name for column in self._scenario.seen(self._role(agent))]
+        visible = [column.name for column in seen(self._scenario, self._role(agent))]
         known = (*columns, *PLACEHOLDERS, *self._words.placeholders())
         unknown = sorted(named - {*known})
         if unknown:
             raise SettingsError(
                 f"{place} has unknown placeholders {unknown}; known are {', '.join(known)}"
             )
-        hidden = sorted(named & {*columns} - {*seen})
+        hidden = sorted(named & {*columns} - {*visible})
         if hidden:
             raise SettingsError(
                 f"{place} has the placeholders {hidden}, which scenario {self._scenario.name} "
                 "does not let this agent see"
             )
         # 3. The whole problem must be in it.
-        missing = sorted({*seen} - named)
+        missing = sorted({*visible} - named)
         if missing and "problem" not in named:
             raise SettingsError(
                 f"{place} lacks the placeholders {missing}; the agent would not see them"

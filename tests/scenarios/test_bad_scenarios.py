@@ -101,13 +101,16 @@ BOTH = f'Column("question", "Q"), {SOLUTION}'
             ],
             ["Sums.columns must begin with question and solution"],
         ),
-        (["1 / 0"], ["sums.py:Sums", "ZeroDivisionError: division by zero"]),
+        (["1 / 0"], ["sums.py:Sums", "ZeroDivisionError: division by zero, line 10)"]),
         (["def __init__(self, settings): 1 / 0"], ["Sums.__init__ raised ZeroDivisionError"]),
         (["def check(self, protocol): 1 / 0"], ["check of scenario sums raised ZeroDivision"]),
         (
             ["template_directory = Path('absent')"],
             ["Sums.template_directory: absent is no directory", "Path(__file__).parent"],
         ),
+        (["name = 3"], ["Sums.name must be a text (got 3)"]),
+        (["generated = 'more'"], ["generated must be a tuple", "('more',)"]),
+        (["bundled = ('more',)"], ["Sums.bundled must be paths by name"]),
         (["template_directory = 'here'"], ["must be a pathlib.Path (got 'here')"]),
         (
             ["template_directory = Path('.')"],
@@ -177,7 +180,11 @@ def test_settings_that_are_not_the_scenarios_are_refused(sums, changes, words):
         (
             ["def label(self, row): return int(row['solution']) / 0"],
             rows(y=None),
-            ["sums.jsonl, line 1", "checker of scenario sums raised ZeroDivisionError"],
+            [
+                "sums.jsonl, line 1",
+                "checker of scenario sums raised ZeroDivisionError",
+                "sums.py, line 10); mend it, or leave the row out",
+            ],
         ),
         *(
             (
@@ -203,7 +210,14 @@ def test_settings_that_are_not_the_scenarios_are_refused(sums, changes, words):
         *(
             ([f"def {function}(self, row, *_): {line}"], rows(), ["sums.jsonl, line 1", *words])
             for function, line, words in (
-                ("keeps", "1 / 0", ["keeps of scenario sums raised ZeroDivisionError"]),
+                (
+                    "keeps",
+                    "1 / 0",
+                    [
+                        "keeps of scenario sums raised ZeroDivisionError: ",
+                        "sums.py, line 10); mend",
+                    ],
+                ),
                 ("keeps", "return None", ["keeps of scenario sums must return True or False"]),
                 ("expand", "1 / 0", ["expand of scenario sums raised ZeroDivisionError"]),
                 ("expand", "yield 1 / 0", ["expand of scenario sums raised ZeroDivisionError"]),
@@ -292,6 +306,7 @@ def test_agents_by_hand_play_what_question_and_solution_say(sums):
             "def as_read(self, message, texts): return chr(0xdfff)",
             ["as_read returned half a surrogate pair"],
         ),
+        ("def seen(self, role): return None", ["seen must return a tuple of its columns"]),
         ("def show(self, texts, role): return None", ["show must return a text (got None)"]),
         ("def show(self, texts, role): return texts['none']", ["show of", "raised KeyError"]),
         ("def show(self, texts, role): return chr(0xd800)", ["show returned half a surrogate"]),
