@@ -207,10 +207,13 @@ def rows_of(
             "tests tell nothing apart: add some"
         )
     if len(usable) < MIN_PROBLEMS:
-        raise DatasetError(
-            f"{name}: only {len(usable)} of {len(examined.source.problems)} problems are left, and "
-            f"three splits need {MIN_PROBLEMS}; add problems"
-        )
+        out = [*examined.source.left_out, *examined.left_out, *left_out]
+        number = len(examined.source.problems) + len(examined.source.left_out)
+        left = f"{name}: only {len(usable)} of {number} problems are left"
+        if out:
+            why = " ".join(f"{out[0].reason}, {out[0].detail}".split())
+            left += f" ({out[0].problem} is not: {why})"
+        raise DatasetError(f"{left}, and three splits need {MIN_PROBLEMS}; add problems")
     splits = splits_of({problem.name: problem.split for problem in usable})
     rows: dict[str, list[Row]] = {split: [] for split in SPLITS}
     for problem in sorted(usable, key=lambda p: derive_key("problems: order", p.name)):

@@ -13,11 +13,12 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from nip_core.errors import DatasetError
-from nip_core.problems.dataset_files import SUFFIXES, read_file
+from nip_core.problems.dataset_files import SUFFIXES, half_pair, read_file
 from nip_core.problems.programs import CALL, PRELUDE, RUN, same_call, same_run
 from nip_core.problems.rows import SPLITS
 from nip_core.problems.source_directory import read_directory
@@ -30,6 +31,8 @@ _COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
     "APPS": (("question",), ("solutions",), ("input_output",)),
 }
 """By form what a row has to have: one of each."""
+_NAMES = ("task_id", "problem_id", "id")
+_FURTHER = ("test_imports", "test_setup_code", "difficulty", "split")
 
 Record = Mapping[str, Any]
 
@@ -79,6 +82,7 @@ def read_source(path: Path) -> Source:
     for number, row in enumerate(rows):
         name = _name(row, number)
         try:
+            _check_texts(row, form)
             problems.append(_with_place(_READERS[form](name, row), row))
         except _Unusable as error:
             left_out.append(LeftOut(name, "row is no problem", str(error)))
@@ -88,12 +92,23 @@ def read_source(path: Path) -> Source:
     return replace(read, notes=_unknown_splits(rows))
 
 
+def _check_texts(row: Record, form: str) -> None:
+    """Refuse a row with a text that can be written nowhere, in a column that is read."""
+    read = {*chain.from_iterable(_COLUMNS[form]), *_NAMES, *_FURTHER}
+    for column in sorted(read & row.keys()):
+        value = row[column]
+        if not isinstance(value, str):
+            value = json.dumps(value, ensure_ascii=False, default=str)
+        if half := half_pair(value):
+            raise _Unusable(f"{column} has {half}")
+
+
 def _unknown_splits(rows: Sequence[Record]) -> tuple[str, ...]:
     named = [row["split"] for row in rows if row.get("split") is not None]
     counts = Counter(f"{split!r:.60}" for split in named if split not in SPLITS)
     return tuple(
-        f"{count} rows have the split {split}, which is none of {', '.join(SPLITS)}, so it follows "
-        "from the problem's name; rename it in the source to keep it"
+        f"split {split} (rows: {count}) is none of {', '.join(SPLITS)}, so that of the problem "
+        "follows from its name; rename it in the source to keep it"
         for split, count in sorted(counts.items())
     )
 
@@ -161,9 +176,9 @@ def _form_of(path: Path, columns: frozenset[str]) -> str:
 
 
 def _name(row: Record, number: int) -> str:
-    for column in ("task_id", "problem_id", "id"):
+    for column in _NAMES:
         if row.get(column) is not None:
-            return str(row[column])
+            return str(row[column]).encode("utf-8", "backslashreplace").decode()
     return str(number)
 
 

@@ -11,7 +11,7 @@ from small_source import apps_rows, human_eval_rows, mbpp_rows, write_files, wri
 from nip_core.errors import DatasetError
 from nip_core.problems.rows import SPLITS, splits_of
 from nip_core.problems.sources import read_source
-from nip_core.problems.tested import TestRunner, plain
+from nip_core.problems.tested import Tested, TestRunner, plain
 
 RUNNER = TestRunner(workers=1, max_steps=2_000_000, allow_without_namespaces=True)
 
@@ -193,3 +193,35 @@ def test_no_split_is_empty_and_one_that_is_given_stays():
     assert {k: v for k, v in splits_of(given).items() if k != "d"} == {
         k: v for k, v in given.items() if v
     }
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        (human_eval_rows, ("prompt", "canonical_solution", "test", "task_id", "difficulty")),
+        (mbpp_rows, ("text", "code", "test_list", "test_setup_code")),
+        (apps_rows, ("question", "solutions", "input_output", "split")),
+    ],
+)
+def test_a_row_with_half_a_surrogate_pair_is_left_out(rows, columns, tmp_path):
+    half = "a\ud800"
+    for column in columns:
+        bad = {**rows()[0], column: [half] if column == "test_list" else half}
+        source = read_source(write_rows(tmp_path / "mine.jsonl", [bad, *rows()[1:]]))
+        (out,) = source.left_out
+        assert out.reason == "row is no problem"
+        assert out.detail.startswith(f"{column} has half a surrogate pair ('\\ud800' at char")
+        out.problem.encode()
+    # In a column that no form names it does no harm.
+    more = [{**row, "more": half} for row in rows()]
+    assert not read_source(write_rows(tmp_path / "mine.jsonl", more)).left_out
+
+
+def test_an_exception_whose_text_can_be_written_nowhere_is_escaped():
+    tests = ("assert largest([1]) == 1",)
+    problem = Tested("largest", "q", (), tests)
+    raising = "def largest(numbers):\n    raise ValueError(chr(0xd800))\n"
+    (report,) = RUNNER.run([(problem, raising)]).values()
+    assert "\\ud800" in report.details[0]
+    (report,) = RUNNER.run([(problem, "raise ValueError(chr(0xd800))\n")]).values()
+    assert "\\ud800" in report.load_error

@@ -198,7 +198,9 @@ def test_a_source_that_gives_no_dataset_is_one_error(tmp_path):
         {**row, "test": "def check(candidate):\n    assert callable(candidate)\n"} for row in rows
     ]
     assert "all labels would be equal" in refused("b", lenient[:3])
-    assert "only 2 of 2 problems are left" in refused("c", rows[:2])
+    assert "only 2 of 2 problems are left, and" in refused("c", rows[:2])
+    said = refused("d", [{**row, "task_id": "same"} for row in rows])
+    assert "only 1 of 5 problems are left (same is not: same name twice, the name of same)" in said
 
 
 def test_a_build_that_is_stopped_runs_no_test_again_and_gives_equal_bytes(
@@ -275,7 +277,7 @@ def test_splits_of_a_source_that_are_unknown_or_moved_are_said(tmp_path):
     given, said = write_rows(tmp_path / "mine.jsonl", rows), []
     facts = build(given, tmp_path / "out", variants=1, say=said.append)["facts"]
     [unknown, *moved] = facts["notes"]
-    assert unknown.startswith("1 rows have the split 'dev', which is none of train, validation, ")
+    assert unknown.startswith("split 'dev' (rows: 1) is none of train, validation, test")
     assert moved and all(note.endswith("and not in train as the source says") for note in moved)
     assert "which would be empty" in moved[0]
     assert {unknown, *moved} <= {*said}
