@@ -6,10 +6,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import certifi
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
 os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
@@ -33,6 +37,16 @@ _certificate = tempfile.NamedTemporaryFile("w", suffix=".pem")  # noqa: SIM115 (
 _certificate.write(_one_certificate())
 _certificate.flush()
 os.environ["SSL_CERT_FILE"] = _certificate.name
+
+
+def _not_synced(file: "int | HasFileno") -> None:
+    """Only look whether the file is open, as `os.fsync` would, too."""
+    os.fstat(file if isinstance(file, int) else file.fileno())
+
+
+# What tests write need not outlive this machine, and waiting for its disk is a tenth of a small run.
+# The processes that tests start do wait for it.
+os.fsync = _not_synced
 
 # A slow machine is no failure; `pytest-timeout` bounds what hangs.
 settings.register_profile("nip", deadline=None)

@@ -110,6 +110,9 @@ def _percentiles(rows: NDArray[np.float64], seed: int) -> Interval:
     bootstrap as drawing the rows one by one, at a cost that grows with the distinct rows only.
     """
     kinds, counts = _distinct(rows)
+    if len(kinds) == 1:  # every resample is the same
+        sums, weights = len(rows) * kinds[0]
+        return float(sums / weights), float(sums / weights)
     if len(kinds) > _MANY:
         return _normal(kinds, counts)
     generator = np.random.Generator(np.random.PCG64(seed))

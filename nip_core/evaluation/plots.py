@@ -16,6 +16,7 @@ MetricsByIteration = Sequence[tuple[int, Mapping[str, Any]]]
 """Pairs of an iteration and the metrics of `evaluate` for the models that play it."""
 
 _SIZE_INCHES = (7.6, 3.7)
+_AXES = (0.0696, 0.1258, 0.8585, 0.7766)  # left, bottom, width and height, as shares of the figure
 _LINES = (
     # metric, colour legible on white and on near-black, marker, dash, shift to the side (as a
     # share of the width) so that equal values don't hide each other
@@ -69,9 +70,11 @@ def _render(points: MetricsByIteration) -> str:
     fonts = {"font.family": "sans-serif", "font.sans-serif": _FONTS, "font.size": 10}
     plain = {"svg.hashsalt": "nip", "svg.fonttype": "none", "svg.id": "nip-learning-curve"}
     with mpl.rc_context({**defaults, **fonts, **plain}):
-        figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+        figure = Figure(figsize=_SIZE_INCHES)
         FigureCanvasAgg(figure)
-        _draw(figure.add_subplot(), points)
+        # The labels around the axes are as large whatever the numbers are; a layout that is sought
+        # draws everything twice.
+        _draw(figure.add_axes(_AXES), points)
         buffer = io.StringIO()
         metadata = {"Date": None, "Creator": None}
         figure.savefig(buffer, format="svg", facecolor="none", metadata=metadata)

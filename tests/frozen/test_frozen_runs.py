@@ -11,7 +11,6 @@ look at the difference before it is committed.
 import asyncio
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -133,12 +132,6 @@ class ScriptedEngine(ChosenEngine):
             for choice in result.choices
         ]
         return replace(result, choices=tuple(scored))
-
-
-@pytest.fixture(autouse=True)
-def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written need not outlive this machine; waiting for its disk is half of the time."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,8 @@ _OFF = (
     *("REPOSSESSOR", "PAUSE_EXPIRATIONS"),
 )
 """Services of the server that no test here asks anything of."""
+_TOGETHER = {"BATCH_SIZE": "100", "FLUSH_INTERVAL": "1"}
+"""States of task runs are written down once a second: one by one takes a third of the server."""
 MIGRATED = Path(__file__).parents[2] / ".pytest_cache" / f"prefect-{prefect.__version__}.db"
 """A database as a new server has it."""
 
@@ -99,6 +101,7 @@ def _start(folder: Path, settings: dict[str, str]) -> str:
         "PREFECT__SERVER_EPHEMERAL": "1",
         "PREFECT__SERVER_FINAL": "1",
         **{f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in _OFF},
+        **{f"PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_{k}": v for k, v in _TOGETHER.items()},
     }
     with socket.create_server(("127.0.0.1", 0)) as listener, (folder / "log").open("w") as log:
         subprocess.Popen(
