@@ -21,7 +21,15 @@ from random import Random
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+)
 
 DEFAULT_FILE = Path(__file__).parent / "replies" / "default.yaml"
 
@@ -37,11 +45,13 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Template:
-    """A reply's text, parsed once. Raises ValueError for an unknown generator."""
+    """A reply's text, parsed once. Raises ValueError for an unknown generator, or no text."""
 
     _TOKEN = re.compile(r"\{\{|\}\}|\{([a-z]+)(?::([^{}]*))?\}|[{}]|[^{}]+")
 
     def __init__(self, text: str):
+        if not text.isascii() and text != text.encode("utf-8", "replace").decode():
+            raise ValueError(f"half a surrogate pair in {text!r:.80}: no answer can carry it")
         self._parts: list[str | Callable[[Random, int], str]] = []
         for match in self._TOKEN.finditer(text):
             token, name, argument = match.group(), match.group(1), match.group(2)
@@ -310,5 +320,10 @@ def load_replies(path: Path | None) -> ReplyFile:
     try:
         data = yaml.safe_load(source.read_bytes())
         return ReplyFile.model_validate(data if data is not None else {})
+    except ValidationError as error:
+        # In one line: a run shows no more of what its server said.
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ValueError(f"replies file {source}: {key}: {first['msg']}") from None
     except (OSError, yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"replies file {source}: {error}") from None
+        raise ValueError(f"replies file {source}: {' '.join(str(error).split())}") from None

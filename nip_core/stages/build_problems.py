@@ -186,6 +186,9 @@ def _check_out(out: Path) -> None:
     """Refuse a directory that something else is in: files of the same names would be replaced."""
     if out.exists() and not out.is_dir():
         raise SettingsError(f"--out {out}: is a file; give a directory")
+    above = next((path for path in out.absolute().parents if path.exists()), out)
+    if not out.exists() and not above.is_dir():
+        raise SettingsError(f"--out {out}: can't be made, {above} is a file; give another")
     names = [path.name for path in out.iterdir() if path.name[0] != "."] if out.exists() else []
     if names and not {SHEET, TESTS, ANSWERS, VERDICTS} & set(names):
         raise SettingsError(f"--out {out}: is not empty and was not built by this; give another")

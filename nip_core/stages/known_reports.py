@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from nip_core.errors import DatasetError
+from nip_core.errors import CorruptionError, DatasetError
 from nip_core.problems.sandbox import Isolation, TestReport
 from nip_core.rollouts.journal import Journal
 
@@ -29,7 +29,11 @@ class KnownReports:
         self.by_key: dict[str, TestReport] = {}
         if not self._is_new:
             with closing(Journal(path)) as journal:
-                records = journal.replay()
+                try:
+                    records = journal.replay()
+                except CorruptionError as error:
+                    what = str(error).partition(";")[0]
+                    raise CorruptionError(f"{what}; delete it, and the tests run again") from error
             self.by_key = {record.pop("key"): _report_of(record) for record in records}
 
     def keep(self, reports: Mapping[str, TestReport]) -> None:

@@ -156,16 +156,18 @@ def test_generators_give_the_size_that_was_asked_for() -> None:
     assert Template("{{x}} {generation}").render(random, 3) == "{x} 3"
 
 
-@pytest.mark.parametrize("text", ["{word", "}", "{nothing}", "{words}", "{words:5-2}", "{choice:}"])
+@pytest.mark.parametrize(
+    "text", ["{word", "}", "{nothing}", "{words}", "{words:5-2}", "{choice:}", "\ud800"]
+)
 def test_a_template_that_makes_no_sense_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"generator|single"):
+    with pytest.raises(ValueError, match=r"generator|single|half a surrogate"):
         Template(text)
 
 
 def test_an_unknown_key_in_a_replies_file_is_refused_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "replies.yaml"
     path.write_text("rules:\n- when: {last_rol: user}\n  replies: [{text: a}]\n")
-    with pytest.raises(ValueError, match=r"replies\.yaml.*\n?.*last_rol"):
+    with pytest.raises(ValueError, match=r"replies\.yaml: rules\.0\.when\.last_rol: Extra [^\n]*$"):
         load_replies(path)
     path.write_text("default: [{text: '{nothing}'}]")
     with pytest.raises(ValueError, match="unknown generator"):

@@ -18,7 +18,7 @@ from scripted_server import scripted_server
 from server_here import one_here
 from small_source import apps_rows, human_eval_rows, mbpp_rows, write_files, write_rows
 
-from nip_core.errors import DatasetError, SettingsError, StageError
+from nip_core.errors import CorruptionError, DatasetError, SettingsError, StageError
 from nip_core.parameters import CodeValidationParameters
 from nip_core.problems.rows import SPLITS
 from nip_core.problems.sandbox import run_tests_batch
@@ -228,6 +228,12 @@ def test_a_build_that_is_stopped_runs_no_test_again_and_gives_equal_bytes(
     build(source, out, licence="MIT")
     assert len(before) >= 10 and suites
     assert before.isdisjoint((suite.solution, suite.tests) for suite in suites)
+    # A damaged journal is named, with what to do.
+    torn = (out / TESTS).read_bytes()
+    (out / TESTS).write_bytes(torn[:40] + b"X" * 9 + torn[49:])
+    with pytest.raises(CorruptionError, match=r"tests\.journal: damaged .*; delete it, and the te"):
+        build(source, out)
+    (out / TESTS).write_bytes(torn)
     # All is known now, also to a build that writes nothing.
     suites.clear()
     monkeypatch.setattr(sys.modules[__name__], "EXAMINED", {})
@@ -290,6 +296,8 @@ def test_a_directory_of_something_else_is_left_alone(source, tmp_path):
         build(source, tmp_path)
     with pytest.raises(SettingsError, match="is a file"):
         build(source, tmp_path / "train.parquet")
+    with pytest.raises(SettingsError, match=r"train\.parquet is a file; give another"):
+        build(source, tmp_path / "train.parquet" / "more" / "out")
     assert (tmp_path / "train.parquet").read_text() == "mine"
 
 
