@@ -203,6 +203,11 @@ def _rows(scenario: Scenario, table: Table) -> Iterator[tuple[Row, str]]:
 def _split_text(scenario: Scenario, row: Row, name: str) -> str:
     """The text of a row that decides its split."""
     has = [column for column in scenario.split_by if row.get(column) is not None]
+    if not has and not {*scenario.split_by} & row.keys():
+        raise DatasetError(
+            f"{name}: has no column {' or '.join(scenario.split_by)}, by which scenario "
+            f"{scenario.name} splits rows (split_by); add it, or a column split"
+        )
     return text_of(row, (has or scenario.split_by)[0], name)
 
 

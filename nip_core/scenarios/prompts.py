@@ -123,6 +123,7 @@ class SystemPrompts:
             message = f"{_NO_QUESTIONS[self._version]} {message}"
         line = phrases.decision_line(protocol.scale)
         self.last_round_message = string.Template(message).substitute(decision_line=line)
+        self._refuse_unused()
         self._templates: dict[str, string.Template] = {}
         self.paths: dict[str, Path] = {}
         for name, agent in self._agents.items():
@@ -231,6 +232,18 @@ class SystemPrompts:
             if other.exists():
                 return other
         return self._template_path(self._base.name, agent)
+
+    def _refuse_unused(self) -> None:
+        """Refuse templates of the scenario for agents that this protocol does not have."""
+        own, game = self._scenario.template_directory, self._base.name
+        if own is None:
+            return
+        for path in sorted((own / self._version / game).glob("*.txt")):
+            if path.stem not in self._base.agent_names:
+                raise SettingsError(
+                    f"scenario {self._scenario.name}: template {path} is for no agent of {game}, "
+                    f"which are {', '.join(self._base.agent_names)}; rename it"
+                )
 
     def _template_path(self, game: str, name: str) -> Path:
         """Return where a template lies: with the scenario if it has it, else here."""

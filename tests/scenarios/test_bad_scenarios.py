@@ -367,3 +367,19 @@ def test_a_changed_scenario_is_refused_by_its_file_and_class_when_its_run_goes_o
     said = str(refused.value)
     assert f"content of scenario: {tmp_path}/sums.py, in which class Sums stands, is not" in said
     assert "use these settings and the files as they were, another run_name, or --fork" in said
+
+
+def test_a_template_of_an_agent_that_is_none_is_refused(sums, tmp_path):
+    (tmp_path / "own/v1/nip").mkdir(parents=True)
+    (tmp_path / "own/v1/nip/verfier.txt").write_text("$problem")
+    with pytest.raises(SettingsError) as refused:
+        Game(sums("template_directory = Path('own')"))
+    said = str(refused.value)
+    assert "own/v1/nip/verfier.txt is for no agent of nip, which are prover, verifier" in said
+
+
+def test_a_split_by_that_rows_do_not_have_is_named(sums):
+    problems = [{k: v for k, v in row.items() if k != "split"} for row in rows()]
+    scenario = make_scenario(sums("split_by = ('passage',)", rows=problems))
+    with pytest.raises(DatasetError, match=r"line 1: has no column passage, .* \(split_by\)"):
+        load_problems(scenario, "sums.jsonl", "train")
