@@ -5,6 +5,7 @@ one writer per channel and round who also reads there, a header of its own for e
 answer, rounds in which a verdict can count. What is not: whether the game is a good one.
 """
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,53 +33,66 @@ def check_playable(protocol: "Protocol") -> None:
             "it to false"
         )
     for seed in _SEEDS:
+        turns = []
         for round_ in range(protocol.max_message_rounds):
-            _check_round(protocol, round_, seed)
-        _check_last_round(protocol, seed)
+            active = protocol.active(round_, seed)
+            _check_round(protocol, round_, seed, active)
+            if "verifier" in active:
+                turns.append(round_ + 1)
+        _check_last_round(protocol, seed, turns)
 
 
 def _place(protocol: "Protocol") -> str:
     return f"{protocol.rounds_setting}." if protocol.rounds_setting else f"{protocol.name}: "
 
 
-def _check_round(protocol: "Protocol", round_: int, seed: int) -> None:
+def _check_round(
+    protocol: "Protocol", round_: int, seed: int, active: Mapping[str, Sequence[str]]
+) -> None:
     writers: dict[str, str] = {}
-    active = protocol.active(round_, seed)
     place = f"protocol {protocol.name!r}, round {round_}"
     if not active:
         raise ValueError(f"{place}: it is nobody's turn")
     for agent, channels in active.items():
         if agent not in protocol.agents:
             raise ValueError(f"{place}: {agent} is not among its agents")
+        visible = protocol.visible_channels(agent)
         for channel in channels:
-            if channel not in protocol.visible_channels(agent):
+            if channel not in visible:
                 raise ValueError(f"{place}: {agent} writes to {channel}, which it can't see")
             if channel in writers:
                 raise ValueError(f"{place}: {agent} and {writers[channel]} both write to {channel}")
             writers[channel] = agent
+        if len(channels) < 2:
+            continue
         try:
             headers = protocol.headers(agent, channels, seed)
         except KeyError:
             headers = {}
-        if len(channels) > 1 and len(set(headers.values())) < len(channels):
+        if len(set(headers.values())) < len(channels):
             raise ValueError(
                 f"{place}: {agent} writes to {', '.join(channels)} without a header of its own for "
                 "each"
             )
 
 
-def _check_last_round(protocol: "Protocol", seed: int) -> None:
-    rounds = protocol.max_message_rounds
+def _check_last_round(protocol: "Protocol", seed: int, turns: Collection[int]) -> None:
+    """`turns` are the rounds, counted from 1, in which it is the verifier's turn."""
+    rounds, least = protocol.max_message_rounds, protocol.min_message_rounds
+    is_last = rounds in turns or not protocol.verifier_is_last
+    if is_last and any(n >= least for n in turns):
+        return
+    # Rounds that are not played are looked at for a hint alone: it takes many times as long.
     possible = _MOST_ROUNDS if protocol.rounds_setting else rounds
     turns = [n for n in range(1, possible + 1) if "verifier" in protocol.active(n - 1, seed)]
-    enough = [n for n in turns if n >= protocol.min_message_rounds]
+    enough = [n for n in turns if n >= least]
     place = f"{_place(protocol)}max_message_rounds"
     if not enough or min(enough) > rounds:
         hint = f"use at least {min(enough)}" if enough else "give it one"
         raise ValueError(
             f"{place}: with {rounds} the verifier has no turn in which a verdict counts; {hint}"
         )
-    if protocol.verifier_is_last and rounds not in turns:
+    if not is_last:
         last = next(iter(protocol.active(rounds - 1, seed)))
         near = sorted(enough, key=lambda n: abs(n - rounds))[:2]
         raise ValueError(

@@ -26,6 +26,7 @@ here is this project's.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from nip_core.hashing import derive_seed
@@ -146,9 +147,7 @@ class ZeroKnowledgeProtocol(Protocol):
 
     def _conversations(self, seed: int) -> tuple[str, str]:
         """Those with provers, Verifier_1's first."""
-        # Not the seed's own parity, which deals the roles in merlin_arthur.
-        swapped = derive_seed("verifier names", seed) & 1
-        return ("adversarial", "standard") if swapped else ("standard", "adversarial")
+        return ("adversarial", "standard") if _is_swapped(seed) else ("standard", "adversarial")
 
     def headers(self, agent: str, channels: Sequence[str], seed: int) -> Mapping[str, str]:
         """A prover says which verifier it talks to."""
@@ -237,3 +236,10 @@ class ZeroKnowledgeProtocol(Protocol):
             low, high = self.base.min_reward(agent), self.base.max_reward(agent)
             ends = (low + min(share, 0.0), high + max(share, 0.0))
         return min(ends), max(ends)
+
+
+@lru_cache(maxsize=1024)
+def _is_swapped(seed: int) -> bool:
+    """Tell whether Verifier_1 is the adversary, which is asked for many times in an episode."""
+    # Not the seed's own parity, which deals the roles in merlin_arthur.
+    return bool(derive_seed("verifier names", seed) & 1)
