@@ -1,7 +1,8 @@
 """Stable identities: every key and every seed is derived here, none is drawn.
 
 Python's ``hash()`` is salted per process, so nothing here uses it. Two processes, two machines
-and two values of PYTHONHASHSEED give the same results.
+and two values of PYTHONHASHSEED give the same results. `half_pair` names what keeps a text from
+being hashed or written.
 """
 
 import base64
@@ -39,3 +40,17 @@ def derive_seed(*parts: Any) -> int:
     """A seed in [0, 2**31) from JSON-encodable `parts`; the range every engine accepts."""
     raw = hashlib.sha256(canonical_json(parts)).digest()
     return int.from_bytes(raw[:4], "big") & 0x7FFFFFFF
+
+
+def half_pair(text: str) -> str:
+    """Name the half of a surrogate pair in a text, which JSON can have; "" where there is none.
+
+    Neither UTF-8 nor Parquet can hold one.
+    """
+    if text.isascii():
+        return ""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"half a surrogate pair ({text[error.start]!r} at character {error.start})"
+    return ""

@@ -3,7 +3,6 @@
     Table          rows of one split, with the name to call it by in errors
     read_file      the rows of one file
     read_tables    the splits of a file, a directory, a saved or a Hugging Face dataset
-    half_pair      what keeps a text from being written anywhere
 
 Knows files and columns, not problems; `datasets` makes problems of rows.
 """
@@ -67,20 +66,6 @@ def read_tables(dataset: str, names: Sequence[str] = ()) -> Mapping[str, Table]:
             "exists, or the name of a Hugging Face dataset"
         )
     return _read_hub(dataset, names)
-
-
-def half_pair(text: str) -> str:
-    """Name the half of a surrogate pair in a text, which JSON can have; "" where there is none.
-
-    Neither UTF-8 nor Parquet can hold one.
-    """
-    if text.isascii():
-        return ""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return f"half a surrogate pair ({text[error.start]!r} at character {error.start})"
-    return ""
 
 
 def _suffix(path: Path) -> str:

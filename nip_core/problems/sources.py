@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.errors import DatasetError
-from nip_core.problems.dataset_files import SUFFIXES, half_pair, read_file
+from nip_core.hashing import half_pair
+from nip_core.problems.dataset_files import SUFFIXES, read_file
 from nip_core.problems.programs import CALL, PRELUDE, RUN, same_call, same_run
 from nip_core.problems.rows import SPLITS
 from nip_core.problems.source_directory import read_directory

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nip_core.errors import NipError, SettingsError
+from nip_core.hashing import half_pair
 from nip_core.importing import line_of
-from nip_core.problems.dataset_files import half_pair
 from nip_core.scenarios.base import Column, Label, NoLabel, Role, Scenario
 
 

@@ -21,8 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nip_core.errors import DatasetError
-from nip_core.hashing import derive_key, derive_seed
-from nip_core.problems.dataset_files import Table, half_pair, read_tables
+from nip_core.hashing import derive_key, derive_seed, half_pair
+from nip_core.problems.dataset_files import Table, read_tables
 from nip_core.problems.rows import SPLITS
 from nip_core.scenarios.base import NO_LABEL, Problem, Row, Scenario
 from nip_core.scenarios.checked import called, raised
