@@ -18,6 +18,7 @@ A scenario may name other columns by which rows are split (`Scenario.split_by`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from nip_core.errors import DatasetError
@@ -27,6 +28,9 @@ from nip_core.problems.rows import SPLITS
 from nip_core.scenarios.base import NO_LABEL, Problem, Row, Scenario
 from nip_core.scenarios.checked import called, raised
 from nip_core.scenarios.prompt_phrases import listed
+
+_MOST_ROWS = 1_000_000
+"""That a function of a scenario makes: a generator without an end would fill the memory."""
 
 
 def load_problems(
@@ -159,11 +163,16 @@ def _made(scenario: Scenario, function: str, *arguments: Any, place: str) -> lis
     rows: list[Row] = []
     if isinstance(made, Iterable):
         try:
-            rows += made
+            rows += islice(made, _MOST_ROWS + 1)
         except DatasetError:
             raise
         except Exception as error:  # a generator raises when its rows are asked for
             raise raised(scenario, function, error, place, DatasetError) from error
+    if len(rows) > _MOST_ROWS:
+        raise DatasetError(
+            f"{place}: {function} of scenario {scenario.name} yields more than {_MOST_ROWS:,} "
+            "rows; let it come to an end"
+        )
     wrong = [row for row in rows if not isinstance(row, Mapping)]
     if wrong or not isinstance(made, Iterable):
         number = f", row {rows.index(wrong[0])}" if wrong and function == "generate" else ""

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from nip_core.errors import CorruptionError, DatasetError
+from nip_core.errors import CorruptionError, DatasetError, StoreError
 from nip_core.problems.sandbox import Isolation, TestReport
 from nip_core.rollouts.journal import Journal
 
@@ -28,7 +28,7 @@ class KnownReports:
         self._journal: Journal | None = None
         self.by_key: dict[str, TestReport] = {}
         if not self._is_new:
-            with closing(Journal(path)) as journal:
+            with closing(_opened(path)) as journal:
                 try:
                     records = journal.replay()
                 except CorruptionError as error:
@@ -40,7 +40,7 @@ class KnownReports:
         """Make reports durable."""
         if self._is_kept and reports:
             if self._journal is None:
-                self._journal = Journal(self._path)
+                self._journal = _opened(self._path)
             self._journal.append_all(_record_of(key, reports[key]) for key in reports)
 
     def __enter__(self) -> Self:
@@ -60,6 +60,15 @@ class KnownReports:
             self._journal.remove()
             if not any(self._path.parent.iterdir()):
                 self._path.parent.rmdir()
+
+
+def _opened(path: Path) -> Journal:
+    try:
+        return Journal(path)
+    except StoreError as error:
+        if isinstance(error.__cause__, BlockingIOError):
+            raise StoreError(f"{path}: another build is at it; wait for it or stop it") from error
+        raise
 
 
 def _record_of(key: str, report: TestReport) -> dict[str, Any]:

@@ -271,6 +271,14 @@ def test_rows_that_a_scenario_can_not_make_are_an_error_that_names_it(sums, line
     assert all(word in str(refused.value) for word in words), refused.value
 
 
+def test_rows_without_an_end_are_an_error(sums, monkeypatch):
+    monkeypatch.setattr("nip_core.scenarios.datasets._MOST_ROWS", 9)
+    generate = "def generate(self, dataset, split): yield from __import__('itertools').repeat({})"
+    scenario = make_scenario(sums("generated = ('more',)", generate, dataset="more"))
+    with pytest.raises(DatasetError, match=r"more\[train\]: generate of .* more than 9 rows"):
+        load_problems(scenario, "more", "train")
+
+
 def test_agents_by_hand_refuse_columns_that_a_batch_does_not_carry(sums):
     parameters = sums(columns(BOTH, 'Column("hint", "H")'))
     with pytest.raises(SettingsError) as refused:

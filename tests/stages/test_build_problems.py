@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 
 import pyarrow.parquet as pq
@@ -18,12 +19,13 @@ from scripted_server import scripted_server
 from server_here import one_here
 from small_source import apps_rows, human_eval_rows, mbpp_rows, write_files, write_rows
 
-from nip_core.errors import CorruptionError, DatasetError, SettingsError, StageError
+from nip_core.errors import CorruptionError, DatasetError, SettingsError, StageError, StoreError
 from nip_core.parameters import CodeValidationParameters
 from nip_core.problems.rows import SPLITS
 from nip_core.problems.sandbox import run_tests_batch
 from nip_core.problems.sources import read_source
 from nip_core.problems.tested import TestRunner
+from nip_core.rollouts.journal import Journal
 from nip_core.scenarios import find_scenario
 from nip_core.scenarios.datasets import check_splits, load_problems
 from nip_core.stages import build_problems
@@ -228,6 +230,8 @@ def test_a_build_that_is_stopped_runs_no_test_again_and_gives_equal_bytes(
     build(source, out, licence="MIT")
     assert len(before) >= 10 and suites
     assert before.isdisjoint((suite.solution, suite.tests) for suite in suites)
+    with closing(Journal(out / TESTS)), pytest.raises(StoreError, match="another build is at it"):
+        build(source, out)
     # A damaged journal is named, with what to do.
     torn = (out / TESTS).read_bytes()
     (out / TESTS).write_bytes(torn[:40] + b"X" * 9 + torn[49:])
