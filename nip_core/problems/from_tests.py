@@ -166,7 +166,7 @@ def _ran_out(report: TestReport) -> bool:
 
 def _failure(problem: Tested, report: TestReport) -> tuple[str, str]:
     detail = first_failure(problem.tests, report)
-    detail = detail if len(detail) <= _DETAIL_CHARACTERS else f"...{detail[-_DETAIL_CHARACTERS:]}"
+    detail = detail if len(detail) <= _DETAIL_CHARACTERS else f"{detail[:_DETAIL_CHARACTERS]}..."
     if report.status == "timeout":
         return "tests do not end", detail
     return "solution fails its tests", detail

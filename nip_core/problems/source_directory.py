@@ -37,7 +37,7 @@ def read_directory(root: Path, files: Sequence[Path]) -> tuple[list[Tested], lis
         name = file.relative_to(root).with_suffix("").as_posix()
         try:
             problem = _problem(name, file)
-        except (SyntaxError, UnicodeDecodeError, ValueError) as error:
+        except (SyntaxError, ValueError, RecursionError, MemoryError, OSError) as error:
             left_out.append(LeftOut(name, "file is not Python", str(error)))
             continue
         if isinstance(problem, LeftOut):

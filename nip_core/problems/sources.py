@@ -63,7 +63,7 @@ def read_source(path: Path) -> Source:
         DatasetError: it is not there, can't be read, or has the columns of no form.
     """
     if path.is_dir():
-        files = sorted(path.rglob("*.py"))
+        files = sorted(file for file in path.rglob("*.py") if file.is_file())
         problems, left_out = read_directory(path, files)
         return _source(
             path.resolve().name, "Python files", _digest(path, files), problems, left_out
@@ -87,6 +87,9 @@ def read_source(path: Path) -> Source:
             problems.append(_with_place(_READERS[form](name, row), row))
         except _Unusable as error:
             left_out.append(LeftOut(name, "row is no problem", str(error)))
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            what = f"can't be read as Python: {error}"
+            left_out.append(LeftOut(name, "row is no problem", what))
     stem = path.name.removesuffix(suffix)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     read = _source(stem, form, digest, problems, left_out)

@@ -20,6 +20,7 @@ from nip_core.problems.sandbox import Limits, Suite, TestReport, run_tests_batch
 LIMITS = Limits(wall_s=60.0, cpu_s=60.0, test_cpu_s=20.0, memory_mb=512, processes=1)
 """Generous in seconds, so that a busy machine changes nothing: a limit of steps ends what loops."""
 _AT_ONCE = 400
+_TEST_CHARACTERS = 150  # shown of a test that failed
 
 Reports = Mapping[tuple[str, str], TestReport]
 """By the name of a problem and the text of a solution."""
@@ -137,12 +138,15 @@ def is_settled(report: TestReport) -> bool:
 
 
 def first_failure(tests: Sequence[str], report: TestReport) -> str:
-    """Name the first test that was not passed."""
+    """Say what became of the first test that was not passed, and name it."""
     if report.load_error:
         return report.load_error
     for test, outcome, detail in zip(tests, report.outcomes, report.details, strict=True):
         if outcome != "passed":
-            return f"{test} -> {outcome} {detail}"
+            told = detail if outcome == "error" and detail else f"{outcome} {detail}".strip()
+            # What a test is about stands at its end, after what it needs.
+            place = test if len(test) <= _TEST_CHARACTERS else f"...{test[-_TEST_CHARACTERS:]}"
+            return f"{told} in {place}"
     return report.status
 
 

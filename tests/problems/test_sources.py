@@ -11,7 +11,7 @@ from small_source import apps_rows, human_eval_rows, mbpp_rows, write_files, wri
 from nip_core.errors import DatasetError
 from nip_core.problems.rows import SPLITS, splits_of
 from nip_core.problems.sources import read_source
-from nip_core.problems.tested import Tested, TestRunner, plain
+from nip_core.problems.tested import Tested, TestRunner, first_failure, plain
 
 RUNNER = TestRunner(workers=1, max_steps=2_000_000, allow_without_namespaces=True)
 
@@ -225,3 +225,24 @@ def test_an_exception_whose_text_can_be_written_nowhere_is_escaped():
     assert "\\ud800" in report.details[0]
     (report,) = RUNNER.run([(problem, "raise ValueError(chr(0xd800))\n")]).values()
     assert "\\ud800" in report.load_error
+
+
+def test_files_that_can_not_be_read_are_left_out_and_what_failed_is_said_first(tmp_path):
+    folder = write_files(tmp_path / "mine")
+    (folder / "folder.py").mkdir()
+    for name, value in (("long", "+".join(["1"] * 20_000)), ("deep", "(" * 300 + ")" * 300)):
+        (folder / f"{name}.py").write_text(f"def {name}():\n    return {value}\n")
+    source = read_source(folder)
+    assert {out.problem: out.reason for out in source.left_out} == {
+        "long": "file is not Python",
+        "deep": "file is not Python",
+    }
+    rows = [{**row, "test": f"x = {'+'.join(['1'] * 20_000)}"} for row in human_eval_rows()[:1]]
+    rows += human_eval_rows()[1:]
+    (out,) = read_source(write_rows(tmp_path / "mine.jsonl", rows)).left_out
+    assert out.detail.startswith("can't be read as Python: ")
+    clamp = source.problems[0]
+    (report,) = RUNNER.run([(clamp, "def clamp(x, low, high):\n    return missing\n")]).values()
+    failure = first_failure(clamp.tests, report)
+    assert failure.startswith("NameError: name 'missing' is not defined in ...")
+    assert failure.endswith("test_0()\n") and len(failure) < 250
