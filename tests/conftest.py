@@ -71,10 +71,11 @@ def server_in_thread() -> Iterator[None]:
 
 
 SLOW_FILES = (
-    *("test_kill_matrix.py", "test_rerun.py", "test_frozen_runs.py", "test_train.py"),
-    *("test_cli.py", "test_matrix.py", "test_tiny.py", "test_base_run.py", "test_parsing.py"),
-    *("test_stopping.py", "test_determinism.py", "test_jobs.py", "test_promotion.py"),
-    *("test_checks.py", "test_secrets.py", "test_faults.py", "test_resume.py"),
+    *("test_kill_matrix.py", "test_rerun.py", "test_train.py", "test_cli.py", "test_jobs.py"),
+    *("test_stopping.py", "test_frozen_runs.py", "test_base_run.py", "test_solutions.py"),
+    *("test_tiny.py", "test_faults.py", "test_determinism.py", "test_promotion.py"),
+    *("test_trouble.py", "test_files.py", "test_matrix.py", "test_prompts.py", "test_parsing.py"),
+    *("test_build_problems.py", "test_conformance.py", "test_resume.py", "test_secrets.py"),
     # Of the tiers.
     *("test_training.py", "test_problems.py", "test_embedded_stream.py", "test_families.py"),
     *("test_guided.py", "test_tiny_recipe.py", "test_pause.py", "test_learning_quick.py"),

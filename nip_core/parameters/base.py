@@ -72,10 +72,10 @@ class Parameters(BaseModel):
     @classmethod
     def _check_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse a yes or no for a number, which would count as 1 or 0."""
-        annotation = cls.model_fields[str(info.field_name)].annotation
-        is_number = may_hold(annotation, int, float) and not may_hold(annotation, bool)
-        if isinstance(value, bool) and is_number:
-            raise ValueError(f"a number is needed (got {value})")
+        if isinstance(value, bool):
+            annotation = cls.model_fields[str(info.field_name)].annotation
+            if may_hold(annotation, int, float) and not may_hold(annotation, bool):
+                raise ValueError(f"a number is needed (got {value})")
         return value
 
     def get(self, address: str) -> Any:
