@@ -18,13 +18,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nip_core.errors import NipError
 from nip_core.game.render import Game, Situation, columns_of
 from nip_core.hashing import derive_key
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT, Move, Protocol, Turn
 from nip_core.rollouts.tables import agent_order
 from nip_core.rollouts.trees import TREE_COLUMNS, generations_by_episode, tree_of
 from nip_core.scenarios import NO_LABEL, Scenario
-from nip_core.scenarios.checked import drawn
+from nip_core.scenarios.checked import drawn, text_of
 
 DECISION_WORDS = {
     REJECT: "reject",
@@ -320,9 +321,9 @@ def _remarks(
 
     def remark(message: str) -> str:
         try:
-            return str(game.scenario.remark(message, texts))
-        except Exception as error:  # whatever a user's class raises: this is for reading alone
-            return f"remark failed: {type(error).__name__}: {error}"
+            return text_of(game.scenario, "remark", message, texts)
+        except NipError as error:  # this is for reading alone
+            return f"remark failed: {error}"
 
     return {
         (turn.round, turn.agent, turn.text): remark(

@@ -30,6 +30,8 @@ Reports = Mapping[tuple[str, str], TestReport]
 class Tested:
     """A problem with tests."""
 
+    __test__ = False  # not a test class, whatever pytest thinks of the name
+
     name: str
     question: str
     solutions: tuple[str, ...]

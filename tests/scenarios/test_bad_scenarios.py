@@ -8,6 +8,7 @@ import pytest
 from nip_core import importing
 from nip_core.agents import CodeValidationProtocolHandler
 from nip_core.errors import DatasetError, RunConflictError, SettingsError
+from nip_core.evaluation.transcripts import _remarks
 from nip_core.game.render import Game, Situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Move, Turn
@@ -391,3 +392,21 @@ def test_a_split_by_that_rows_do_not_have_is_named(sums):
     scenario = make_scenario(sums("split_by = ('passage',)", rows=problems))
     with pytest.raises(DatasetError, match=r"line 1: has no column passage, .* \(split_by\)"):
         load_problems(scenario, "sums.jsonl", "train")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("1 / 0", "remark of scenario sums raised ZeroDivisionError: division by zero ("),
+        ("return chr(0xd800)", "scenario sums: remark returned half a surrogate pair ("),
+        ("return 'read'", "read"),
+    ],
+)
+def test_a_remark_that_fails_is_said_in_its_place(sums, line, words):
+    game = Game(sums(f"def remark(self, message, texts): {line}"))
+    problem = {"question": "1 + 1", "solution": "2", "columns": None}
+    row = {"round": 1, "agent": "prover", "text": "Answer: yes", "invalid_reason": None}
+    [(place, said)] = _remarks({**problem, "protocol": "nip", "seed": 0}, [row], game).items()
+    assert place == (1, "prover", "Answer: yes")
+    assert said.removeprefix("remark failed: ").startswith(words)
+    said.encode()
