@@ -10,7 +10,7 @@ from nip_core.parameters.training import RolloutParameters
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_prefect.flows import remote_shards as apart
+from nip_prefect.flows import remote_shards
 from nip_prefect.flows.train import train
 
 RL = {"num_iterations": 1, "rollouts_per_iteration": 60, "num_epochs": 1}
@@ -36,12 +36,12 @@ async def played_here(stack, tmp_path_factory) -> dict:
 async def test_a_cluster_plays_the_same(kind, played_here, stack, tmp_path, monkeypatch):
     pytest.importorskip(f"prefect_{kind}")
     played = []
-    original = apart.play_apart
+    original = remote_shards.play_remotely
 
     async def watched(*values):
         played.extend(await original(*values))
 
-    monkeypatch.setattr("nip_prefect.flows.iteration.play_apart", watched)
+    monkeypatch.setattr("nip_prefect.flows.iteration.play_remotely", watched)
     rollouts = {"episodes_per_shard": 20, "task_runner": kind}
     result = await train(str(write_config(tmp_path, rl=RL, rollouts=rollouts)))
     assert result["status"] == "finished"
@@ -51,6 +51,6 @@ async def test_a_cluster_plays_the_same(kind, played_here, stack, tmp_path, monk
 
 
 def test_a_task_runner_that_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setitem(apart._RUNNERS, "dask", ("prefect_dusk", "DaskTaskRunner"))
+    monkeypatch.setitem(remote_shards._RUNNERS, "dask", ("prefect_dusk", "DaskTaskRunner"))
     with pytest.raises(SettingsError, match="needs prefect-dusk, which is not installed"):
-        apart.task_runner(RolloutParameters(task_runner="dask"))
+        remote_shards.task_runner(RolloutParameters(task_runner="dask"))

@@ -35,16 +35,42 @@ def names_of(module: str) -> frozenset[str] | None:
 
 
 def missing(source: str) -> list[str]:
-    """The imports from our houses, in a source, of what is not there."""
+    """What a source imports from our houses, reads of their modules or replaces in them, and is not
+    there."""
     absent = []
-    for node in ast.walk(ast.parse(source)):
+    modules: dict[str, str] = {}
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in HOUSES:
             known = names_of(str(node.module))
-            absent += [f"{node.module}.{a.name}" for a in node.names if a.name not in (known or ())]
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                if alias.name not in (known or ()):
+                    absent.append(whole)
+                elif names_of(whole) is not None:
+                    modules[alias.asname or alias.name] = whole
         elif isinstance(node, ast.Import):
             ours = [a.name for a in node.names if a.name.split(".")[0] in HOUSES]
             absent += [name for name in ours if names_of(name) is None]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module = modules.get(node.value.id)
+            if module and node.attr not in (names_of(module) or ()) and "__" not in node.attr:
+                absent.append(f"{module}.{node.attr}")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("setattr", "patch")):
+            if node.args and isinstance(node.args[0], ast.Constant):
+                absent += _not_there(str(node.args[0].value))
     return absent
+
+
+def _not_there(address: str) -> list[str]:
+    """A dotted address of ours whose first name below its module is not there."""
+    if address.split(".")[0] not in HOUSES:
+        return []
+    module, below = address, ""
+    while names_of(module) is None:
+        module, _, below = module.rpartition(".")
+    return [address] if below and below not in (names_of(module) or ()) else []
 
 
 @pytest.mark.parametrize("folder", ["tests", "benchmarks", "scripts"])
@@ -63,3 +89,8 @@ def test_an_import_of_what_was_moved_is_noticed():
     ]
     assert missing("import nip_core.nowhere") == ["nip_core.nowhere"]
     assert missing("from nip_core.loop import train\nimport os") == []
+    assert missing("from nip_core import loop as here\nhere.nowhere(here.train)") == [
+        "nip_core.loop.nowhere"
+    ]
+    assert missing("monkeypatch.setattr('nip_core.loop.nowhere', 1)") == ["nip_core.loop.nowhere"]
+    assert missing("mock.patch('nip_core.loop.train.name')") == []
