@@ -58,14 +58,14 @@ def missing(source: str) -> list[str]:
             if module and node.attr not in (names_of(module) or ()) and "__" not in node.attr:
                 absent.append(f"{module}.{node.attr}")
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("setattr", "patch")):
-            if node.args and isinstance(node.args[0], ast.Constant):
-                absent += _not_there(str(node.args[0].value))
+            absent += _not_there(node.args[0])
     return absent
 
 
-def _not_there(address: str) -> list[str]:
+def _not_there(replaced: ast.expr) -> list[str]:
     """A dotted address of ours whose first name below its module is not there."""
-    if address.split(".")[0] not in HOUSES:
+    address = replaced.value if isinstance(replaced, ast.Constant) else ""
+    if not isinstance(address, str) or address.split(".")[0] not in HOUSES:
         return []
     module, below = address, ""
     while names_of(module) is None:
