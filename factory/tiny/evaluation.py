@@ -26,6 +26,7 @@ def generate(
     conversations: Sequence[list[Message]],
     temperature: float,
     batch_size: int = 128,
+    max_tokens: int = MAX_ANSWER_TOKENS,
 ) -> list[str]:
     """The model's next message in each conversation, sampled with torch's global generator."""
     import torch
@@ -45,7 +46,7 @@ def generate(
                 do_sample=True,
                 temperature=temperature,
                 top_k=0,
-                max_new_tokens=MAX_ANSWER_TOKENS,
+                max_new_tokens=max_tokens,
             )
         new = tokens[:, inputs["input_ids"].shape[1] :]
         texts += tokenizer.batch_decode(new, skip_special_tokens=True)

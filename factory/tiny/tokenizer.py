@@ -35,17 +35,19 @@ CHAT_TEMPLATE = """\
 """
 
 
-def build_tokenizer(texts: Iterable[str], size: int, context: int) -> Any:
+def build_tokenizer(texts: Iterable[str], size: int, context: int, labels: str = "") -> Any:
     """A fast tokenizer with the `size` - 261 most frequent pieces of `texts` as words.
 
-    Returns a `transformers` tokenizer with the chat template. `context` is the longest input.
+    Returns a `transformers` tokenizer with the chat template. `context` is the longest input;
+    `labels` is a regular expression of what is one piece before anything else is.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
+    pieces = f"{labels}|{_PIECES}" if labels else _PIECES
     split = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.Split(Regex(pieces), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

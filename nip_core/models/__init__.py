@@ -1,11 +1,16 @@
 """The models that come with the package, by name. Nothing here loads torch.
 
-``tiny`` is described in ``tiny/README.md`` and was made by ``factory/tiny/build.py``.
+``tiny`` plays the scenario code_validation, ``tiny-arithmetic`` the scenario arithmetic. Each is
+described in the README.md of its directory and was made by ``factory/tiny/build.py``.
 """
 
 from pathlib import Path
 
-BUNDLED: dict[str, Path] = {"tiny": Path(__file__).parent / "tiny"}
+_HERE = Path(__file__).parent
+BUNDLED: dict[str, Path] = {
+    "tiny": _HERE / "tiny",
+    "tiny-arithmetic": _HERE / "tiny_arithmetic",
+}
 
 
 def resolve_model(name_or_path: str) -> str:

@@ -1,0 +1,141 @@
+"""What the model for `arithmetic` learns from is what its card says."""
+
+import json
+import random
+import re
+from collections import Counter
+
+import pytest
+
+from factory.tiny.arithmetic import (
+    GAMES,
+    STEPS,
+    Case,
+    check,
+    checks,
+    conversation,
+    decision,
+    game,
+    reading,
+    situation,
+    split_cases,
+    statement,
+)
+from factory.tiny.arithmetic_card import card
+from factory.tiny.arithmetic_evaluation import measure_game, measure_prover
+from factory.tiny.build import RECIPES, fingerprint, load, make_model
+from nip_core.models import BUNDLED
+from nip_core.protocols import REJECT, Turn
+
+RIGHT = Case("", "1: 47 + 8 = 55\n2: 55 - 6 = 49\n3: 49 + 3 = 52\n4: 52 - 4 = 48", 1)
+WRONG = Case("", "1: 47 + 8 = 55\n2: 55 - 6 = 49\n3: 49 + 3 = 53\n4: 53 - 4 = 49", 0)
+
+
+def said(case, verdict):
+    return [statement(case.steps, verdict, random.Random(seed)) for seed in range(40)]
+
+
+def test_a_check_restates_the_step_and_the_decision_follows_from_it():
+    assert check(WRONG.steps, 3) == "Step 3: 49 + 3 = 53? 52, wrong."
+    assert decision(WRONG.steps, 3) == f"{check(WRONG.steps, 3)}\nDecision: reject"
+    assert decision(WRONG.steps, 4) == "Step 4: 53 - 4 = 49? 49, right.\nDecision: accept"
+
+
+@pytest.mark.parametrize(
+    ("case", "verdict"), [(RIGHT, None), (RIGHT, "accept"), (WRONG, None), (WRONG, "reject")]
+)
+def test_a_prover_whom_the_truth_suits_says_nothing_else(case, verdict):
+    for text in said(case, verdict):
+        for step in re.findall(r"Step \d: [^.]*\.", text):
+            assert step == check(case.steps, int(step[5]))
+        conclusion = "no step" if case.y else "step 3"
+        assert text.endswith(f". So {conclusion} is wrong.")
+
+
+def test_a_prover_lies_in_one_step_where_it_must():
+    for text in said(WRONG, "accept"):
+        assert "Step 3: 49 + 3 = 53? 53, right." in text
+        assert text.endswith(" So no step is wrong.")
+    denied = Counter()
+    for text in said(RIGHT, "reject"):
+        step = re.search(r"So step (\d) is wrong\.$", text)[1]
+        assert check(RIGHT.steps, int(step)) not in text
+        denied[step] += 1
+    assert len(denied) == STEPS  # not always the same one
+
+
+def test_conversations_are_those_of_the_games_and_end_with_the_model():
+    draw, cases = random.Random(0), split_cases("train", 40)
+    for verifier in (True, False):
+        for _ in range(60):
+            chat = conversation(draw.choice(cases), draw, verifier)
+            assert chat[0]["role"] == "system" and chat[-1]["role"] == "assistant"
+            start = "You are the verifier." if verifier else "You are the expert."
+            debater = re.match(r"You are Expert_[12]\.", chat[0]["content"])
+            assert chat[0]["content"].startswith(start) or (debater and not verifier)
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_what_is_learned_has_the_form_of_the_game(name):
+    played, about = game(name), situation(WRONG, 1 if "stance" in name else None)
+    rounds = played.protocol.max_message_rounds
+    move = played.parse("verifier", rounds - 1, 0, decision(WRONG.steps, 3), ())
+    assert move.decision == REJECT
+    turns: list[Turn] = []
+    assert played.render("verifier", about, turns, 0)[0]["role"] == "system"
+
+
+def test_training_cases_start_as_the_training_split_does():
+    digits = {
+        split: {int(case.question.split(".")[0][-1]) for case in split_cases(split, 200)}
+        for split in ("train", "validation", "test")
+    }
+    assert digits == {"train": {0, 1, 2, 3, 4, 5, 6}, "validation": {7}, "test": {8, 9}}
+
+
+def test_drills_say_what_stands_there_and_what_it_gives():
+    draw = random.Random(0)
+    for _ in range(40):
+        [told, said] = reading(draw)
+        lines = dict(line.split(": ") for line in told["content"].splitlines()[1:-1])
+        for number, line in re.findall(r"Step (\d): ([^.]*)\.", said["content"]):
+            assert lines[number] == line
+        [told, said] = checks(RIGHT, draw)
+        for left, sign, right, written, is_, verdict in re.findall(
+            r": (\d+) ([-+]) (\d+) = (\d+)\? (\d+), (right|wrong)", said["content"]
+        ):
+            assert f": {left} {sign} {right} = {written}" in told["content"]
+            assert int(is_) == (int(left) + int(right) if sign == "+" else int(left) - int(right))
+            assert verdict == ("right" if is_ == written else "wrong")
+
+
+def test_heads_begin_by_looking_back():
+    import torch
+
+    recipe = RECIPES["arithmetic"]
+    model = make_model(recipe, load(BUNDLED["tiny-arithmetic"])[1])
+    seen = model(torch.arange(5, 45)[None], output_attentions=True).attentions[0][0]
+    for head in range(recipe.look_back):
+        assert seen[head, 30, 30 - head - 1] > 0.9
+
+
+def test_the_card_says_what_was_recorded():
+    training, evaluation = (
+        json.loads((BUNDLED["tiny-arithmetic"] / name).read_text())
+        for name in ("training.json", "evaluation.json")
+    )
+    assert (BUNDLED["tiny-arithmetic"] / "README.md").read_text() == card(training, evaluation)
+    assert evaluation["made_for"] == fingerprint("arithmetic"), "prompts or problems have changed"
+
+
+def test_the_bundled_model_checks_the_step_that_it_names_and_can_lie():
+    import torch
+
+    model, tokenizer = load(BUNDLED["tiny-arithmetic"])
+    torch.manual_seed(0)
+    cases = split_cases("test", 60)
+    alone = measure_game(model, tokenizer, cases, "solo_verifier", 0.5)
+    assert alone["checked_rightly"] > 0.9 and alone["completeness"] > 0.85
+    assert alone["soundness"] < 0.5  # one step of four
+    told = measure_prover(model, tokenizer, cases, "accept", 0.5)
+    assert told["right"] > 0.85 and told["lies"] > 0.85
