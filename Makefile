@@ -110,6 +110,7 @@ test-learning: install
 	$(BIN)/python -m pytest -m learning tests tests/factory tests/lm_server/long
 	$(BIN)/python benchmarks/server_learning.py --out docs/results/server_learning.json
 	$(BIN)/python benchmarks/learning.py --out docs/results/learning.json
+	$(BIN)/python benchmarks/learning.py --game arithmetic --out docs/results/arithmetic_learning.json
 	$(BIN)/python benchmarks/methods.py --out docs/results/methods.json
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_art.sh $(ART)
 	$(BIN)/python benchmarks/art_learning.py --art $(ART)/bin/python --out docs/results/art_learning.json

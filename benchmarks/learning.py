@@ -1,12 +1,14 @@
-"""Does the verifier learn, and from what? The quick start over seeds, and its controls.
+"""Does the verifier learn, and from what? A tiny model's game over seeds, and its controls.
 
-Runs `nip train` on deployments/configs/quickstart.yaml once per row below, every run from its own
-fresh name, and writes one JSON file and one Markdown table. Runs that are finished are not
-repeated, so an interrupted measurement goes on where it stopped.
+Runs `nip train` on the game's configuration once per row below, every run from its own fresh name,
+and writes one JSON file and one Markdown table. Runs that are finished are not repeated, so an
+interrupted measurement goes on where it stopped.
 
     python benchmarks/learning.py --out docs/results/learning.json
+    python benchmarks/learning.py --game arithmetic --out docs/results/arithmetic_learning.json
 
-Beside the JSON file it writes the Markdown page and, of the first run, the learning curve.
+Beside the JSON file it writes the Markdown page and, of the quick start's first run, the learning
+curve.
 """
 
 import argparse
@@ -20,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-CONFIG = "deployments/configs/quickstart.yaml"
+Rows = dict[str, tuple[str, list[str]]]
 
-ROWS: dict[str, tuple[str, list[str]]] = {
+QUICKSTART: Rows = {
     "seed-6198": ("quick start, seed 6198", []),
     "seed-1": ("quick start, seed 1", ["seed=1"]),
     "seed-2": ("quick start, seed 2", ["seed=2"]),
@@ -49,12 +51,38 @@ ROWS: dict[str, tuple[str, list[str]]] = {
 }
 
 
-def run_one(name: str, overrides: list[str], store: Path, threads: int | None) -> dict[str, Any]:
+_SOLO = ["interaction_protocol=solo_verifier", "protocol_common.shared_reward=false"]
+_DEBATE = ["interaction_protocol=debate", "protocol_common.shared_reward=false"]
+ARITHMETIC: Rows = {
+    "nip-6198": ("nip, seed 6198", []),
+    "nip-1": ("nip, seed 1", ["seed=1"]),
+    "nip-2": ("nip, seed 2", ["seed=2"]),
+    "shuffled": (
+        "control: nip with training labels drawn at random",
+        ["dataset_options.shuffle_train_labels=true"],
+    ),
+    "debate-6198": ("debate, seed 6198", _DEBATE),
+    "debate-1": ("debate, seed 1", [*_DEBATE, "seed=1"]),
+    "debate-2": ("debate, seed 2", [*_DEBATE, "seed=2"]),
+    "solo-6198": ("no prover: solo_verifier, seed 6198", _SOLO),
+    "solo-1": ("no prover: solo_verifier, seed 1", [*_SOLO, "seed=1"]),
+    "solo-2": ("no prover: solo_verifier, seed 2", [*_SOLO, "seed=2"]),
+}
+GAMES: dict[str, tuple[str, Rows]] = {
+    "quickstart": ("deployments/configs/quickstart.yaml", QUICKSTART),
+    "arithmetic": ("deployments/configs/arithmetic-tiny.yaml", ARITHMETIC),
+}
+
+
+def run_one(game: str, name: str, store: Path, threads: int | None) -> dict[str, Any]:
+    config, rows = GAMES[game]
+    what, overrides = rows[name]
+    run_name = f"learning-{name}" if game == "quickstart" else f"learning-{game}-{name}"
     environment = {**os.environ, "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
-    arguments = [f"run_name=learning-{name}", f"run_store={store}", *overrides]
-    command = [sys.executable, "-m", "nip_prefect.flows.cli", "train", CONFIG, "--json"]
+    arguments = [f"run_name={run_name}", f"run_store={store}", *overrides]
+    command = [sys.executable, "-m", "nip_prefect.flows.cli", "train", config, "--json"]
     for argument in arguments:
         command += ["--set", argument]
     done = subprocess.run(
@@ -63,7 +91,7 @@ def run_one(name: str, overrides: list[str], store: Path, threads: int | None) -
     if done.returncode != 0:
         raise SystemExit(f"{name}: exit code {done.returncode}\n{done.stderr[-3000:]}")
     summary = json.loads(done.stdout)
-    run = store / f"learning-{name}"
+    run = store / run_name
     last = len(summary["iterations"]) - 1
     metrics = [
         json.loads((run / "iterations" / f"{i:04d}" / "metrics-test.json").read_text())
@@ -71,7 +99,7 @@ def run_one(name: str, overrides: list[str], store: Path, threads: int | None) -
     ]
     times = run.glob("iterations/*/times.json")
     return {
-        "what": ROWS[name][0],
+        "what": what,
         "overrides": overrides,
         "seconds": round(sum(sum(json.loads(t.read_text()).values()) for t in times), 1),
         "iterations": summary["iterations"],
@@ -92,11 +120,14 @@ def percent(value: float | None) -> str:
 
 
 def table(results: dict[str, Any]) -> str:
+    rows = results["rows"].values()
+    iterations = max(len(row["iterations"]) for row in rows)
+    after = " | ".join(f"after {n}" for n in range(1, iterations))
     lines = [
-        "| what | untrained | after 1 | after 2 | after 3 | gain | completeness | soundness |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| what | untrained | {after} | gain | completeness | soundness |",
+        "|---" * (4 + iterations) + "|",
     ]
-    for row in results["rows"].values():
+    for row in rows:
         tests = [entry["test"] for entry in row["iterations"]]
         cells = [
             f"{percent(t['accuracy'])} [{percent(t['accuracy_ci95'][0])}, "
@@ -110,11 +141,13 @@ def table(results: dict[str, Any]) -> str:
             f"{percent(first['completeness'])} → {percent(last['completeness'])} | "
             f"{percent(first['soundness'])} → {percent(last['soundness'])} |"
         )
-    base = results["rows"]["seed-6198"]["believe_the_prover"]
+    first_row = next(iter(rows))
+    base = first_row["believe_the_prover"]
     for label, b in (("untrained", base[0]), ("trained", base[-1])):
         if b is not None:
             lines.append(
-                f"| baseline: believe the {label} prover (seed 6198) | | | | "
+                f"| baseline: believe the {label} prover ({first_row['what']}) "
+                f"{'| ' * iterations}"
                 f"{percent(b['accuracy'])} [{percent(b['accuracy_ci95'][0])}, "
                 f"{percent(b['accuracy_ci95'][1])}] | | {percent(b['completeness'])} | "
                 f"{percent(b['soundness'])} |"
@@ -136,13 +169,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--store", type=Path, default=ROOT / "runs")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--only", nargs="*", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--game", choices=GAMES, default="quickstart")
+    parser.add_argument("--only", nargs="*", metavar="ROW", help="instead of all rows")
     arguments = parser.parse_args()
+    asked = arguments.only or list(GAMES[arguments.game][1])
     threads = max((os.cpu_count() or 1) // arguments.jobs, 1) if arguments.jobs > 1 else None
+    store = arguments.store.resolve()
     with ThreadPoolExecutor(arguments.jobs) as pool:
         futures = {
-            name: pool.submit(run_one, name, ROWS[name][1], arguments.store.resolve(), threads)
-            for name in arguments.only
+            name: pool.submit(run_one, arguments.game, name, store, threads) for name in asked
         }
         rows = {name: future.result() for name, future in futures.items()}
     commit = subprocess.run(
@@ -154,7 +189,9 @@ def main() -> None:
     ).stdout.strip()
     results = {
         "commit": commit,
-        "command": "python benchmarks/learning.py --out docs/results/learning.json"
+        "command": "python benchmarks/learning.py"
+        + (f" --game {arguments.game}" if arguments.game != "quickstart" else "")
+        + f" --out {arguments.out}"
         + (f" --jobs {arguments.jobs}" if arguments.jobs > 1 else ""),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python "
         f"{platform.python_version()}",
@@ -165,11 +202,11 @@ def main() -> None:
     page = (
         "# Does the verifier learn, and from what?\n\n"
         f"`{results['command']}` at {commit} on {results['machine']}. Accuracy in percent on the "
-        f"{rows[arguments.only[0]]['iterations'][0]['test']['distinct_problems']} test problems, "
+        f"{rows[asked[0]]['iterations'][0]['test']['distinct_problems']} test problems, "
         "each played once, with 95 % intervals (Wilson).\n\n"
+        f"{table(results)}\n"
     )
     if "seed-6198" in rows:
-        page += table(results) + "\n"
         write_curve(
             arguments.store / "learning-seed-6198", arguments.out.parent / "learning-curve.svg"
         )
