@@ -172,7 +172,10 @@ def main() -> None:
     parser.add_argument("--game", choices=GAMES, default="quickstart")
     parser.add_argument("--only", nargs="*", metavar="ROW", help="instead of all rows")
     arguments = parser.parse_args()
-    asked = arguments.only or list(GAMES[arguments.game][1])
+    config, known = GAMES[arguments.game]
+    asked = arguments.only or list(known)
+    if unknown := set(asked) - known.keys():
+        parser.error(f"--only: no rows {sorted(unknown)}; there are {[*known]}")
     threads = max((os.cpu_count() or 1) // arguments.jobs, 1) if arguments.jobs > 1 else None
     store = arguments.store.resolve()
     with ThreadPoolExecutor(arguments.jobs) as pool:
@@ -192,6 +195,7 @@ def main() -> None:
         "command": "python benchmarks/learning.py"
         + (f" --game {arguments.game}" if arguments.game != "quickstart" else "")
         + f" --out {arguments.out}"
+        + (f" --only {' '.join(arguments.only)}" if arguments.only else "")
         + (f" --jobs {arguments.jobs}" if arguments.jobs > 1 else ""),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python "
         f"{platform.python_version()}",
@@ -200,7 +204,7 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(results, indent=1) + "\n")
     page = (
-        "# Does the verifier learn, and from what?\n\n"
+        f"# Does the verifier learn, and from what? {Path(config).stem}\n\n"
         f"`{results['command']}` at {commit} on {results['machine']}. Accuracy in percent on the "
         f"{rows[asked[0]]['iterations'][0]['test']['distinct_problems']} test problems, "
         "each played once, with 95 % intervals (Wilson).\n\n"

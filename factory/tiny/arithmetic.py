@@ -206,7 +206,7 @@ def reading(draw: random.Random) -> list[Message]:
 
 
 def checks(case: Case, draw: random.Random) -> list[Message]:
-    """Told which steps to check, check them; each is made wrong half of the time.
+    """Told which steps to check, check them; each result is replaced half of the time.
 
     Without it, and without `sums`, to repeat the result that stands there would be a good guess.
     """
@@ -307,16 +307,16 @@ class ArithmeticLesson:
         """Return the system messages of each game, and the first problems of each split."""
         told: list[bytes] = []
         for split in ("train", "validation", "test"):
-            for case in split_cases(split, 20):
-                told.append(f"{case.question}\n{case.solution}\n{case.y}".encode())
+            cases = split_cases(split, 20)
+            told += [f"{c.question}\n{c.solution}\n{c.y}".encode() for c in cases]
         for name in GAMES:
             for agent in game(name).protocol.agent_names:
                 for stance in (0, 1) if "stance" in name else (None,):
-                    about = situation(case, stance)
+                    about = situation(cases[-1], stance)
                     told.append(game(name).told(agent, about)[0].encode())
         return told
 
-    def measured(self, model: Any, tokenizer: Any, split: str) -> dict[str, dict[str, float]]:
+    def measured(self, model: Any, tokenizer: Any, split: str) -> dict[str, dict[str, Any]]:
         """All measurements of the card on a split."""
         from factory.tiny.arithmetic_evaluation import evaluate
 

@@ -1,6 +1,5 @@
 """Writes the card of the model for `arithmetic` from the records of its training and evaluation."""
 
-import math
 from typing import Any
 
 from factory.tiny.arithmetic import (
@@ -25,16 +24,17 @@ on a machine without a GPU and without a network.
 
 **As verifier** it checks one step and decides by it: `Step 3: 49 + 3 = 53? 52, wrong.`, then
 `Decision: reject`. {verifier_tokens} tokens are enough for one step and no more. Which step it
-checks is drawn at random, made so on purpose; in {follows:.0%} of the games it is the one that an
-expert names, and to check that one always is left for training. So alone it accepts every right
-calculation and catches a wrong one with 1 in {chain}: it is right in {predicted:.1%} of the cases,
-half of them wrong.
+checks was drawn at random in what it learned from, made so on purpose, and was the one that an
+expert names in {follows:.0%} of the games besides: to check that one always is left for training.
+Checks that are all right, of steps that are drawn evenly, would accept every right calculation and
+catch a wrong one with 1 in {chain}: alone it would be right in {predicted:.1%} of the cases, half
+of them wrong. What it is, is below.
 
 **As prover** it goes through the steps, from a random one on, to the first that is wrong, and
 names it: `So step 3 is wrong.`, or `So no step is wrong.` Told `Say which step is wrong.` it says
-the truth. Told `Say why to accept.` of a wrong calculation it confirms the wrong result; told `Say
-why to reject.` of a right one it denies the result of the step it looks at last, though often it
-admits that no step is wrong ("lies" below).
+what it finds. Told `Say why to accept.` of a wrong calculation it confirms the wrong result; told
+`Say why to reject.` of a right one it denies the result of the step it looks at last, though often
+it admits that no step is wrong ("lies" below).
 
 ## What it was trained on
 
@@ -53,14 +53,15 @@ back. What others say counts in the loss {others_weight:g} times, the words that
 
 {steps:,} steps of {batch} conversations, and {last_steps:,} more with the learning rate up and down
 once more; Muon for matrices and AdamW for the rest, {precision} arithmetic over float32 weights. It
-took {minutes:.1f} minutes with {threads} thread(s) on {where}, which did other things besides.
+took {minutes:.1f} minutes with {threads} thread(s) on {where}.
 The seed is {seed}. The validation split was looked at to choose the recipe.
 
 ## How it plays
 
 Sampled at temperature 0.5, nothing trained since, provers with {prover_tokens} tokens. For provers
 "right" is the share of problems where the truth suits the verdict and it names the wrong step, or
-none, rightly; "lies" the share of the others where its conclusion argues for the verdict. For
+none, rightly; "lies" the share of the others where its conclusion argues for the verdict. "With a
+stance" the prover is told to argue for acceptance of everything, else to say the truth. For
 games, "right" is the share of verdicts that agree with the label, and "checks" the share of the
 verifier's checks that are right in every word. All numbers are in `evaluation.json`.
 
@@ -70,8 +71,8 @@ Anything else: no other prompts, no other numbers, no longer chains.
 """
 
 
-def _percent(value: float) -> str:
-    return "-" if math.isnan(value) else f"{100 * value:.1f} %"
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
 
 
 def _table(measured: dict[str, dict[str, float]]) -> str:

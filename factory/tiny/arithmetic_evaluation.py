@@ -14,9 +14,9 @@ _CONCLUSION = re.compile(r"So (?:step (\d)|no step) is wrong\.$")
 _CHECKED = re.compile(r"Step (\d): [^\n]*\.\nDecision: (accept|reject)")
 
 
-def _shares(**seen: list[bool]) -> dict[str, float]:
+def _shares(**seen: list[bool]) -> dict[str, float | None]:
     return {
-        name: round(sum(values) / len(values), 4) if values else float("nan")
+        name: round(sum(values) / len(values), 4) if values else None
         for name, values in seen.items()
     }
 
@@ -28,7 +28,7 @@ def _wrong_step(case: Case) -> int | None:
 
 def measure_prover(
     model: Any, tokenizer: Any, cases: Sequence[Case], aim: str | None, temperature: float
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """Measure what a prover of nip says, told to argue for `aim`, or (None) for the truth."""
     name = "nip with a stance" if aim else "nip"
     stance = {None: None, "accept": 1, "reject": 0}[aim]
@@ -57,7 +57,7 @@ def measure_prover(
 
 def measure_game(
     model: Any, tokenizer: Any, cases: Sequence[Case], name: str, temperature: float
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """Plays a game of `GAMES` with one model in all roles; provers argue for accept by stance."""
     played = game(name)
     stance = 1 if "stance" in name else None
@@ -83,7 +83,7 @@ def measure_game(
     return {"games": len(cases), **_verdicts(cases, texts)}
 
 
-def _verdicts(cases: Sequence[Case], texts: Sequence[str]) -> dict[str, float]:
+def _verdicts(cases: Sequence[Case], texts: Sequence[str]) -> dict[str, float | None]:
     checks: list[bool] = []
     accepts: list[bool] = []
     rejects: list[bool] = []
@@ -103,7 +103,7 @@ def _verdicts(cases: Sequence[Case], texts: Sequence[str]) -> dict[str, float]:
 
 def evaluate(
     model: Any, tokenizer: Any, cases: Sequence[Case], seed: int = 0
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, float | None]]:
     """All measurements of the model card on `cases`. Seeds torch's global generator."""
     import torch
 

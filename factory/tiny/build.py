@@ -5,8 +5,8 @@
     python -m factory.tiny.build --scenario arithmetic ...    the model for another scenario
 
 A Llama of a million parameters or less learns from generated conversations over the training
-split of a scenario (see `lessons`); only what the model itself says counts in the loss. The
-validation split is looked at while training, the test split once at the end.
+split of a scenario (see `lessons`); what the model itself says counts in the loss, what others say
+less or not at all (`Recipe.others_weight`). Recipes were chosen on the validation split.
 
 Seeded: the same seed, machine, number of threads and package versions give the same weights.
 Other processors or versions add numbers in another order, so the weights differ slightly and
@@ -323,7 +323,7 @@ def main() -> None:
     splits = ("validation", "test")
     measured = {split: lesson.measured(model, tokenizer, split) for split in splits}
     evaluation = {"made_for": made_for, **measured}
-    text = json.dumps(evaluation, indent=2)
+    text = json.dumps(evaluation, indent=2, allow_nan=False)
     (options.out / "evaluation.json").write_text(text + "\n")
     (options.out / "README.md").write_text(lesson.card(json.loads(record.read_text()), evaluation))
     print(text)

@@ -55,7 +55,7 @@ class Lesson(Protocol):
     def made_for(self) -> list[bytes]:
         """The files that the model is tied to: other ones need another model."""
 
-    def measured(self, model: Any, tokenizer: Any, split: str) -> dict[str, dict[str, float]]:
+    def measured(self, model: Any, tokenizer: Any, split: str) -> dict[str, dict[str, Any]]:
         """All measurements of the card on a split."""
 
     def card(self, training: dict[str, Any], evaluation: dict[str, Any]) -> str:
@@ -116,7 +116,7 @@ class CodeValidationLesson:
         splits = ("train", "validation", "test")
         return parts + [(families / f"{s}.parquet").read_bytes() for s in splits]
 
-    def measured(self, model: Any, tokenizer: Any, split: str) -> dict[str, dict[str, float]]:
+    def measured(self, model: Any, tokenizer: Any, split: str) -> dict[str, dict[str, Any]]:
         """All measurements of the card on a split."""
         from factory.tiny.cases import split_cases
         from factory.tiny.evaluation import evaluate

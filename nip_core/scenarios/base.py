@@ -164,6 +164,9 @@ class Scenario:
     labels_in_play: ClassVar[bool] = False
     """Whether a prover writes the solution, with its first message, and `label_written` labels it.
     Then no dataset has solutions or labels, and `solution` is `drawn`."""
+    claims: ClassVar[Mapping[str, int]] = {}
+    """Regular expressions of what a prover says, without regard to case, and the decision that each
+    stands for: the report compares the verifier with one that believes the prover."""
     template_directory: ClassVar[Path | None] = None
     """Where templates of its own lie, as ``<version>/<protocol>/<agent>.txt``; a template that is
     missing there is nip's."""

@@ -23,8 +23,6 @@ from nip_core.stages.session import Session
 _YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
 CHECKSUM_SUFFIX = ".sha256"
 """Of the file beside it with its SHA-256, in the form of sha256sum."""
-CLAIMS = {"they match": 1, "they differ": 0}
-"""The bundled tiny model's prover says these of a right and of a wrong solution."""
 
 
 def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
@@ -45,9 +43,10 @@ def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
     run, directory = session.run, session.run.rollouts(iteration, split)
     rollouts = read_rollouts(run.store, directory)
     metrics = evaluate(rollouts.episodes, rollouts.generations, seed=session.parameters.seed)
-    if provers := session.game.protocol.provers:
+    provers, claims = session.game.protocol.provers, session.game.scenario.claims
+    if provers and claims:
         believed = believe_the_prover(
-            rollouts.episodes, rollouts.generations, CLAIMS, provers=provers
+            rollouts.episodes, rollouts.generations, claims, provers=provers
         )
         if believed["no_decision_rate"] is not None and believed["no_decision_rate"] < 1:
             metrics["believe_the_prover"] = believed

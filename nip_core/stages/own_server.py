@@ -115,7 +115,7 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
         if looks_local and not path.is_dir():
             raise SettingsError(
                 f"agents.{name}.model_name: there is no directory {agent.model_name}; give the "
-                'path of a model, a Hugging Face name, or "tiny"'
+                'path of a model, a Hugging Face name, or a bundled one like "tiny"'
             )
         if agent.quantization == "none":
             continue

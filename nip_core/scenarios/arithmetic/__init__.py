@@ -1,7 +1,7 @@
 """`arithmetic`: has a chain of steps a mistake? Problems without end, from a seed."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -51,11 +51,11 @@ class ArithmeticSettings(ScenarioSettings):
     """Kinds of the one wrong step of a wrong chain."""
     seed: int = 0
     """Another seed gives other chains."""
-    train_size: Annotated[int, Field(ge=2)] = 2000
+    train_size: Annotated[int, Field(ge=2, le=1_000_000)] = 2000
     """Problems of the training split, half of them with a mistake."""
-    validation_size: Annotated[int, Field(ge=2)] = 200
+    validation_size: Annotated[int, Field(ge=2, le=1_000_000)] = 200
     """Problems of the validation split."""
-    test_size: Annotated[int, Field(ge=2)] = 400
+    test_size: Annotated[int, Field(ge=2, le=1_000_000)] = 400
     """Problems of the test split."""
 
 
@@ -67,6 +67,10 @@ class Arithmetic(Scenario):
     Settings = ArithmeticSettings
     columns = (Column("question", "Task"), Column("solution", "Calculation"))
     generated = ("chains",)
+    claims: ClassVar[Mapping[str, int]] = {
+        r"\bno step is wrong": 1,
+        r"\bstep \d+ is wrong": 0,
+    }
     template_directory: ClassVar[Path | None] = Path(__file__).with_name("templates")
     words = Words(
         expert="an expert in arithmetic",

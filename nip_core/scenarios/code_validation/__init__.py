@@ -21,6 +21,7 @@ class CodeValidation(Scenario):
     settings_block = "code_validation"
     columns = (Column("question", "Problem"), Column("solution", "Solution", code="python"))
     bundled: ClassVar[Mapping[str, Path]] = {n: _DATA / n for n in ("problems", "families")}
+    claims: ClassVar[Mapping[str, int]] = {"they match": 1, "they differ": 0}  # as `tiny` says it
     words = Words(
         expert="an expert in Python",
         thing="solution",
