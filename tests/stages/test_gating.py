@@ -123,7 +123,9 @@ def test_a_dataset_without_problems_to_choose_by_is_refused(tmp_path):
     ]
     (tmp_path / "own.jsonl").write_text("\n".join(rows))
     config = write_config(tmp_path, dataset=str(tmp_path / "own.jsonl"), promotion=GATE)
-    with pytest.raises(DatasetError, match="split 'validation': there are no problems"):
+    with pytest.raises(
+        DatasetError, match="no row has 'validation' in the column split, which has test, train"
+    ):
         load_all_problems(load_parameters(config))
 
 
