@@ -191,7 +191,9 @@ def test_a_solution_that_fails_its_tests_stops_the_build():
     wrong = problem(
         "d", "introductory", "Write `double(x)`.", TESTS, "def double(x):\n    return 2"
     )
-    with pytest.raises(DatasetError, match=r"problem d: .*double\(0\) == 0 -> failed"):
+    with pytest.raises(
+        DatasetError, match=r"problem d: .*failed AssertionError: in assert double\(0\) == 0"
+    ):
         build([wrong], workers=1, allow_without_namespaces=True)
 
 
