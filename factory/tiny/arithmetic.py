@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from factory.tiny.conversations import Message
+from factory.tiny.conversations import Message, own
 from nip_core.game.render import Game, Situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Turn
@@ -45,7 +45,10 @@ _ACCEPT, _REJECT = "accept", "reject"
 
 @dataclass(frozen=True)
 class Step:
-    """``left sign right = result``, the result as it is written."""
+    """``left sign right = result``, the result as it is written.
+
+    The scenario has such steps too, but nobody outside of the scenarios imports one.
+    """
 
     left: int
     sign: str
@@ -156,11 +159,6 @@ def decision(steps: Sequence[Step], number: int) -> str:
     """Return what the verifier says that checks a step and decides by it."""
     text = check(steps, number)
     return f"{text}\nDecision: {_ACCEPT if text.endswith('right.') else _REJECT}"
-
-
-def own(content: str) -> Message:
-    """A message of the model itself."""
-    return {"role": "assistant", "content": content}
 
 
 def _turn(played: Game, round_: int, agent: str, text: str, turns: Sequence[Turn]) -> Turn:

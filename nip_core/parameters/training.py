@@ -101,7 +101,8 @@ class PureTextEiParameters(Parameters):
     balance_decisions: bool = False
     """Keep as many accepting as rejecting verifier examples, leaving out the surplus."""
     balance_labels: bool = False
-    """Keep as many examples of correct as of buggy code for each agent, leaving out the surplus."""
+    """Keep as many examples of right as of wrong solutions for each agent, leaving out the surplus.
+    Decisions that are rare gain weight by it, also with training labels drawn at random."""
     deduplicate: bool = False
     """Keep one of several examples of an agent with the same conversation."""
 

@@ -2,6 +2,7 @@
 
 base                what a scenario is
 datasets            its problems, from wherever they lie
+checked             its functions as nip calls them: what is wrong is an error that names it
 prompts             what agents are told of them; prompt_phrases: the sentences that settings decide
 
 `find_scenario` finds a scenario by the name of its module here, or anywhere by

@@ -11,6 +11,7 @@ A problem is a question and a solution that may be right or wrong. All else that
 of it is a further column. docs/scenarios.md builds a scenario of one's own.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -356,6 +357,20 @@ def _check_templates(directory: Path | None, kind: type[Scenario]) -> None:
         )
 
 
+def _check_claims(claims: object, kind: type[Scenario]) -> None:
+    """Refuse claims that could not be looked for once episodes have been played and paid for."""
+    place = f"{kind.__name__}.claims"
+    if not isinstance(claims, Mapping) or not all(y in (0, 1) for y in claims.values()):
+        raise ValueError(f"{place} must be decisions, 1 or 0, by pattern (got {claims!r:.80})")
+    for pattern in claims:
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise ValueError(
+                f"{place}: {pattern!r:.80} is no regular expression ({error})"
+            ) from None
+
+
 def _check_types(scenario: Scenario | type[Scenario], kind: type[Scenario]) -> None:
     """Refuse what a type checker would have refused, and names that mean something else."""
     words, columns, split_by = scenario.words, scenario.columns, scenario.split_by
@@ -369,6 +384,7 @@ def _check_types(scenario: Scenario | type[Scenario], kind: type[Scenario]) -> N
         raise ValueError(f"{kind.__name__}.Settings must be a subclass of ScenarioSettings")
     if not isinstance(scenario.name, str):
         raise ValueError(f"{kind.__name__}.name must be a text (got {scenario.name!r:.80})")
+    _check_claims(scenario.claims, kind)
     if not isinstance(kind.bundled, Mapping):
         raise ValueError(
             f"{kind.__name__}.bundled must be paths by name (got {kind.bundled!r:.80})"

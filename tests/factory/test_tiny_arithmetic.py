@@ -26,6 +26,7 @@ from factory.tiny.arithmetic_evaluation import measure_game, measure_prover
 from factory.tiny.build import RECIPES, fingerprint, load, make_model
 from nip_core.models import BUNDLED
 from nip_core.protocols import REJECT, Turn
+from nip_core.scenarios import find_scenario
 
 RIGHT = Case("", "1: 47 + 8 = 55\n2: 55 - 6 = 49\n3: 49 + 3 = 52\n4: 52 - 4 = 48", 1)
 WRONG = Case("", "1: 47 + 8 = 55\n2: 55 - 6 = 49\n3: 49 + 3 = 53\n4: 53 - 4 = 49", 0)
@@ -50,6 +51,14 @@ def test_a_prover_whom_the_truth_suits_says_nothing_else(case, verdict):
             assert step == check(case.steps, int(step[5]))
         conclusion = "no step" if case.y else "step 3"
         assert text.endswith(f". So {conclusion} is wrong.")
+
+
+@pytest.mark.parametrize(("case", "verdict"), [(RIGHT, None), (WRONG, None), (WRONG, "accept")])
+def test_what_a_prover_concludes_is_a_claim_of_the_scenario(case, verdict):
+    claims = find_scenario("arithmetic").claims
+    argued = 1 if verdict == "accept" else case.y
+    for text in said(case, verdict):
+        assert {y for pattern, y in claims.items() if re.search(pattern, text, re.I)} == {argued}
 
 
 def test_a_prover_lies_in_one_step_where_it_must():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from small_game import FEW, train_here, write_config
 
 from nip_core.errors import DatasetError, SettingsError
-from nip_core.game.render import Game, situation_of
+from nip_core.game.render import Game, Situation, situation_of
 from nip_core.parameters import load_parameters
 from nip_core.scenarios import find_scenario, make_scenario
 from nip_core.scenarios.arithmetic.chains import (
@@ -229,3 +229,20 @@ def test_a_run_learns_from_it_with_scripted_replies(tmp_path):
 
 def test_a_wrong_step_shows_its_true_result():
     assert Step(47, "+", 8, 54).true_result == 55
+
+
+@pytest.mark.parametrize(
+    ("scenario", "words"),
+    [
+        ("code_validation", "Say whether they match."),
+        ("arithmetic", "Say which step is wrong."),
+        ("graphs", "Say which graph each challenge is."),
+    ],
+)
+def test_a_short_prompt_asks_for_what_the_scenario_is_about(scenario, words):
+    block = "code_validation" if scenario == "code_validation" else "scenario_settings"
+    agents = {"_default": {"model_provider": "SelfHosted", "model_name": "m"}}
+    settings = {"run_name": "a", "dataset": "d", "scenario": scenario, "agents": agents}
+    shared = {"protocol_common": {"shared_reward": True}}
+    game = Game(load_parameters({**settings, **shared, block: {"system_prompt_version": "short"}}))
+    assert words in game.told("prover", Situation("A: 0-1\nB: 0-1", "s", None, 0))[0]

@@ -112,6 +112,8 @@ BOTH = f'Column("question", "Q"), {SOLUTION}'
         (["name = 3"], ["Sums.name must be a text (got 3)"]),
         (["generated = 'more'"], ["generated must be a tuple", "('more',)"]),
         (["bundled = ('more',)"], ["Sums.bundled must be paths by name"]),
+        (["claims = {'they (match': 1}"], ["Sums.claims", "'they (match'", "expression"]),
+        (["claims = {'they match': 2}"], ["Sums.claims must be decisions, 1 or 0, by pattern"]),
         (["template_directory = 'here'"], ["must be a pathlib.Path (got 'here')"]),
         (
             ["template_directory = Path('.')"],

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -71,7 +70,6 @@ class Arithmetic(Scenario):
         r"\bno step is wrong": 1,
         r"\bstep \d+ is wrong": 0,
     }
-    template_directory: ClassVar[Path | None] = Path(__file__).with_name("templates")
     words = Words(
         expert="an expert in arithmetic",
         thing="calculation",
