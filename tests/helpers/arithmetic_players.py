@@ -1,0 +1,92 @@
+"""Players of `arithmetic` whose soundness and completeness are known by counting.
+
+The verifier can check one step in each of its turns: the one that an expert calls wrong, else the
+next one of its own. With which it begins follows from the last digit of the start value, so the
+problems of `every_chance` are each pair of a mistake's place and a first check exactly once: of k
+steps, and with the mistake anywhere, a verifier with t turns finds it in t of k cases.
+
+chain           a problem of k steps, all right or one wrong
+every_chance    k * k wrong ones, and k right ones
+players         a script: who answers what
+"""
+
+import re
+from typing import Any
+
+from playing import agent_of
+
+from nip_core.scenarios import Problem
+from nip_core.scenarios.arithmetic.chains import (
+    CHAIN,
+    Question,
+    Step,
+    read_steps,
+    solution_text,
+)
+
+_CLAIM = re.compile(r"this is wrong: Step (\d+)")
+
+
+def chain(steps: int, mistake: int | None, first: int) -> Problem:
+    """Steps that add 3 to a number that ends with `first`, the one of `mistake` one too much."""
+    asked = Question(20 + first, (("+", 3),) * steps)
+    value, calculated = asked.start, []
+    for number in range(1, steps + 1):
+        result = value + 3 + (number == mistake)
+        calculated.append(Step(value, "+", 3, result))
+        value = result
+    name = f"{mistake or 'right'}-{first}"
+    text = solution_text(calculated)
+    return Problem(name, name, asked.text(CHAIN), text, int(mistake is None))
+
+
+def every_chance(steps: int) -> list[Problem]:
+    """Problems in which each step is wrong as often as the verifier begins with each step."""
+    wrong = [
+        chain(steps, mistake, first) for mistake in range(1, steps + 1) for first in range(steps)
+    ]
+    right = [chain(steps, None, first) for first in range(steps)]
+    return wrong + right
+
+
+def players(steps: int, turns: int, lying: bool) -> Any:
+    """A script in which the verifier has so many turns, and a lone expert lies or doesn't.
+
+    Of two experts one argues for acceptance and one for rejection, whatever is true.
+    """
+
+    def script(body: dict[str, Any]) -> str:
+        told = body["messages"][0]["content"]
+        calculated = read_steps("\n".join(re.findall(r"^\d+: \d+ .*$", told, re.MULTILINE)))
+        wrong = [n for n, step in enumerate(calculated, 1) if step.result != step.true_result]
+        agent = agent_of(body)
+        if agent == "verifier":
+            return _verifier(body, calculated, turns)
+        if agent == "prover":
+            return _expert(wrong[0] if wrong and not lying else None)
+        return _expert((wrong or [1])[0] if "to reject" in told else None)
+
+    return script
+
+
+def _expert(named: int | None) -> str:
+    return "Answer: So " + (f"this is wrong: Step {named}." if named else "no step is wrong.")
+
+
+def _verifier(body: dict[str, Any], calculated: list[Step], turns: int) -> str:
+    said = [m["content"] for m in body["messages"] if m["role"] == "assistant"]
+    heard = [m["content"] for m in body["messages"][1:] if m["role"] != "assistant"]
+    checked = {int(n) for text in said for n in re.findall(r"Step (\d+):", text)}
+    first = calculated[0].left % 10
+    own = [(first + n) % len(calculated) + 1 for n in range(len(calculated))]
+    named = [int(n) for text in heard for n in _CLAIM.findall(text)]
+    number = next(n for n in [*named, *own] if n not in checked)
+    step = calculated[number - 1]
+    check = f"Step {number}: {step.left} {step.sign} {step.right} is {step.true_result}."
+    if step.result != step.true_result:
+        return f"{check}\nDecision: reject"
+    if len(said) == turns - 1:
+        return f"{check}\nDecision: accept"
+    asks = ("Expert_1", "Expert_2") if "Expert_1" in body["messages"][0]["content"] else ()
+    questions = [f"Question for {name}: Which?" for name in asks] or ["Question: Which?"]
+    return "\n".join([check, *questions])
