@@ -58,8 +58,8 @@ test: install
 # tests of which `make test` tries a part. .ci/run runs it.
 THOROUGH := tests/scenarios/test_parsing.py tests/rollouts/test_matrix.py
 test-long: install
-	NIP_KILL_POINTS=20 NIP_THOROUGH=1 $(PYTEST) tests/lm_server/long tests/factory $(THOROUGH) \
-		tests/durability/test_kill_matrix.py
+	NIP_KILL_POINTS=20 NIP_THOROUGH=1 $(PYTEST) tests/lm_server/long tests/sweep/long tests/factory \
+		$(THOROUGH) tests/durability/test_kill_matrix.py
 
 # Trainings, the embedded engine, servers and engines as processes.
 test-server: install

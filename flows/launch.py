@@ -1,6 +1,7 @@
 """Flows as commands: they look first, start servers beside the rest, and show what they do.
 
 run_flow    a flow in the run's session, unless a look at the run shows that nothing is left to do
+with_prefect    a server of Prefect's for as long as the work takes
 with_view   work with a view of its progress, that a signal stops
 
 A flow that a Prefect worker starts opens its session itself; here that is opened before, so that
@@ -88,20 +89,20 @@ def run_flow(
 
         # 2. Prefect's server, the models' server and the imports come up at the same time.
         progress.start_stage("starting Prefect", 0)
-        _used_prefect.append(True)
-        with _prefect(verbose) as wait_for_prefect:
+        with with_prefect(verbose) as wait_for_prefect:
             return stop.run(lambda: in_session(wait_for_prefect))
 
     return with_view(parameters, progress, work, as_json)
 
 
 @contextmanager
-def _prefect(verbose: bool) -> Iterator[Callable[[], None]]:
+def with_prefect(verbose: bool) -> Iterator[Callable[[], None]]:
     """A Prefect server for this process: the one that is named, or a temporary one that starts
     meanwhile. Yields what waits for it. Raises ServerError if the one that is named is not there.
     """
     from nip_prefect.flows.temporary_prefect import TemporaryPrefect
 
+    _used_prefect.append(True)
     if not verbose:
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     # Started before it is known whether a profile names a server, which takes seconds of imports.

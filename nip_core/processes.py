@@ -2,6 +2,7 @@
 
 map_in_processes   the results in the order of the items, a few of them under way at a time
 how_many           how many processes are worth it for so many examples
+end_with           let this process end when the one that started it does
 
 The processes are fresh interpreters that talk over pipes. They do not run the caller's main module
 again, as those of multiprocessing would, and end when their caller does: neither a killed one nor
@@ -123,7 +124,7 @@ class _Process:
 
 def serve(caller: int) -> None:
     """Do the work of such a process: results for items, from stdin to what was its stdout."""
-    threading.Thread(target=_end_with, args=[caller], daemon=True).start()
+    end_with(caller)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     function: Callable[[Any], Any] | None = None
@@ -144,10 +145,15 @@ def serve(caller: int) -> None:
             answers.flush()
 
 
-def _end_with(caller: int) -> None:
-    while os.getppid() == caller:
-        time.sleep(_LOOK_S)
-    os._exit(1)
+def end_with(caller: int) -> None:
+    """Let this process end at once when `caller`, who has started it, is gone."""
+
+    def watch() -> None:
+        while os.getppid() == caller:
+            time.sleep(_LOOK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _portable(error: Exception) -> Exception:

@@ -56,7 +56,7 @@ TIERS = (
     # They need more than `make install`.
     *("engines", "art", "nat", "clients", "gpu", "cluster"),
     # They take long: what ships is built again, the server trains and generates with real models.
-    *("factory", "lm_server/long"),
+    *("factory", "lm_server/long", "sweep/long"),
 )
 """Folders that run on their own: `make test-engines`, ..."""
 

@@ -1,6 +1,7 @@
-"""The learning curve: accuracy, completeness and soundness of the verifier by iteration.
+"""Accuracy, completeness and soundness of the verifier, by iteration or by arm of a sweep.
 
 learning_curve_svg   an SVG that follows the reader's light or dark scheme
+arms_svg             the same for the arms of a sweep
 
 The same numbers give the same bytes. matplotlib is imported inside the functions and used
 through its objects, without pyplot and without a display. Colours keep apart for colour-blind
@@ -9,7 +10,7 @@ readers (after Okabe and Ito) and each line also has its own marker and dash.
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MetricsByIteration = Sequence[tuple[int, Mapping[str, Any]]]
@@ -27,8 +28,8 @@ _LINES = (
 # A colour no other mark uses: in the SVG it becomes the reader's text colour.
 _INK = "#010203"
 _SVG_STYLE = (
-    "<style>#nip-learning-curve{color:#1f2328}"
-    "@media screen and (prefers-color-scheme:dark){#nip-learning-curve{color:#d7dce2}}</style>"
+    "<style>#{id}{{color:#1f2328}}"
+    "@media screen and (prefers-color-scheme:dark){{#{id}{{color:#d7dce2}}}}</style>"
 )
 _FONTS = ["DejaVu Sans", "Arial", "Helvetica", "sans-serif"]
 
@@ -39,14 +40,90 @@ def learning_curve_svg(points: MetricsByIteration) -> str:
     `points` holds (iteration, metrics) with the keys of `evaluate`; a metric that is None leaves
     a gap. Text stays text, and takes the colour of the reader's scheme.
     """
-    svg = _render(points)
+    return _svg(
+        lambda figure: _draw(figure.add_axes(_AXES), points),
+        _SIZE_INCHES,
+        "nip-learning-curve",
+        _describe(points),
+    )
+
+
+def arms_svg(arms: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """The arms of a sweep below each other, each metric a mark with the range of its runs.
+
+    `arms` holds (name, metrics), a metric being None or its `mean`, `lowest` and `highest`.
+    """
+    width, row, around = _SIZE_INCHES[0], 0.42, 0.9
+    height = around + row * len(arms)
+    longest = max((len(name) for name, _ in arms), default=0)
+    left = min(0.5, 0.03 + 0.0095 * longest)  # of the width, for the names
+    box = (left, 0.55 / height, 0.96 - left, 1 - around / height)
+    return _svg(
+        lambda figure: _draw_arms(figure.add_axes(box), arms),
+        (width, height),
+        "nip-arms",
+        f"{len(arms)} arms of a sweep",
+    )
+
+
+def _svg(draw: Callable[[Any], None], size: tuple[float, float], ident: str, label: str) -> str:
+    """An SVG element of what `draw` puts on a figure of so many inches."""
+    svg = _render(draw, size, ident)
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = svg.replace(_INK, "currentColor")
     # Without this the picture's rules would reach the page around it.
-    svg = svg.replace("*{stroke-linejoin", "#nip-learning-curve *{stroke-linejoin")
+    svg = svg.replace("*{stroke-linejoin", f"#{ident} *{{stroke-linejoin")
     opening, rest = svg.split(">", 1)
-    return f'{opening} role="img" aria-label="{_describe(points)}">{_SVG_STYLE}{rest}'
+    style = _SVG_STYLE.format(id=ident)
+    return f'{opening} role="img" aria-label="{label}">{style}{rest}'
+
+
+def _draw_arms(axes: Any, arms: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    axes.set_facecolor("none")
+    axes.axvline(0.5, color=_INK, alpha=0.45, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
+    for name, colour, marker, _, shift in _LINES:
+        measured = [(row, arm[name]) for row, (_, arm) in enumerate(arms) if arm[name] is not None]
+        rows = [row + 20 * shift for row, _ in measured]
+        means = [value["mean"] for _, value in measured]
+        below = [value["mean"] - value["lowest"] for _, value in measured]
+        above = [value["highest"] - value["mean"] for _, value in measured]
+        main = name == "accuracy"
+        axes.errorbar(
+            means,
+            rows,
+            xerr=[below, above],
+            fmt=marker,
+            color=colour,
+            markersize=6.5 if main else 5,
+            elinewidth=1.6 if main else 1.1,
+            label=name,
+            zorder=4 if main else 3,
+            clip_on=False,
+        )
+    axes.set_ylim(len(arms) - 0.5, -0.5)
+    axes.set_yticks(range(len(arms)), [name for name, _ in arms])
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+    axes.tick_params(colors=_INK, length=0)
+    axes.grid(axis="x", color=_INK, alpha=0.12, linewidth=0.8)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(_INK)
+    axes.spines["bottom"].set_alpha(0.5)
+    handles, labels = axes.get_legend_handles_labels()
+    order = [2, 0, 1]
+    axes.legend(
+        [handles[i] for i in order],
+        [labels[i] for i in order],
+        loc="lower left",
+        bbox_to_anchor=(-0.01, 1.0),
+        ncols=3,
+        frameon=False,
+        labelcolor=_INK,
+    )
 
 
 def _describe(points: MetricsByIteration) -> str:
@@ -60,7 +137,7 @@ def _describe(points: MetricsByIteration) -> str:
     )
 
 
-def _render(points: MetricsByIteration) -> str:
+def _render(draw: Callable[[Any], None], size: tuple[float, float], ident: str) -> str:
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -68,13 +145,13 @@ def _render(points: MetricsByIteration) -> str:
     # Which back-end a notebook shows its own figures with is none of our business.
     defaults = {k: v for k, v in mpl.rcParamsDefault.items() if not k.startswith("backend")}
     fonts = {"font.family": "sans-serif", "font.sans-serif": _FONTS, "font.size": 10}
-    plain = {"svg.hashsalt": "nip", "svg.fonttype": "none", "svg.id": "nip-learning-curve"}
+    plain = {"svg.hashsalt": "nip", "svg.fonttype": "none", "svg.id": ident}
     with mpl.rc_context({**defaults, **fonts, **plain}):
-        figure = Figure(figsize=_SIZE_INCHES)
+        figure = Figure(figsize=size)
         FigureCanvasAgg(figure)
         # The labels around the axes are as large whatever the numbers are; a layout that is sought
         # draws everything twice.
-        _draw(figure.add_axes(_AXES), points)
+        draw(figure)
         buffer = io.StringIO()
         metadata = {"Date": None, "Creator": None}
         figure.savefig(buffer, format="svg", facecolor="none", metadata=metadata)

@@ -36,7 +36,7 @@ def load_parameters(
     if isinstance(config, Mapping):
         in_file, place = dict(config), "configuration"
     else:
-        in_file, place = _read_yaml(_config_file(Path(config))), str(config)
+        in_file, place = read_yaml(_config_file(Path(config))), str(config)
     values = in_file
     for override in overrides:
         values = _with_override(values, override)
@@ -98,7 +98,8 @@ def _config_file(config: Path) -> Path:
     )
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a file, in which no key stands twice. Raises SettingsError."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

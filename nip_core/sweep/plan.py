@@ -1,0 +1,229 @@
+"""The runs of a sweep, from its file.
+
+read_sweep    a YAML file -> Sweep
+Sweep         a name, a store, and the runs: every combination of the axes' values
+SweptRun      one of them, with its settings checked
+
+    name: rounds
+    config: deterministic
+    set: {rl.num_iterations: 2}
+    axes:
+      interaction_protocol: [adp, nip]        # the axis is a setting
+      prover:                                 # named values, each with settings
+        helpful: {}
+        opposed: {protocol_common.shared_reward: false}
+      seed: [1, 2, 3]
+    leave_out:
+      - {interaction_protocol: adp, prover: opposed}
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nip_core.errors import SettingsError
+from nip_core.hashing import digest
+from nip_core.parameters import HyperParameters, load_parameters
+from nip_core.parameters.load import read_yaml
+from nip_core.run_store.run import RUN_NAME
+
+SEED = "seed"
+"""The axis whose values are repetitions: runs that differ in it alone are an arm."""
+
+Value = str | int | float | bool | None
+Values = Annotated[list[Value] | dict[str, dict[str, Any]], Field(min_length=1)]
+
+
+class SweepFile(BaseModel):
+    """The content of a sweep's file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+    """Of the sweep; the names of its runs begin with it."""
+    config: str
+    """What all runs share: a configuration's path, seen from this file or from here, or the name of
+    a bundled one."""
+    run_store: str | None = None
+    """Where the runs are kept; by default where the configuration says."""
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Settings of all runs, by dotted name."""
+    axes: dict[str, Values] = Field(min_length=1)
+    """What differs: a setting with its values, or a name of your own with named values, each of
+    which is a mapping of settings."""
+    leave_out: list[dict[str, Value]] = Field(default_factory=list)
+    """Combinations that are not run: values of some of the axes each."""
+
+
+@dataclass(frozen=True)
+class SweptRun:
+    """A run of a sweep."""
+
+    name: str
+    values: Mapping[str, str]
+    """By axis, the value as it is written or named in the file."""
+    overrides: tuple[str, ...]
+    """Settings on top of the configuration, as of ``--set``."""
+    parameters: HyperParameters
+
+    @property
+    def arm(self) -> tuple[str, ...]:
+        """Its values but the seed: runs of an arm repeat each other."""
+        return tuple(value for axis, value in self.values.items() if axis != SEED)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a file of a sweep asks for."""
+
+    name: str
+    config: str
+    run_store: str
+    axes: tuple[str, ...]
+    runs: tuple[SweptRun, ...]
+
+    @property
+    def arms(self) -> dict[tuple[str, ...], list[SweptRun]]:
+        """The runs by their arms, in the order of the file."""
+        arms: dict[tuple[str, ...], list[SweptRun]] = {}
+        for run in self.runs:
+            arms.setdefault(run.arm, []).append(run)
+        return arms
+
+
+def read_sweep(path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
+    """The sweep of a file, with settings of all runs on top; every run's settings are checked.
+
+    Raises:
+        SettingsError: the file is not a sweep's, a run's settings are wrong, two runs would be the
+            same or have the same name, or nothing is left to run. The message names file and place.
+    """
+    # 1. The file.
+    try:
+        file = SweepFile.model_validate(read_yaml(path))
+    except ValidationError as error:
+        raise SettingsError(f"{path}: {'; '.join(_lines(error))}") from None
+    if not RUN_NAME.fullmatch(file.name):
+        raise SettingsError(
+            f"{path}: name {file.name!r}: use at most 41 lower-case letters, digits and '-'"
+        )
+    beside = path.parent / file.config
+    config = str(beside) if beside.is_file() else file.config
+    _check_left_out(path, file)
+    # 2. Every combination that is not left out, as a run.
+    runs = tuple(
+        _run(path, file, config, named, overrides)
+        for named in _combinations(file)
+        if not any(_matches(named, left_out) for left_out in file.leave_out)
+    )
+    if not runs:
+        raise SettingsError(f"{path}: leave_out leaves no run")
+    # 3. No two are the same, all lie in one store.
+    _check_differences(path, runs)
+    [store, *others] = {run.parameters.run_store for run in runs}
+    if others:
+        raise SettingsError(f"{path}: the runs of a sweep need one run_store; take it off the axes")
+    return Sweep(file.name, config, store, tuple(file.axes), runs)
+
+
+def _lines(error: ValidationError) -> list[str]:
+    """Return what is wrong, a place each: of an axis that is neither kind, once."""
+    lines: dict[str, str] = {}
+    for detail in error.errors():
+        place = ".".join(str(part) for part in detail["loc"] if "[" not in str(part))
+        message = "unknown key" if detail["type"] == "extra_forbidden" else detail["msg"]
+        lines.setdefault(place, f"{place}: {message}")
+    return list(lines.values())
+
+
+def as_text(value: Value) -> str:
+    """A value of an axis as the table names it: text as it is, others as in YAML."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _named_values(axis: str, values: Any) -> dict[str, dict[str, Any]]:
+    """By name, the settings that a value of an axis stands for."""
+    if isinstance(values, dict):
+        return values
+    return {as_text(value): {axis: value} for value in values}
+
+
+Named = dict[str, tuple[str, dict[str, Any]]]  # by axis, a value's name and its settings
+
+
+def _combinations(file: SweepFile) -> Iterator[Named]:
+    choices = [_named_values(axis, values).items() for axis, values in file.axes.items()]
+    for chosen in product(*choices):
+        yield dict(zip(file.axes, chosen, strict=True))
+
+
+def _matches(named: Named, left_out: Mapping[str, Value]) -> bool:
+    return all(named[axis][0] == as_text(value) for axis, value in left_out.items())
+
+
+def _check_left_out(path: Path, file: SweepFile) -> None:
+    for place, left_out in enumerate(file.leave_out):
+        for axis, value in left_out.items():
+            there = _named_values(axis, file.axes.get(axis, []))
+            if as_text(value) not in there:
+                what = f"values are {', '.join(there)}" if there else "there is no such axis"
+                raise SettingsError(f"{path}: leave_out[{place}]: {axis}: {value!r}: {what}")
+        if not left_out:
+            raise SettingsError(f"{path}: leave_out[{place}]: names no value, so leaves out all")
+
+
+def _run(path: Path, file: SweepFile, config: str, named: Named, more: tuple[str, ...]) -> SweptRun:
+    values = {axis: name for axis, (name, _) in named.items()}
+    told = ", ".join(f"{axis} {name}" for axis, name in values.items())
+    run_name = "-".join([file.name, *map(_slug, values.values())])
+    if not RUN_NAME.fullmatch(run_name):
+        raise SettingsError(
+            f"{path}: {told}: the run's name, {run_name!r}, is not one of at most 41 lower-case "
+            "letters, digits and '-'; name the values of the axes shortly: {short: {setting: ...}}"
+        )
+    settings = dict(file.set)
+    for _, changes in named.values():
+        settings |= changes
+    if file.run_store is not None:
+        settings["run_store"] = file.run_store
+    reserved = {"run_name"} & settings.keys()
+    if reserved:
+        raise SettingsError(f"{path}: {told}: run_name follows from the sweep's name and values")
+    overrides = (
+        *(f"{setting}={json.dumps(value)}" for setting, value in settings.items()),
+        *more,
+        f"run_name={json.dumps(run_name)}",
+    )
+    try:
+        parameters = load_parameters(config, overrides)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {told}: {error}") from None
+    return SweptRun(run_name, values, overrides, parameters)
+
+
+def _slug(value: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", value.lower()).strip("-")
+
+
+def _check_differences(path: Path, runs: tuple[SweptRun, ...]) -> None:
+    names: dict[str, SweptRun] = {}
+    settings: dict[str, SweptRun] = {}
+    for run in runs:
+        if (other := names.setdefault(run.name, run)) is not run:
+            raise SettingsError(
+                f"{path}: {_told(other)} and {_told(run)} would both be called {run.name!r}; give "
+                "the values of an axis other names"
+            )
+        same = digest({**run.parameters.to_dict(), "run_name": ""})
+        if (other := settings.setdefault(same, run)) is not run:
+            raise SettingsError(f"{path}: {_told(other)} and {_told(run)} have the same settings")
+
+
+def _told(run: SweptRun) -> str:
+    return ", ".join(f"{axis} {value}" for axis, value in run.values.items())

@@ -1,0 +1,143 @@
+"""What came of the runs of a sweep: one document, one table, one figure.
+
+collect        a sweep -> its results, from what is in the store
+table          the results as Markdown, an arm a row
+write          both and a figure into the store, under sweeps/NAME
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nip_core.evaluation.plots import arms_svg
+from nip_core.evaluation.report_text import plain_percent
+from nip_core.run_store.run import RunStore, list_runs
+from nip_core.run_store.store import Store
+from nip_core.stages.showing import summary
+from nip_core.sweep.plan import Sweep, SweptRun
+
+METRICS = ("accuracy", "completeness", "soundness", "always_fail_rate")
+"""Of the last test, which an arm is judged by."""
+
+Results = dict[str, Any]
+
+
+def collect(store: Store, sweep: Sweep, failures: Mapping[str, str] | None = None) -> Results:
+    """The results of a sweep: its runs with their first and last test, and its arms.
+
+    `failures` says by run why it did not end. A run that has not begun has the status "not begun".
+    An arm's figures are means over those of its runs that are finished, with the lowest and the
+    highest of them; None without one.
+    """
+    there = {*list_runs(store)}
+    runs = [_run(store, run, there, (failures or {}).get(run.name)) for run in sweep.runs]
+    by_name = {run["run"]: run for run in runs}
+    arms = [
+        _arm(sweep, arm, [by_name[run.name] for run in swept]) for arm, swept in sweep.arms.items()
+    ]
+    return {"sweep": sweep.name, "axes": list(sweep.axes), "arms": arms, "runs": runs}
+
+
+def _run(store: Store, run: SweptRun, there: set[str], failure: str | None) -> dict[str, Any]:
+    result: dict[str, Any] = {"run": run.name, "values": dict(run.values), "status": "not begun"}
+    if failure is not None:
+        result["failure"] = failure
+    if run.name not in there:
+        return result
+    tree = RunStore(store, run.name)
+    shown = summary(tree)
+    tests = {
+        entry["iteration"]: tree.read_json_or_none(tree.metrics(entry["iteration"], "test"))
+        for entry in shown["iterations"]
+    }
+    tested = {i: test for i, test in tests.items() if test}
+    result["status"] = shown["status"]
+    result["tests"] = [
+        {"iteration": i, **{k: test.get(k) for k in (*METRICS, "episodes", "distinct_problems")}}
+        for i, test in tested.items()
+    ]
+    return result
+
+
+def _arm(sweep: Sweep, arm: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    axes = [axis for axis in sweep.axes if axis != "seed"]
+    finished = [run for run in runs if run["status"] == "finished" and run["tests"]]
+    values: dict[str, Any] = {"values": dict(zip(axes, arm, strict=True))}
+    values |= {"runs": len(runs), "finished": len(finished)}
+    for metric in METRICS:
+        values[metric] = _over_runs([run["tests"][-1][metric] for run in finished])
+    gains = [
+        None
+        if None in (ends := [run["tests"][at]["accuracy"] for at in (0, -1)])
+        else ends[1] - ends[0]
+        for run in finished
+        if len(run["tests"]) > 1
+    ]
+    return {**values, "gain": _over_runs(gains)}
+
+
+def _over_runs(values: Sequence[float | None]) -> dict[str, float] | None:
+    measured = [value for value in values if value is not None]
+    if not measured:
+        return None
+    mean = sum(measured) / len(measured)
+    return {"mean": mean, "lowest": min(measured), "highest": max(measured)}
+
+
+def table(results: Results) -> str:
+    """The arms as a Markdown table: means over runs, with the lowest and the highest run."""
+    axes = [axis for axis in results["axes"] if axis != "seed"]
+    heads = [*axes, "runs", "accuracy", "completeness", "soundness", "always wrong", "gain"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for arm in results["arms"]:
+        count = f"{arm['finished']}" + (
+            f" of {arm['runs']}" if arm["finished"] < arm["runs"] else ""
+        )
+        cells = [*arm["values"].values(), count]
+        cells += [_cell(arm[metric]) for metric in METRICS]
+        gain = arm["gain"]
+        cells.append("–" if gain is None else f"{100 * gain['mean']:+.1f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: Mapping[str, float] | None) -> str:
+    if value is None:
+        return "–"
+    if value["lowest"] == value["highest"]:
+        return plain_percent(value["mean"])
+    low, high = (plain_percent(value[end]) for end in ("lowest", "highest"))
+    return f"{plain_percent(value['mean'])} ({low} to {high})"
+
+
+def page(results: Results) -> str:
+    """The table with what stands beside it, as Markdown."""
+    finished = sum(run["status"] == "finished" for run in results["runs"])
+    text = f"# Sweep {results['sweep']}\n\n{finished} of {len(results['runs'])} runs finished.\n\n"
+    text += table(results)
+    text += (
+        "\nPercent of the last test's episodes: mean over the finished runs of an arm, and its "
+        "lowest and highest run. Always wrong: problems on which every play was. Gain: points of "
+        "accuracy from the first test to the last.\n\n![The arms](arms.svg)\n"
+    )
+    failed = [run for run in results["runs"] if "failure" in run]
+    if failed:
+        text += "\n## Not ended\n\n"
+        text += "".join(f"- `{run['run']}`: {run['failure']}\n" for run in failed)
+    return text
+
+
+def write(store: Store, results: Results) -> str:
+    """Write results.json, README.md and arms.svg of the sweep; where they lie."""
+    root = f"sweeps/{results['sweep']}"
+    store.put(f"{root}/results.json", json.dumps(results, indent=2, sort_keys=False).encode())
+    store.put(f"{root}/README.md", page(results).encode())
+    store.put(f"{root}/arms.svg", arms_svg(_points(results)).encode())
+    local = store.local_path(f"{root}/README.md")
+    return str(local) if local is not None else f"{store.url}/{root}/README.md"
+
+
+def _points(results: Results) -> list[tuple[str, Mapping[str, Any]]]:
+    return [
+        (" · ".join(arm["values"].values()) or results["sweep"], arm) for arm in results["arms"]
+    ]

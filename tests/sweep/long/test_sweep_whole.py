@@ -1,0 +1,90 @@
+"""A sweep as its user meets it: killed, interrupted, with a run that fails, and shown."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import yaml
+
+ROOT = Path(__file__).parents[3]
+ENVIRONMENT = {**os.environ, "DO_NOT_TRACK": "1", "NIP_API_KEY": "a-key"}
+
+
+def small(tmp_path, **axes):
+    path = tmp_path / "sweep.yaml"
+    settings = {
+        "name": "small",
+        "config": "deterministic",
+        "run_store": str(tmp_path / "runs"),
+        "set": {
+            "rl": {"num_iterations": 1, "rollouts_per_iteration": 16},
+            "dataset_options.max_test_size": 8,
+        },
+        "axes": axes,
+    }
+    path.write_text(yaml.safe_dump(settings, sort_keys=False))
+    return path
+
+
+def nip(*arguments, **options):
+    command = [sys.executable, "-m", "nip_prefect.flows.cli", *map(str, arguments)]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, **options,
+    )  # fmt: skip
+
+
+def processes_of(tmp_path):
+    """Command lines that are about this test's files, of whoever still runs."""
+    lines = (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
+    return [line for line in lines if any(str(tmp_path) in part for part in line)]
+
+
+def wait_until_gone(tmp_path):
+    until = time.monotonic() + 20
+    while (left := processes_of(tmp_path)) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not left
+
+
+def begun(path):
+    """A sweep whose runs have begun, leader of a group as in a terminal."""
+    process = nip("sweep", path, "--jobs", 2, start_new_session=True)
+    assert process.stdout is not None
+    while "started" not in process.stdout.readline():
+        assert process.poll() is None
+    time.sleep(4)
+    return process
+
+
+def test_a_sweep_is_stopped_killed_and_finished_but_for_a_run_that_fails(tmp_path):
+    path = small(tmp_path, server={"own": {}, "away": {"lm_server.url": "http://127.0.0.1:9/v1"}})
+
+    # 1. A terminal tells the whole group: all stop and put away what they have.
+    process = begun(path)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "nip: stopping, what is finished is kept" in said and "Traceback" not in said
+    wait_until_gone(tmp_path)
+
+    # 2. Killed, its runs end as well.
+    process = begun(path)
+    process.kill()
+    process.communicate()
+    wait_until_gone(tmp_path)
+
+    # 3. To the end: what can't be finished is shown, the rest is finished.
+    process = nip("sweep", path, "--jobs", 2)
+    out, said = process.communicate(timeout=300)
+    assert process.returncode == 3, out + said
+    logs = (tmp_path / "runs" / "sweeps" / "small" / "logs").glob("*.log")
+    assert "Traceback" not in "".join([out, said, *(log.read_text() for log in logs)])
+    assert "small-away: failed: " in out and "127.0.0.1:9" in out
+    page = (tmp_path / "runs" / "sweeps" / "small" / "README.md").read_text()
+    assert "1 of 2 runs finished" in page and "`small-away`: exit code 3" in page
+    assert "| own | 1 | " in page and "| away | 0 of 1 | – |" in page

@@ -1,0 +1,115 @@
+"""The runs of a sweep are every combination of its axes, checked before anything starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nip_core.errors import SettingsError
+from nip_core.parameters import load_parameters
+from nip_core.sweep.plan import read_sweep
+
+SMALL = {
+    "name": "small",
+    "config": "deterministic",
+    "set": {"rl.num_iterations": 1},
+    "axes": {
+        "interaction_protocol": ["adp", "nip"],
+        "prover": {"helpful": {}, "opposed": {"protocol_common.shared_reward": False}},
+        "seed": [1, 2],
+    },
+}
+
+
+def written(tmp_path, **changes):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump({**SMALL, **changes}, sort_keys=False))
+    return path
+
+
+def test_every_combination_is_a_run_with_its_settings(tmp_path):
+    sweep = read_sweep(written(tmp_path), ("rl.rollouts_per_iteration=12",))
+    assert len(sweep.runs) == 8
+    assert [*sweep.arms] == [
+        (protocol, prover) for protocol in ("adp", "nip") for prover in ("helpful", "opposed")
+    ]
+    assert all(len(runs) == 2 for runs in sweep.arms.values())
+    run = next(run for run in sweep.runs if run.name == "small-nip-opposed-2")
+    settings = run.parameters
+    assert (settings.interaction_protocol, settings.seed) == ("nip", 2)
+    assert settings.protocol_common.shared_reward is False
+    assert (settings.rl.num_iterations, settings.rl.rollouts_per_iteration) == (1, 12)
+    assert load_parameters(sweep.config, run.overrides) == settings
+
+
+def test_combinations_are_left_out(tmp_path):
+    left_out = [{"interaction_protocol": "adp", "prover": "opposed"}, {"seed": 2}]
+    sweep = read_sweep(written(tmp_path, leave_out=left_out))
+    assert [run.name for run in sweep.runs] == [
+        "small-adp-helpful-1",
+        "small-nip-helpful-1",
+        "small-nip-opposed-1",
+    ]
+
+
+def test_the_configuration_is_looked_for_beside_the_file(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "run_name": "mine",
+                "dataset": "families",
+                "interaction_protocol": "nip",
+                "run_store": str(tmp_path / "runs"),
+                "lm_server": {"engine": "deterministic"},
+                "agents": {"_default": {"model_provider": "SelfHosted", "model_name": "x"}},
+            }
+        )
+    )
+    sweep = read_sweep(written(tmp_path, config="mine.yaml", axes={"seed": [3]}))
+    assert sweep.config == str(tmp_path / "mine.yaml")
+    assert sweep.run_store == str(tmp_path / "runs")
+
+
+@pytest.mark.parametrize("path", sorted(Path("deployments/sweeps").glob("*.yaml")), ids=str)
+def test_sweeps_of_the_repository_can_be_read(path):
+    sweep = read_sweep(path)
+    assert len(sweep.runs) >= 2 * len(sweep.arms)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"axis": {}}, "axis: unknown key"),
+        ({"name": "My sweep"}, "name 'My sweep': use at most 41"),
+        ({"config": "nowhere"}, "nowhere: neither a file here nor a bundled configuration"),
+        ({"axes": {}}, "axes: "),
+        ({"axes": {"seed": []}}, "axes.seed: "),
+        ({"axes": {"seed": 1}}, "axes.seed: "),
+        ({"axes": {"sed": [1, 2]}}, "sed 1: --set: sed: unknown setting; did you mean 'seed'?"),
+        ({"axes": {"seed": ["x"]}}, "seed x: --set: seed: "),
+        ({"axes": {"arm": {"a": {}, "b": {}}}}, "arm a and arm b have the same settings"),
+        ({"axes": {"arm": {"a.b": {}, "a b": {"seed": 3}}}}, "would both be called 'small-a-b'"),
+        ({"axes": {"arm": {"a" * 40: {}}}}, "name the values of the axes shortly"),
+        ({"axes": {"run_store": ["a", "b"]}}, "need one run_store; take it off the axes"),
+        ({"set": {"run_name": "x"}}, "run_name follows from the sweep's name"),
+        ({"leave_out": [{"sed": 1}]}, "leave_out[0]: sed: 1: there is no such axis"),
+        ({"leave_out": [{"seed": 7}]}, "leave_out[0]: seed: 7: values are 1, 2"),
+        ({"leave_out": [{}]}, "leave_out[0]: names no value"),
+        ({"leave_out": [{"seed": 1}, {"seed": 2}]}, "leave_out leaves no run"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else json.dumps(value)[:30],
+)
+def test_what_is_wrong_in_a_sweep_is_named(tmp_path, changes, message):
+    path = written(tmp_path, **changes)
+    with pytest.raises(SettingsError) as raised:
+        read_sweep(path)
+    assert message in str(raised.value)
+    assert str(raised.value).startswith(str(path))
+
+
+def test_a_key_that_stands_twice_is_an_error(tmp_path):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(f"{yaml.safe_dump(SMALL)}\nname: other\n")
+    with pytest.raises(SettingsError, match="'name' stands twice"):
+        read_sweep(path)

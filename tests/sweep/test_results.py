@@ -1,0 +1,60 @@
+"""A sweep's table is made of what its runs have on record."""
+
+import asyncio
+import json
+import re
+
+import pytest
+import yaml
+from small_game import FEW, train_here, write_config
+
+from nip_core.run_store.store import open_store
+from nip_core.sweep.plan import read_sweep
+from nip_core.sweep.results import collect, page, table, write
+
+RATES = ("accuracy", "completeness", "soundness", "always_fail_rate")
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Two arms of two seeds; those of the first are finished."""
+    config = write_config(tmp_path, rl=FEW, dataset_options={"max_test_size": 8})
+    file = {
+        "name": "small",
+        "config": config.name,
+        "axes": {"interaction_protocol": ["adp", "nip"], "seed": [1, 2]},
+    }
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(file, sort_keys=False))
+    planned = read_sweep(tmp_path / "sweep.yaml")
+    for run in planned.runs[:2]:
+        asyncio.run(train_here(planned.config, run.overrides))
+    return planned
+
+
+def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
+    store = open_store(sweep.run_store)
+    results = collect(store, sweep, {"small-nip-1": "exit code 6: the job failed"})
+    tests = {
+        run.name: json.loads(store.get(f"{run.name}/iterations/0001/metrics-test.json"))
+        for run in sweep.runs[:2]
+    }
+    [adp, nip] = results["arms"]
+    assert (adp["runs"], adp["finished"], nip["runs"], nip["finished"]) == (2, 2, 2, 0)
+    for rate in RATES:
+        values = [test[rate] for test in tests.values()]
+        assert adp[rate] == {
+            "mean": sum(values) / 2, "lowest": min(values), "highest": max(values)
+        }  # fmt: skip
+        assert nip[rate] is None
+    assert [run["status"] for run in results["runs"]] == ["finished"] * 2 + ["not begun"] * 2
+
+    lines = table(results).splitlines()
+    assert lines[2].startswith("| adp | 2 | ") and lines[3].startswith("| nip | 0 of 2 | – |")
+    assert "2 of 4 runs finished" in page(results)
+    assert "- `small-nip-1`: exit code 6: the job failed" in page(results)
+
+    place = write(store, results)
+    assert place.endswith("sweeps/small/README.md")
+    assert json.loads(store.get("sweeps/small/results.json")) == results
+    svg = store.get("sweeps/small/arms.svg").decode()
+    assert re.search(r">\s*adp\s*<", svg) and re.search(r">\s*nip\s*<", svg)
