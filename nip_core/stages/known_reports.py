@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from shutil import copy
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,25 +25,31 @@ class KnownReports:
     """The reports in a journal, and those that are added. Use as a context manager."""
 
     def __init__(self, path: Path, *, is_kept: bool = True) -> None:
-        """Read the journal at `path`, if there is one; nothing is written unless `is_kept`."""
-        self._path, self._is_kept, self._is_new = path, is_kept, not path.exists()
+        """Read the journal at `path`, if there is one, and hold it until the end.
+
+        Unless `is_kept` a copy is read, so that nothing is written and nobody is kept waiting.
+        """
+        self._path, self._is_new = path, not path.exists()
         self._journal: Journal | None = None
+        self._has_more = False
         self.by_key: dict[str, TestReport] = {}
-        if not self._is_new:
-            with closing(_opened(path)) as journal:
-                try:
-                    records = journal.replay()
-                except CorruptionError as error:
-                    what = str(error).partition(";")[0]
-                    raise CorruptionError(f"{what}; delete it, and the tests run again") from error
-            self.by_key = {record.pop("key"): _report_of(record) for record in records}
+        if is_kept:
+            self._journal = _opened(path)
+            try:
+                self.by_key = _read(self._journal, path)
+            except BaseException:
+                self._journal.close()
+                raise
+        elif not self._is_new:
+            with TemporaryDirectory() as place:
+                with closing(_opened(Path(copy(path, place)))) as journal:
+                    self.by_key = _read(journal, path)
 
     def keep(self, reports: Mapping[str, TestReport]) -> None:
         """Make reports durable."""
-        if self._is_kept and reports:
-            if self._journal is None:
-                self._journal = _opened(self._path)
+        if self._journal is not None and reports:
             self._journal.append_all(_record_of(key, reports[key]) for key in reports)
+            self._has_more = True
 
     def __enter__(self) -> Self:
         return self
@@ -56,7 +64,7 @@ class KnownReports:
             return
         self._journal.close()
         # A source that gives no dataset leaves nothing behind.
-        if isinstance(error, DatasetError) and self._is_new:
+        if self._is_new and (isinstance(error, DatasetError) or not self._has_more):
             self._journal.remove()
             if not any(self._path.parent.iterdir()):
                 self._path.parent.rmdir()
@@ -69,6 +77,15 @@ def _opened(path: Path) -> Journal:
         if isinstance(error.__cause__, BlockingIOError):
             raise StoreError(f"{path}: another build is at it; wait for it or stop it") from error
         raise
+
+
+def _read(journal: Journal, path: Path) -> dict[str, TestReport]:
+    try:
+        records = journal.replay()
+    except CorruptionError as error:
+        what = str(error).partition(";")[0].replace(journal.name, str(path))
+        raise CorruptionError(f"{what}; delete it, and the tests run again") from error
+    return {record.pop("key"): _report_of(record) for record in records}
 
 
 def _record_of(key: str, report: TestReport) -> dict[str, Any]:

@@ -230,8 +230,10 @@ def test_a_build_that_is_stopped_runs_no_test_again_and_gives_equal_bytes(
     build(source, out, licence="MIT")
     assert len(before) >= 10 and suites
     assert before.isdisjoint((suite.solution, suite.tests) for suite in suites)
+    suites.clear()
     with closing(Journal(out / TESTS)), pytest.raises(StoreError, match="another build is at it"):
         build(source, out)
+    assert not suites  # before any test
     # A damaged journal is named, with what to do.
     torn = (out / TESTS).read_bytes()
     (out / TESTS).write_bytes(torn[:40] + b"X" * 9 + torn[49:])
@@ -243,8 +245,11 @@ def test_a_build_that_is_stopped_runs_no_test_again_and_gives_equal_bytes(
     monkeypatch.setattr(sys.modules[__name__], "EXAMINED", {})
     journal = (out / TESTS).read_bytes()
     build(source, out, licence="MIT")
-    build(source, out, licence="MIT", dry_run=True)
-    assert not suites and (out / TESTS).read_bytes() == journal
+    assert (out / TESTS).read_bytes() == journal
+    (out / TESTS).write_bytes(journal + b"what a killed build left")
+    with closing(Journal(out / TESTS)):
+        build(source, out, licence="MIT", dry_run=True)
+    assert not suites and (out / TESTS).read_bytes() == journal + b"what a killed build left"
     for name in FILES:
         assert (out / name).read_bytes() == (built[0] / name).read_bytes(), name
 
