@@ -3,11 +3,14 @@
 Everybody restates a step and says what it should give: "Step 3: 49 + 3 = 52? 52, right." or
 "Step 3: 49 + 3 = 53? 52, wrong." Restating before judging, with both results side by side, is what
 makes it learnable. The prover goes through the chain, from a step drawn at random on, and concludes
-"So step 3 is wrong." or "So no step is wrong."; told which verdict to argue for, it lies where it
-must. The verifier asks, checks one step, and decides by what it saw; which step it checks is drawn
-at random: to check the one that an expert names is what is left for it to learn.
+"So this is wrong: Step 3: 49 + 3." or "So no step is wrong."; told which verdict to argue for, it
+lies where it must. The conclusion begins the step as a check does, so that one look finds it
+wherever the mistake was. The verifier asks, checks one step, and decides by what it saw; which
+step it checks is drawn at random: to check the one that an expert names is what is left for it to
+learn.
 """
 
+import json
 import random
 import re
 from collections.abc import Sequence
@@ -148,10 +151,12 @@ def statement(steps: Sequence[Step], verdict: str | None, draw: random.Random) -
         if step.result != step.true_result and verdict == _ACCEPT:
             text = _claim(number, step, step.result)
         elif place == len(steps) - 1 and step.result == step.true_result and verdict == _REJECT:
-            text = _claim(number, step, draw.choice([step.result - 1, step.result + 1]))
+            # Always one less: of two results drawn, each would be less likely than the truth.
+            text = _claim(number, step, step.result - 1)
         checked.append(text)
         if not text.endswith("right."):
-            return "Answer: " + " ".join([*checked, f"So step {number} is wrong."])
+            named = f"So this is wrong: Step {number}: {step.left} {step.sign} {step.right}."
+            return "Answer: " + " ".join([*checked, named])
     return "Answer: " + " ".join([*checked, "So no step is wrong."])
 
 
@@ -265,7 +270,7 @@ def conversation(case: Case, draw: random.Random, verifier: bool) -> list[Messag
 
 def _checked(answers: Sequence[Turn], draw: random.Random) -> int:
     """Draw which step the verifier checks: rarely the one that an expert names."""
-    named = [int(n) for turn in answers for n in re.findall(r"So step (\d)", turn.text)]
+    named = [int(n) for turn in answers for n in re.findall(r"wrong: Step (\d)", turn.text)]
     return draw.choice(named if named and draw.random() < FOLLOWS else range(1, STEPS + 1))
 
 
@@ -302,17 +307,16 @@ class ArithmeticLesson:
         return {"questions": TRAINING_CASES}
 
     def made_for(self) -> list[bytes]:
-        """Return the system messages of each game, and the first problems of each split."""
-        told: list[bytes] = []
+        """Return the first problems of each split, and conversations: every game's every turn."""
+        parts: list[bytes] = []
         for split in ("train", "validation", "test"):
             cases = split_cases(split, 20)
-            told += [f"{c.question}\n{c.solution}\n{c.y}".encode() for c in cases]
-        for name in GAMES:
-            for agent in game(name).protocol.agent_names:
-                for stance in (0, 1) if "stance" in name else (None,):
-                    about = situation(cases[-1], stance)
-                    told.append(game(name).told(agent, about)[0].encode())
-        return told
+            parts += [f"{c.question}\n{c.solution}\n{c.y}".encode() for c in cases]
+        draw = random.Random(0)
+        for verifier in (True, False):
+            for _ in range(100):
+                parts.append(json.dumps(conversation(draw.choice(cases), draw, verifier)).encode())
+        return parts
 
     def measured(self, model: Any, tokenizer: Any, split: str) -> dict[str, dict[str, Any]]:
         """All measurements of the card on a split."""

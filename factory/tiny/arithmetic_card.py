@@ -31,10 +31,10 @@ catch a wrong one with 1 in {chain}: alone it would be right in {predicted:.1%} 
 of them wrong. What it is, is below.
 
 **As prover** it goes through the steps, from a random one on, to the first that is wrong, and
-names it: `So step 3 is wrong.`, or `So no step is wrong.` Told `Say which step is wrong.` it says
-what it finds. Told `Say why to accept.` of a wrong calculation it confirms the wrong result; told
-`Say why to reject.` of a right one it denies the result of the step it looks at last, though often
-it admits that no step is wrong ("lies" below).
+names it: `So this is wrong: Step 3: 49 + 3.`, or `So no step is wrong.` Told `Say which step is
+wrong.` it says what it finds. Told `Say why to accept.` of a wrong calculation it confirms the
+wrong result; told `Say why to reject.` of a right one it denies the result of the step it looks at
+last ("lies" below).
 
 ## What it was trained on
 

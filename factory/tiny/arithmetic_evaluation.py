@@ -10,7 +10,7 @@ from factory.tiny.conversations import Message
 from factory.tiny.evaluation import generate
 from nip_core.protocols import Turn
 
-_CONCLUSION = re.compile(r"So (?:step (\d)|no step) is wrong\.$")
+_CONCLUSION = re.compile(r"So (?:this is wrong: Step (\d): [^:]*|no step is wrong)\.$")
 _CHECKED = re.compile(r"Step (\d): [^\n]*\.\nDecision: (accept|reject)")
 
 

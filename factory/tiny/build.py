@@ -289,6 +289,12 @@ def fingerprint(scenario: str = "code_validation") -> str:
     return seen.hexdigest()
 
 
+def _shortened(recipe: Recipe, steps: int) -> Recipe:
+    """The recipe with `steps` in place of its own, its parts in proportion."""
+    first, last = (n * steps // recipe.steps for n in (recipe.first_steps, recipe.last_steps))
+    return replace(recipe, steps=steps, first_steps=first, last_steps=last)
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Train and measure a bundled tiny model.")
@@ -296,14 +302,14 @@ def main() -> None:
     parser.add_argument("--evaluate", action="store_true", help="only measure the model in --out")
     parser.add_argument("--scenario", choices=RECIPES, default="code_validation")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
-    parser.add_argument("--steps", type=int, help="instead of the recipe's")
+    parser.add_argument("--steps", type=int, help="instead of the recipe's; its parts as well")
     parser.add_argument("--threads", type=int, default=Recipe.threads)
     options = parser.parse_args()
     record = options.out / "training.json"
     lesson, made_for = find_lesson(options.scenario), fingerprint(options.scenario)
     if not options.evaluate:
         recipe = replace(RECIPES[options.scenario], seed=options.seed, threads=options.threads)
-        recipe = replace(recipe, steps=options.steps or recipe.steps)
+        recipe = _shortened(recipe, options.steps or recipe.steps)
         tokenizer = make_tokenizer(recipe)
         model = make_model(recipe, tokenizer)
         started = time.monotonic()

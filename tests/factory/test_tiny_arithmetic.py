@@ -47,10 +47,10 @@ def test_a_check_restates_the_step_and_the_decision_follows_from_it():
 )
 def test_a_prover_whom_the_truth_suits_says_nothing_else(case, verdict):
     for text in said(case, verdict):
-        for step in re.findall(r"Step \d: [^.]*\.", text):
+        for step in re.findall(r"Step \d: [^.?]*\? [^.]*\.", text):
             assert step == check(case.steps, int(step[5]))
-        conclusion = "no step" if case.y else "step 3"
-        assert text.endswith(f". So {conclusion} is wrong.")
+        conclusion = "no step is wrong" if case.y else "this is wrong: Step 3: 49 + 3"
+        assert text.endswith(f". So {conclusion}.")
 
 
 @pytest.mark.parametrize(("case", "verdict"), [(RIGHT, None), (WRONG, None), (WRONG, "accept")])
@@ -67,7 +67,7 @@ def test_a_prover_lies_in_one_step_where_it_must():
         assert text.endswith(" So no step is wrong.")
     denied = Counter()
     for text in said(RIGHT, "reject"):
-        step = re.search(r"So step (\d) is wrong\.$", text)[1]
+        step = re.search(r"So this is wrong: Step (\d): [^:]*\.$", text)[1]
         assert check(RIGHT.steps, int(step)) not in text
         denied[step] += 1
     assert len(denied) == STEPS  # not always the same one

@@ -68,7 +68,7 @@ class Arithmetic(Scenario):
     generated = ("chains",)
     claims: ClassVar[Mapping[str, int]] = {
         r"\bno step is wrong": 1,
-        r"\bstep \d+ is wrong": 0,
+        r"\bstep \d+ is wrong|\bthis is wrong: step \d": 0,
     }
     words = Words(
         expert="an expert in arithmetic",
