@@ -56,7 +56,8 @@ test: install
 
 # What is too long for `make test`: the next three at once, and all examples and pairs of settings of
 # tests of which `make test` tries a part. .ci/run runs it.
-THOROUGH := tests/scenarios/test_parsing.py tests/rollouts/test_matrix.py
+THOROUGH := tests/scenarios/test_parsing.py tests/rollouts/test_matrix.py \
+	tests/evaluation/test_statistics_oracles.py
 test-long: install
 	NIP_KILL_POINTS=20 NIP_THOROUGH=1 $(PYTEST) tests/lm_server/long tests/sweep/long tests/factory \
 		$(THOROUGH) tests/durability/test_kill_matrix.py
@@ -154,6 +155,7 @@ bench: install
 	$(BIN)/python benchmarks/dataset.py --out docs/results/dataset.json
 	$(BIN)/python benchmarks/resume.py --out docs/results/resume.json
 	$(BIN)/python benchmarks/solutions.py --out docs/results/solutions.json
+	$(BIN)/python benchmarks/interval_coverage.py --out docs/results/interval_coverage.json
 	$(BIN)/python benchmarks/prefect_share.py --out docs/results/prefect_share.json
 	$(BIN)/python benchmarks/embedded_engine.py --http
 	NIP_VLLM=$(abspath $(VLLM))/bin/vllm $(BIN)/python benchmarks/pass_through.py

@@ -1,6 +1,7 @@
 """Intervals around rates and means: how sure a number is.
 
 wilson            95 % interval of a rate over independent trials
+wilson_of_rate    the same where trials are not counted but estimated
 bootstrap_rate    95 % interval of a rate whose trials come in groups (several plays of a problem)
 bootstrap_ratio   the same for a mean of values that come in groups
 bootstrap_mean    95 % interval of a mean over problems, one value each
@@ -10,7 +11,7 @@ All are deterministic: the bootstraps take a seed, and the order of their input 
 Where more than 4,000 problems differ from each other, the bootstraps give the normal interval with
 the standard error between problems instead: the same for so many, and quick.
 What is not covered: problems count as independent of each other, also where they are variants of
-one question.
+one question; for those see `nip_core.evaluation.statistics`.
 """
 
 import math
@@ -34,14 +35,18 @@ def wilson(successes: float, trials: int) -> Interval | None:
     """
     if trials == 0:
         return None
-    rate = successes / trials
+    return wilson_of_rate(successes / trials, trials)
+
+
+def wilson_of_rate(rate: float, trials: float) -> Interval:
+    """The same of a rate in [0, 1] in so many trials, above 0, which need not be a whole number."""
     z2 = Z_95 * Z_95
     denominator = 1 + z2 / trials
     centre = (rate + z2 / (2 * trials)) / denominator
     half = Z_95 / denominator * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials * trials))
     # Rounding may leave the bound of a rate of 0 or 1 an ulp on the wrong side of the rate.
     low, high = max(0.0, centre - half), min(1.0, centre + half)
-    return (0.0 if successes == 0 else low, 1.0 if successes == trials else high)
+    return (0.0 if rate == 0 else low, 1.0 if rate == 1 else high)
 
 
 def bootstrap_rate(

@@ -1,0 +1,105 @@
+"""Intervals over seeds and questions at once: would another seed, and other questions, say so?
+
+two_way   the mean over both, with the interval of a bootstrap in both directions
+TwoWay    what came out
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nip_core.evaluation.intervals import Z_95, Interval
+from nip_core.evaluation.statistics.distributions import t_quantile
+
+Floats = NDArray[np.float64]
+
+RESAMPLES = 4_000
+_AT_ONCE = 2_000_000  # numbers drawn at once; keeps memory under about 50 MB
+
+
+@dataclass(frozen=True)
+class TwoWay:
+    """A mean over seeds and questions."""
+
+    value: float
+    error: float | None
+    """Its standard error; None where there is one seed or one question."""
+    df: float
+    ci95: Interval | None
+    """None without an error, and where all seeds and questions agree: nothing shows the spread."""
+    seeds: int
+    questions: int
+
+
+def two_way(sums: Floats, counts: Floats, seed: int) -> TwoWay | None:
+    """The mean of values that come by training seed and question, and its 95 % interval.
+
+    Args:
+        sums: seeds x questions, the sum of the values of each cell. For a comparison the values are
+            differences, paired by problem.
+        counts: seeds x questions, how many values; 0 where there are none.
+        seed: of the bootstrap.
+
+    Seeds and questions are drawn with replacement, each independently of the other, after Owen and
+    Eckles, "Bootstrapping data arrays of arbitrary order", Annals of Applied Statistics 6 (2012).
+    Such draws vary too much where cells have noise of their own (Owen, "The pigeonhole bootstrap",
+    same journal, 1, 2007), and too little for few seeds. So their distances from the mean are
+    scaled: to the two-way variance of Cameron, Gelbach and Miller, "Robust inference with multiway
+    clustering", Journal of Business and Economic Statistics 29 (2011), and by Student's t with
+    Satterthwaite's degrees of freedom over the normal quantile.
+
+    None without values. Raises ValueError for a shape that is not two-way, or values that are not
+    numbers.
+    """
+    if sums.ndim != 2 or sums.shape != counts.shape:
+        raise ValueError(
+            "sums and counts must both be seeds x questions (got the shapes "
+            f"{sums.shape} and {counts.shape})"
+        )
+    if not (np.isfinite(sums).all() and np.isfinite(counts).all() and (counts >= 0).all()):
+        raise ValueError("sums and counts must be finite, and counts not below 0")
+    rows, columns = counts.sum(axis=1) > 0, counts.sum(axis=0) > 0
+    sums, counts = sums[rows][:, columns], counts[rows][:, columns]
+    seeds, questions = sums.shape
+    if 0 in (seeds, questions):
+        return None
+    value = math.fsum(sums.ravel().tolist()) / math.fsum(counts.ravel().tolist())
+    if 1 in (seeds, questions):
+        return TwoWay(value, None, 0.0, None, seeds, questions)
+    error, df = _error(sums - value * counts, float(counts.sum()))
+    drawn = _draws(sums, counts, seed)
+    spread = float(drawn.std())
+    if error <= 1e-12 or spread <= 1e-12:
+        return TwoWay(value, error, df, None, seeds, questions)
+    scale = error / spread * t_quantile(0.975, df) / Z_95
+    low, high = (value + scale * (np.quantile(drawn, (0.025, 0.975)) - value)).tolist()
+    return TwoWay(value, error, df, (min(low, value), max(high, value)), seeds, questions)
+
+
+def _error(residuals: Floats, whole: float) -> tuple[float, float]:
+    """The two-way standard error of a ratio, and its degrees of freedom."""
+    seeds, questions = residuals.shape
+    by_seed = float((residuals.sum(axis=1) ** 2).sum()) / whole**2 * seeds / (seeds - 1)
+    by_question = float((residuals.sum(axis=0) ** 2).sum()) / whole**2
+    by_question *= questions / (questions - 1)
+    noise = float((residuals**2).sum()) / whole**2  # of cells, which both contain
+    variance = max(by_seed + by_question - noise, by_seed, by_question)
+    freedom = by_seed**2 / (seeds - 1) + by_question**2 / (questions - 1)
+    return math.sqrt(variance), variance**2 / freedom if freedom else 1.0
+
+
+def _draws(sums: Floats, counts: Floats, seed: int) -> Floats:
+    generator = np.random.Generator(np.random.PCG64(seed))
+    seeds, questions = sums.shape
+    at_once = max(1, _AT_ONCE // questions)
+    drawn: list[Floats] = []
+    for start in range(0, RESAMPLES, at_once):
+        size = min(at_once, RESAMPLES - start)
+        rows = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=size)
+        columns = generator.multinomial(questions, np.full(questions, 1 / questions), size=size)
+        numbers = ((rows @ counts) * columns).sum(axis=1)
+        # Where cells are missing, a draw may have none.
+        drawn.append((((rows @ sums) * columns).sum(axis=1))[numbers > 0] / numbers[numbers > 0])
+    return np.concatenate(drawn)

@@ -1,0 +1,78 @@
+"""The statistics against scipy and, in `make test-long`, statsmodels, whose import takes seconds."""
+
+import numpy as np
+import pytest
+from thorough import THOROUGH
+
+from nip_core.evaluation.statistics.clustered import clustered_mean, totals_by
+from nip_core.evaluation.statistics.differences import at_most, equivalence, holm, mcnemar
+from nip_core.evaluation.statistics.distributions import (
+    beta_cdf,
+    beta_quantile,
+    log_gamma,
+    t_cdf,
+    t_quantile,
+)
+
+needs_time = pytest.mark.skipif(not THOROUGH, reason="make test-long")
+special = pytest.importorskip("scipy.special", reason="scipy is a part of the extra dev")
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [(0.5, 0.5), (1, 3), (30, 2), (300, 400), (5_000, 1.5), (2, 1e5)]
+)
+def test_beta_is_scipy_s(a, b) -> None:
+    for x in (1e-4, 0.01, 0.3, 0.9, 0.999):
+        assert beta_cdf(x, a, b) == pytest.approx(special.betainc(a, b, x), abs=1e-11)
+    for probability in (0.001, 0.025, 0.5, 0.975):
+        expected = special.betaincinv(a, b, probability)
+        assert beta_quantile(probability, a, b) == pytest.approx(expected, rel=1e-8)
+
+
+@pytest.mark.parametrize("df", [1, 1.5, 3, 12.7, 32, 400, 1e5, 1e8])
+def test_student_s_t_is_scipy_s(df) -> None:
+    for probability in (0.005, 0.2, 0.5, 0.8, 0.975, 0.9999):
+        expected = special.stdtrit(df, probability)
+        assert t_quantile(probability, df) == pytest.approx(expected, rel=1e-7, abs=1e-12)
+    assert t_cdf(1.3, df) == pytest.approx(special.stdtr(df, 1.3), abs=1e-8)
+
+
+def test_log_gamma_is_scipy_s() -> None:
+    x = np.array([1e-6, 1e-3, 0.3, 1.0, 2.0, 10.0, 1e3, 1e6])
+    assert log_gamma(x) == pytest.approx(special.gammaln(x), abs=1e-9, rel=1e-11)
+
+
+def test_one_sided_bounds_are_clopper_and_pearson_s() -> None:
+    for events, trials in ((0, 33), (1, 33), (12, 264)):
+        expected = special.betaincinv(events + 1, trials - events, 0.95)
+        assert at_most(events, trials) == pytest.approx(expected, rel=1e-8)
+
+
+@needs_time
+def test_tests_are_statsmodels() -> None:
+    tables = pytest.importorskip("statsmodels.stats.contingency_tables")
+    several = pytest.importorskip("statsmodels.stats.multitest")
+    weights = pytest.importorskip("statsmodels.stats.weightstats")
+    for gained, lost in ((8, 2), (0, 5), (40, 41), (300, 240)):
+        expected = tables.mcnemar([[10, gained], [lost, 10]], exact=True).pvalue
+        assert mcnemar(gained, lost) == pytest.approx(expected, rel=1e-9)
+    p_values = [0.012, 0.3, 0.012, 0.049, 0.0004]
+    assert holm(p_values) == pytest.approx(several.multipletests(p_values, method="holm")[1])
+    values = np.random.default_rng(2).normal(0.01, 0.2, 60)
+    one_each = clustered_mean(values, np.arange(60))
+    p = weights.DescrStatsW(values).ttost_mean(-0.05, 0.05)[0]
+    assert equivalence(one_each, 0.05).p == pytest.approx(p, rel=1e-6)
+
+
+@needs_time
+def test_robust_errors_are_statsmodels() -> None:
+    """Its clustered errors have the factor G / (G - 1) and (n - 1) / (n - 1): equal sizes agree."""
+    models = pytest.importorskip("statsmodels.api")
+    clusters = np.repeat(np.arange(12), 5)
+    values = np.random.default_rng(3).normal(size=60) + np.repeat(np.arange(12) % 4, 5)
+    fit = models.OLS(values, np.ones(60)).fit(cov_type="cluster", cov_kwds={"groups": clusters})
+    mean = clustered_mean(values, clusters)
+    assert mean.value == pytest.approx(fit.params[0])
+    assert mean.error == pytest.approx(fit.bse[0], rel=1e-6)
+    sums, sizes = totals_by(clusters, values)
+    assert sums.sum() == pytest.approx(values.sum()) and set(sizes) == {5.0}
