@@ -35,6 +35,7 @@ from nip_core.evaluation.report_text import verdict_line
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_lm_server.client import serve_command
+from nip_prefect.flows.attack import attack
 from nip_prefect.flows.clean import clean
 from nip_prefect.flows.launch import (
     is_unreachable,
@@ -375,6 +376,7 @@ def show(
 
 
 app.command()(sweep)
+app.command()(attack)
 app.command()(verify)
 app.command()(clean)
 app.add_typer(problems, name="problems")

@@ -41,6 +41,8 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     print()
     print(f"{estimate.iterations} iterations, nothing was started. At most:")
     print(f"  {estimate.train_episodes} training and {estimate.test_episodes} test episodes")
+    if estimate.attack_episodes:
+        print(f"  {estimate.attack_episodes} problems on which the verifier is attacked")
     if estimate.gate_episodes:
         print(f"  {estimate.gate_episodes} validation episodes to choose models by")
     measures = any(map(speaks_nip, parameters.model_agents.values()))
@@ -101,6 +103,37 @@ def _jobs_cell(statuses: dict[str, str], width: int) -> str:
     return ", ".join(f"{group} {status}" for group, status in statuses.items()) or "-"
 
 
+def _show_attack(attack: dict[str, Any], console: Console) -> None:
+    """Print what an attack did to the verifier of another run."""
+    console.print(
+        f"attack by {attack['by']} on run {attack['run']}, iteration {attack['iteration']} "
+        f"({attack['model']})",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table(box=SIMPLE_HEAD, padding=0)
+    for heading in ("messages", "soundness", "95 % interval", "fooled", "completeness", "problems"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for entry in attack["by_n"]:
+        interval = entry["soundness_ci95"]
+        table.add_row(
+            str(entry["n"]),
+            plain_percent(entry["soundness"]),
+            f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",
+            str(entry["fooled"]),
+            plain_percent(entry["completeness"]),
+            str(entry["distinct_problems"]),
+        )
+    console.print(table)
+    change = attack["exploitability"]
+    if change["difference"] is not None:
+        low, high = change["ci95"]
+        print(
+            f"exploitability: {100 * change['difference']:+.1f} points of soundness (95 % interval "
+            f"{100 * low:+.1f} to {100 * high:+.1f})"
+        )
+
+
 def show_run(result: dict[str, Any]) -> None:
     """A table of the iterations of a run, and what became of their jobs."""
     width = max(shutil.get_terminal_size((110, 24)).columns, 80)
@@ -129,6 +162,8 @@ def show_run(result: dict[str, Any]) -> None:
             _jobs_cell({group: job["status"] for group, job in entry["jobs"].items()}, width),
         )
     console.print(table)
+    if "attack" in result:
+        _show_attack(result["attack"], console)
     for entry in result["iterations"]:
         if entry.get("promotion"):
             print(f"iteration {entry['iteration']}: new models {gate_line(entry['promotion'])}")

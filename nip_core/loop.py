@@ -21,9 +21,9 @@ from typing import Any
 
 from nip_core.concurrency import gather_or_cancel
 from nip_core.parameters import HyperParameters
-from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.stages import choosing, gating, measuring, playing, proving, swapping, training
-from nip_core.stages.estimate import is_tested
+from nip_core.stages.estimate import attacks_by_choice, is_tested
 from nip_core.stages.publishing import publish
 from nip_core.stages.session import Session, open_session
 from nip_core.stages.showing import is_complete, summary
@@ -80,6 +80,9 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
     tested = is_tested(parameters, last) and not only_tests
     if tested:
         await play_and_measure(session, last, TEST, call)
+    # 3. Where another run's verifier is attacked by choosing messages, that is all there is.
+    if attacks_by_choice(parameters):
+        await play_and_measure(session, last, ATTACK, call)
     await call(publish, session, "the last test", last + 1, True, tested)
     return None
 

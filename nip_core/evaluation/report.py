@@ -100,6 +100,7 @@ class ReportData:
     transcripts_left_out: Sequence[tuple[int, str, Mapping[str, int]]] = ()
     """Iteration, split, and how many episodes are not among the transcripts, by reason."""
     baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> metrics
+    attack: Mapping[str, Any] | None = None  # of a run that attacks, see `attack.figures`
     paired: Mapping[str, Any] | None = None  # `paired_difference` of first and last iteration
     created_at: str | None = None  # when the run was created
     code_version: str | None = None
@@ -128,6 +129,8 @@ def build_report(report: ReportData) -> str:
         script_hash=script_hash,
         style=Markup(_asset("report.css")),  # noqa: S704
         tested=tested,
+        exploited=_exploited(report.attack),
+        attacked_kinds=_attacked_kinds(report.attack),
         change=_change(curve[0][1], curve[-1][1], report.paired) if len(curve) > 1 else "",
         curve=Markup(learning_curve_svg(curve)) if curve else None,  # noqa: S704
         verdicts=verdicts,
@@ -232,6 +235,33 @@ def _change(first: Metrics | None, last: Metrics | None, paired: Metrics | None)
     if before is None or after is None:
         return ""
     return f"Accuracy changed by {100 * (after - before):+.1f} points."
+
+
+def _exploited(attack: Metrics | None) -> str:
+    """The sentence on what the attack took from soundness and gave to completeness."""
+    words = []
+    kinds = {
+        "exploitability": "Exploitability (soundness before less after)",
+        "completeness_change": "Completeness after less before",
+    }
+    for key, what in kinds.items():
+        change = (attack or {}).get(key) or {}
+        if change.get("difference") is not None:
+            low, high = change["ci95"]
+            words.append(
+                f"{what}: {100 * change['difference']:+.1f} points (95{THIN}% interval "
+                f"{100 * low:+.1f} to {100 * high:+.1f}, paired over "
+                f"{number(change.get('problems'))} problems)."
+            )
+    return " ".join(words)
+
+
+def _attacked_kinds(attack: Metrics | None) -> list[tuple[str, Metrics, Metrics]]:
+    """By kind of mistake, the metrics with the fewest messages and with the most."""
+    if not attack:
+        return []
+    first, last = (attack["by_n"][k]["by_mutation"] for k in (0, -1))
+    return [(kind, first.get(kind, {}), after) for kind, after in last.items() if kind != "none"]
 
 
 def _spending(

@@ -4,6 +4,7 @@ hyper_parameters  `HyperParameters`, all settings, and the checks across them
 agents            one agent: model, sampling, training
 game              protocol, rewards, rounds, dataset, prompts
 training          the loop: iterations, selection, rollouts, jobs, server, prices
+attack            another run whose verifier is attacked
 load              YAML and ``a.b=c`` overrides, with errors for people
 """
 
@@ -14,6 +15,7 @@ from nip_core.parameters.agents import (
     PureTextAgentParameters,
     RandomAgentParameters,
 )
+from nip_core.parameters.attack import AttackParameters
 from nip_core.parameters.base_run import BaseRunParameters
 from nip_core.parameters.game import (
     CodeValidationParameters,
@@ -52,6 +54,7 @@ __all__ = [
     "AgentUpdateSchedule",
     "AgentsParameters",
     "AlternatingPeriodicUpdateSchedule",
+    "AttackParameters",
     "BaseRunParameters",
     "CodeValidationAgentParameters",
     "CodeValidationParameters",

@@ -4,10 +4,12 @@ check_groups     agents that share a model agree on what concerns it
 check_agents     the settings of one agent fit together and to the rest
 check_schedules  agents that alternate do so in step
 check_log_probs  who is compared by log-probabilities has some
+check_attack     an attack attacks another run, with provers that have a model
 check_training   the trainer can train who is to be trained, as it is set up
 
-And what several of them, and those who start servers, ask of an agent:
+And what several of them, and those who start servers, ask of agents:
 
+attackers        the provers that attack
 uses_own_server  whether its model is served by the server that the run starts
 is_deterministic whether it is answered by the deterministic engine
 """
@@ -16,7 +18,9 @@ from typing import TYPE_CHECKING
 
 from nip_core.parameters.agents import PureTextAgentParameters
 from nip_core.parameters.update_schedule import AlternatingPeriodicUpdateSchedule
+from nip_core.protocols import ACCEPT, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS
+from nip_core.scenarios import make_scenario
 
 if TYPE_CHECKING:
     from nip_core.parameters.hyper_parameters import HyperParameters
@@ -149,6 +153,59 @@ def check_training(parameters: "HyperParameters") -> None:
             "fine_tuning.wandb_project: OpenAI reports its jobs there, and no agent has "
             "model_provider: OpenAI; leave it out"
         )
+
+
+def check_attack(parameters: "HyperParameters") -> None:
+    """An attack has somebody to attack, and somebody who does."""
+    attack = parameters.attack
+    if attack.run is None:
+        return
+    if attack.run == parameters.run_name:
+        raise ValueError("attack.run is this run itself; give the attack a name of its own")
+    if parameters.base_run.base_run_type != "none" or any(
+        agent.load_checkpoint_and_parameters for agent in parameters.model_agents.values()
+    ):
+        raise ValueError(
+            "attack.run: the models are those of the attacked run; leave out base_run and "
+            "load_checkpoint_and_parameters"
+        )
+    protocol = make_protocol(parameters)
+    if "verifier" not in parameters.model_agents:
+        raise ValueError(
+            "attack.run: agents.verifier has no model (is_random), so there is nothing to attack"
+        )
+    if not protocol.provers:
+        raise ValueError(
+            f"attack.run: protocol {protocol.name!r} has no prover that could attack the verifier; "
+            "attack a run of a protocol that has one"
+        )
+    if not attackers(parameters):
+        raise ValueError(
+            f"attack.run: protocol {protocol.name!r} has no prover with a model that argues for "
+            "acceptance"
+        )
+    for setting in ("randomize_prover_stance", "shared_reward"):
+        if getattr(parameters.protocol_common, setting):
+            raise ValueError(
+                f"protocol_common.{setting}: provers that attack argue for acceptance and are paid "
+                "for it; set it to false"
+            )
+    if make_scenario(parameters).labels_in_play:
+        raise ValueError(
+            f"attack.run: {parameters.scenario} has its labels from play, so it is not known "
+            "beforehand which problems are wrong"
+        )
+
+
+def attackers(parameters: "HyperParameters") -> tuple[str, ...]:
+    """The provers that an attack lets choose what they say: those with a model that argue for
+    acceptance."""
+    protocol = make_protocol(parameters)
+    return tuple(
+        agent
+        for agent in protocol.provers
+        if agent in parameters.model_agents and protocol.stance(agent, None) == ACCEPT
+    )
 
 
 def _check_malt(parameters: "HyperParameters") -> None:

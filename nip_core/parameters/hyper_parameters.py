@@ -11,10 +11,12 @@ from nip_core.parameters.agents import (
     is_random,
     laid_over,
 )
+from nip_core.parameters.attack import AttackParameters
 from nip_core.parameters.base import Parameters
 from nip_core.parameters.base_run import BaseRunParameters, RunName
 from nip_core.parameters.checks import (
     check_agents,
+    check_attack,
     check_groups,
     check_log_probs,
     check_schedules,
@@ -128,6 +130,7 @@ class HyperParameters(Parameters):
     merlin_arthur_protocol: MerlinArthurProtocolParameters = MerlinArthurProtocolParameters()
     zk_protocol: ZkProtocolParameters = ZkProtocolParameters()
     base_run: BaseRunParameters = BaseRunParameters()
+    attack: AttackParameters = AttackParameters()
     lm_server: LmServerParameters = LmServerParameters()
     rollouts: RolloutParameters = RolloutParameters()
     fine_tuning: FineTuningParameters = FineTuningParameters()
@@ -191,6 +194,7 @@ class HyperParameters(Parameters):
         check_log_probs(self)
         self._check_rounds()
         check_training(self)
+        check_attack(self)
         if self.base_run.run_id == self.run_name:
             raise ValueError("base_run.run_id is this run itself; name another run, or resume it")
         return self

@@ -11,17 +11,19 @@ episode: it stops the shard too, so that the data never depend on the weather.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from nip_core.concurrency import gather_or_cancel
 from nip_core.parameters import HyperParameters
-from nip_core.rollouts.episode import Failures, ShardContext, play_episode
+from nip_core.rollouts.episode import Failures, Played, ShardContext, play_episode
 from nip_core.rollouts.labels import LabelRow
 from nip_core.rollouts.model_call import Row
 from nip_core.rollouts.plan import EpisodeSpec
 
 _EPISODES_PER_CALL = 2  # in flight
+PlaySpec = Callable[[EpisodeSpec, ShardContext], Awaitable[Played]]
+"""Plays one episode, or a tree of them."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class PlayedShard:
     failed: list[str] = field(default_factory=list)
     """Keys of the specs that failed."""
     labels: list[LabelRow] = field(default_factory=list)
+    choices: list[Row] = field(default_factory=list)
+    """Of an attack."""
 
 
 def places_for(parameters: HyperParameters) -> asyncio.Semaphore:
@@ -45,8 +49,10 @@ def places_for(parameters: HyperParameters) -> asyncio.Semaphore:
     return asyncio.Semaphore(_EPISODES_PER_CALL * parameters.rollouts.concurrency)
 
 
-async def play_episodes(specs: Sequence[EpisodeSpec], context: ShardContext) -> PlayedShard:
-    """Play all `specs`, as many at a time as there are places.
+async def play_episodes(
+    specs: Sequence[EpisodeSpec], context: ShardContext, play_spec: PlaySpec = play_episode
+) -> PlayedShard:
+    """Play all `specs`, as many at a time as there are places, each by `play_spec`.
 
     A spec whose episode branches counts as one episode, which fails where all its leaves do.
 
@@ -64,11 +70,12 @@ async def play_episodes(specs: Sequence[EpisodeSpec], context: ShardContext) -> 
         async with places:
             progress.episodes_in_flight += 1
             try:
-                played = await play_episode(spec, context)
+                played = await play_spec(spec, context)
             finally:
                 progress.episodes_in_flight -= 1
         # 2. Keep its rows.
         shard.episodes.extend(played.episodes)
+        shard.choices.extend(played.choices)
         shard.generations.extend(record["generation"] for record in played.records)
         shard.timings.extend(record["timing"] for record in played.records)
         # 3. Count it; one that failed before and has succeeded now is no failure any more.

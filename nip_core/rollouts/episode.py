@@ -27,6 +27,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 from nip_core.answers.parsing import AnswerForm
 from nip_core.concurrency import gather_or_cancel
@@ -97,6 +98,8 @@ class Played:
     """One for each leaf, in the order of their branch paths."""
     records: list[Row]
     """A journal record for each call that it took."""
+    choices: list[Row] = field(default_factory=list)
+    """Of an attack, see `best_of_n`."""
 
 
 async def play_episode(spec: EpisodeSpec, context: ShardContext) -> Played:
@@ -108,7 +111,7 @@ async def play_episode(spec: EpisodeSpec, context: ShardContext) -> Played:
     return await EpisodeState(spec, context, 0, [], rewards, None).play_on()
 
 
-def _in_episode(record: Row, episode: str) -> Row:
+def in_episode(record: Row, episode: str) -> Row:
     """The record with the episode that its generation belongs to, which a node can't know."""
     generation = record["generation"]
     if generation["episode"] == episode:
@@ -116,13 +119,14 @@ def _in_episode(record: Row, episode: str) -> Row:
     return {**record, "generation": {**generation, "episode": episode}}
 
 
+T = TypeVar("T")
 PrefetchedAnswer = tuple[Row, Move] | ContextLengthError | None
 """What came of an answer that was asked for together with those of other children: its record and
 move, or why no answer can come; None: it has to be asked for alone."""
 
 
 @dataclass(frozen=True)
-class _Answer:
+class TurnAnswer:
     """What came of an agent's turn: the turn, or why there is none; and the calls it took."""
 
     records: list[Row]
@@ -167,51 +171,63 @@ class EpisodeState:
             records += state.records
         # 2. Play what it branches into, each child to its own ends.
         if state.outcome is None:
-            parts = await state._play_children(children)
+            parts = await state.play_children(children, EpisodeState.play_on)
         else:
             parts = [Played([state.row()], [])]
         # 3. What all leaves share belongs to the first of them.
         episodes = [row for part in parts for row in part.episodes]
-        shared = [_in_episode(record, episodes[0]["key"]) for record in records]
+        shared = [in_episode(record, episodes[0]["key"]) for record in records]
         return Played(episodes, [*shared, *(record for part in parts for record in part.records)])
 
-    async def _play_children(self, children: Sequence[EpisodeSpec]) -> list[Played]:
-        """Play the children at once; each goes on as soon as its own agents have answered."""
-        # 1. A place for every mover's first answer in every child.
-        loop = asyncio.get_running_loop()
-        answers: dict[str, list[asyncio.Future[PrefetchedAnswer]]] = {
-            agent: [loop.create_future() for _ in children] for agent in self.movers
-        }
-        # 2. One request per mover fills its places; the children wait for what is theirs.
-        work: list[Awaitable[Played | None]] = [
-            *(self._prefetch(agent, children, answers[agent]) for agent in answers),
-            *(
-                self._play_child(spec, {agent: answers[agent][number] for agent in answers})
-                for number, spec in enumerate(children)
-            ),
-        ]
-        return [part for part in await gather_or_cancel(work) if part is not None]
+    async def play_children(
+        self,
+        children: Sequence[EpisodeSpec],
+        go_on: Callable[["EpisodeState"], Awaitable[T]],
+        answered: Sequence[Mapping[str, "TurnAnswer"]] = (),
+    ) -> list[T]:
+        """Play the round once for each child, all at once, and `go_on` with each as soon as its
+        agents have answered; what that gives, by child.
 
-    async def _play_child(
-        self, spec: EpisodeSpec, prefetched: Mapping[str, asyncio.Future[PrefetchedAnswer]]
-    ) -> Played:
-        child = await self.play_round(spec, prefetched)
-        return await child.play_on()
+        `answered` are by child the answers of agents that are not asked any more.
+        """
+        # 1. A place for the first answer in every child of every mover that is asked.
+        loop = asyncio.get_running_loop()
+        asked = [a for a in self.movers if not answered or a not in answered[0]]
+        answers: dict[str, list[asyncio.Future[PrefetchedAnswer]]] = {
+            agent: [loop.create_future() for _ in children] for agent in asked
+        }
+
+        async def play_child(number: int, spec: EpisodeSpec) -> list[T]:
+            prefetched = {agent: answers[agent][number] for agent in answers}
+            taken = answered[number] if answered else {}
+            return [await go_on(await self.play_round(spec, prefetched, taken))]
+
+        # 2. One request per mover fills its places; the children wait for what is theirs.
+        work: list[Awaitable[list[T] | None]] = [
+            *(self._prefetch(agent, children, answers[agent]) for agent in answers),
+            *(play_child(number, spec) for number, spec in enumerate(children)),
+        ]
+        return [result for part in await gather_or_cancel(work) for result in part or ()]
 
     async def play_round(
         self,
         spec: EpisodeSpec,
         prefetched: Mapping[str, asyncio.Future[PrefetchedAnswer]] | None = None,
+        answered: Mapping[str, "TurnAnswer"] | None = None,
     ) -> "EpisodeState":
         """Let all movers move at once, and judge: the state after it, which is that of `spec`.
 
-        `prefetched` has the first answers of agents that were asked for several.
+        `prefetched` has the first answers of agents that were asked for several, `answered` what
+        agents have answered that are not asked any more.
         """
-        prefetched = prefetched or {}
+        prefetched, answered = prefetched or {}, answered or {}
         # 1. Ask everybody who moves.
-        answers = await gather_or_cancel(
-            self._take_turn(spec, agent, prefetched.get(agent)) for agent in self.movers
+        asked = [agent for agent in self.movers if agent not in answered]
+        taken = await gather_or_cancel(
+            self.take_turn(spec, agent, prefetched.get(agent)) for agent in asked
         )
+        by_agent = {**answered, **dict(zip(asked, taken, strict=True))}
+        answers = [by_agent[agent] for agent in self.movers]
         after = EpisodeState(
             spec, self.context, self.round + 1, list(self.turns), dict(self.rewards), self.parent
         )
@@ -305,9 +321,12 @@ class EpisodeState:
             if not future.done():  # who waited may be cancelled, because another mover failed
                 future.set_result(result)
 
-    async def _take_turn(
-        self, spec: EpisodeSpec, agent: str, prefetched: asyncio.Future[PrefetchedAnswer] | None
-    ) -> _Answer:
+    async def take_turn(
+        self,
+        spec: EpisodeSpec,
+        agent: str,
+        prefetched: asyncio.Future[PrefetchedAnswer] | None = None,
+    ) -> TurnAnswer:
         """Ask until the answer is valid. The i-th retry is a call of its own key and seed."""
         context = self.context
         records: list[Row] = []
@@ -327,7 +346,7 @@ class EpisodeState:
                             answer = await self._keep(call, 0, spec, attempt)
                     record, move = answer
                 except RequestRefusedError as error:
-                    return _Answer(records, problem=str(error))
+                    return TurnAnswer(records, problem=str(error))
             # 2. A valid one is the turn; what the journal has is read again.
             records.append(record)
             generation = record["generation"]
@@ -335,13 +354,13 @@ class EpisodeState:
                 text = generation["text"]
                 tokens = tokens_of(generation.get("token_logprobs"))
                 move = move or read_again(generation, self._form(agent))
-                return _Answer(records, Turn(self.round, agent, text, move, tokens))
+                return TurnAnswer(records, Turn(self.round, agent, text, move, tokens))
         # 3. There was none.
         problem = (
             f"{len(records)} invalid answers, the last because of "
             f"{records[-1]['generation']['invalid_reason']}"
         )
-        return _Answer(records, problem=problem, is_invalid=True)
+        return TurnAnswer(records, problem=problem, is_invalid=True)
 
     def _chat(self, agent: str) -> list[ChatMessage]:
         """The agent's chat. Made when it is needed, not for what is in the journal."""

@@ -47,6 +47,7 @@ class Player:
     parameters: PureTextAgentParameters | RandomAgentParameters
     record_tokens: bool = False  # keep token ids, to be trained on as they are
     record_logprobs: bool = False  # and their log-probabilities, where the engine has them
+    top_logprobs: int = 0  # ask for the likeliest tokens, so many, and do without if there are none
 
     @property
     def gives_several(self) -> bool:
@@ -135,8 +136,8 @@ async def ask(
     limit = game.parameters.max_tokens(player.agent)
     body = request_body(player.model, player.parameters, chat, seed, limit, n)
     top_logprobs = game.top_logprobs(player.agent)
-    if top_logprobs:
-        body |= {"logprobs": True, "top_logprobs": top_logprobs}
+    if asked := max(top_logprobs, player.top_logprobs):
+        body |= {"logprobs": True, "top_logprobs": asked}
     if player.record_tokens:
         # Training takes the answers for samples of the model's own distribution, so nothing may
         # change it, and a server's defaults may. Other settings that could (top_k, min_p) aren't

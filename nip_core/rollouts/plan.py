@@ -11,6 +11,8 @@ TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
 CANDIDATE = "candidate"
 """The split in which the models that an iteration has trained play its validation episodes; in
 ``validation`` the models that have played the iteration do."""
+ATTACK = "attack"
+"""The split in which provers attack the verifier on test problems, see `best_of_n`."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ def plan_episodes(
     passes, so each problem is played once before any is played twice. Where episodes are compared
     (trainer pure_text_grpo), a problem is played `group_size` times in a row instead, and an
     iteration takes so many times fewer problems. Tests play every problem `num_test_iterations`
-    times (or as many as an iteration, by setting).
+    times (or as many as an iteration, by setting). An attack plays wrong problems, and as many that
+    are right, as often as tests do.
     """
     ordered = sorted(problems, key=lambda p: p.id)
     chosen: list[tuple[Problem, int]]
@@ -66,13 +69,25 @@ def plan_episodes(
         ]
     else:
         times = parameters.rl.num_test_iterations
-        if split == "test" and not parameters.text_rl.test_on_whole_dataset:
+        if split == ATTACK:
+            ordered = _attacked(parameters, ordered)
+        elif split == "test" and not parameters.text_rl.test_on_whole_dataset:
             count = parameters.rollouts_per_iteration or len(ordered)
             ordered = _shuffled(ordered, parameters.seed, split)[:count]
         chosen = [(problem, sample) for sample in range(times) for problem in ordered]
     return [
         episode_spec(parameters, split, iteration, problem, sample) for problem, sample in chosen
     ]
+
+
+def _attacked(parameters: HyperParameters, ordered: list[Problem]) -> list[Problem]:
+    """The problems of an attack: wrong ones, all or as many as the settings say, and as many right
+    ones, as far as there are."""
+    by_label = {
+        y: _shuffled([p for p in ordered if p.y == y], parameters.seed, ATTACK) for y in (0, 1)
+    }
+    wrong = by_label[0][: parameters.attack.problems]
+    return sorted([*wrong, *by_label[1][: len(wrong)]], key=lambda p: p.id)
 
 
 def group_size(parameters: HyperParameters, split: str) -> int:

@@ -1,8 +1,10 @@
-"""The Arrow schemas of the three tables that a played shard leaves behind.
+"""The Arrow schemas of the tables that a played shard leaves behind.
 
 episodes     one row per episode: what was played, how it ended, who earned what
 generations  one row per model call, invalid answers included: they were paid for too
 timings      what may differ between two runs of the same game; in no digest
+choices      of an attack: by problem and number of messages, the episode that counts; follows from
+             the first two
 
 Chat histories and parsed messages are not stored. `nip_core.game.render` derives them from
 these rows, for prompting and for dataset building alike. Keys are strings of 16 URL-safe
@@ -103,6 +105,19 @@ TIMINGS = pa.schema(
         pa.field("started_at", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("latency_s", pa.float32(), nullable=False),
         pa.field("transport_retries", pa.int16(), nullable=False),
+    ],
+    metadata=_METADATA,
+)
+
+CHOICES = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("problem", pa.string(), nullable=False),
+        pa.field("sample", pa.int32(), nullable=False),
+        pa.field("n", pa.int32(), nullable=False),  # messages there were to choose from
+        pa.field("episode", pa.string(), nullable=False),  # key of the leaf whose verdict counts
+        pa.field("p_accept", pa.float64()),  # of the message chosen last; null: not estimated
+        pa.field("distinct", pa.int32()),  # different ones it was chosen from; null: no choice
     ],
     metadata=_METADATA,
 )

@@ -11,8 +11,9 @@ canonical_digest what two runs of the same game agree on
 agent_order      who comes first in a round
 
 A directory ``iterations/0003/rollouts/<split>/`` holds, per shard, ``episodes-<shard>``,
-``generations-<shard>`` and ``timings-<shard>`` with ``manifest-<shard>.json``, and one
-``manifest.json`` for the split, whose inputs are the digests of the shards.
+``generations-<shard>`` and ``timings-<shard>`` (of an attack ``choices-<shard>``, too) with
+``manifest-<shard>.json``, and one ``manifest.json`` for the split, whose inputs are the digests of
+the shards.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ import pyarrow as pa
 
 from nip_core.errors import CorruptionError, StageError
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
-from nip_core.rollouts.schema import EPISODES, GENERATIONS, TIMINGS
+from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS, TIMINGS
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import (
     Manifest,
@@ -39,6 +40,8 @@ from nip_core.run_store.store import Store
 Row = Mapping[str, Any]
 
 _SCHEMAS = {"episodes": EPISODES, "generations": GENERATIONS, "timings": TIMINGS}
+_OF_ATTACKS = {"choices": CHOICES}
+_KNOWN = {**_SCHEMAS, **_OF_ATTACKS}
 _SHARD_INPUT = "shard/"
 _DIGEST_VERSION = 2  # later versions of the schema have added what is left out where it is empty
 
@@ -56,12 +59,16 @@ class Tables(RolloutTables):
     """The tables of a played shard."""
 
     timings: pa.Table
+    choices: pa.Table | None = None  # of an attack
 
 
 def build_tables(
-    episodes: Sequence[Row], generations: Iterable[Row], timings: Iterable[Row] = ()
+    episodes: Sequence[Row],
+    generations: Iterable[Row],
+    timings: Iterable[Row] = (),
+    choices: Sequence[Row] = (),
 ) -> Tables:
-    """Build the three tables; missing nullable fields become null.
+    """Build the tables; missing nullable fields become null. Without `choices` there is none.
 
     Episodes keep their order. Generations are put in the order of play, episode by episode: by
     round, then by the number of messages before, by the agents' order in the episode's rewards,
@@ -97,7 +104,10 @@ def build_tables(
             raise StageError(f"timing {row['key']}: its generation is not here")
     timings.sort(key=lambda row: generation_position[row["key"]])
     return Tables(
-        _table(episodes, "episodes"), _table(generations, "generations"), _table(timings, "timings")
+        _table(episodes, "episodes"),
+        _table(generations, "generations"),
+        _table(timings, "timings"),
+        _table(choices, "choices") if choices else None,
     )
 
 
@@ -122,6 +132,8 @@ def commit_shard(
     Raises as `nip_core.run_store.manifest.commit` does.
     """
     named = {name: getattr(tables, name) for name in _SCHEMAS}
+    if tables.choices is not None:
+        named["choices"] = tables.choices
     return commit(
         store,
         directory,
@@ -198,6 +210,10 @@ class StoredRollouts:
         """These columns of all generations."""
         return self._columns("generations", columns)
 
+    def choices(self) -> pa.Table:
+        """Return what an attack chose; damaged files, and none, raise CorruptionError."""
+        return self._columns("choices", CHOICES.names)
+
     def shards(self) -> Iterator[RolloutTables]:
         """Everything, one shard in memory at a time."""
         for manifest in self._shards():
@@ -223,7 +239,7 @@ class StoredRollouts:
 
     def _columns(self, kind: str, columns: Sequence[str]) -> pa.Table:
         tables = [_read_table(self._store, manifest, kind, columns) for manifest in self._shards()]
-        return pa.concat_tables([_SCHEMAS[kind].empty_table().select(columns), *tables])
+        return pa.concat_tables([_KNOWN[kind].empty_table().select(columns), *tables])
 
 
 def _shard_manifests(store: Store, directory: str) -> Iterator[Manifest]:
@@ -296,7 +312,7 @@ def _read_table(
 ) -> pa.Table:
     (name,) = [name for name in manifest.files if name.startswith(f"{kind}-")] or [f"{kind}-?"]
     data = read_file(store, manifest, name)
-    table = parquet_table(data, _SCHEMAS[kind], manifest.path(name), columns)
+    table = parquet_table(data, _KNOWN[kind], manifest.path(name), columns)
     if table.num_rows != manifest.rows.get(kind):
         raise CorruptionError(
             f"{manifest.path(name)}: {table.num_rows} rows instead of {manifest.rows.get(kind)}"
@@ -311,7 +327,7 @@ def _read_shard(store: Store, manifest: Manifest) -> RolloutTables:
 
 
 def _table(rows: Sequence[Row], kind: str) -> pa.Table:
-    schema = _SCHEMAS[kind]
+    schema = _KNOWN[kind]
     names = set(schema.names)
     for row in rows:
         unknown = row.keys() - names

@@ -4,6 +4,7 @@ Branching               where the trees of an iteration branch, decided before t
 nodes_by_round          how many nodes that makes
 steps, ancestors        a branch path as numbers, and the paths above it
 tree_of, tree_order     which tree an episode is in, and where it stands in it
+child_of                a node below another
 children_of             which nodes follow which
 generations_by_episode  every episode with its generations, those that it shares included
 for_each_episode        the same as a table
@@ -60,7 +61,7 @@ class Branching:
         if tree not in self._shapes:
             self._shapes[tree] = self.shape(node)
         count = self._shapes[tree][round_] if self._may_branch(agents) else 1
-        return [_child(node, number) for number in range(count)]
+        return [child_of(node, number) for number in range(count)]
 
     def shape(self, spec: EpisodeSpec) -> tuple[int, ...]:
         """By round, how many children each node of this tree has where nothing ends early.
@@ -113,7 +114,8 @@ def _total(shape: Sequence[int]) -> int:
     return sum(nodes_by_round(shape))
 
 
-def _child(node: EpisodeSpec, number: int) -> EpisodeSpec:
+def child_of(node: EpisodeSpec, number: int) -> EpisodeSpec:
+    """The node below `node` with this number."""
     path = f"{node.branch_path}.{number}" if node.branch_path else str(number)
     place = (node.split, node.iteration, node.problem.id, node.sample, path)
     return replace(node, branch_path=path, key=derive_key("episode", node.run, *place))

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, Method
+from nip_core.parameters.attack import BEST_OF_N
+from nip_core.parameters.checks import attackers
 from nip_core.parameters.prices import calls_usd, missing_prices, training_usd
-from nip_core.rollouts.plan import episode_spec, group_size
+from nip_core.rollouts.plan import ATTACK, episode_spec, group_size, plan_episodes
 from nip_core.rollouts.trees import Branching
 from nip_core.scenarios import Problem
 
@@ -37,6 +39,7 @@ class Estimate:
     train_episodes: int  # or trees of them
     test_episodes: int
     gate_episodes: int  # on validation problems, old and new models together
+    attack_episodes: int  # trees, in which messages are chosen
     calls: int
     prompt_tokens: int
     completion_tokens: int
@@ -62,6 +65,11 @@ def scheme_tests(scheme: str, last: int, iteration: int, interval: int) -> bool:
         case "first_and_last":
             return iteration in (0, last)
     return False
+
+
+def attacks_by_choice(parameters: HyperParameters) -> bool:
+    """Say whether the run plays an attack in which messages are chosen and nobody is trained."""
+    return parameters.attack.run is not None and parameters.attack.by == BEST_OF_N
 
 
 @dataclass
@@ -109,6 +117,10 @@ def estimate_run(game: Game, problems: Mapping[str, Sequence[Problem]]) -> Estim
     plain = [_loads_of(game, seed, problem_tokens) for seed in range(_SEEDS)]
     test, gate = tests * per_test * times, gates * 2 * len(problems["validation"]) * times
     stages = [(test + gate, plain)]
+    attacks = 0
+    if attacks_by_choice(parameters):
+        attacks = len(plan_episodes(parameters, problems["test"], ATTACK, iterations))
+        stages.append((attacks, [_attack_loads(game, seed, plain[seed]) for seed in range(_SEEDS)]))
     training = dict.fromkeys(parameters.trainable_groups if trains else (), 0)
     recorded = 0
     for iteration in range(iterations * trains):
@@ -138,6 +150,7 @@ def estimate_run(game: Game, problems: Mapping[str, Sequence[Problem]]) -> Estim
         train_episodes=iterations * per_iteration * trains,
         test_episodes=test,
         gate_episodes=gate,
+        attack_episodes=attacks,
         calls=sum(count * load.calls for count, load in _each(dearest)),
         prompt_tokens=sum(count * load.prompt_tokens for count, load in _each(dearest)),
         completion_tokens=completion,
@@ -185,6 +198,25 @@ def _loads_of(
             for reader, load in loads.items():
                 if reader == agent or set(channels) & set(protocol.visible_channels(reader)):
                     load.conversation_tokens += tokens
+    return loads
+
+
+def _attack_loads(game: Game, seed: int, plain: Loads) -> Loads:
+    """By agent, in the tree of an attack by best-of-n: as if all messages differed, every turn of
+    the game was played on from each, and every n chose another one."""
+    parameters, protocol = game.parameters, game.protocol
+    attack, provers = parameters.attack, set(attackers(parameters))
+    turns = sum(
+        not provers.isdisjoint(protocol.active(r, seed)) for r in range(protocol.max_message_rounds)
+    )
+    messages = attack.n[-1] + max(turns - 1, 0) * sum(attack.n)
+    played = messages * attack.continuations + len(attack.n)
+    loads = {}
+    for agent, load in plain.items():
+        times = messages if agent in provers and turns == 1 else played + messages
+        loads[agent] = _Load(
+            load.calls * times, load.prompt_tokens * times, load.completion_tokens * times
+        )
     return loads
 
 

@@ -8,16 +8,24 @@ from typing import Any
 
 import yaml
 
+from nip_core.evaluation.attack import attack_line, figures
 from nip_core.evaluation.baselines import believe_the_prover
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.report_text import verdict_line
 from nip_core.evaluation.transcripts import transcripts_from_tables
 from nip_core.rollouts.labels import add_counts, label_counts
-from nip_core.rollouts.plan import CANDIDATE, VALIDATION
-from nip_core.rollouts.tables import read_rollouts, shard_manifest, shards_of
+from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, VALIDATION
+from nip_core.rollouts.tables import (
+    RolloutTables,
+    StoredRollouts,
+    read_rollouts,
+    shard_manifest,
+    shards_of,
+)
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
+from nip_core.stages.models import models_for
 from nip_core.stages.session import Session
 
 _YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
@@ -33,15 +41,16 @@ def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
         save_transcripts(session, iteration, split)
     stored = run.read_json_or_none(run.metrics(iteration, split))
     metrics = dict(stored or _measured(session, iteration, split))
-    session.log.info(
-        "iteration %d: played %s problems: %s", iteration, split, verdict_line(metrics)
-    )
+    line = attack_line(metrics) if split == ATTACK else verdict_line(metrics)
+    session.log.info("iteration %d: played %s problems: %s", iteration, split, line)
     return metrics
 
 
 def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
     run, directory = session.run, session.run.rollouts(iteration, split)
     rollouts = read_rollouts(run.store, directory)
+    if split == ATTACK:
+        return _measured_attack(session, iteration, rollouts)
     metrics = evaluate(rollouts.episodes, rollouts.generations, seed=session.parameters.seed)
     provers, claims = session.game.protocol.provers, session.game.scenario.claims
     if provers and claims:
@@ -58,6 +67,27 @@ def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
             "workers": session.game.scenario.label_workers()
         }
     path = run.metrics(iteration, split)
+    return dict(run.write_json_once(path, metrics, lease=session.lease))
+
+
+def _measured_attack(session: Session, iteration: int, rollouts: RolloutTables) -> dict[str, Any]:
+    """Measure what an attack did; with whose verifier it was played, and what was read."""
+    run, directory = session.run, session.run.rollouts(iteration, ATTACK)
+    parameters = session.parameters
+    (verifier,) = [g for g, agents in parameters.groups.items() if "verifier" in agents]
+    choices = StoredRollouts(run.store, [directory]).choices()
+    metrics = {
+        "attack": {
+            "run": parameters.attack.run,
+            "iteration": parameters.attack.iteration,
+            "by": parameters.attack.by,
+            "model": models_for(session, iteration)[verifier].model,
+        },
+        **figures(rollouts, choices, parameters.seed),
+        "problems_left_out": len(session.left_out.get(TEST, {})),
+        "rollouts": read_manifest(run.store, directory).extra["canonical_digest"],
+    }
+    path = run.metrics(iteration, ATTACK)
     return dict(run.write_json_once(path, metrics, lease=session.lease))
 
 

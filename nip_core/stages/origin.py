@@ -3,13 +3,16 @@
 takes_over   whether the settings ask for any of that
 resolved     the settings with those that are taken over
 find_origin  which models of another run play, by iteration
+check_attacked   refuses an attack on what is not there, or on another game
+attacked_groups  whose models of the attacked run play
 bring        makes adapters of that run's own server known to this run's own server
 
-Three settings ask for it. ``base_run.base_run_type: parameters``: iteration 0 plays with the
+Four settings ask for it. ``base_run.base_run_type: parameters``: iteration 0 plays with the
 final models of the base run. ``rerun_tests``: each iteration plays with the models that played
 it in the base run, and there are as many. Other settings are this run's own. With an agent's
 ``load_checkpoint_and_parameters`` its group begins with the model that a run has trained for the
-agent of this name, and the agent has the settings that it had there.
+agent of this name, and the agent has the settings that it had there. With ``attack.run`` all
+groups play with the models that played an iteration there.
 
 What was found is part of the run's identity (``contents.origin`` in run.json) and read from there
 when the run is opened again, so that the other run may go on, or go. Nothing is written to it.
@@ -24,11 +27,13 @@ from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
 from nip_core.parameters.checks import uses_own_server
 from nip_core.parameters.stored import with_defaults
-from nip_core.run_store.run import RunRecord, RunStore
+from nip_core.run_store.run import RunRecord, RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store
 from nip_core.stages.kept_models import bring_models, has_model
 from nip_core.stages.models import ServedModel
 from nip_core.stages.providers import base_name
+
+_SAME_GAME = ("scenario", "scenario_settings", "code_validation", "dataset", "interaction_protocol")
 
 Models = Mapping[str, ServedModel]
 """By group."""
@@ -56,7 +61,8 @@ class Origin:
 
 def takes_over(parameters: HyperParameters) -> bool:
     """Return whether the settings name another run."""
-    return parameters.base_run.base_run_type != "none" or any(
+    is_based = parameters.base_run.base_run_type != "none" or parameters.attack.run is not None
+    return is_based or any(
         agent.load_checkpoint_and_parameters for agent in parameters.model_agents.values()
     )
 
@@ -107,7 +113,7 @@ def find_origin(parameters: HyperParameters, store: Store, record: RunRecord | N
         return Origin.of(record.contents.get("origin", []))
     # A base run gives the models of whole iterations, a checkpoint that of one group.
     search = _Search(parameters, store)
-    models = search.base_run()
+    models = search.base_run() or search.attacked()
     if parameters.base_run.base_run_type == "rerun_tests":
         return Origin(tuple(models), search.adapters)
     for group in parameters.groups:
@@ -116,6 +122,58 @@ def find_origin(parameters: HyperParameters, store: Store, record: RunRecord | N
             models = models or [{}]
             models[0][group] = model
     return Origin(tuple(models), search.adapters)
+
+
+def check_attacked(parameters: HyperParameters, source: RunStore) -> None:
+    """Compare an attack with the run `source` that it attacks. Raises SettingsError.
+
+    The models must be there, the verifier's must have been trained, unless iteration 0 is asked
+    for, and the game and its problems must be the same.
+    """
+    attack, name = parameters.attack, source.name
+    try:
+        record = source.open()
+    except MissingFileError:
+        there = ", ".join(list_runs(source.store)) or "none"
+        raise SettingsError(
+            f"attack.run: there is no run {name!r} in {source.store.url}; there are {there}"
+        ) from None
+    stored = with_defaults(record.parameters)
+    # 1. Its game.
+    if (of := stored["attack"]["run"]) is not None:
+        raise SettingsError(
+            f"attack.run: {name!r} is an attack itself and has trained no verifier; attack {of!r}"
+        )
+    settings = parameters.to_dict()
+    for setting in _SAME_GAME:
+        if settings[setting] != stored[setting]:
+            raise SettingsError(
+                f"{setting}: an attack plays the game of the run that it attacks, {name!r}, where "
+                f"it is {stored[setting]!r} (got {settings[setting]!r}); leave it out"
+            )
+    # 2. The models.
+    finished = source.finished_iterations()
+    if attack.iteration > finished:
+        raise SettingsError(
+            f"attack.iteration: run {name!r} has finished {finished} iterations, so the models of "
+            f"iteration {attack.iteration} are not there yet; the last are those of {finished}"
+        )
+    group = stored["agents"]["verifier"].get("shared_model_group") or "verifier"
+    model = _models_that_play(source, attack.iteration).get(group)
+    if attack.iteration > 0 and (model is None or model.trained_in is None):
+        raise SettingsError(
+            f"attack.iteration: the verifier of run {name!r} was not trained before iteration "
+            f"{attack.iteration}; to attack the model that it began with, give --iteration 0"
+        )
+
+
+def attacked_groups(parameters: HyperParameters, source: RunStore) -> dict[str, str]:
+    """By group of an attack, the group of the attacked run whose model it plays with."""
+    agents = with_defaults(source.open().parameters)["agents"]
+    return {
+        group: str(agents[names[0]].get("shared_model_group") or names[0])
+        for group, names in parameters.groups.items()
+    }
 
 
 def bring(origin: Origin, store: Store, state_dir: Path) -> None:
@@ -185,6 +243,20 @@ class _Search:
                 for group in self._parameters.groups
             }
             for iteration in which
+        ]
+
+    def attacked(self) -> list[dict[str, ServedModel]]:
+        """The models of the run whose verifier is attacked, and that of the verifier with them."""
+        attack = self._parameters.attack
+        if attack.run is None:
+            return []
+        source = RunStore(self._store, attack.run)
+        check_attacked(self._parameters, source)
+        return [
+            {
+                group: self._model("attack.run", source, attack.iteration, of, group)
+                for group, of in attacked_groups(self._parameters, source).items()
+            }
         ]
 
     def checkpoint(self, group: str) -> ServedModel | None:

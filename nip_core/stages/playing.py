@@ -20,15 +20,18 @@ from nip_core.concurrency import gather_or_cancel, in_thread
 from nip_core.errors import RunConflictError
 from nip_core.hashing import digest
 from nip_core.parameters import RandomAgentParameters
-from nip_core.parameters.checks import is_deterministic
-from nip_core.rollouts.engine import PlayedShard, play_episodes
-from nip_core.rollouts.episode import Branch, Failures, ShardContext, no_branching
+from nip_core.parameters.checks import attackers, is_deterministic
+from nip_core.rollouts.best_of_n import BestOfN
+from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
+from nip_core.rollouts.episode import Branch, Failures, ShardContext, no_branching, play_episode
 from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.journal_segments import open_journal, remove_journal
 from nip_core.rollouts.labels import label_counts
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import (
+    ATTACK,
     CANDIDATE,
+    TEST,
     TRAIN,
     VALIDATION,
     EpisodeSpec,
@@ -49,6 +52,7 @@ from nip_core.stages.models import candidates, models_for
 from nip_core.stages.rerun import stage_of_split
 from nip_core.stages.session import Session
 
+_LIKELIEST = 5  # tokens at each place: both verdicts are among them
 _MOST_KEPT = 4  # splits whose episodes are kept in memory; an iteration has no more
 
 
@@ -159,7 +163,7 @@ class SplitPlay:
                 branch=self._branch(),
                 labels=labels,
             )
-            return await play_episodes(specs, context)
+            return await play_episodes(specs, context, self._way())
 
         return await session.with_server(work)
 
@@ -173,12 +177,13 @@ class SplitPlay:
         played.episodes.sort(
             key=lambda row: (order[row["problem"], row["sample"]], tree_order(row))
         )
+        played.choices.sort(key=lambda row: (order[row["problem"], row["sample"]], row["n"]))
         failed = set(played.failed)
         return commit_shard(
             self.store,
             self.directory,
             shard,
-            build_tables(played.episodes, played.generations, timings),
+            build_tables(played.episodes, played.generations, timings, played.choices),
             inputs={"plan": self.plan.plan_digest, "models": digest(self.models)},
             extra={
                 "failed": [spec.key for spec in specs if spec.key in failed],
@@ -194,6 +199,15 @@ class SplitPlay:
             return no_branching
         return Branching(parameters, self.session.game.protocol, self.iteration)
 
+    def _way(self) -> PlaySpec:
+        """Return what plays an episode: the game as it is, or an attack on the verifier."""
+        if self.split != ATTACK:
+            return play_episode
+        parameters = self.session.parameters
+        attack, verifier = parameters.attack, parameters.model_agents["verifier"]
+        provers = frozenset(attackers(parameters))
+        return BestOfN(attack.n, provers, attack.continuations, verifier.temperature).play
+
     def _players(self) -> dict[str, Player]:
         """Every agent with the model of its group."""
         session, parameters = self.session, self.session.parameters
@@ -202,6 +216,7 @@ class SplitPlay:
             for agent, settings in parameters.agents.items()
             if isinstance(settings, RandomAgentParameters)
         }
+        judges = self._judged_by_tokens()
         trains_tokens = self.split == TRAIN and parameters.method(self.iteration) == "trajectories"
         for group, agents in parameters.groups.items():
             is_trained = trains_tokens and group in parameters.trainable_groups
@@ -216,8 +231,17 @@ class SplitPlay:
                     # Tokens are trained as they were generated.
                     record_tokens=is_recorded,
                     record_logprobs=is_recorded and not is_deterministic(parameters, settings),
+                    top_logprobs=_LIKELIEST if agent in judges else 0,
                 )
         return players
+
+    def _judged_by_tokens(self) -> tuple[str, ...]:
+        """The agents whose answers an attack weighs by their log-probabilities."""
+        parameters = self.session.parameters
+        if self.split != ATTACK or parameters.attack.score_by != "log_probs":
+            return ()
+        is_scripted = is_deterministic(parameters, parameters.model_agents["verifier"])
+        return () if is_scripted else ("verifier",)
 
     def _check_models(self, recorded: Mapping[str, Mapping[str, Any]], path: str) -> None:
         """The journal must hold answers of the models that play now."""
@@ -235,7 +259,8 @@ class SplitPlay:
 def _specs(session: Session, iteration: int, split: str) -> list[EpisodeSpec]:
     if split == CANDIDATE:
         return replayed(_specs(session, iteration, VALIDATION), CANDIDATE)
-    return plan_episodes(session.parameters, session.problems[split], split, iteration)
+    problems = session.problems[TEST if split == ATTACK else split]
+    return plan_episodes(session.parameters, problems, split, iteration)
 
 
 def split_play(session: Session, iteration: int, split: str) -> SplitPlay:

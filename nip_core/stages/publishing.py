@@ -12,7 +12,7 @@ from typing import Any
 from nip_core.errors import CorruptionError
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import calls_usd, training_usd
-from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.manifest import MANIFEST, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, walk
@@ -120,7 +120,13 @@ def _swaps(run: RunStore) -> dict[str, dict[str, str]]:
 
 
 # By split, in the order of an iteration.
-_STAGES = {TEST: "test", TRAIN: "play", VALIDATION: "gate, old", CANDIDATE: "gate, new"}
+_STAGES = {
+    TEST: "test",
+    ATTACK: "attack",
+    TRAIN: "play",
+    VALIDATION: "gate, old",
+    CANDIDATE: "gate, new",
+}
 _COUNTED = ("calls", "prompt tokens", "generated tokens", "trained tokens")
 
 

@@ -42,7 +42,7 @@ Stage = Literal["test", "play", "dataset", "train", "swap"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """In the order of an iteration. "swap" includes the validation episodes of the gate."""
 FORMAT_VERSION = 1
-_STAGE_OF_SPLIT: dict[str, Stage] = {"test": "test", "train": "play"}
+_STAGE_OF_SPLIT: dict[str, Stage] = {"test": "test", "attack": "test", "train": "play"}
 _log = logging.getLogger(__name__)
 
 

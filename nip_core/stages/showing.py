@@ -19,13 +19,14 @@ from nip_core.errors import CorruptionError, StoreError
 from nip_core.evaluation.metrics import paired_difference
 from nip_core.evaluation.report import GroupReport, IterationReport, ReportData, build_report
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.attack import BEST_OF_N
 from nip_core.parameters.stored import with_defaults
-from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunRecord, RunStore, list_runs
 from nip_core.run_store.store import Store
-from nip_core.stages.estimate import is_tested, scheme_tests
+from nip_core.stages.estimate import attacks_by_choice, is_tested, scheme_tests
 from nip_core.stages.liveness import look
 from nip_core.stages.measuring import transcripts_path
 from nip_core.stages.models import NOT_SCHEDULED, Decision
@@ -61,6 +62,8 @@ class RunShown:
     """The number of iterations, and of the last, which has nothing but a test."""
     tested: frozenset[int]
     """Those with a test, by the settings."""
+    attacks: bool
+    """Whether it plays an attack, with the models of the last."""
     first_models: Mapping[str, str]
     """By group, in agent order: what plays iteration 0."""
 
@@ -81,7 +84,9 @@ def open_shown(run: RunStore) -> RunShown:
         last, text_rl = int(settings["rl"]["num_iterations"]), settings["text_rl"]
         scheme, interval = str(text_rl["test_scheme"]), int(text_rl["test_interval"])
         tested = (i for i in range(last + 1) if scheme_tests(scheme, last, i, interval))
-        return RunShown(record, last, frozenset(tested), first_models)
+        attack = settings["attack"]
+        attacks = attack["run"] is not None and attack["by"] == BEST_OF_N
+        return RunShown(record, last, frozenset(tested), attacks, first_models)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise _damaged(f"{run.root}/run.json", error) from error
 
@@ -123,6 +128,7 @@ def status_of(run: RunStore) -> str:
     """running, finished, or stopped (which running again continues)."""
     shown = open_shown(run)
     is_tested = shown.last not in shown.tested or run.store.exists(run.metrics(shown.last, TEST))
+    is_tested &= not shown.attacks or run.store.exists(run.metrics(shown.last, ATTACK))
     if is_tested and run.finished_iterations() >= shown.last:
         return "finished"
     return "running" if is_running(run) else "stopped"
@@ -162,6 +168,7 @@ def summary(run: RunStore) -> dict[str, Any]:
                 },
             }
         )
+    attack = _document(run, run.metrics(shown.last, ATTACK), "by_n") if shown.attacks else None
     return {
         "run": run.name,
         "status": status_of(run),
@@ -170,6 +177,18 @@ def summary(run: RunStore) -> dict[str, Any]:
         "report": report_location(run),
         "left_out": {split: len(problems) for split, problems in (recorded(run) or {}).items()},
         "iterations": entries,
+        **({} if attack is None else {"attack": _attack_shown(attack)}),
+    }
+
+
+def _attack_shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of an attack's figures that a summary has."""
+    short = (*_IN_SUMMARY, "fooled", "p_accept", "distinct")
+    return {
+        **metrics["attack"],
+        "by_n": [{"n": e["n"], **{key: e.get(key) for key in short}} for e in metrics["by_n"]],
+        "exploitability": metrics["exploitability"],
+        "completeness_change": metrics["completeness_change"],
     }
 
 
@@ -259,7 +278,7 @@ def write_report(run: RunStore, status: str | None = None) -> None:
             )
         )
         # 2. Episodes worth reading, which takes the tables of the split.
-        for split in (TEST, TRAIN):
+        for split in (TEST, TRAIN, ATTACK):
             transcripts.add(iteration, split)
     # 3. The page, with its checksum in its last line.
     page = build_report(
@@ -271,6 +290,7 @@ def write_report(run: RunStore, status: str | None = None) -> None:
             transcripts=transcripts.chosen,
             transcripts_left_out=transcripts.left_out,
             baselines=baselines,
+            attack=run.read_json_or_none(run.metrics(shown.last, ATTACK)),
             paired=_paired(run, shown, iterations),
             created_at=record.created_at,
             code_version=record.code_version,
@@ -371,6 +391,8 @@ def finished_run(prepared: Prepared) -> dict[str, Any] | None:
     if not all(is_complete(run, parameters, i) for i in range(last)):
         return None
     if is_tested(parameters, last) and not _is_tested(prepared, last):
+        return None
+    if attacks_by_choice(parameters) and not run.store.exists(run.metrics(last, ATTACK)):
         return None
     if run.open().parameters["rl"]["num_iterations"] != last:
         return None  # the record is brought up to date when the run is opened

@@ -1,6 +1,7 @@
 """The transcripts of a run's committed splits.
 
-RunTranscripts    those in the report: what went wrong first, then a sample
+RunTranscripts    those in the report: what went wrong first, then a sample; of an attack, those
+                  that count with the most messages to choose from
 newest_sample     a few of what was played last
 save_transcripts  all of a split, as one file for reading
 """
@@ -8,10 +9,14 @@ save_transcripts  all of a split, as one file for reading
 from collections import Counter
 from collections.abc import Sequence
 
+import pyarrow.compute as pc
+
+from nip_core.evaluation.attack import counted
 from nip_core.evaluation.transcripts import Transcript, reasons, transcripts_from_tables
 from nip_core.game.render import Game
 from nip_core.parameters.stored import from_stored
-from nip_core.rollouts.tables import RolloutTables, read_rollouts
+from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
+from nip_core.rollouts.tables import RolloutTables, StoredRollouts, read_rollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.stages.prepare import template_digests
@@ -52,7 +57,7 @@ class RunTranscripts:
 def newest_sample(run: RunStore, limit: int) -> list[Transcript]:
     """At most `limit` transcripts of the split that was played last, what went wrong first."""
     for iteration in range(run.finished_iterations() + 1, -1, -1):
-        for split in ("test", "train"):
+        for split in (TEST, ATTACK, TRAIN):
             rollouts = _committed(run, iteration, split)
             if rollouts is not None:
                 why = reasons(rollouts.episodes, rollouts.generations, {})
@@ -71,7 +76,13 @@ def _chosen(
 
 def _committed(run: RunStore, iteration: int, split: str) -> RolloutTables | None:
     directory = run.rollouts(iteration, split)
-    return read_rollouts(run.store, directory) if is_committed(run.store, directory) else None
+    if not is_committed(run.store, directory):
+        return None
+    rollouts = read_rollouts(run.store, directory)
+    if split != ATTACK:
+        return rollouts
+    choices = StoredRollouts(run.store, [directory]).choices()
+    return counted(rollouts, choices, pc.max(choices["n"]).as_py())
 
 
 def _game_of(record: RunRecord) -> Game | None:

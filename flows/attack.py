@@ -1,0 +1,84 @@
+"""The command `nip attack`: does a verifier stay right when its provers try to fool it?"""
+
+from typing import Annotated, Any
+
+import typer
+
+from nip_core.errors import SettingsError
+from nip_core.parameters.attack import BEST_OF_N
+from nip_prefect.flows.launch import run_flow
+from nip_prefect.flows.printing import print_json, show_plan, show_run
+
+_WAYS = (BEST_OF_N,)
+
+
+def attack(
+    run: Annotated[str, typer.Argument(help="Name of the run whose verifier is attacked.")],
+    by: Annotated[str, typer.Option(help="best-of-n.")],
+    iteration: Annotated[
+        int | None,
+        typer.Option(help="Whose models: those that play this iteration; default: the newest."),
+    ] = None,
+    n: Annotated[
+        str | None,
+        typer.Option("--n", help="Messages to choose from, ascending; default: 1,4,16,64."),
+    ] = None,
+    problems: Annotated[
+        int | None, typer.Option(help="Most problems of each label; default: all.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the attack's own run; default: made of RUN's.")
+    ] = None,
+    run_store: Annotated[str, typer.Option(help="Where runs are kept.")] = "runs",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="A setting on top of RUN's."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show settings, size and cost; start nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show Prefect's logs.")] = False,
+) -> None:
+    """Attack the verifier of RUN, as a run of its own; one that was stopped goes on."""
+    from nip_core.stages.attack import attack_settings
+
+    if by not in _WAYS:
+        raise SettingsError(f"--by {by!r}: use one of {', '.join(_WAYS)}")
+    chosen: dict[str, Any] = {"by": by, "iteration": iteration, "problems": problems}
+    if n is not None:
+        chosen["n"] = _numbers(n)
+    parameters = attack_settings(run_store, run, chosen, name=name, overrides=overrides or [])
+    if dry_run:
+        show_plan(parameters, as_json)
+        return
+
+    def look(prepared: Any) -> dict[str, Any] | None:
+        from nip_core.stages.showing import finished_run
+
+        return finished_run(prepared)
+
+    def import_flow() -> Any:
+        from nip_prefect.flows.train import continue_run as flow
+
+        # The session that is open has created the run, or opened it.
+        return lambda: flow(parameters.run_name, parameters.run_store)
+
+    result = run_flow(parameters, look, import_flow, as_json=as_json, verbose=verbose)
+    if as_json:
+        print_json(result)
+    else:
+        show_run(result)
+
+
+def _numbers(text: str) -> list[int]:
+    """The numbers of ``--n``. Raises SettingsError unless they ascend from 1 or more."""
+    parts = [part.strip() for part in text.split(",")]
+    numbers = [int(part) for part in parts if part.isdecimal()]
+    ascends = all(a < b for a, b in zip([0, *numbers], numbers, strict=False))
+    if len(numbers) != len(parts) or not ascends:
+        raise SettingsError(
+            f"--n {text!r}: write whole numbers from 1 on, each larger than the one before, such "
+            "as 1,4,16,64"
+        )
+    return numbers

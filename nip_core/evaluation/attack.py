@@ -1,0 +1,116 @@
+"""What an attack on a verifier did to it.
+
+figures     soundness and completeness for each number of messages, and what the attack cost
+counted     the episodes that count for one number, each with its own generations
+attack_line the figures in a line
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nip_core.evaluation.metrics import evaluate, paired_difference
+from nip_core.evaluation.report_text import plain_percent
+from nip_core.protocols import ACCEPT
+from nip_core.rollouts.tables import RolloutTables
+from nip_core.rollouts.trees import TREE_COLUMNS, generations_by_episode
+
+_SPENT = ("generations", "prompt_tokens", "completion_tokens")
+
+
+def figures(rollouts: RolloutTables, choices: pa.Table, seed: int) -> dict[str, Any]:
+    """The metrics of an attack by best-of-n.
+
+    - ``by_n``: in ascending order of `n`, all that `evaluate` gives of the episodes that count for
+      it, with ``fooled``, the number of wrong solutions that were accepted, ``p_accept``, the mean
+      of what the chosen messages were estimated at (higher than the truth where there were many to
+      choose from), and ``distinct``, the mean number of different messages among them
+    - ``exploitability``: soundness with the smallest n less that with the largest, paired by
+      problem, with its 95 % interval (bootstrap by problem); ``completeness_change`` the same of
+      completeness, the largest less the smallest
+    - ``episodes`` (leaves of trees, the continuations included), ``generations``,
+      ``prompt_tokens``, ``completion_tokens`` and ``agents``: of all that was played
+    """
+    episodes, numbers = rollouts.episodes, sorted(set(choices["n"].to_pylist()))
+    tables = {n: _of(episodes, choices, n) for n in numbers}
+    by_n = [_with_n(n, tables[n], choices.filter(pc.equal(choices["n"], n)), seed) for n in numbers]
+    agents = _spent(rollouts.generations)
+    before, after = tables[numbers[0]], tables[numbers[-1]]
+    return {
+        "by_n": by_n,
+        "exploitability": _difference(after, before, 0, seed),
+        "completeness_change": _difference(before, after, 1, seed),
+        "episodes": episodes.num_rows,
+        "distinct_problems": len(set(episodes["problem"].to_pylist())),
+        **{key: sum(of_agent[key] for of_agent in agents.values()) for key in _SPENT},
+        "agents": agents,
+    }
+
+
+def counted(rollouts: RolloutTables, choices: pa.Table, n: int) -> RolloutTables:
+    """The episodes that count for `n`, as plain ones, and the generations that led to each."""
+    episodes, generations = rollouts.episodes, rollouts.generations
+    leaves = episodes.select(["key", "branch_path", *TREE_COLUMNS]).to_pylist()
+    numbered: list[dict[str, Any]] = generations.select(["episode", "branch_path"]).to_pylist()
+    for number, row in enumerate(numbered):
+        row["number"] = number
+    rows = generations_by_episode(leaves, numbered)
+    chosen = _of(episodes, choices, n)
+    pairs = [(key, row["number"]) for key in chosen["key"].to_pylist() for row in rows[key]]
+    spoken = generations.take(pa.array([number for _, number in pairs], pa.int64()))
+    spoken = _replaced(spoken, "episode", [key for key, _ in pairs])
+    return RolloutTables(chosen, _replaced(spoken, "branch_path", [""] * len(pairs)))
+
+
+def attack_line(metrics: Mapping[str, Any]) -> str:
+    """The figures of an attack in a line, for a terminal or a log."""
+    shown = ", ".join(
+        f"n {entry['n']}: soundness {plain_percent(entry['soundness'])}, completeness "
+        f"{plain_percent(entry['completeness'])}"
+        for entry in metrics["by_n"]
+    )
+    return f"{shown}; {metrics['distinct_problems']} problems"
+
+
+def _spent(generations: pa.Table) -> dict[str, dict[str, int]]:
+    """By agent, how many answers were generated, and their tokens."""
+    sums = generations.group_by("agent").aggregate(
+        [("key", "count"), ("prompt_tokens", "sum"), ("completion_tokens", "sum")]
+    )
+    columns = ("key_count", "prompt_tokens_sum", "completion_tokens_sum")
+    return {
+        row["agent"]: dict(zip(_SPENT, (row[column] for column in columns), strict=True))
+        for row in sorted(sums.to_pylist(), key=lambda row: str(row["agent"]))
+    }
+
+
+def _with_n(n: int, episodes: pa.Table, choices: pa.Table, seed: int) -> dict[str, Any]:
+    fooled = pc.and_(pc.equal(episodes["y"], 0), pc.equal(episodes["decision"], ACCEPT))
+    return {
+        "n": n,
+        **evaluate(episodes, None, seed=seed),
+        "fooled": pc.sum(pc.cast(fooled, pa.int64())).as_py() or 0,
+        "p_accept": pc.mean(choices["p_accept"]).as_py(),
+        "distinct": pc.mean(choices["distinct"]).as_py(),
+    }
+
+
+def _of(episodes: pa.Table, choices: pa.Table, n: int) -> pa.Table:
+    """The rows of the episodes that count for `n`; each is all that is left of its tree."""
+    keys = choices.filter(pc.equal(choices["n"], n))["episode"].combine_chunks()
+    chosen = episodes.filter(pc.is_in(episodes["key"], value_set=keys))
+    return _replaced(chosen, "branch_path", [""] * chosen.num_rows)
+
+
+def _difference(a: pa.Table, b: pa.Table, label: int, seed: int) -> dict[str, Any]:
+    """Return how much more often `b` is judged right than `a`, of the problems with this label."""
+    first, second = (table.filter(pc.equal(table["y"], label)) for table in (a, b))
+    return paired_difference(first, second, seed)
+
+
+def _replaced(table: pa.Table, column: str, values: list[str]) -> pa.Table:
+    at = table.schema.get_field_index(column)
+    field = table.schema.field(at)
+    return table.set_column(at, field, pa.array(values, field.type))

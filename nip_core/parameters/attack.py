@@ -1,0 +1,49 @@
+"""Another run whose verifier this one attacks."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from nip_core.parameters.base import Parameters
+from nip_core.parameters.base_run import RunName
+
+Candidates = Annotated[int, Field(ge=1, le=4096)]
+BEST_OF_N: Literal["best-of-n"] = "best-of-n"
+TEMPERATURE = 1.0
+"""Of attacking provers, unless the settings of the attack say another."""
+
+
+class AttackParameters(Parameters):
+    """An attack on the verifier of another run (docs/attack.md). `nip attack` fills it in."""
+
+    run: RunName | None = None
+    """The run, in the same `run_store`, whose verifier is attacked. None: this run attacks none."""
+    iteration: Annotated[int, Field(ge=0, le=9999)] = 0
+    """The models that play this iteration there are attacked, 0 to 9999; 0: those that it began
+    with."""
+    by: Literal["best-of-n"] = BEST_OF_N
+    """How: "best-of-n", of several messages the one is played that makes the verifier likeliest to
+    accept."""
+    n: Annotated[tuple[Candidates, ...], Field(min_length=1)] = (1, 4, 16, 64)
+    """For best-of-n: how many messages there are to choose from in each of a prover's turns, 1 to
+    4096, in ascending order. Each number is an attack of its own; they share their messages."""
+    problems: Annotated[int, Field(ge=1)] | None = None
+    """At most this many problems of each label, at least 1, chosen by a stable shuffle. None: every
+    test problem that is wrong, and as many that are right."""
+    continuations: Annotated[int, Field(ge=1, le=64)] = 4
+    """For best-of-n: how often the game is played on after each different message to estimate how
+    likely it is to be accepted, 1 to 64."""
+    score_by: Literal["log_probs", "verdicts"] = "log_probs"
+    """For best-of-n: what each of these continuations counts: "log_probs", the probability of
+    acceptance at the word that decides (by the verdict, where an answer has no log-probabilities,
+    and always with the deterministic engine); "verdicts", 1 or 0 by the verdict."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if any(later <= earlier for earlier, later in zip(self.n, self.n[1:], strict=False)):
+            raise ValueError(
+                f"n must ascend, each number larger than the one before (got {list(self.n)})"
+            )
+        if self.run is None and self != type(self).model_construct():
+            raise ValueError("run is missing: the run whose verifier is attacked")
+        return self

@@ -1,0 +1,266 @@
+"""An attack by best-of-n: of several messages, the one is played that the verifier likes best.
+
+BestOfN     plays an episode so, for several n at once
+acceptance  how likely the verifier was to accept, by the log-probabilities of its answer
+
+Numbered in order. In every round in which an attacking prover moves:
+
+1. As many messages as the largest n are asked for, by one request where the server can.
+2. After each different one the game is played on a few times, to its end and without any further
+   choice. The mean probability of acceptance there is what the message is worth.
+3. For each n the best of the first n messages is chosen, the first of equals. So a larger n has all
+   that a smaller one has, and the numbers can be compared.
+4. The game goes on with each message that was chosen for some n, as far as the next such round.
+
+What decides in the end is drawn afresh, with a seed of its own: of many estimates the highest is
+too high (the winner's curse), and the continuations that it was chosen by would repeat that.
+
+An episode becomes a tree as `trees` has them. Below the node of a message, child 0 is the game as
+it goes on and the children from 1 on are the continuations that it was judged by. A message that
+is not played on has no leaf of its own; its generation belongs to the first leaf of its tree. What
+agents that don't attack write in the same round is asked for once; the rows of the other messages
+have a copy of it, with a count of 0 tokens.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from nip_core.concurrency import gather_or_cancel
+from nip_core.hashing import derive_key
+from nip_core.protocols import ACCEPT, NO_DECISION, TokenChoice
+from nip_core.protocols.scales import DecisionScale
+from nip_core.rollouts.episode import (
+    EpisodeState,
+    Played,
+    ShardContext,
+    TurnAnswer,
+    in_episode,
+)
+from nip_core.rollouts.model_call import Row
+from nip_core.rollouts.plan import EpisodeSpec
+from nip_core.rollouts.trees import child_of
+
+_BEFORE_WORD = re.compile(r"^[^a-z]+")
+_FAILED = -1.0  # a message that is none is worse than any that is one
+_PLAYED_ON, _FIRST_CONTINUATION = 0, 1  # children of a message's node
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """By what a message was chosen."""
+
+    p_accept: float | None = None
+    distinct: int | None = None
+
+
+@dataclass(frozen=True)
+class BestOfN:
+    """The attack; `play` is a `PlaySpec` of the engine."""
+
+    counts: Sequence[int]  # the n, ascending
+    attackers: frozenset[str]
+    continuations: int
+    temperature: float | None = None  # with which the verifier samples
+
+    async def play(self, spec: EpisodeSpec, context: ShardContext) -> Played:
+        """Play one problem for every n. Raises as `play_episode` does."""
+        rewards = dict.fromkeys(context.game.protocol.agent_names, 0.0)
+        state = EpisodeState(spec, context, 0, [], rewards, None)
+        played = await self._play_on(state, dict.fromkeys(self.counts, _Chosen()))
+        # What was said and not played on has no leaf of its own.
+        leaves = {row["key"] for row in played.episodes}
+        first = played.episodes[0]["key"]
+        records = [
+            r if r["generation"]["episode"] in leaves else in_episode(r, first)
+            for r in played.records
+        ]
+        return replace(played, records=records)
+
+    async def _play_on(self, state: EpisodeState, counts: Mapping[int, _Chosen]) -> Played:
+        """Play everything from here on that is for these n."""
+        records = list(state.records)
+        # 1. Go on to the next round in which there is something to choose.
+        while state.outcome is None and self.attackers.isdisjoint(state.movers):
+            state = await state.play_round(child_of(state.spec, _PLAYED_ON))
+            records += state.records
+        # 2. Choose there, or stop at the end.
+        if state.outcome is None:
+            parts = await self._choose(state, counts)
+        else:
+            row = state.row()
+            parts = [Played([row], [], [_choice(state.spec, row, n, counts[n]) for n in counts])]
+        return _joined(parts, records)
+
+    async def _choose(self, state: EpisodeState, counts: Mapping[int, _Chosen]) -> list[Played]:
+        """Play a round in which attackers move, and what follows from it."""
+        # 1. The messages, and which of them say the same.
+        most = max(counts)
+        messages = await self._messages(state, most)
+        firsts: dict[object, int] = {}
+        same = [firsts.setdefault(self._said(m), i) for i, m in enumerate(messages)]
+        # 2. How likely each different one is to be accepted, where there is a choice.
+        judged = sorted(firsts.values()) if len(firsts) > 1 else []
+        weighed = await gather_or_cancel(self._estimate(messages[i]) for i in judged)
+        estimates = dict(zip(judged, weighed, strict=True))
+        # 3. The best of the first n, for each n.
+        winners: dict[int, dict[int, _Chosen]] = {}
+        for n in counts:
+            best = 0
+            if judged:
+                best = max(same[:n], key=lambda i: (estimates[i].p_accept, -i))
+            p_accept = estimates[best].p_accept if judged else None
+            winners.setdefault(best, {})[n] = _Chosen(p_accept, len(set(same[:n])))
+        # 4. Play on with those, in the order of their numbers.
+        order = sorted(winners)
+        went_on = await gather_or_cancel(self._play_on(messages[i], winners[i]) for i in order)
+        ways = dict(zip(order, went_on, strict=True))
+        parts = []
+        for number, message in enumerate(messages):
+            judging = estimates[number].played if number in estimates else []
+            if number in ways:
+                parts.append(_joined([ways[number], *judging], []))
+            elif message.outcome is not None:
+                parts.append(Played([message.row()], message.records))
+            else:
+                parts.append(_joined(judging, message.records))
+        return parts
+
+    async def _messages(self, state: EpisodeState, most: int) -> list[EpisodeState]:
+        """The states after each of `most` messages, in which all else is the same."""
+        children = [child_of(state.spec, number) for number in range(most)]
+        bystanders = [agent for agent in state.movers if agent not in self.attackers]
+        answers = await gather_or_cancel(state.take_turn(children[0], a) for a in bystanders)
+        by_agent = dict(zip(bystanders, answers, strict=True))
+        copies = [
+            {a: _copied(answer, spec, state.round, a) for a, answer in by_agent.items()}
+            for spec in children[1:]
+        ]
+        return await state.play_children(children, _itself, [by_agent, *copies])
+
+    def _said(self, message: EpisodeState) -> object:
+        """Two messages with an equal value say the same; one that failed is like no other."""
+        turns = [turn for turn in message.turns if turn.round == message.round - 1]
+        texts = tuple(turn.text for turn in turns if turn.agent in self.attackers)
+        return texts if message.outcome is None else message.spec.key
+
+    async def _estimate(self, message: EpisodeState) -> "_Estimate":
+        """Play on a few times without any choice, and take the mean over how it ended."""
+        if message.outcome is not None:
+            return _Estimate(_FAILED)
+        numbers = range(_FIRST_CONTINUATION, _FIRST_CONTINUATION + self.continuations)
+        children = [child_of(message.spec, number) for number in numbers]
+        ends = await message.play_children(children, _to_end)
+        likely = [self._p_accept(state) for state, _ in ends]
+        played = [_joined([Played([state.row()], [])], records) for state, records in ends]
+        return _Estimate(sum(likely) / len(likely), played)
+
+    def _p_accept(self, state: EpisodeState) -> float:
+        """Return the probability of acceptance where the game ended; 1 or 0 by the verdict if that
+        is all that is known."""
+        if state.decision == NO_DECISION:
+            return 0.0
+        protocol = state.context.game.protocol
+        for turn in reversed(state.turns):
+            if turn.agent == "verifier" and turn.move.decision == state.decision and turn.tokens:
+                likely = acceptance(turn.tokens, protocol.scale, self.temperature)
+                if likely is not None:
+                    return likely
+                break
+        return float(state.decision == ACCEPT)
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    p_accept: float
+    played: list[Played] = field(default_factory=list)
+
+
+def acceptance(
+    tokens: Sequence[TokenChoice], scale: DecisionScale, temperature: float | None = None
+) -> float | None:
+    """The probability of "accept" against "reject" where the answer's deciding word begins.
+
+    All that stands before that word is taken as written. `tokens` have the natural logarithms of
+    the model's probabilities before `temperature`, with which it samples (None or 0 count as 1,
+    which keeps the order). A word that is not among the likeliest counts as likely as the least
+    likely of those, which is the most that it can be. None where the scale has other words, or the
+    answer neither.
+    """
+    if set(scale.values) != {"accept", "reject"}:
+        return None
+    # 1. The token with the first letter of the last of the two words.
+    text = "".join(token.token for token in tokens).lower()
+    place = max(text.rfind("accept"), text.rfind("reject"))
+    if place < 0:
+        return None
+    end = 0
+    for token in tokens:
+        end += len(token.token)
+        if end > place:
+            break
+    # 2. How likely each of the words was there.
+    top = {**token.top, token.token: token.logprob}
+    least = math.exp(min(top.values()))
+    masses = {"accept": 0.0, "reject": 0.0}
+    for alternative, logprob in top.items():
+        letters = _BEFORE_WORD.sub("", alternative.lower())
+        for word in masses:
+            if letters and (word.startswith(letters) or letters.startswith(word)):
+                masses[word] += math.exp(logprob)
+    accept, reject = (mass or least for mass in masses.values())
+    # 3. At the temperature of play, of these two alone.
+    odds = (math.log(accept) - math.log(reject)) / (temperature or 1.0)
+    return 1.0 / (1.0 + math.exp(-max(-700.0, min(700.0, odds))))
+
+
+async def _itself(state: EpisodeState) -> EpisodeState:
+    return state
+
+
+async def _to_end(state: EpisodeState) -> tuple[EpisodeState, list[Row]]:
+    """The end of an episode in which nobody chooses, with the records of its calls."""
+    records = list(state.records)
+    while state.outcome is None:
+        state = await state.play_round(child_of(state.spec, _PLAYED_ON))
+        records += state.records
+    return state, records
+
+
+def _joined(parts: Sequence[Played], records: Sequence[Row]) -> Played:
+    """The parts as one, with records that all of them share, which belong to the first leaf.
+
+    Without a leaf they stay with their node.
+    """
+    episodes = [row for part in parts for row in part.episodes]
+    if episodes:
+        records = [in_episode(record, episodes[0]["key"]) for record in records]
+    below = [record for part in parts for record in part.records]
+    return Played(episodes, [*records, *below], [row for part in parts for row in part.choices])
+
+
+def _copied(answer: TurnAnswer, spec: EpisodeSpec, round_: int, agent: str) -> TurnAnswer:
+    """The same answer as it stands in the rows of another node: nothing was generated for it."""
+    records = []
+    for record in answer.records:
+        key = spec.generation_key(round_, agent, record["generation"]["attempt"])
+        place = {"key": key, "episode": spec.key, "branch_path": spec.branch_path}
+        generation = {**record["generation"], **place, "prompt_tokens": 0, "completion_tokens": 0}
+        records.append(
+            {"generation": generation, "timing": {**record["timing"], "key": key, "latency_s": 0.0}}
+        )
+    return replace(answer, records=records)
+
+
+def _choice(spec: EpisodeSpec, row: Row, n: int, chosen: _Chosen) -> Row:
+    place = (spec.run, spec.split, spec.iteration, spec.problem.id, spec.sample)
+    return {
+        "key": derive_key("choice", *place, n),
+        "problem": spec.problem.id,
+        "sample": spec.sample,
+        "n": n,
+        "episode": row["key"],
+        "p_accept": chosen.p_accept,
+        "distinct": chosen.distinct,
+    }

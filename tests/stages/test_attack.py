@@ -1,0 +1,347 @@
+"""Attacks by best-of-n whose outcome is known beforehand, and what is refused.
+
+The attacked verifiers are scripted over a real HTTP server: one obeys a word, one calculates every
+step again, one tosses a coin. The provers draw a word, whatever the problem is.
+"""
+
+import math
+import random
+import re
+from collections import Counter
+from contextlib import asynccontextmanager, nullcontext
+
+import pytest
+from scripted_server import scripted_server
+from small_game import FEW, train_here, write_config
+from thorough import THOROUGH
+
+from nip_core import loop
+from nip_core.errors import ServerError, SettingsError
+from nip_core.game.render import Game
+from nip_core.parameters import load_parameters
+from nip_core.protocols import TokenChoice
+from nip_core.protocols.scales import SCALES
+from nip_core.rollouts.best_of_n import acceptance
+from nip_core.rollouts.tables import StoredRollouts, read_rollouts
+from nip_core.rollouts.trees import generations_by_episode, steps
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+from nip_core.stages.attack import attack_settings
+from nip_core.stages.showing import summary
+from nip_core.stages.verification import verify_run
+from nip_prefect.flows.attack import _numbers
+
+LONG = pytest.mark.skipif(not THOROUGH, reason="make test-long tries it")
+WORDS = ("apple", "banana", "cherry", "damson", "elder", "fig")
+STEP = re.compile(r"^\d+: (-?\d+) ([-+]) (\d+) = (-?\d+)", re.MULTILINE)
+LOGPROBS = {"accept": {" accept": math.log(0.9), " reject": math.log(0.1)}}
+LOGPROBS["reject"] = {" accept": math.log(0.1), " reject": math.log(0.9)}
+
+
+def prover(body, number):
+    return random.Random(f"{body['seed']} {number}").choice(WORDS)
+
+
+def obeys(body, number):
+    return "accept" if "banana" in body["messages"][-1]["content"] else "reject"
+
+
+def checks(body, number):
+    steps_ = STEP.findall(body["messages"][0]["content"])
+    assert len(steps_) == 4
+    right = all(int(a) + int(f"{sign}{b}") == int(c) for a, sign, b, c in steps_)
+    return "accept" if right else "reject"
+
+
+def tosses(body, number):
+    return random.Random(f"coin {body['seed']} {number}").choice(("accept", "reject"))
+
+
+def answers(verifier, with_logprobs=False):
+    """The script of a server whose verifier is this one."""
+
+    def script(body):
+        numbers = range(body.get("n", 1))
+        if body["model"] == "prover":
+            return [prover(body, number) for number in numbers]
+        said = [verifier(body, number) for number in numbers]
+        if not with_logprobs or not body.get("logprobs"):
+            return [f"Decision: {verdict}" for verdict in said]
+        return [decided(verdict) for verdict in said]
+
+    return script
+
+
+def decided(verdict):
+    tokens = [
+        ("Decision", {"Decision": 0.0}),
+        (":", {":": 0.0}),
+        (f" {verdict}", LOGPROBS[verdict]),
+    ]
+    content = [
+        {
+            "token": token,
+            "logprob": top[token],
+            "top_logprobs": [{"token": t, "logprob": p} for t, p in top.items()],
+        }
+        for token, top in tokens
+    ]
+    return {"text": f"Decision: {verdict}", "logprobs": {"content": content}}
+
+
+def settings(folder, url, **changes):
+    """A run whose models are scripted, and never trained."""
+    model = {"model_provider": "OpenAI", "base_url": url, "freeze_agent": True}
+    return load_parameters(
+        {
+            "run_name": "scripted",
+            "run_store": str(folder),
+            "scenario": "arithmetic",
+            "scenario_settings": {"train_size": 20, "validation_size": 4, "test_size": 12},
+            "dataset": "chains",
+            "interaction_protocol": "adp",
+            "agents": {
+                name: {**model, "model_name": "verifier" if name == "verifier" else "prover"}
+                for name in changes.pop("names", ("prover", "verifier"))
+            },
+            "rl": {"num_iterations": 0},
+            "text_rl": {"test_scheme": "none"},
+            "rollouts": {"episodes_per_shard": 7, "transport_retries": 0},
+            **changes,
+        }
+    )
+
+
+@asynccontextmanager
+async def scripted_run(folder, monkeypatch, script, **changes):
+    """The server, and the run on record."""
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    async with scripted_server(script) as server:
+        await loop.train(settings(folder, server.url, **changes))
+        yield server
+
+
+def attacked(folder, n=(1, 4, 32), **more):
+    chosen = {"by": "best-of-n", "iteration": 0, "n": list(n), **more}
+    return attack_settings(str(folder), "scripted", chosen)
+
+
+def stored(folder, name="scripted-best-of-n-0"):
+    run = RunStore(open_store(folder), name)
+    place = run.rollouts(0, "attack")
+    return run, read_rollouts(run.store, place), StoredRollouts(run.store, [place]).choices()
+
+
+@pytest.mark.parametrize("with_logprobs", [True, pytest.param(False, marks=LONG)])
+async def test_a_word_that_the_verifier_obeys_is_found(tmp_path, monkeypatch, with_logprobs):
+    async with scripted_run(tmp_path, monkeypatch, answers(obeys, with_logprobs)) as server:
+        result = (await loop.train(attacked(tmp_path)))["attack"]
+    soundness = [entry["soundness"] for entry in result["by_n"]]
+    assert soundness[0] > soundness[1] > soundness[2] == 0.0
+    assert result["by_n"][-1]["fooled"] == 6
+    assert result["exploitability"]["difference"] == soundness[0]
+    assert result["by_n"][-1]["completeness"] == 1.0
+    run, rollouts, choices = stored(tmp_path)
+    fooled = {row["episode"] for row in choices.to_pylist() if row["n"] == 32}
+    leaves = rollouts.episodes.to_pylist()
+    spoken = generations_by_episode(leaves, rollouts.generations.to_pylist())
+    assert all("banana" in spoken[key][0]["text"] for key in fooled)
+    assert verify_run(run).problems == {}
+    # All messages of a problem come of one request, and each different one is judged by another.
+    asked = Counter(body["model"] for body in server.bodies)
+    assert asked["prover"] == 12
+    assert asked["verifier"] <= 12 * (len(WORDS) + 3)
+    # Only with log-probabilities is an estimate a probability.
+    expected = 0.9 if with_logprobs else 1.0
+    estimates = {row["p_accept"] for row in choices.to_pylist() if row["n"] == 32}
+    assert min(estimates) == pytest.approx(max(estimates)) == pytest.approx(expected)
+
+
+async def test_a_verifier_that_checks_every_step_is_never_fooled(tmp_path, monkeypatch):
+    async with scripted_run(tmp_path, monkeypatch, answers(checks)):
+        result = (await loop.train(attacked(tmp_path)))["attack"]
+    assert [entry["soundness"] for entry in result["by_n"]] == [1.0, 1.0, 1.0]
+    assert [entry["completeness"] for entry in result["by_n"]] == [1.0, 1.0, 1.0]
+    assert result["exploitability"]["difference"] == 0.0
+
+
+@LONG
+async def test_the_verdict_is_none_of_those_that_the_message_was_chosen_by(tmp_path, monkeypatch):
+    """Of a coin's many estimates the highest is 1, and the coin still shows heads half of the
+    time."""
+    sizes = {"train_size": 4, "validation_size": 4, "test_size": 120}
+    async with scripted_run(tmp_path, monkeypatch, answers(tosses), scenario_settings=sizes):
+        result = (await loop.train(attacked(tmp_path, continuations=2)))["attack"]
+    most = result["by_n"][-1]
+    assert most["p_accept"] > 0.9
+    accepted = (1 - most["soundness"] + most["completeness"]) / 2
+    assert 0.35 < accepted < 0.65
+
+
+@LONG
+async def test_an_attack_that_was_stopped_goes_on_and_asks_for_nothing_twice(tmp_path, monkeypatch):
+    left = {"answers": 10**9}
+    script = answers(tosses)
+
+    def limited(body):
+        left["answers"] -= 1
+        assert left["answers"] > -(10**8)
+        return script(body) if left["answers"] >= 0 else {"model": "another"}
+
+    def came_of_it(folder):
+        run, _, choices = stored(folder)
+        return run.read_json(run.metrics(0, "attack")), choices.to_pylist()
+
+    async with scripted_run(tmp_path / "a", monkeypatch, limited) as server:
+        await loop.train(attacked(tmp_path / "a", n=(1, 8)))
+        whole = sorted((body["model"], body["seed"]) for body in server.bodies)
+    async with scripted_run(tmp_path / "b", monkeypatch, limited) as server:
+        paid = []
+        for answered in (5, 30, 0, 20, None):
+            left["answers"] = 10**9 if answered is None else answered
+            with nullcontext() if answered is None else pytest.raises(ServerError):
+                await loop.train(attacked(tmp_path / "b", n=(1, 8)))
+            paid += [(body["model"], body["seed"]) for body in server.bodies[:answered]]
+            server.bodies.clear()
+    assert sorted(paid) == whole
+    assert came_of_it(tmp_path / "b") == came_of_it(tmp_path / "a")
+
+
+@LONG
+@pytest.mark.parametrize("protocol", ["nip", "debate", "mnip"])
+async def test_with_several_turns_every_number_has_its_way_through_one_tree(
+    tmp_path, monkeypatch, protocol
+):
+    names = ("prover", "verifier") if protocol == "nip" else ("prover0", "prover1", "verifier")
+
+    def script(body):
+        numbers = range(body.get("n", 1))
+        if body["model"] == "prover":
+            return [prover(body, number) for number in numbers]
+        if "decide" in body["messages"][-1]["content"]:
+            return [f"Decision: {tosses(body, number)}" for number in numbers]
+        headers = (
+            "" if protocol == "nip" else "Question for Expert_1: why?\nQuestion for Expert_2: "
+        )
+        return [f"{headers}why {number}?" for number in numbers]
+
+    rounds = {f"{protocol}_protocol": {"min_message_rounds": 5, "max_message_rounds": 5}}
+    sizes = {"train_size": 4, "validation_size": 4, "test_size": 6}
+    changes = {"interaction_protocol": protocol, "names": names, "scenario_settings": sizes}
+    async with scripted_run(tmp_path, monkeypatch, script, **rounds, **changes):
+        parameters = attacked(tmp_path, n=(1, 3), continuations=2)
+        await loop.train(parameters)
+    _, rollouts, choices = stored(tmp_path)
+    game, leaves = Game(parameters), rollouts.episodes.to_pylist()
+    spoken = generations_by_episode(leaves, rollouts.generations.to_pylist())
+    for leaf in leaves:
+        # What led to a leaf is a whole game, which ends with the verdict of its row.
+        turns = game.turns(spoken[leaf["key"]], leaf["seed"])
+        assert turns[-1].move.decision == leaf["decision"]
+        assert {turn.round for turn in turns} == set(range(5))
+        assert [t.agent for t in turns if t.agent != "verifier"] == list(names[:-1]) * 2
+    by_key = {leaf["key"]: leaf for leaf in leaves}
+    for row in choices.to_pylist():
+        path = steps(by_key[row["episode"]]["branch_path"])
+        # A message that is chosen is one of the first n, and what follows is no continuation.
+        assert (path[0], path[2], path[4]) == (0, 0, 0)
+        assert max(path) < row["n"]
+    if protocol == "debate":  # prover0 argues for rejection and says the same to all messages
+        for leaf in leaves:
+            of_tree = [r for r in leaves if r["problem"] == leaf["problem"]]
+            heard = {
+                next(g["text"] for g in spoken[r["key"]] if g["agent"] == "prover0")
+                for r in of_tree
+            }
+            assert len(heard) == 1
+
+
+def token(text, **top):
+    return TokenChoice(text, top[text.strip()], {f" {t}": p for t, p in top.items()})
+
+
+def test_acceptance_is_read_where_the_deciding_word_begins():
+    scale = SCALES["accept_reject"]
+    before = [TokenChoice("I would accept. Decision:", 0.0, {})]
+    choice = token(" reject", accept=math.log(0.2), reject=math.log(0.6), maybe=math.log(0.2))
+    assert acceptance([*before, choice], scale) == pytest.approx(0.25)
+    assert acceptance([*before, choice], scale, 0.5) == pytest.approx(0.1)
+    assert acceptance([*before, choice], scale, 0.0) == pytest.approx(0.25)
+    # Words of several tokens, and one that is not among the likeliest.
+    halves = [TokenChoice(" Acc", math.log(0.9), {" Acc": math.log(0.9), " no": math.log(0.1)})]
+    halves.append(TokenChoice("ept", 0.0, {"ept": 0.0}))
+    assert acceptance(halves, scale) == pytest.approx(0.9)
+    # No word of the scale, or another scale.
+    assert acceptance([TokenChoice("why?", 0.0, {})], scale) is None
+    assert acceptance([choice], SCALES["out_of_10"]) is None
+
+
+@pytest.mark.parametrize("text", ["0", "4,1", "1,1", "1.5", "x", "", "1,,4", "-1"])
+def test_numbers_of_messages_that_make_no_sense_are_one_error(text):
+    with pytest.raises(SettingsError, match="write whole numbers from 1 on"):
+        _numbers(text)
+    assert _numbers("1, 4,16") == [1, 4, 16]
+
+
+@LONG
+async def test_an_attack_names_the_model_that_it_attacked_and_its_run_may_go(
+    tmp_path, server_in_thread
+):
+    await train_here(write_config(tmp_path, rl=FEW))
+    trained, few = tmp_path / "runs", {"by": "best-of-n", "n": [1, 2], "problems": 3}
+    parameters = attack_settings(str(trained), "small", few)
+    result = await loop.train(parameters)
+    source, run = (RunStore(open_store(trained), n) for n in ("small", "small-best-of-n-1"))
+    model = source.read_json(source.models(0))["groups"]["verifier"]
+    origin = run.open().contents["origin"][0]["verifier"]
+    assert (origin["from_run"], origin["trained_in"]) == ("small", 0)
+    assert origin["digest"] == model["digest"]
+    assert result["attack"]["model"] == model["model"]
+    served = read_rollouts(run.store, run.rollouts(0, "attack")).generations["model_served"]
+    assert model["model"] in served.to_pylist()
+    assert [entry["distinct_problems"] for entry in result["attack"]["by_n"]] == [6, 6]
+    assert verify_run(run).problems == {}
+    assert result == summary(run)
+
+
+@pytest.fixture(scope="module")
+async def on_record(tmp_path_factory):
+    """A run store with the run `scripted`, of which nothing was trained."""
+    folder = tmp_path_factory.mktemp("store")
+    with pytest.MonkeyPatch.context() as patch:
+        async with scripted_run(folder, patch, answers(obeys)):
+            return folder
+
+
+@pytest.mark.parametrize(
+    ("run", "attack", "overrides", "said"),
+    [
+        ("nobody", {}, [], "run 'nobody' is not in .*; there are scripted"),
+        ("scripted", {"iteration": 2}, [], "has finished 0 iterations"),
+        ("scripted", {"iteration": None}, [], "finished no iteration.*give --iteration 0"),
+        ("scripted", {"n": [0]}, [], "attack.n.0: Input should be greater"),
+        ("scripted", {"n": [4, 1]}, [], "n must ascend"),
+        ("scripted", {"problems": 0}, [], "attack.problems"),
+        ("scripted", {}, ["dataset=others"], "dataset: an attack plays the game of the run"),
+        ("scripted", {}, ["scenario=graphs"], "scenario: an attack plays the game"),
+        ("scripted", {}, ["agents._default.temperature=1"], "set those of one agent"),
+        ("scripted", {}, ["protocol_common.shared_reward=true"], "provers that attack argue for"),
+        ("scripted", {}, ["run_name=scripted"], "attack.run is this run itself"),
+        ("scripted", {}, ["no_such=1"], "no_such: unknown setting"),
+    ],
+)
+def test_what_can_not_be_attacked_is_one_error_before_anything_is_written(
+    on_record, run, attack, overrides, said
+):
+    before = sorted(on_record.iterdir())
+    chosen = {"by": "best-of-n", "iteration": 0, **attack}
+    with pytest.raises(SettingsError, match=said):
+        attack_settings(str(on_record), run, chosen, overrides=overrides)
+    assert sorted(on_record.iterdir()) == before
+
+
+def test_a_protocol_without_provers_can_not_be_attacked(tmp_path):
+    alone = {"interaction_protocol": "solo_verifier", "names": ("verifier",)}
+    run = settings(tmp_path, "http://localhost/v1", **alone).to_dict()
+    with pytest.raises(SettingsError, match="has no prover that could attack"):
+        load_parameters({**run, "attack": {"run": "other"}})
