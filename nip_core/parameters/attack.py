@@ -44,6 +44,12 @@ class AttackParameters(Parameters):
             raise ValueError(
                 f"n must ascend, each number larger than the one before (got {list(self.n)})"
             )
-        if self.run is None and self != type(self).model_construct():
-            raise ValueError("run is missing: the run whose verifier is attacked")
+        if self.run is None:
+            plain = type(self).model_construct()
+            changed = [n for n in type(self).model_fields if getattr(self, n) != getattr(plain, n)]
+            if changed:
+                raise ValueError(
+                    f"{', '.join(changed)}: no effect without run, the run whose verifier is "
+                    "attacked; name it, or leave this out"
+                )
         return self
