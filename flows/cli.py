@@ -47,7 +47,7 @@ from nip_prefect.flows.launch import (
 from nip_prefect.flows.printing import print_json, show_plan, show_run
 from nip_prefect.flows.problems import problems
 from nip_prefect.flows.stopping import Stopped
-from nip_prefect.flows.sweep import sweep
+from nip_prefect.flows.sweep import declare, sweep
 from nip_prefect.flows.temporary_prefect import end_temporary
 from nip_prefect.flows.up import up
 from nip_prefect.flows.verify import verify
@@ -376,6 +376,7 @@ def show(
 
 
 app.command()(sweep)
+app.command()(declare)
 app.command()(attack)
 app.command()(verify)
 app.command()(clean)

@@ -1,4 +1,4 @@
-"""The command `nip sweep`: many runs, a few at a time, and one table of them all.
+"""The commands `nip sweep` and `nip declare`: many runs, a few at a time, and a table of them.
 
 Each run is a `nip train` of its own, in a process of its own, so it is as durable as any: a sweep
 that is killed leaves runs that the next start goes on with. The processes end with the sweep.
@@ -46,8 +46,9 @@ def sweep(
 ) -> None:
     """Run every combination that FILE names; finished runs are skipped, failed ones shown."""
     from nip_core.run_store.store import open_store
+    from nip_core.sweep.page import table
     from nip_core.sweep.plan import read_sweep
-    from nip_core.sweep.results import collect, table, write
+    from nip_core.sweep.results import collect, write
 
     planned = read_sweep(file, tuple(overrides or ()))
     if dry_run:
@@ -64,6 +65,28 @@ def sweep(
         print(f"\n{table(results)}\n{place}")
     if status:
         raise typer.Exit(status)
+
+
+def declare(
+    plan: Annotated[Path, typer.Argument(help="A YAML file with the plan.", show_default=False)],
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Declare what PLAN's sweep is expected to show, before its first run."""
+    from nip_core.run_store.store import open_store
+    from nip_core.sweep.declaration import declare, read_plan
+
+    read = read_plan(plan, tuple(overrides or ()))
+    declaration, is_new = declare(open_store(read.sweep.run_store), read)
+    if as_json:
+        print_json(declaration)
+        return
+    for hypothesis in declaration["plan"]["hypotheses"]:
+        primary = "primary: " if hypothesis["primary"] else ""
+        print(f"{primary}{hypothesis['says']} ({hypothesis['figure']}, {hypothesis['expected']})")
+    print(f"{len(declaration['plan']['runs'])} runs; nothing was started")
+    how = "declared" if is_new else f"was declared at {declaration['declared_at']}"
+    print(f"{how}: {declaration['sha256']}")
 
 
 class _Said:

@@ -1,5 +1,8 @@
 """Sweeps: many runs that differ in a few settings, and one table of them all.
 
 plan       the runs of a sweep, from its file
-results    what came of them, as a table, a document and a figure
+results    what came of them, as a document, a page and a figure
+page       that page
+declaration    what a study will show, said before it is run
+outcomes   what came of that
 """

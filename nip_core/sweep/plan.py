@@ -108,7 +108,7 @@ def read_sweep(path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
     try:
         file = SweepFile.model_validate(read_yaml(path))
     except ValidationError as error:
-        raise SettingsError(f"{path}: {'; '.join(_lines(error))}") from None
+        raise SettingsError(f"{path}: {'; '.join(error_lines(error))}") from None
     if not RUN_NAME.fullmatch(file.name):
         raise SettingsError(
             f"{path}: name {file.name!r}: use at most 41 lower-case letters, digits and '-'"
@@ -132,7 +132,7 @@ def read_sweep(path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
     return Sweep(file.name, config, store, tuple(file.axes), runs)
 
 
-def _lines(error: ValidationError) -> list[str]:
+def error_lines(error: ValidationError) -> list[str]:
     """Return what is wrong, a place each: of an axis that is neither kind, once."""
     lines: dict[str, str] = {}
     for detail in error.errors():

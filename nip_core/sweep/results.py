@@ -1,8 +1,7 @@
 """What came of the runs of a sweep: one document, one table, one figure.
 
 collect        a sweep -> its results, from what is in the store
-table          the results as Markdown, an arm a row
-write          both and a figure into the store, under sweeps/NAME
+write          them, a page and a figure into the store, under sweeps/NAME
 """
 
 import json
@@ -10,16 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nip_core.evaluation.plots import arms_svg
-from nip_core.evaluation.report_text import plain_percent
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.stages.showing import summary
+from nip_core.sweep.declaration import Hypothesis, departures, read_declaration
+from nip_core.sweep.outcomes import outcomes
+from nip_core.sweep.page import METRICS, Results, page
 from nip_core.sweep.plan import Sweep, SweptRun
-
-METRICS = ("accuracy", "completeness", "soundness", "always_fail_rate")
-"""Of the last test, which an arm is judged by."""
-
-Results = dict[str, Any]
 
 
 def collect(store: Store, sweep: Sweep, failures: Mapping[str, str] | None = None) -> Results:
@@ -35,7 +31,30 @@ def collect(store: Store, sweep: Sweep, failures: Mapping[str, str] | None = Non
     arms = [
         _arm(sweep, arm, [by_name[run.name] for run in swept]) for arm, swept in sweep.arms.items()
     ]
-    return {"sweep": sweep.name, "axes": list(sweep.axes), "arms": arms, "runs": runs}
+    results: Results = {"sweep": sweep.name, "axes": list(sweep.axes), "arms": arms, "runs": runs}
+    declaration = read_declaration(store, sweep.name)
+    if declaration is not None:
+        results["declared"] = _declared(store, sweep, declaration, runs)
+    return results
+
+
+def _declared(
+    store: Store, sweep: Sweep, declaration: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """What came of the declared hypotheses, and what was done otherwise."""
+    plan = declaration["plan"]
+    hypotheses = [Hypothesis.model_validate(hypothesis) for hypothesis in plan["hypotheses"]]
+    tests = {
+        run["run"]: run["tests"][-1]["iteration"]
+        for run in runs
+        if run["status"] == "finished" and run["tests"]
+    }
+    return {
+        **{key: declaration[key] for key in ("sha256", "declared_at", "code_version")},
+        "stopping": plan["stopping"],
+        "outcomes": outcomes(store, sweep, hypotheses, tests),
+        "departures": departures(store, sweep, declaration, runs),
+    }
 
 
 def _run(store: Store, run: SweptRun, there: set[str], failure: str | None) -> dict[str, Any]:
@@ -82,49 +101,6 @@ def _over_runs(values: Sequence[float | None]) -> dict[str, float] | None:
         return None
     mean = sum(measured) / len(measured)
     return {"mean": mean, "lowest": min(measured), "highest": max(measured)}
-
-
-def table(results: Results) -> str:
-    """The arms as a Markdown table: means over runs, with the lowest and the highest run."""
-    axes = [axis for axis in results["axes"] if axis != "seed"]
-    heads = [*axes, "runs", "accuracy", "completeness", "soundness", "always wrong", "gain"]
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for arm in results["arms"]:
-        count = f"{arm['finished']}" + (
-            f" of {arm['runs']}" if arm["finished"] < arm["runs"] else ""
-        )
-        cells = [*arm["values"].values(), count]
-        cells += [_cell(arm[metric]) for metric in METRICS]
-        gain = arm["gain"]
-        cells.append("–" if gain is None else f"{100 * gain['mean']:+.1f}")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _cell(value: Mapping[str, float] | None) -> str:
-    if value is None:
-        return "–"
-    if value["lowest"] == value["highest"]:
-        return plain_percent(value["mean"])
-    low, high = (plain_percent(value[end]) for end in ("lowest", "highest"))
-    return f"{plain_percent(value['mean'])} ({low} to {high})"
-
-
-def page(results: Results) -> str:
-    """The table with what stands beside it, as Markdown."""
-    finished = sum(run["status"] == "finished" for run in results["runs"])
-    text = f"# Sweep {results['sweep']}\n\n{finished} of {len(results['runs'])} runs finished.\n\n"
-    text += table(results)
-    text += (
-        "\nPercent of the last test's episodes: mean over the finished runs of an arm, and its "
-        "lowest and highest run. Always wrong: problems on which every play was. Gain: points of "
-        "accuracy from the first test to the last.\n\n![The arms](arms.svg)\n"
-    )
-    failed = [run for run in results["runs"] if "failure" in run]
-    if failed:
-        text += "\n## Not ended\n\n"
-        text += "".join(f"- `{run['run']}`: {run['failure']}\n" for run in failed)
-    return text
 
 
 def write(store: Store, results: Results) -> str:

@@ -9,8 +9,9 @@ import yaml
 from small_game import FEW, train_here, write_config
 
 from nip_core.run_store.store import open_store
+from nip_core.sweep.page import page, table
 from nip_core.sweep.plan import read_sweep
-from nip_core.sweep.results import collect, page, table, write
+from nip_core.sweep.results import collect, write
 
 RATES = ("accuracy", "completeness", "soundness", "always_fail_rate")
 

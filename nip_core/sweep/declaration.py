@@ -1,0 +1,258 @@
+"""What a study will show is said before it is run, and what was done otherwise is listed.
+
+read_plan       a YAML file -> Plan: a sweep and hypotheses about its arms
+declare         the plan's declaration, put beside the sweep's results before its first run
+departures      what of a sweep is not as it was declared
+
+    sweep: rounds.yaml
+    stopping: all runs of the sweep, and no others
+    hypotheses:
+      - says: asking twice keeps more soundness than one message
+        figure: soundness
+        arm: {protocol: nip5}
+        against: {protocol: adp}
+        expected: higher
+        where: {completeness: 0.9}      # of both arms, at least
+        primary: true
+      - says: asking costs no completeness
+        figure: completeness
+        arm: {protocol: nip5}
+        against: {protocol: adp}
+        expected: equal
+        margin: 0.05
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from nip_core.errors import CorruptionError, RunConflictError, SettingsError
+from nip_core.evaluation import statistics
+from nip_core.hashing import digest
+from nip_core.parameters.load import read_yaml
+from nip_core.run_store.run import RunStore, list_runs
+from nip_core.run_store.store import Store
+from nip_core.stages.prepare import code_version
+from nip_core.sweep.plan import Sweep, SweptRun, as_text, error_lines, read_sweep
+
+Figure = Literal["accuracy", "completeness", "soundness"]
+Rate = Annotated[float, Field(ge=0, le=1)]
+Arm = Annotated[dict[str, str | int | float | bool | None], Field(min_length=1)]
+
+
+class Hypothesis(BaseModel):
+    """A statement about the difference between two arms, and how it is tested."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    says: Annotated[str, Field(min_length=1)]
+    """In words."""
+    figure: Figure
+    """Of the last test of each run."""
+    arm: Arm
+    """Values of axes: all runs that have them."""
+    against: Arm
+    """The runs that they are compared with, each with the one that has all other values alike."""
+    expected: Literal["higher", "lower", "equal"]
+    """Of `arm`, as against `against`."""
+    margin: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Of a rate: a difference that is smaller counts as none. For "equal" alone."""
+    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    """Of all hypotheses of its kind (primary or not) together, by Holm's method."""
+    where: dict[Figure, Rate] = Field(default_factory=dict)
+    """What both arms must have at least, or nothing is said of the hypothesis."""
+    primary: bool = False
+    """Exactly one of a plan is."""
+
+    @model_validator(mode="after")
+    def _check_margin(self) -> "Hypothesis":
+        if (self.expected == "equal") != (self.margin is not None):
+            raise ValueError('a margin belongs to expected: "equal", and to nothing else')
+        return self
+
+
+class PlanFile(BaseModel):
+    """The content of a plan's file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    sweep: str
+    """The sweep's file, seen from this one."""
+    stopping: Annotated[str, Field(min_length=1)]
+    """When it ends: in words, for the reader."""
+    hypotheses: Annotated[list[Hypothesis], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _check_primary(self) -> "PlanFile":
+        if (count := sum(hypothesis.primary for hypothesis in self.hypotheses)) != 1:
+            raise ValueError(f"exactly one hypothesis is primary (got {count})")
+        return self
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep, and what is expected of it."""
+
+    sweep: Sweep
+    file: PlanFile
+
+    @property
+    def contents(self) -> dict[str, Any]:
+        """All that is declared: a change of any of it is another declaration."""
+        return {
+            **self.file.model_dump(mode="json"),
+            "sweep": self.sweep.name,
+            "runs": {run.name: settings_digest(run) for run in self.sweep.runs},
+        }
+
+
+def settings_digest(run: SweptRun) -> str:
+    """SHA-256 of a run's settings, but for where it is kept."""
+    settings = run.parameters.to_dict()
+    settings.pop("run_store")
+    return digest(settings)
+
+
+def analysis_digest() -> str:
+    """SHA-256 of the code that makes a figure, its interval and its test of what was played."""
+    assert statistics.__file__ is not None
+    here = Path(__file__).parent
+    files = [here / "outcomes.py", *Path(statistics.__file__).parent.glob("*.py")]
+    hashed = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return digest(hashed)
+
+
+def read_plan(path: Path, overrides: tuple[str, ...] = ()) -> Plan:
+    """The plan of a file, its sweep read and every arm looked up in it.
+
+    Raises SettingsError for what is wrong; the message names file and place.
+    """
+    try:
+        file = PlanFile.model_validate(read_yaml(path))
+    except ValidationError as error:
+        raise SettingsError(f"{path}: {'; '.join(error_lines(error))}") from None
+    sweep = read_sweep(path.parent / file.sweep, overrides)
+    for place, hypothesis in enumerate(file.hypotheses):
+        try:
+            pairs(sweep, hypothesis)
+        except SettingsError as error:
+            raise SettingsError(f"{path}: hypotheses[{place}]: {error}") from None
+    return Plan(sweep, file)
+
+
+def pairs(sweep: Sweep, hypothesis: Hypothesis) -> list[tuple[SweptRun, SweptRun]]:
+    """The runs of both arms that differ in nothing but what the hypothesis is about.
+
+    Raises SettingsError for an arm that no run has, or a run without its counterpart.
+    """
+    compared = {*hypothesis.arm, *hypothesis.against}
+    arms = [_runs_with(sweep, arm) for arm in (hypothesis.arm, hypothesis.against)]
+    by_rest = [
+        {tuple(v for axis, v in run.values.items() if axis not in compared): run for run in runs}
+        for runs in arms
+    ]
+    if any(len(rests) < len(runs) for rests, runs in zip(by_rest, arms, strict=True)):
+        raise SettingsError(
+            f"name the same axes in arm and against (got {', '.join(hypothesis.arm)} and "
+            f"{', '.join(hypothesis.against)})"
+        )
+    if by_rest[0].keys() != by_rest[1].keys():
+        alone = by_rest[0].keys() ^ by_rest[1].keys()
+        told = ", ".join(sorted(" ".join(rest) for rest in alone))
+        raise SettingsError(f"arm and against must have the same other values (unpaired: {told})")
+    if arms[0] == arms[1]:
+        raise SettingsError("arm and against are the same runs")
+    return [(by_rest[0][rest], by_rest[1][rest]) for rest in by_rest[0]]
+
+
+def _runs_with(sweep: Sweep, arm: Mapping[str, Any]) -> list[SweptRun]:
+    for axis, value in arm.items():
+        values = list(dict.fromkeys(run.values.get(axis) for run in sweep.runs))
+        if as_text(value) not in values:
+            what = f"values are {', '.join(map(str, values))}" if any(values) else "no such axis"
+            raise SettingsError(f"{axis}: {value!r}: {what}")
+    texts = {axis: as_text(value) for axis, value in arm.items()}
+    return [run for run in sweep.runs if texts.items() <= run.values.items()]
+
+
+def declare(store: Store, plan: Plan) -> tuple[dict[str, Any], bool]:
+    """The declaration of a plan, and whether it is new.
+
+    One that is there already and says the same stays.
+
+    Raises:
+        RunConflictError: a run of the sweep has begun before anything was declared, or with another
+            declaration.
+    """
+    before, contents = read_declaration(store, plan.sweep.name), plan.contents
+    if before is not None and before["plan"] == contents:
+        return before, False
+    begun = sorted({run.name for run in plan.sweep.runs} & {*list_runs(store)})
+    if begun:
+        what = "another plan is declared" if before is not None else "nothing was declared"
+        raise RunConflictError(
+            f"sweep {plan.sweep.name!r}: {what}, and {len(begun)} of its runs have begun (as "
+            f"{begun[0]!r}): a plan is declared before its first run. Give the sweep another name"
+            + (", or put the plan back" if before is not None else "")
+        )
+    declaration = {
+        "plan": contents,
+        "plan_sha256": digest(contents),
+        "analysis_sha256": analysis_digest(),
+        "code_version": code_version(),
+        "declared_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    declaration["sha256"] = digest(declaration)
+    store.put(_path(plan.sweep.name), json.dumps(declaration, indent=2).encode())
+    return declaration, True
+
+
+def read_declaration(store: Store, sweep: str) -> dict[str, Any] | None:
+    """The declaration of a sweep, None without one. Raises CorruptionError for a changed one."""
+    path = _path(sweep)
+    if not store.exists(path):
+        return None
+    try:
+        declaration: dict[str, Any] = json.loads(store.get(path))
+        said = declaration.pop("sha256")
+        is_whole = said == digest(declaration)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        raise CorruptionError(f"{path}: damaged, or changed by hand after it was declared")
+    return {**declaration, "sha256": said}
+
+
+def _path(sweep: str) -> str:
+    return f"sweeps/{sweep}/declaration.json"
+
+
+def departures(
+    store: Store, sweep: Sweep, declaration: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """What is not as declared: runs, their settings, when they began, and code; by sentences."""
+    declared: Mapping[str, str] = declaration["plan"]["runs"]
+    now = {run.name: settings_digest(run) for run in sweep.runs}
+    status = {run["run"]: run["status"] for run in runs}
+    lines = [f"{name}: not declared" for name in sorted(now.keys() - declared.keys())]
+    lines += [f"{name}: declared, and not in the sweep" for name in declared if name not in now]
+    for name in sorted(now.keys() & declared.keys()):
+        if now[name] != declared[name]:
+            lines.append(f"{name}: other settings than declared")
+        if status[name] != "finished":
+            lines.append(f"{name}: {status[name]}")
+    for name in [name for name in now if status[name] != "not begun"]:
+        record = RunStore(store, name).open()
+        if str(record.created_at) < declaration["declared_at"]:
+            lines.append(f"{name}: begun before the declaration")
+        if record.code_version != declaration["code_version"]:
+            lines.append(f"{name}: played with code {record.code_version}")
+    if analysis_digest() != declaration["analysis_sha256"]:
+        lines.append("the code of the analysis has changed")
+    return lines
