@@ -220,13 +220,13 @@ def read_declaration(store: Store, sweep: str) -> dict[str, Any] | None:
         return None
     try:
         declaration: dict[str, Any] = json.loads(store.get(path))
-        said = declaration.pop("sha256")
-        is_whole = said == digest(declaration)
+        sha256 = declaration.pop("sha256")
+        is_whole = sha256 == digest(declaration)
     except (ValueError, KeyError, TypeError, AttributeError):
         is_whole = False
     if not is_whole:
         raise CorruptionError(f"{path}: damaged, or changed by hand after it was declared")
-    return {**declaration, "sha256": said}
+    return {**declaration, "sha256": sha256}
 
 
 def _path(sweep: str) -> str:
@@ -236,7 +236,7 @@ def _path(sweep: str) -> str:
 def departures(
     store: Store, sweep: Sweep, declaration: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """What is not as declared: runs, their settings, when they began, and code; by sentences."""
+    """List what is not as declared: runs, their settings, when they began, and code."""
     declared: Mapping[str, str] = declaration["plan"]["runs"]
     now = {run.name: settings_digest(run) for run in sweep.runs}
     status = {run["run"]: run["status"] for run in runs}

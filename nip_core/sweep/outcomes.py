@@ -51,7 +51,7 @@ def outcomes(
     hypotheses: Sequence[Hypothesis],
     tests: Mapping[str, int],
 ) -> list[dict[str, Any]]:
-    """What came of each hypothesis, in their order.
+    """Compare the arms of each hypothesis, in their order.
 
     `tests` says by run which iteration its last test is of, of those that are finished. Differences
     are paired by run and question, their intervals and p-values count seeds and questions as drawn
@@ -119,23 +119,23 @@ class _Counted:
 def _compare(counted: _Counted, sweep: Sweep, hypothesis: Hypothesis) -> Compared:
     both: list[tuple[Counts, Counts]] = []
     for run, other in pairs(sweep, hypothesis):
-        mine, theirs = (counted.of(r, hypothesis.figure) for r in (run, other))
-        if mine is not None and theirs is not None:
-            if {q: n for q, (_, n) in mine.items()} != {q: n for q, (_, n) in theirs.items()}:
+        first, second = (counted.of(r, hypothesis.figure) for r in (run, other))
+        if first is not None and second is not None:
+            if {q: n for q, (_, n) in first.items()} != {q: n for q, (_, n) in second.items()}:
                 raise DatasetError(
                     f"{run.name} and {other.name} were not tested on the same problems, so they "
                     "can't be compared in pairs"
                 )
-            both.append((mine, theirs))
+            both.append((first, second))
     rates = tuple(_rate([pair[side] for pair in both]) for side in (0, 1))
-    questions = sorted({question for mine, _ in both for question in mine})
+    questions = sorted({question for first, _ in both for question in first})
     if not questions:
         return Compared(None, (rates[0], rates[1]), len(both))
     sums = np.array(
-        [[mine.get(q, (0.0, 0))[0] - theirs.get(q, (0.0, 0))[0] for q in questions]
-         for mine, theirs in both]
+        [[first.get(q, (0.0, 0))[0] - second.get(q, (0.0, 0))[0] for q in questions]
+         for first, second in both]
     )  # fmt: skip
-    counts = np.array([[float(mine.get(q, (0.0, 0))[1]) for q in questions] for mine, _ in both])
+    counts = np.array([[float(first.get(q, (0.0, 0))[1]) for q in questions] for first, _ in both])
     difference = two_way(sums, counts, derive_seed("hypothesis", hypothesis.says))
     return Compared(difference, (rates[0], rates[1]), len(both))
 

@@ -41,7 +41,7 @@ def collect(store: Store, sweep: Sweep, failures: Mapping[str, str] | None = Non
 def _declared(
     store: Store, sweep: Sweep, declaration: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """What came of the declared hypotheses, and what was done otherwise."""
+    """Compare what was declared with what came, and list what was done otherwise."""
     plan = declaration["plan"]
     hypotheses = [Hypothesis.model_validate(hypothesis) for hypothesis in plan["hypotheses"]]
     tests = {
