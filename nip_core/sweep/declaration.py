@@ -39,9 +39,9 @@ from nip_core.parameters.load import read_yaml
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.stages.prepare import code_version
+from nip_core.sweep.counted import Figure
 from nip_core.sweep.plan import Sweep, SweptRun, as_text, error_lines, read_sweep
 
-Figure = Literal["accuracy", "completeness", "soundness"]
 Rate = Annotated[float, Field(ge=0, le=1)]
 Arm = Annotated[dict[str, str | int | float | bool | None], Field(min_length=1)]
 
@@ -123,7 +123,11 @@ def analysis_digest() -> str:
     """SHA-256 of the code that makes a figure, its interval and its test of what was played."""
     assert statistics.__file__ is not None
     here = Path(__file__).parent
-    files = [here / "outcomes.py", *Path(statistics.__file__).parent.glob("*.py")]
+    files = [
+        here / "counted.py",
+        here / "outcomes.py",
+        *Path(statistics.__file__).parent.glob("*.py"),
+    ]
     hashed = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     return digest(hashed)
 

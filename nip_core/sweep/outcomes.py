@@ -3,12 +3,11 @@
 outcomes    a hypothesis each: the difference, its interval, its p-value, and what follows
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nip_core.errors import DatasetError
 from nip_core.evaluation.statistics.clustered import Mean
@@ -16,22 +15,9 @@ from nip_core.evaluation.statistics.differences import equivalence, holm
 from nip_core.evaluation.statistics.distributions import t_cdf
 from nip_core.evaluation.statistics.two_way import TwoWay, two_way
 from nip_core.hashing import derive_seed
-from nip_core.protocols import ACCEPT, REJECT
-from nip_core.rollouts.plan import TEST
-from nip_core.rollouts.tables import StoredRollouts
-from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import Store
-from nip_core.sweep.declaration import Figure, Hypothesis, pairs
-from nip_core.sweep.plan import Sweep, SweptRun
-
-Floats = NDArray[np.float64]
-Counts = Mapping[str, tuple[float, int]]  # by question, how many plays were right, and how many are
-
-_LABELS: Mapping[Figure, tuple[int, ...]] = {
-    "accuracy": (0, 1),
-    "completeness": (1,),
-    "soundness": (0,),
-}
+from nip_core.sweep.counted import Counted, Counts, rate
+from nip_core.sweep.declaration import Hypothesis, pairs
+from nip_core.sweep.plan import Sweep
 
 
 @dataclass(frozen=True)
@@ -46,20 +32,15 @@ class Compared:
 
 
 def outcomes(
-    store: Store,
-    sweep: Sweep,
-    hypotheses: Sequence[Hypothesis],
-    tests: Mapping[str, int],
+    counted: Counted, sweep: Sweep, hypotheses: Sequence[Hypothesis]
 ) -> list[dict[str, Any]]:
     """Compare the arms of each hypothesis, in their order.
 
-    `tests` says by run which iteration its last test is of, of those that are finished. Differences
-    are paired by run and question, their intervals and p-values count seeds and questions as drawn
-    (`two_way`). p-values are adjusted after Holm among the primary hypothesis, alone, and among the
-    others. "shown", "contradicted" or "not shown" follow from them; "not tested" says why in
-    ``because``.
+    `counted` knows the runs that are finished. Differences are paired by run and question, their
+    intervals and p-values count seeds and questions as drawn (`two_way`). p-values are adjusted
+    after Holm among the hypotheses that are not primary. "shown", "contradicted" or "not shown"
+    follow from them; "not tested" says why in ``because``.
     """
-    counted = _Counted(store, tests)
     compared = [_compare(counted, sweep, hypothesis) for hypothesis in hypotheses]
     p_values = [
         _p(hypothesis, both) if _untested(counted, sweep, hypothesis, both) is None else None
@@ -87,39 +68,10 @@ def outcomes(
     ]
 
 
-class _Counted:
-    """By run and figure, how often which question was judged rightly in the last test."""
-
-    def __init__(self, store: Store, tests: Mapping[str, int]):
-        self._store, self._tests = store, tests
-        self._known: dict[tuple[str, Figure], Counts] = {}
-
-    def of(self, run: SweptRun, figure: Figure) -> Counts | None:
-        """None for a run that is not finished."""
-        if run.name not in self._tests:
-            return None
-        if (run.name, figure) not in self._known:
-            self._known[run.name, figure] = self._read(run.name, figure)
-        return self._known[run.name, figure]
-
-    def _read(self, name: str, figure: Figure) -> Counts:
-        tree = RunStore(self._store, name)
-        stored = StoredRollouts(self._store, [tree.rollouts(self._tests[name], TEST)])
-        episodes = stored.episodes(["question_id", "y", "decision", "outcome"])
-        counts: dict[str, tuple[float, int]] = {}
-        for row in episodes.to_pylist():
-            if row["y"] in _LABELS[figure]:
-                right = row["outcome"] != "failed"
-                right &= row["decision"] == (ACCEPT if row["y"] else REJECT)
-                hits, plays = counts.get(row["question_id"], (0.0, 0))
-                counts[row["question_id"]] = (hits + right, plays + 1)
-        return counts
-
-
-def _compare(counted: _Counted, sweep: Sweep, hypothesis: Hypothesis) -> Compared:
+def _compare(counted: Counted, sweep: Sweep, hypothesis: Hypothesis) -> Compared:
     both: list[tuple[Counts, Counts]] = []
     for run, other in pairs(sweep, hypothesis):
-        first, second = (counted.of(r, hypothesis.figure) for r in (run, other))
+        first, second = (counted.of(r.name, hypothesis.figure) for r in (run, other))
         if first is not None and second is not None:
             if {q: n for q, (_, n) in first.items()} != {q: n for q, (_, n) in second.items()}:
                 raise DatasetError(
@@ -127,7 +79,7 @@ def _compare(counted: _Counted, sweep: Sweep, hypothesis: Hypothesis) -> Compare
                     "can't be compared in pairs"
                 )
             both.append((first, second))
-    rates = tuple(_rate([pair[side] for pair in both]) for side in (0, 1))
+    rates = tuple(rate([pair[side] for pair in both]) for side in (0, 1))
     questions = sorted({question for first, _ in both for question in first})
     if not questions:
         return Compared(None, (rates[0], rates[1]), len(both))
@@ -140,14 +92,7 @@ def _compare(counted: _Counted, sweep: Sweep, hypothesis: Hypothesis) -> Compare
     return Compared(difference, (rates[0], rates[1]), len(both))
 
 
-def _rate(runs: Sequence[Counts]) -> float | None:
-    plays = sum(n for counts in runs for _, n in counts.values())
-    return sum(hits for counts in runs for hits, _ in counts.values()) / plays if plays else None
-
-
-def _untested(
-    counted: _Counted, sweep: Sweep, hypothesis: Hypothesis, both: Compared
-) -> str | None:
+def _untested(counted: Counted, sweep: Sweep, hypothesis: Hypothesis, both: Compared) -> str | None:
     """Return why nothing can be said, or None."""
     if both.difference is None:
         return "no pair of runs is finished"
@@ -156,10 +101,10 @@ def _untested(
     for figure, least in hypothesis.where.items():
         for side in (0, 1):
             runs = [pair[side] for pair in pairs(sweep, hypothesis)]
-            rate = _rate([c for run in runs if (c := counted.of(run, figure)) is not None])
-            if rate is None or rate < least:
+            reached = rate([c for run in runs if (c := counted.of(run.name, figure)) is not None])
+            if reached is None or reached < least:
                 which = "arm" if side == 0 else "against"
-                measured = "unknown" if rate is None else f"{rate:.3f}"
+                measured = "unknown" if reached is None else f"{reached:.3f}"
                 return f"{figure} of {which} is {measured}, below {least:g}"
     return None
 

@@ -16,7 +16,7 @@ Results = dict[str, Any]
 
 
 def table(results: Results) -> str:
-    """The arms as a Markdown table: means over runs, with the lowest and the highest run."""
+    """The arms as a Markdown table: means over runs, with intervals."""
     axes = [axis for axis in results["axes"] if axis != "seed"]
     heads = [*axes, "runs", "accuracy", "completeness", "soundness", "always wrong", "gain"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
@@ -32,13 +32,14 @@ def table(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(value: Mapping[str, float] | None) -> str:
+def _cell(value: Mapping[str, Any] | None) -> str:
     if value is None:
         return "–"
-    if value["lowest"] == value["highest"]:
-        return plain_percent(value["mean"])
-    low, high = (plain_percent(value[end]) for end in ("lowest", "highest"))
-    return f"{plain_percent(value['mean'])} ({low} to {high})"
+    text = f"{100 * value['mean']:.1f}"
+    if "ci95" in value:
+        low, high = value["ci95"]
+        return f"{text} [{100 * low:.1f}, {100 * high:.1f}]"
+    return text
 
 
 def page(results: Results) -> str:
@@ -47,8 +48,9 @@ def page(results: Results) -> str:
     text = f"# Sweep {results['sweep']}\n\n{finished} of {len(results['runs'])} runs finished.\n\n"
     text += table(results)
     text += (
-        "\nPercent of the last test's episodes: mean over the finished runs of an arm, and its "
-        "lowest and highest run. Always wrong: problems on which every play was. Gain: points of "
+        "\nPercent of the last test's episodes: mean over the finished runs of an arm. In brackets "
+        "95 % intervals that count seeds and questions as drawn. In the figure the lowest and the "
+        "highest run of each arm. Always wrong: problems on which every play was. Gain: points of "
         "accuracy from the first test to the last.\n\n![The arms](arms.svg)\n"
     )
     if "declared" in results:

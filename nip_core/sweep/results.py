@@ -6,12 +6,13 @@ write          them, a page and a figure into the store, under sweeps/NAME
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from nip_core.evaluation.plots import arms_svg
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.stages.showing import summary
+from nip_core.sweep.counted import Counted, Figure, over_runs
 from nip_core.sweep.declaration import Hypothesis, departures, read_declaration
 from nip_core.sweep.outcomes import outcomes
 from nip_core.sweep.page import METRICS, Results, page
@@ -23,36 +24,43 @@ def collect(store: Store, sweep: Sweep, failures: Mapping[str, str] | None = Non
 
     `failures` says by run why it did not end. A run that has not begun has the status "not begun".
     An arm's figures are means over those of its runs that are finished, with the lowest and the
-    highest of them; None without one.
+    highest of them; None without one. Rates have a 95 % interval that counts seeds and questions as
+    drawn, where there are several of both.
     """
     there = {*list_runs(store)}
     runs = [_run(store, run, there, (failures or {}).get(run.name)) for run in sweep.runs]
     by_name = {run["run"]: run for run in runs}
-    arms = [
-        _arm(sweep, arm, [by_name[run.name] for run in swept]) for arm, swept in sweep.arms.items()
-    ]
-    results: Results = {"sweep": sweep.name, "axes": list(sweep.axes), "arms": arms, "runs": runs}
-    declaration = read_declaration(store, sweep.name)
-    if declaration is not None:
-        results["declared"] = _declared(store, sweep, declaration, runs)
-    return results
-
-
-def _declared(
-    store: Store, sweep: Sweep, declaration: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Compare what was declared with what came, and list what was done otherwise."""
-    plan = declaration["plan"]
-    hypotheses = [Hypothesis.model_validate(hypothesis) for hypothesis in plan["hypotheses"]]
     tests = {
         run["run"]: run["tests"][-1]["iteration"]
         for run in runs
         if run["status"] == "finished" and run["tests"]
     }
+    counted = Counted(store, tests)
+    arms = [
+        _arm(sweep, counted, arm, [by_name[run.name] for run in swept])
+        for arm, swept in sweep.arms.items()
+    ]
+    results: Results = {"sweep": sweep.name, "axes": list(sweep.axes), "arms": arms, "runs": runs}
+    declaration = read_declaration(store, sweep.name)
+    if declaration is not None:
+        results["declared"] = _declared(store, sweep, counted, declaration, runs)
+    return results
+
+
+def _declared(
+    store: Store,
+    sweep: Sweep,
+    counted: Counted,
+    declaration: Mapping[str, Any],
+    runs: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Compare what was declared with what came, and list what was done otherwise."""
+    plan = declaration["plan"]
+    hypotheses = [Hypothesis.model_validate(hypothesis) for hypothesis in plan["hypotheses"]]
     return {
         **{key: declaration[key] for key in ("sha256", "declared_at", "code_version")},
         "stopping": plan["stopping"],
-        "outcomes": outcomes(store, sweep, hypotheses, tests),
+        "outcomes": outcomes(counted, sweep, hypotheses),
         "departures": departures(store, sweep, declaration, runs),
     }
 
@@ -78,13 +86,21 @@ def _run(store: Store, run: SweptRun, there: set[str], failure: str | None) -> d
     return result
 
 
-def _arm(sweep: Sweep, arm: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _arm(
+    sweep: Sweep, counted: Counted, arm: Sequence[str], runs: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     axes = [axis for axis in sweep.axes if axis != "seed"]
     finished = [run for run in runs if run["status"] == "finished" and run["tests"]]
     values: dict[str, Any] = {"values": dict(zip(axes, arm, strict=True))}
     values |= {"runs": len(runs), "finished": len(finished)}
     for metric in METRICS:
         values[metric] = _over_runs([run["tests"][-1][metric] for run in finished])
+    for figure in get_args(Figure):
+        plays = [c for run in finished if (c := counted.of(run["run"], figure)) is not None]
+        both_ways = over_runs(plays, f"{sweep.name} {' '.join(arm)} {figure}")
+        if values[figure] is not None and both_ways is not None and both_ways.ci95 is not None:
+            low, high = both_ways.ci95
+            values[figure]["ci95"] = [max(0.0, low), min(1.0, high)]  # they are rates
     gains = [
         None
         if None in (ends := [run["tests"][at]["accuracy"] for at in (0, -1)])

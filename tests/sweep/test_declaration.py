@@ -13,6 +13,7 @@ from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import build_tables, commit_shard, join_shards
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
+from nip_core.sweep.counted import Counted, over_runs
 from nip_core.sweep.declaration import declare, departures, read_declaration, read_plan
 from nip_core.sweep.outcomes import outcomes
 
@@ -80,7 +81,20 @@ def outcome(tmp_path, rates, *hypotheses, runs=6):
         if run.values["protocol"] in rates and int(run.values["seed"]) <= runs:
             played(store, run.name, *rates[run.values["protocol"]])
             tests[run.name] = 1
-    return outcomes(store, plan.sweep, plan.file.hypotheses, tests)
+    return outcomes(Counted(store, tests), plan.sweep, plan.file.hypotheses)
+
+
+def test_an_arm_is_a_mean_over_seeds_and_questions(tmp_path):
+    store, names = open_store(tmp_path / "runs"), [f"a-{seed}" for seed in range(6)]
+    for name in names:
+        played(store, name, 0.9, 0.5)
+    counted = Counted(store, dict.fromkeys(names, 1))
+    for figure, rate in (("completeness", 0.9), ("soundness", 0.5), ("accuracy", 0.7)):
+        mean = over_runs([counted.of(name, figure) for name in names], figure)
+        low, high = mean.ci95
+        assert low < mean.value < high and abs(mean.value - rate) < 0.06
+        assert (mean.seeds, mean.questions) == (6, QUESTIONS)
+    assert counted.of("b", "accuracy") is None
 
 
 def test_a_difference_that_is_there_is_shown_and_a_small_one_counts_as_none(tmp_path):

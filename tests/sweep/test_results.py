@@ -43,9 +43,10 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
     assert (adp["runs"], adp["finished"], nip["runs"], nip["finished"]) == (2, 2, 2, 0)
     for rate in RATES:
         values = [test[rate] for test in tests.values()]
-        assert adp[rate] == {
-            "mean": sum(values) / 2, "lowest": min(values), "highest": max(values)
-        }  # fmt: skip
+        mean = sum(values) / 2
+        low, high = adp[rate].pop("ci95", (mean, mean))
+        assert 0 <= low <= mean <= high <= 1
+        assert adp[rate] == {"mean": mean, "lowest": min(values), "highest": max(values)}
         assert nip[rate] is None
     assert [run["status"] for run in results["runs"]] == ["finished"] * 2 + ["not begun"] * 2
 
@@ -54,6 +55,7 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
     assert "2 of 4 runs finished" in page(results)
     assert "- `small-nip-1`: exit code 6: the job failed" in page(results)
 
+    results = collect(store, sweep)
     place = write(store, results)
     assert place.endswith("sweeps/small/README.md")
     assert json.loads(store.get("sweeps/small/results.json")) == results

@@ -1,0 +1,73 @@
+"""How often the verifier of a run was right, question by question.
+
+Counted    by run and figure, from the episodes of its last test
+rate       over runs
+over_runs  the same as a mean over seeds and questions, with its interval
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from nip_core.evaluation.statistics.two_way import TwoWay, two_way
+from nip_core.hashing import derive_seed
+from nip_core.protocols import ACCEPT, REJECT
+from nip_core.rollouts.plan import TEST
+from nip_core.rollouts.tables import StoredRollouts
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import Store
+
+Figure = Literal["accuracy", "completeness", "soundness"]
+Counts = Mapping[str, tuple[float, int]]
+"""By question, how many plays were right, and how many there are."""
+
+_LABELS: Mapping[Figure, tuple[int, ...]] = {
+    "accuracy": (0, 1),
+    "completeness": (1,),
+    "soundness": (0,),
+}
+
+
+class Counted:
+    """By run and figure, how often which question was judged rightly in the last test."""
+
+    def __init__(self, store: Store, tests: Mapping[str, int]):
+        self._store, self._tests = store, tests
+        self._known: dict[tuple[str, Figure], Counts] = {}
+
+    def of(self, run: str, figure: Figure) -> Counts | None:
+        """None for a run that is not finished."""
+        if run not in self._tests:
+            return None
+        if (run, figure) not in self._known:
+            self._known[run, figure] = self._read(run, figure)
+        return self._known[run, figure]
+
+    def _read(self, name: str, figure: Figure) -> Counts:
+        tree = RunStore(self._store, name)
+        stored = StoredRollouts(self._store, [tree.rollouts(self._tests[name], TEST)])
+        episodes = stored.episodes(["question_id", "y", "decision", "outcome"])
+        counts: dict[str, tuple[float, int]] = {}
+        for row in episodes.to_pylist():
+            if row["y"] in _LABELS[figure]:
+                right = row["outcome"] != "failed"
+                right &= row["decision"] == (ACCEPT if row["y"] else REJECT)
+                hits, plays = counts.get(row["question_id"], (0.0, 0))
+                counts[row["question_id"]] = (hits + right, plays + 1)
+        return counts
+
+
+def rate(runs: Sequence[Counts]) -> float | None:
+    """The share of right plays over all runs, in [0, 1]; None without plays."""
+    plays = sum(n for counts in runs for _, n in counts.values())
+    return sum(hits for counts in runs for hits, _ in counts.values()) / plays if plays else None
+
+
+def over_runs(runs: Sequence[Counts], name: str) -> TwoWay | None:
+    """The mean over runs and questions; `name` seeds the bootstrap. None without plays."""
+    questions = sorted({question for counts in runs for question in counts})
+    if not questions:
+        return None
+    cells = np.array([[counts.get(q, (0.0, 0)) for q in questions] for counts in runs], float)
+    return two_way(cells[..., 0], cells[..., 1], derive_seed("arm", name))
