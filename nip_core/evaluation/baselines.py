@@ -1,6 +1,7 @@
 """What one would score without the learned verifier: yardsticks for the real metrics.
 
 believe_the_prover   a verifier that decides whatever the provers said last
+majority             a verifier that plays a problem several times and decides as it mostly did
 """
 
 import re
@@ -36,18 +37,45 @@ def believe_the_prover(
         ValueError: a claim stands for something else than 0 or 1, or is no regular expression.
     """
     decided = _decided(for_each_episode(episodes, generations), _compile(claims), provers)
+    decisions = [decided.get(key, NO_DECISION) for key in episodes["key"].to_pylist()]
+    return evaluate(_replaced(episodes, decision=decisions), None, seed=seed)
+
+
+def majority(episodes: pa.Table, *, seed: int = 0) -> dict[str, Any] | None:
+    """Metrics of a verifier that plays each problem several times and decides by their majority.
+
+    Self-consistency, after Wang et al., "Self-consistency improves chain of thought reasoning in
+    language models" (ICLR 2023): with as many plays as make its tokens those of a protocol, it is
+    what the protocol has to beat. Each problem counts once; as many acceptances as rejections are
+    no decision, and failed plays have none. None where no problem was played more than once.
+    """
+    plays: dict[str, list[int]] = {}
+    rows = episodes.select(["problem", "decision", "outcome"]).to_pylist()
+    for row in rows:
+        decision = NO_DECISION if row["outcome"] == "failed" else row["decision"]
+        plays.setdefault(row["problem"], []).append(decision)
+    if len(plays) == len(rows):
+        return None
+    decided = {}
+    for problem, decisions in plays.items():
+        lead = decisions.count(ACCEPT) - decisions.count(REJECT)
+        decided[problem] = NO_DECISION if lead == 0 else ACCEPT if lead > 0 else REJECT
+    first = {row["problem"]: place for place, row in reversed([*enumerate(rows)])}
+    once = episodes.take(pa.array([first[problem] for problem in plays], pa.int64()))
+    finished, errors = ["finished"] * len(decided), [None] * len(decided)
+    verdicts = _replaced(once, decision=[*decided.values()], outcome=finished, error=errors)
+    return evaluate(verdicts, None, seed=seed)
+
+
+def _replaced(episodes: pa.Table, **columns: list[Any]) -> pa.Table:
+    """Replace columns of the episodes, and what belongs to the verdicts that were real."""
     rows = episodes.num_rows
-    replaced = {
-        "decision": [decided.get(key, NO_DECISION) for key in episodes["key"].to_pylist()],
-        "decision_value": [None] * rows,
-        "rewards": [[]] * rows,
-    }
-    believed = episodes
+    replaced = {**columns, "decision_value": [None] * rows, "rewards": [[]] * rows}
     for name, values in replaced.items():
         field = episodes.schema.field(name)
         index = episodes.schema.get_field_index(name)
-        believed = believed.set_column(index, field, pa.array(values, field.type))
-    return evaluate(believed, None, seed=seed)
+        episodes = episodes.set_column(index, field, pa.array(values, field.type))
+    return episodes
 
 
 def _decided(

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from nip_core.evaluation.attack import attack_line, figures
-from nip_core.evaluation.baselines import believe_the_prover
+from nip_core.evaluation.baselines import believe_the_prover, majority
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.report_text import verdict_line
 from nip_core.evaluation.transcripts import transcripts_from_tables
@@ -59,6 +59,8 @@ def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
         )
         if believed["no_decision_rate"] is not None and believed["no_decision_rate"] < 1:
             metrics["believe_the_prover"] = believed
+    if (voted := majority(rollouts.episodes, seed=session.parameters.seed)) and split == TEST:
+        metrics["majority"] = voted
     played = VALIDATION if split == CANDIDATE else split
     metrics["problems_left_out"] = len(session.left_out.get(played, {}))
     metrics["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]

@@ -266,6 +266,9 @@ def write_report(run: RunStore, status: str | None = None) -> None:
         if believed is not None:
             baselines["believe the prover (last iteration)"] = believed
             baselines.setdefault("believe the prover (untrained)", believed)
+        voted = (metrics[TEST] or {}).get("majority")
+        if voted is not None:
+            baselines["majority of its plays (last iteration)"] = voted
         iterations.append(
             IterationReport(
                 iteration=iteration,

@@ -9,7 +9,9 @@ from typing import Any
 
 from nip_core.evaluation.report_text import plain_percent
 
-METRICS = ("accuracy", "completeness", "soundness", "always_fail_rate")
+MAJORITY = "majority_accuracy"
+"""Where problems are played several times: of the verdict that is the more frequent."""
+METRICS = ("accuracy", "completeness", "soundness", "always_fail_rate", MAJORITY)
 """Of the last test, which an arm is judged by."""
 
 Results = dict[str, Any]
@@ -18,14 +20,17 @@ Results = dict[str, Any]
 def table(results: Results) -> str:
     """The arms as a Markdown table: means over runs, with intervals."""
     axes = [axis for axis in results["axes"] if axis != "seed"]
-    heads = [*axes, "runs", "accuracy", "completeness", "soundness", "always wrong", "gain"]
+    is_voted = any(arm[MAJORITY] is not None for arm in results["arms"])
+    metrics = [metric for metric in METRICS if metric != MAJORITY or is_voted]
+    names = {"always_fail_rate": "always wrong", MAJORITY: "majority"}
+    heads = [*axes, "runs", *(names.get(metric, metric) for metric in metrics), "gain"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for arm in results["arms"]:
         count = f"{arm['finished']}" + (
             f" of {arm['runs']}" if arm["finished"] < arm["runs"] else ""
         )
         cells = [*arm["values"].values(), count]
-        cells += [_cell(arm[metric]) for metric in METRICS]
+        cells += [_cell(arm[metric]) for metric in metrics]
         gain = arm["gain"]
         cells.append("–" if gain is None else f"{100 * gain['mean']:+.1f}")
         lines.append("| " + " | ".join(cells) + " |")
@@ -50,8 +55,9 @@ def page(results: Results) -> str:
     text += (
         "\nPercent of the last test's episodes: mean over the finished runs of an arm. In brackets "
         "95 % intervals that count seeds and questions as drawn. In the figure the lowest and the "
-        "highest run of each arm. Always wrong: problems on which every play was. Gain: points of "
-        "accuracy from the first test to the last.\n\n![The arms](arms.svg)\n"
+        "highest run of each arm. Always wrong: problems on which every play was. Majority: "
+        "accuracy of the more frequent verdict on each problem. Gain: points of accuracy from the "
+        "first test to the last.\n\n![The arms](arms.svg)\n"
     )
     if "declared" in results:
         text += _declared_page(results["declared"])

@@ -15,7 +15,7 @@ from nip_core.stages.showing import summary
 from nip_core.sweep.counted import Counted, Figure, over_runs
 from nip_core.sweep.declaration import Hypothesis, departures, read_declaration
 from nip_core.sweep.outcomes import outcomes
-from nip_core.sweep.page import METRICS, Results, page
+from nip_core.sweep.page import MAJORITY, METRICS, Results, page
 from nip_core.sweep.plan import Sweep, SweptRun
 
 
@@ -79,11 +79,15 @@ def _run(store: Store, run: SweptRun, there: set[str], failure: str | None) -> d
     }
     tested = {i: test for i, test in tests.items() if test}
     result["status"] = shown["status"]
-    result["tests"] = [
-        {"iteration": i, **{k: test.get(k) for k in (*METRICS, "episodes", "distinct_problems")}}
-        for i, test in tested.items()
-    ]
+    result["tests"] = [_test(iteration, metrics) for iteration, metrics in tested.items()]
     return result
+
+
+def _test(iteration: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    voted = metrics.get("majority")
+    counts = {key: metrics.get(key) for key in ("episodes", "distinct_problems")}
+    figures = {key: metrics.get(key) for key in METRICS if key != MAJORITY}
+    return {"iteration": iteration, **figures, MAJORITY: voted and voted["accuracy"], **counts}
 
 
 def _arm(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nip_core.errors import DatasetError
-from nip_core.evaluation.baselines import believe_the_prover
+from nip_core.evaluation.baselines import believe_the_prover, majority
 from nip_core.evaluation.intervals import wilson
 from nip_core.evaluation.metrics import evaluate, mean_by_problem, paired_difference
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
@@ -513,3 +513,27 @@ def test_the_worst_problem_is_the_one_with_the_lowest_accuracy_of_those_played_a
     failed = {"problem": "d", "decision": 1, "outcome": "failed"}
     never = episodes_of({**failed, "sample": 0}, {**failed, "sample": 1}, *plays("a", 1, 1))
     assert evaluate(never, None)["worst_problem_accuracy"] == 0.0
+
+
+def test_the_majority_of_the_plays_of_a_problem_decides(episodes_of) -> None:
+    def plays(problem, y, *decisions, outcome="finished"):
+        return [
+            {"problem": problem, "y": y, "decision": d, "outcome": outcome, "decision_value": 0.5}
+            for d in decisions
+        ]
+
+    rows = [
+        *plays("right", 1, 1, 0, 1),
+        *plays("wrong", 0, 0, 1, 1),
+        *plays("even", 1, 1, 0),
+        *plays("once", 0, 0),
+        *plays("failed", 1, 1, 1, outcome="failed"),
+        *plays("undecided", 0, 2, 2, 0),
+    ]
+    voted = majority(episodes_of(*rows))
+    assert voted["episodes"] == voted["distinct_problems"] == 6
+    assert voted["accuracy"] == 3 / 6  # right, once, undecided
+    assert voted["completeness"] == 1 / 3 and voted["soundness"] == 2 / 3
+    assert voted["no_decision_rate"] == 2 / 6 and voted["failed_rate"] == 0
+    assert voted["mean_decision_value"] is None and voted["agents"] == {}
+    assert majority(episodes_of(*plays("a", 1, 1), *plays("b", 0, 1))) is None

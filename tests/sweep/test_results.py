@@ -55,6 +55,11 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
     assert "2 of 4 runs finished" in page(results)
     assert "- `small-nip-1`: exit code 6: the job failed" in page(results)
 
+    # Where problems are played several times, what their majority says is shown as well.
+    assert "majority" not in lines[0]
+    adp["majority_accuracy"] = {"mean": 0.75, "lowest": 0.5, "highest": 1.0}
+    assert "| majority |" in table(results) and "| 75.0 |" in table(results)
+
     results = collect(store, sweep)
     place = write(store, results)
     assert place.endswith("sweeps/small/README.md")
