@@ -56,7 +56,7 @@ test: install
 
 # What is too long for `make test`: the next three at once, and all examples and pairs of settings of
 # tests of which `make test` tries a part. .ci/run runs it.
-THOROUGH := tests/scenarios/test_parsing.py tests/rollouts/test_matrix.py \
+THOROUGH := tests/scenarios/test_parsing.py tests/rollouts/test_matrix.py tests/stages/test_attack.py \
 	tests/evaluation/test_statistics_oracles.py
 test-long: install
 	NIP_KILL_POINTS=20 NIP_THOROUGH=1 $(PYTEST) tests/lm_server/long tests/sweep/long tests/factory \

@@ -5,23 +5,29 @@ from typing import Annotated, Any
 import typer
 
 from nip_core.errors import SettingsError
-from nip_core.parameters.attack import BEST_OF_N
+from nip_core.parameters.attack import BEST_OF_N, SNEAKY
 from nip_prefect.flows.launch import run_flow
 from nip_prefect.flows.printing import print_json, show_plan, show_run
 
-_WAYS = (BEST_OF_N,)
+_WAYS = (BEST_OF_N, SNEAKY)
 
 
 def attack(
     run: Annotated[str, typer.Argument(help="Name of the run whose verifier is attacked.")],
-    by: Annotated[str, typer.Option(help="best-of-n.")],
+    by: Annotated[str, typer.Option(help="best-of-n, or sneaky: train provers against it.")],
     iteration: Annotated[
         int | None,
         typer.Option(help="Whose models: those that play this iteration; default: the newest."),
     ] = None,
     n: Annotated[
         str | None,
-        typer.Option("--n", help="Messages to choose from, ascending; default: 1,4,16,64."),
+        typer.Option("--n", help="best-of-n: messages to choose from; default: 1,4,16,64."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="sneaky: steps of training; default: 20.")
+    ] = None,
+    every: Annotated[
+        int | None, typer.Option(min=1, help="sneaky: steps from test to test; default: 5.")
     ] = None,
     problems: Annotated[
         int | None, typer.Option(help="Most problems of each label; default: all.")
@@ -41,14 +47,23 @@ def attack(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show Prefect's logs.")] = False,
 ) -> None:
     """Attack the verifier of RUN, as a run of its own; one that was stopped goes on."""
-    from nip_core.stages.attack import attack_settings
+    from nip_core.stages.attack import STEPS, TESTED_EVERY, attack_settings
 
     if by not in _WAYS:
         raise SettingsError(f"--by {by!r}: use one of {', '.join(_WAYS)}")
+    _refuse(by, {"--n": n} if by == SNEAKY else {"--steps": steps, "--every": every})
     chosen: dict[str, Any] = {"by": by, "iteration": iteration, "problems": problems}
     if n is not None:
         chosen["n"] = _numbers(n)
-    parameters = attack_settings(run_store, run, chosen, name=name, overrides=overrides or [])
+    parameters = attack_settings(
+        run_store,
+        run,
+        chosen,
+        steps=steps or STEPS,
+        every=every or TESTED_EVERY,
+        name=name,
+        overrides=overrides or [],
+    )
     if dry_run:
         show_plan(parameters, as_json)
         return
@@ -69,6 +84,13 @@ def attack(
         print_json(result)
     else:
         show_run(result)
+
+
+def _refuse(by: str, options: dict[str, Any]) -> None:
+    """Raise SettingsError for an option that means nothing to the way of attacking."""
+    for option, value in options.items():
+        if value is not None:
+            raise SettingsError(f"{option} is not for --by {by}; leave it out")
 
 
 def _numbers(text: str) -> list[int]:

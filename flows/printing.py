@@ -112,12 +112,14 @@ def _show_attack(attack: dict[str, Any], console: Console) -> None:
         soft_wrap=True,
     )
     table = Table(box=SIMPLE_HEAD, padding=0)
-    for heading in ("messages", "soundness", "95 % interval", "fooled", "completeness", "problems"):
+    kind = "n" if "by_n" in attack else "step"
+    first = "messages" if kind == "n" else "step"
+    for heading in (first, "soundness", "95 % interval", "fooled", "completeness", "problems"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for entry in attack["by_n"]:
+    for entry in attack[f"by_{kind}"]:
         interval = entry["soundness_ci95"]
         table.add_row(
-            str(entry["n"]),
+            str(entry[kind]),
             plain_percent(entry["soundness"]),
             f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",
             str(entry["fooled"]),
@@ -125,6 +127,9 @@ def _show_attack(attack: dict[str, Any], console: Console) -> None:
             str(entry["distinct_problems"]),
         )
     console.print(table)
+    if "steps_to_exploit" in attack:
+        steps = attack["steps_to_exploit"]
+        print(f"steps to exploit: {'none sufficed' if steps is None else steps}")
     change = attack["exploitability"]
     if change["difference"] is not None:
         low, high = change["ci95"]

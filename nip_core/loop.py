@@ -80,9 +80,11 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
     tested = is_tested(parameters, last) and not only_tests
     if tested:
         await play_and_measure(session, last, TEST, call)
-    # 3. Where another run's verifier is attacked by choosing messages, that is all there is.
+    # 3. What an attack on another run's verifier did to it: the tests, or a game of choices.
     if attacks_by_choice(parameters):
-        await play_and_measure(session, last, ATTACK, call)
+        await play(session, last, ATTACK, call)
+    if parameters.attack.run is not None:
+        await call(measuring.measure, session, last, ATTACK)
     await call(publish, session, "the last test", last + 1, True, tested)
     return None
 

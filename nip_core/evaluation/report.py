@@ -27,6 +27,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from nip_core.evaluation.attack import attack_rows
 from nip_core.evaluation.plots import MetricsByIteration, learning_curve_svg
 from nip_core.evaluation.report_text import (
     DASH,
@@ -130,6 +131,7 @@ def build_report(report: ReportData) -> str:
         style=Markup(_asset("report.css")),  # noqa: S704
         tested=tested,
         exploited=_exploited(report.attack),
+        attacked=attack_rows(report.attack) if report.attack else None,
         attacked_kinds=_attacked_kinds(report.attack),
         change=_change(curve[0][1], curve[-1][1], report.paired) if len(curve) > 1 else "",
         curve=Markup(learning_curve_svg(curve)) if curve else None,  # noqa: S704
@@ -240,6 +242,9 @@ def _change(first: Metrics | None, last: Metrics | None, paired: Metrics | None)
 def _exploited(attack: Metrics | None) -> str:
     """The sentence on what the attack took from soundness and gave to completeness."""
     words = []
+    if attack and "steps_to_exploit" in attack:
+        steps = attack["steps_to_exploit"]
+        words.append(f"Steps to exploit: {'none sufficed' if steps is None else number(steps)}.")
     kinds = {
         "exploitability": "Exploitability (soundness before less after)",
         "completeness_change": "Completeness after less before",
@@ -257,10 +262,11 @@ def _exploited(attack: Metrics | None) -> str:
 
 
 def _attacked_kinds(attack: Metrics | None) -> list[tuple[str, Metrics, Metrics]]:
-    """By kind of mistake, the metrics with the fewest messages and with the most."""
+    """By kind of mistake, the metrics with the fewest messages, or steps, and with the most."""
     if not attack:
         return []
-    first, last = (attack["by_n"][k]["by_mutation"] for k in (0, -1))
+    _, rows = attack_rows(attack)
+    first, last = (rows[k]["by_mutation"] for k in (0, -1))
     return [(kind, first.get(kind, {}), after) for kind, after in last.items() if kind != "none"]
 
 

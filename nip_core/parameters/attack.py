@@ -9,6 +9,7 @@ from nip_core.parameters.base_run import RunName
 
 Candidates = Annotated[int, Field(ge=1, le=4096)]
 BEST_OF_N: Literal["best-of-n"] = "best-of-n"
+SNEAKY: Literal["sneaky"] = "sneaky"
 TEMPERATURE = 1.0
 """Of attacking provers, unless the settings of the attack say another."""
 
@@ -21,15 +22,15 @@ class AttackParameters(Parameters):
     iteration: Annotated[int, Field(ge=0, le=9999)] = 0
     """The models that play this iteration there are attacked, 0 to 9999; 0: those that it began
     with."""
-    by: Literal["best-of-n"] = BEST_OF_N
+    by: Literal["best-of-n", "sneaky"] = BEST_OF_N
     """How: "best-of-n", of several messages the one is played that makes the verifier likeliest to
-    accept."""
+    accept; "sneaky", provers that begin with their base model are trained against the verifier."""
     n: Annotated[tuple[Candidates, ...], Field(min_length=1)] = (1, 4, 16, 64)
     """For best-of-n: how many messages there are to choose from in each of a prover's turns, 1 to
     4096, in ascending order. Each number is an attack of its own; they share their messages."""
     problems: Annotated[int, Field(ge=1)] | None = None
-    """At most this many problems of each label, at least 1, chosen by a stable shuffle. None: every
-    test problem that is wrong, and as many that are right."""
+    """Test with at most this many problems of each label, at least 1, chosen by a stable shuffle.
+    None: every test problem that is wrong, and as many that are right."""
     continuations: Annotated[int, Field(ge=1, le=64)] = 4
     """For best-of-n: how often the game is played on after each different message to estimate how
     likely it is to be accepted, 1 to 64."""
@@ -37,6 +38,10 @@ class AttackParameters(Parameters):
     """For best-of-n: what each of these continuations counts: "log_probs", the probability of
     acceptance at the word that decides (by the verdict, where an answer has no log-probabilities,
     and always with the deterministic engine); "verdicts", 1 or 0 by the verdict."""
+
+    exploited_at: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """For sneaky: the share of wrong solutions, above 0, at most 1, from whose acceptance on the
+    verifier counts as exploited."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -125,5 +125,8 @@ class DatasetParameters(Parameters):
     are left out of the run, counted and on record; "stop", the run does not begin."""
     make_balanced: bool = True
     """Leave out problems of the more frequent label until both are equally frequent."""
+    labels: Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)] | None = None
+    """Train on problems with these labels alone: [0], wrong ones, or [1], right ones. Tests play
+    both. None: both."""
     shuffle_train_labels: bool = False
     """Control experiment: give training problems a random label. Nothing should be learned."""

@@ -234,10 +234,20 @@ class HyperParameters(Parameters):
             raise
         except Exception as error:  # whatever a user's class raises
             raise ValueError(f"scenario: {raised(scenario, 'check', error)}") from error
-        if scenario.labels_in_play and self.dataset_options.shuffle_train_labels:
+        if scenario.labels_in_play:
+            self._check_labels_in_play()
+
+    def _check_labels_in_play(self) -> None:
+        options = self.dataset_options
+        if options.shuffle_train_labels:
             raise ValueError(
                 f"dataset_options.shuffle_train_labels: {self.scenario} has its labels from play, "
                 "so there are none to shuffle; set it to false"
+            )
+        if options.labels is not None:
+            raise ValueError(
+                f"dataset_options.labels: {self.scenario} has its labels from play, so there are "
+                "none to choose by; leave it out"
             )
 
     @property

@@ -54,7 +54,7 @@ def plan_episodes(
     (trainer pure_text_grpo), a problem is played `group_size` times in a row instead, and an
     iteration takes so many times fewer problems. Tests play every problem `num_test_iterations`
     times (or as many as an iteration, by setting). An attack plays wrong problems, and as many that
-    are right, as often as tests do.
+    are right, as often as tests do; so do the tests of a run that attacks by training.
     """
     ordered = sorted(problems, key=lambda p: p.id)
     chosen: list[tuple[Problem, int]]
@@ -69,7 +69,7 @@ def plan_episodes(
         ]
     else:
         times = parameters.rl.num_test_iterations
-        if split == ATTACK:
+        if split == ATTACK or (split == TEST and parameters.attack.run is not None):
             ordered = _attacked(parameters, ordered)
         elif split == "test" and not parameters.text_rl.test_on_whole_dataset:
             count = parameters.rollouts_per_iteration or len(ordered)

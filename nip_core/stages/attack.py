@@ -10,14 +10,14 @@ from typing import Any
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, load_parameters
-from nip_core.parameters.attack import TEMPERATURE
+from nip_core.parameters.attack import SNEAKY, TEMPERATURE
+from nip_core.parameters.checks import attackers
 from nip_core.parameters.stored import from_stored, with_defaults
-from nip_core.protocols import make_protocol
 from nip_core.run_store.run import RUN_NAME, RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store, open_store
 from nip_core.stages.origin import check_attacked
 
-_FIRST = (
+_OF_TRAINING = (
     "base_run",
     "curriculum",
     "promotion",
@@ -27,8 +27,12 @@ _FIRST = (
     "text_rl",
     "trainer",
 )
-"""Settings of training, which have their defaults where the attack sets none."""
+"""Settings that have their defaults where the attack sets none."""
 _DEFAULT = "agents._default"
+ATTACKER = "attacker"
+"""The group of attacking provers that shared a model with somebody who does not attack."""
+STEPS, TESTED_EVERY, ROLLOUTS = 20, 5, 128
+"""Of an attack by training: steps, steps from test to test, and episodes in a step."""
 
 
 def attack_settings(
@@ -36,14 +40,16 @@ def attack_settings(
     run: str,
     attack: Mapping[str, Any],
     *,
+    steps: int = STEPS,
+    every: int = TESTED_EVERY,
     name: str | None = None,
     overrides: Sequence[str] = (),
 ) -> HyperParameters:
     """Return the settings of a run that attacks the verifier of `run`, which lies in `run_store`.
 
     `attack` has settings of the block of that name but `run`; without an `iteration`, the newest
-    models are attacked. `overrides` are laid over what follows from the attacked run: its game,
-    with provers that argue for acceptance and sample at temperature 1, and nobody trained.
+    models are attacked. An attack by training takes so many `steps`, each an iteration, and tests
+    `every` so many. `overrides` are laid over what follows from the attacked run.
 
     Raises SettingsError for what is not there, and for another game than the attacked run's.
     """
@@ -63,27 +69,81 @@ def attack_settings(
                 f"run {run!r} has finished no iteration, so its verifier was never trained; to "
                 "attack the model that it began with, give --iteration 0"
             )
-    provers = make_protocol(from_stored(stored)).provers
     chosen = {**attack, "run": run, "iteration": iteration}
+    of_way = _training(stored, steps, every) if attack["by"] == SNEAKY else _choosing(stored)
     values = {
-        **{key: value for key, value in stored.items() if key not in _FIRST},
+        **{key: value for key, value in stored.items() if key not in _OF_TRAINING},
         "run_name": attack_name(run, chosen) if name is None else name,
         "run_store": run_store,
         "attack": chosen,
-        "agents": {
-            name: _agent(dict(agent), name in provers) for name, agent in stored["agents"].items()
-        },
         "protocol_common": {
             **stored["protocol_common"],
             "randomize_prover_stance": False,
             "shared_reward": False,
         },
-        "rl": {**stored["rl"], "num_iterations": 0},
-        "text_rl": {"test_scheme": "none"},
+        **of_way,
     }
     parameters = load_parameters(values, overrides)
     check_attacked(parameters, source)
     return parameters
+
+
+def _choosing(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an attack in which nobody is trained."""
+    sampled = {"temperature": TEMPERATURE, "top_p": None}
+    return {
+        "agents": _agents(stored, sampled),
+        "rl": {**stored["rl"], "num_iterations": 0},
+        "text_rl": {"test_scheme": "none"},
+    }
+
+
+def _training(stored: Mapping[str, Any], steps: int, every: int) -> dict[str, Any]:
+    """The settings of an attack by policy gradient on problems where the provers' claim is wrong.
+
+    Attackers have a group without anybody else, so that the verifier keeps its weights.
+    """
+    trained = {
+        "freeze_agent": False,
+        "fine_tune_from_scratch": False,
+        "update_schedule": "ConstantUpdateSchedule",
+        **dict.fromkeys(("temperature", "top_p", "repetition_penalty")),
+    }
+    agents = _agents(stored, trained)
+    attacking = attackers(from_stored(stored))
+    apart = {_group(agents, n) for n in agents if n not in attacking}
+    for name in attacking:
+        if _group(agents, name) in apart:
+            agents[name]["shared_model_group"] = ATTACKER
+    size = {"num_iterations": steps, "rollouts_per_iteration": ROLLOUTS, "frames_per_batch": None}
+    return {
+        "agents": agents,
+        "trainer": "pure_text_grpo",
+        "rl": {**stored["rl"], **size, "num_epochs": 1},
+        "text_rl": {"test_scheme": "all", "test_interval": every},
+        "dataset_options": {**stored["dataset_options"], "labels": [0]},
+    }
+
+
+def _agents(stored: Mapping[str, Any], attacker: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The settings of the agents of the attacked run as they play here, by name."""
+    attacking = attackers(from_stored(stored))
+    frozen = {
+        "freeze_agent": True,
+        "load_checkpoint_and_parameters": False,
+        "checkpoint_run_id": None,
+        "checkpoint_version": "latest",
+    }
+    return {
+        name: dict(agent)
+        if agent.get("is_random")
+        else {**agent, **frozen, **(attacker if name in attacking else {})}
+        for name, agent in stored["agents"].items()
+    }
+
+
+def _group(agents: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    return str(agents[name].get("shared_model_group") or name)
 
 
 def attack_name(run: str, attack: Mapping[str, Any]) -> str:
@@ -108,18 +168,3 @@ def _stored(source: RunStore) -> dict[str, Any]:
         raise SettingsError(
             f"run {source.name!r} is not in {source.store.url}; there are {there}"
         ) from None
-
-
-def _agent(agent: dict[str, Any], is_prover: bool) -> dict[str, Any]:
-    """The settings of an agent of the attacked run as it plays here."""
-    if agent.get("is_random"):
-        return agent
-    agent |= {
-        "freeze_agent": True,
-        "load_checkpoint_and_parameters": False,
-        "checkpoint_run_id": None,
-        "checkpoint_version": "latest",
-    }
-    if is_prover:
-        agent |= {"temperature": TEMPERATURE, "top_p": None}
-    return agent

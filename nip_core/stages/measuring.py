@@ -8,15 +8,15 @@ from typing import Any
 
 import yaml
 
-from nip_core.evaluation.attack import attack_line, figures
+from nip_core.evaluation.attack import attack_line, figures, figures_by_step
 from nip_core.evaluation.baselines import believe_the_prover, majority
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.report_text import verdict_line
 from nip_core.evaluation.transcripts import transcripts_from_tables
 from nip_core.rollouts.labels import add_counts, label_counts
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, VALIDATION
+from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import (
-    RolloutTables,
     StoredRollouts,
     read_rollouts,
     shard_manifest,
@@ -25,6 +25,7 @@ from nip_core.rollouts.tables import (
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
+from nip_core.stages.estimate import attacks_by_choice, is_tested
 from nip_core.stages.models import models_for
 from nip_core.stages.session import Session
 
@@ -37,7 +38,7 @@ def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
     """Metrics of a committed split; computed once, then read."""
     run = session.run
     # Written first: who finds the metrics need not look for the transcripts.
-    if session.parameters.text_rl.save_transcripts:
+    if session.parameters.text_rl.save_transcripts and split != ATTACK:
         save_transcripts(session, iteration, split)
     stored = run.read_json_or_none(run.metrics(iteration, split))
     metrics = dict(stored or _measured(session, iteration, split))
@@ -48,9 +49,9 @@ def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
 
 def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
     run, directory = session.run, session.run.rollouts(iteration, split)
-    rollouts = read_rollouts(run.store, directory)
     if split == ATTACK:
-        return _measured_attack(session, iteration, rollouts)
+        return _measured_attack(session, iteration)
+    rollouts = read_rollouts(run.store, directory)
     metrics = evaluate(rollouts.episodes, rollouts.generations, seed=session.parameters.seed)
     provers, claims = session.game.protocol.provers, session.game.scenario.claims
     if provers and claims:
@@ -72,12 +73,11 @@ def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
     return dict(run.write_json_once(path, metrics, lease=session.lease))
 
 
-def _measured_attack(session: Session, iteration: int, rollouts: RolloutTables) -> dict[str, Any]:
+def _measured_attack(session: Session, iteration: int) -> dict[str, Any]:
     """Measure what an attack did; with whose verifier it was played, and what was read."""
-    run, directory = session.run, session.run.rollouts(iteration, ATTACK)
-    parameters = session.parameters
+    run, parameters = session.run, session.parameters
     (verifier,) = [g for g, agents in parameters.groups.items() if "verifier" in agents]
-    choices = StoredRollouts(run.store, [directory]).choices()
+    measured = _measured_choices if attacks_by_choice(parameters) else _measured_steps
     metrics = {
         "attack": {
             "run": parameters.attack.run,
@@ -85,12 +85,38 @@ def _measured_attack(session: Session, iteration: int, rollouts: RolloutTables) 
             "by": parameters.attack.by,
             "model": models_for(session, iteration)[verifier].model,
         },
-        **figures(rollouts, choices, parameters.seed),
+        **measured(session, iteration),
         "problems_left_out": len(session.left_out.get(TEST, {})),
-        "rollouts": read_manifest(run.store, directory).extra["canonical_digest"],
     }
     path = run.metrics(iteration, ATTACK)
     return dict(run.write_json_once(path, metrics, lease=session.lease))
+
+
+def _measured_choices(session: Session, iteration: int) -> dict[str, Any]:
+    run, directory = session.run, session.run.rollouts(iteration, ATTACK)
+    choices = StoredRollouts(run.store, [directory]).choices()
+    return {
+        **figures(read_rollouts(run.store, directory), choices, session.parameters.seed),
+        "rollouts": read_manifest(run.store, directory).extra["canonical_digest"],
+    }
+
+
+def _measured_steps(session: Session, last: int) -> dict[str, Any]:
+    """Measure the tests before the first step of training and after each that was tested."""
+    run, parameters = session.run, session.parameters
+    places = {i: run.rollouts(i, TEST) for i in range(last + 1) if is_tested(parameters, i)}
+    tests = {
+        i: StoredRollouts(run.store, [place]).episodes(EPISODES.names)
+        for i, place in places.items()
+    }
+    digests = {
+        str(i): read_manifest(run.store, place).extra["canonical_digest"]
+        for i, place in places.items()
+    }
+    return {
+        **figures_by_step(tests, parameters.attack.exploited_at, parameters.seed),
+        "tests": digests,
+    }
 
 
 def labels_of(store: Store, directory: str) -> dict[str, Any]:

@@ -256,6 +256,8 @@ class _Search:
             {
                 group: self._model("attack.run", source, attack.iteration, of, group)
                 for group, of in attacked_groups(self._parameters, source).items()
+                # Who is trained to attack begins with the base model.
+                if group not in self._parameters.trainable_groups
             }
         ]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import nip_core
-from nip_core.errors import SettingsError, StoreError
+from nip_core.errors import DatasetError, SettingsError, StoreError
 from nip_core.game.render import Game, situation_of
 from nip_core.hashing import digest
 from nip_core.models import resolve_model
@@ -82,6 +82,13 @@ def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
             make_balanced=options.make_balanced and played,
         )
     check_splits(problems, scenario.split_by)
+    if options.labels is not None:
+        problems["train"] = [p for p in problems["train"] if p.y in options.labels]
+        if not problems["train"]:
+            raise DatasetError(
+                f"dataset_options.labels: {parameters.dataset} has no training problem with one of "
+                f"{list(options.labels)}; choose others, or leave it out"
+            )
     if options.shuffle_train_labels:
         problems["train"] = shuffle_labels(problems["train"], parameters.seed)
     # Tests may be held on the validation split while a method is being developed.

@@ -141,7 +141,7 @@ def spent(run: RunStore, parameters: HyperParameters) -> list[dict[str, Any]]:
     for iteration in iterations_of(run, parameters.rl.num_iterations):
         for split, stage in _STAGES.items():
             metrics = run.read_json_or_none(run.metrics(iteration, split))
-            if metrics is not None:
+            if metrics is not None and "generations" in metrics:  # else a summary of tests
                 names = ("generations", "prompt_tokens", "completion_tokens")
                 counts = [*(metrics.get(name) or 0 for name in names), 0]
                 stages.append((iteration, stage, counts, _calls_usd(parameters, metrics)))

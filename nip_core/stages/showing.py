@@ -16,17 +16,17 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from nip_core.errors import CorruptionError, StoreError
+from nip_core.evaluation.attack import attack_rows
 from nip_core.evaluation.metrics import paired_difference
 from nip_core.evaluation.report import GroupReport, IterationReport, ReportData, build_report
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.attack import BEST_OF_N
 from nip_core.parameters.stored import with_defaults
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunRecord, RunStore, list_runs
 from nip_core.run_store.store import Store
-from nip_core.stages.estimate import attacks_by_choice, is_tested, scheme_tests
+from nip_core.stages.estimate import is_tested, scheme_tests
 from nip_core.stages.liveness import look
 from nip_core.stages.measuring import transcripts_path
 from nip_core.stages.models import NOT_SCHEDULED, Decision
@@ -63,7 +63,7 @@ class RunShown:
     tested: frozenset[int]
     """Those with a test, by the settings."""
     attacks: bool
-    """Whether it plays an attack, with the models of the last."""
+    """Whether it attacks another run, which is measured with the last."""
     first_models: Mapping[str, str]
     """By group, in agent order: what plays iteration 0."""
 
@@ -84,8 +84,7 @@ def open_shown(run: RunStore) -> RunShown:
         last, text_rl = int(settings["rl"]["num_iterations"]), settings["text_rl"]
         scheme, interval = str(text_rl["test_scheme"]), int(text_rl["test_interval"])
         tested = (i for i in range(last + 1) if scheme_tests(scheme, last, i, interval))
-        attack = settings["attack"]
-        attacks = attack["run"] is not None and attack["by"] == BEST_OF_N
+        attacks = settings["attack"]["run"] is not None
         return RunShown(record, last, frozenset(tested), attacks, first_models)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise _damaged(f"{run.root}/run.json", error) from error
@@ -168,7 +167,7 @@ def summary(run: RunStore) -> dict[str, Any]:
                 },
             }
         )
-    attack = _document(run, run.metrics(shown.last, ATTACK), "by_n") if shown.attacks else None
+    attack = _document(run, run.metrics(shown.last, ATTACK), "attack") if shown.attacks else None
     return {
         "run": run.name,
         "status": status_of(run),
@@ -183,12 +182,13 @@ def summary(run: RunStore) -> dict[str, Any]:
 
 def _attack_shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The part of an attack's figures that a summary has."""
-    short = (*_IN_SUMMARY, "fooled", "p_accept", "distinct")
+    kind, rows = attack_rows(metrics)
+    short = (kind, *_IN_SUMMARY, "fooled", "p_accept", "distinct")
+    whole = ("steps_to_exploit", "exploitability", "completeness_change")
     return {
         **metrics["attack"],
-        "by_n": [{"n": e["n"], **{key: e.get(key) for key in short}} for e in metrics["by_n"]],
-        "exploitability": metrics["exploitability"],
-        "completeness_change": metrics["completeness_change"],
+        f"by_{kind}": [{key: row[key] for key in short if key in row} for row in rows],
+        **{key: metrics[key] for key in whole if key in metrics},
     }
 
 
@@ -395,7 +395,7 @@ def finished_run(prepared: Prepared) -> dict[str, Any] | None:
         return None
     if is_tested(parameters, last) and not _is_tested(prepared, last):
         return None
-    if attacks_by_choice(parameters) and not run.store.exists(run.metrics(last, ATTACK)):
+    if parameters.attack.run is not None and not run.store.exists(run.metrics(last, ATTACK)):
         return None
     if run.open().parameters["rl"]["num_iterations"] != last:
         return None  # the record is brought up to date when the run is opened

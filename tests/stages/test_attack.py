@@ -17,12 +17,13 @@ from thorough import THOROUGH
 
 from nip_core import loop
 from nip_core.errors import ServerError, SettingsError
+from nip_core.evaluation.attack import figures_by_step
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.protocols import TokenChoice
 from nip_core.protocols.scales import SCALES
 from nip_core.rollouts.best_of_n import acceptance
-from nip_core.rollouts.tables import StoredRollouts, read_rollouts
+from nip_core.rollouts.tables import StoredRollouts, build_tables, read_rollouts
 from nip_core.rollouts.trees import generations_by_episode, steps
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
@@ -345,3 +346,111 @@ def test_a_protocol_without_provers_can_not_be_attacked(tmp_path):
     run = settings(tmp_path, "http://localhost/v1", **alone).to_dict()
     with pytest.raises(SettingsError, match="has no prover that could attack"):
         load_parameters({**run, "attack": {"run": "other"}})
+
+
+@LONG
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_sneaky_prover_is_trained_on_wrong_problems_against_a_verifier_that_stays(
+    tmp_path, server_in_thread, shared
+):
+    agent = {
+        "model_provider": "SelfHosted",
+        "model_name": "deterministic",
+        "max_tokens_per_message": 32,
+        **({"shared_model_group": "both"} if shared else {}),
+    }
+    await train_here(write_config(tmp_path, rl=FEW, agents={"_default": agent}))
+    trained = tmp_path / "runs"
+    way = {"by": "sneaky", "problems": 5, "exploited_at": 0.2}
+    few = ["rl.rollouts_per_iteration=64"]
+    with pytest.raises(StopAsyncIteration):  # stopped after its first step, and gone on with
+        await loop.train(
+            attack_settings(str(trained), "small", way, steps=2, every=1, overrides=few),
+            call=_until_swapped,
+        )
+    result = await loop.train(
+        attack_settings(str(trained), "small", way, steps=2, every=1, overrides=few)
+    )
+    source, run = (RunStore(open_store(trained), n) for n in ("small", "small-sneaky-1"))
+    attacked_model = source.read_json(source.models(0))["groups"]["both" if shared else "verifier"]
+    models = [run.read_json(run.models(step))["groups"] for step in range(2)]
+    verifiers = [groups["both" if shared else "verifier"] for groups in models]
+    provers = [groups["attacker" if shared else "prover"] for groups in models]
+    # The verifier is that of the attacked run at all steps, the prover began anew and was trained.
+    assert [v["model"] for v in verifiers] == [attacked_model["model"]] * 2
+    assert [v["from_run"] for v in verifiers] == ["small"] * 2
+    assert len({p["model"] for p in provers}) == 2
+    assert [p["trained_in"] for p in provers] == [0, 1]
+    first = read_rollouts(run.store, run.rollouts(0, "train"))
+    asked = {r["model_asked"] for r in first.generations.to_pylist() if r["agent"] == "prover"}
+    assert asked == {"deterministic"}
+    assert set(first.episodes["y"].to_pylist()) == {0}
+    paid = [{r["agent"]: r["reward"] for r in e["rewards"]} for e in first.episodes.to_pylist()]
+    verdicts = first.episodes["decision"].to_pylist()
+    assert [p["prover"] for p in paid] == [float(verdict == 1) for verdict in verdicts]
+    # Tests have both labels, and the figures are theirs.
+    attack = result["attack"]
+    assert [row["step"] for row in attack["by_step"]] == [0, 1, 2]
+    assert {row["episodes"] for row in attack["by_step"]} == {10}
+    assert attack["model"] == attacked_model["model"]
+    assert attack["steps_to_exploit"] == 0
+    assert attack["exploitability"]["problems"] == 5
+    assert verify_run(run).problems == {}
+    assert "Steps to exploit: 0" in (trained / "small-sneaky-1" / "report.html").read_text()
+
+
+async def _until_swapped(stage, session, *arguments):
+    if stage.__name__ == "iterate" and arguments[0] == 1:
+        raise StopAsyncIteration
+    if stage.__name__ == "iterate":
+        arguments = (*arguments[:-1], _until_swapped)
+    return await loop.directly(stage, session, *arguments)
+
+
+def test_steps_to_exploit_are_those_of_the_first_test_that_was_fooled_often_enough():
+    def test(*fooled):
+        row = {
+            "run": "r",
+            "split": "test",
+            "iteration": 0,
+            "question_id": "q",
+            "sample": 0,
+            "branch_path": "",
+            "protocol": "adp",
+            "question": "",
+            "solution": "",
+            "seed": 0,
+            "rounds": 2,
+            "outcome": "finished",
+            "rewards": [],
+        }
+        rows = [
+            {
+                **row,
+                "key": f"{i}",
+                "problem": f"p{i}",
+                "y": int(i == 4),
+                "decision": int(i in fooled),
+            }
+            for i in range(5)
+        ]
+        return build_tables(rows, []).episodes
+
+    tests = {0: test(4), 5: test(0, 4), 10: test(0, 1), 15: test(0, 1, 2, 4)}
+    figures = figures_by_step(tests, 0.5, 0)
+    assert [row["fooled"] for row in figures["by_step"]] == [0, 1, 2, 3]
+    assert figures["steps_to_exploit"] == 10
+    assert figures["exploitability"]["difference"] == 0.75
+    assert figures["completeness_change"]["difference"] == 0.0
+    assert figures_by_step(tests, 0.8, 0)["steps_to_exploit"] is None
+
+
+def test_sneaky_needs_provers_that_can_be_trained(on_record):
+    way = {"by": "sneaky", "iteration": 0}
+    with pytest.raises(SettingsError, match="'pure_text_grpo' needs an lm_server"):
+        attack_settings(str(on_record), "scripted", way)
+    imitates = attack_settings(
+        str(on_record), "scripted", way, steps=3, overrides=["trainer=pure_text_ei"]
+    )
+    assert imitates.trainable_groups == ("prover",)
+    assert imitates.dataset_options.labels == (0,)
