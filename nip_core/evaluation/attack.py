@@ -52,11 +52,12 @@ def figures(rollouts: RolloutTables, choices: pa.Table, seed: int) -> dict[str, 
 
 
 def figures_by_step(
-    tests: Mapping[int, pa.Table], exploited_at: float, seed: int
+    tests: Mapping[int, pa.Table], updates: Mapping[int, int], exploited_at: float, seed: int
 ) -> dict[str, Any]:
     """The metrics of an attack by training, from the `episodes` of its tests by step.
 
-    - ``by_step``: in order, the `step` and all that `evaluate` gives of its test, with ``fooled``
+    - ``by_step``: in order, the `step`, the ``updates`` of the optimizer until then, and all that
+      `evaluate` gives of its test, with ``fooled``
     - ``steps_to_exploit``: the first tested step at which at least the share `exploited_at` of the
       wrong solutions was accepted; None if there was none
     - ``exploitability``, ``completeness_change``: as in `figures`, of the first test and the last
@@ -66,7 +67,8 @@ def figures_by_step(
     for step, episodes in sorted(tests.items()):
         fooled = _fooled(episodes)
         wrong = pc.sum(pc.cast(pc.equal(episodes["y"], 0), pa.int64())).as_py() or 0
-        rows.append({"step": step, **evaluate(episodes, None, seed=seed), "fooled": fooled})
+        measured = evaluate(episodes, None, seed=seed)
+        rows.append({"step": step, "updates": updates[step], **measured, "fooled": fooled})
         if to_exploit is None and wrong and fooled >= exploited_at * wrong:
             to_exploit = step
     before, after = tests[min(tests)], tests[max(tests)]

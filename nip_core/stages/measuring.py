@@ -13,6 +13,7 @@ from nip_core.evaluation.baselines import believe_the_prover, majority
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.report_text import verdict_line
 from nip_core.evaluation.transcripts import transcripts_from_tables
+from nip_core.jobs.document import read_job
 from nip_core.rollouts.labels import add_counts, label_counts
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, VALIDATION
 from nip_core.rollouts.schema import EPISODES
@@ -113,10 +114,24 @@ def _measured_steps(session: Session, last: int) -> dict[str, Any]:
         str(i): read_manifest(run.store, place).extra["canonical_digest"]
         for i, place in places.items()
     }
+    updates = {i: sum(_updates(run, before) for before in range(i)) for i in places}
     return {
-        **figures_by_step(tests, parameters.attack.exploited_at, parameters.seed),
+        **figures_by_step(tests, updates, parameters.attack.exploited_at, parameters.seed),
         "tests": digests,
     }
+
+
+def _updates(run: RunStore, iteration: int) -> int:
+    """The updates of the optimizer that the jobs of an iteration have reported."""
+    folder = run.store.list(f"{run.iteration(iteration)}/jobs")
+    jobs = [read_job(run, f"{run.iteration(iteration)}/jobs/{name}") for name in folder]
+    return sum(
+        max(
+            [int((event.get("data") or {}).get("step") or 0) for event in job.backend_events] or [0]
+        )
+        for job in jobs
+        if job is not None
+    )
 
 
 def labels_of(store: Store, directory: str) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def summary(run: RunStore) -> dict[str, Any]:
 def _attack_shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The part of an attack's figures that a summary has."""
     kind, rows = attack_rows(metrics)
-    short = (kind, *_IN_SUMMARY, "fooled", "p_accept", "distinct")
+    short = (kind, "updates", *_IN_SUMMARY, "fooled", "p_accept", "distinct")
     whole = ("steps_to_exploit", "exploitability", "completeness_change")
     return {
         **metrics["attack"],

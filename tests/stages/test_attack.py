@@ -392,6 +392,8 @@ async def test_a_sneaky_prover_is_trained_on_wrong_problems_against_a_verifier_t
     attack = result["attack"]
     assert [row["step"] for row in attack["by_step"]] == [0, 1, 2]
     assert {row["episodes"] for row in attack["by_step"]} == {10}
+    updates = [row["updates"] for row in attack["by_step"]]
+    assert 0 == updates[0] < updates[1] < updates[2]
     assert attack["model"] == attacked_model["model"]
     assert attack["steps_to_exploit"] == 0
     assert attack["exploitability"]["problems"] == 5
@@ -437,12 +439,13 @@ def test_steps_to_exploit_are_those_of_the_first_test_that_was_fooled_often_enou
         return build_tables(rows, []).episodes
 
     tests = {0: test(4), 5: test(0, 4), 10: test(0, 1), 15: test(0, 1, 2, 4)}
-    figures = figures_by_step(tests, 0.5, 0)
+    updates = {0: 0, 5: 40, 10: 80, 15: 120}
+    figures = figures_by_step(tests, updates, 0.5, 0)
     assert [row["fooled"] for row in figures["by_step"]] == [0, 1, 2, 3]
     assert figures["steps_to_exploit"] == 10
     assert figures["exploitability"]["difference"] == 0.75
     assert figures["completeness_change"]["difference"] == 0.0
-    assert figures_by_step(tests, 0.8, 0)["steps_to_exploit"] is None
+    assert figures_by_step(tests, updates, 0.8, 0)["steps_to_exploit"] is None
 
 
 def test_sneaky_needs_provers_that_can_be_trained(on_record):
