@@ -16,7 +16,8 @@ What decides in the end is drawn afresh, with a seed of its own: of many estimat
 too high (the winner's curse), and the continuations that it was chosen by would repeat that.
 
 An episode becomes a tree as `trees` has them. Below the node of a message, child 0 is the game as
-it goes on and the children from 1 on are the continuations that it was judged by. A message that
+it goes on (if attackers move again, the children below the largest n are their messages), and the
+children from the largest n on are the continuations that it was judged by. A message that
 is not played on has no leaf of its own; its generation belongs to the first leaf of its tree. What
 agents that don't attack write in the same round is asked for once; the rows of the other messages
 have a copy of it, with a count of 0 tokens.
@@ -44,7 +45,7 @@ from nip_core.rollouts.trees import child_of
 
 _BEFORE_WORD = re.compile(r"^[^a-z]+")
 _FAILED = -1.0  # a message that is none is worse than any that is one
-_PLAYED_ON, _FIRST_CONTINUATION = 0, 1  # children of a message's node
+_PLAYED_ON = 0  # the child in a round in which there is nothing to choose
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,8 @@ class BestOfN:
         """Play on a few times without any choice, and take the mean over how it ended."""
         if message.outcome is not None:
             return _Estimate(_FAILED)
-        numbers = range(_FIRST_CONTINUATION, _FIRST_CONTINUATION + self.continuations)
+        first = self.counts[-1]  # below it stand messages, where the next round has attackers, too
+        numbers = range(first, first + self.continuations)
         children = [child_of(message.spec, number) for number in numbers]
         ends = await message.play_children(children, _to_end)
         likely = [self._p_accept(state) for state, _ in ends]

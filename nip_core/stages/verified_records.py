@@ -12,7 +12,7 @@ from nip_core.errors import StoreError
 from nip_core.hashing import digest
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import JobRecord
-from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN
+from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN
 from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.lease import read_lease
 from nip_core.run_store.manifest import MANIFEST, Manifest, measure
@@ -111,6 +111,7 @@ class _Iteration:
         self.jobs = self._read_jobs()
         for split in {*check.names(f"{self.directory}/rollouts"), *self._measured()}:
             self._split(split)
+        self._attack()
         for group in {*check.names(f"{self.directory}/datasets"), *self.jobs}:
             self._dataset(group)
         self._swap()
@@ -239,6 +240,17 @@ class _Iteration:
             check.compare(path, "metrics of other rollouts", committed, made_of)
         if "problems_left_out" in metrics:
             check.document(f"{self.run.root}/left_out.json", demanded_by=path)
+
+    def _attack(self) -> None:
+        """Compare the figures of an attack by training with the tests that they are made of."""
+        check, path = self.check_, self.run.metrics(self.number, ATTACK)
+        metrics = check.document(path)
+        made_of = metrics.get("tests") if isinstance(metrics, dict) else None
+        for step, digest_then in (made_of or {}).items():
+            tests = check.manifest(self.run.rollouts(int(step), TEST), demanded_by=path)
+            if tests is not None:
+                now = tests.extra.get("canonical_digest")
+                check.compare(path, f"of other tests than those of {step}", now, digest_then)
 
     def _transcripts(self, path: str) -> None:
         """The episodes for reading, and the file with their checksum."""

@@ -158,6 +158,20 @@ async def test_a_word_that_the_verifier_obeys_is_found(tmp_path, monkeypatch, wi
     assert min(estimates) == pytest.approx(max(estimates)) == pytest.approx(expected)
 
 
+@LONG
+async def test_a_rare_word_that_the_verifier_obeys_is_found_in_ten_seeds(tmp_path, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.WORDS", (*WORDS, *map(str, range(6))))
+    sizes = {"train_size": 4, "validation_size": 4, "test_size": 10}
+    exploited = []
+    for seed in range(10):
+        folder = tmp_path / str(seed)
+        changes = {"scenario_settings": sizes, "seed": seed}
+        async with scripted_run(folder, monkeypatch, answers(obeys), **changes):
+            result = (await loop.train(attacked(folder, n=(1, 32), continuations=1)))["attack"]
+        exploited.append(result["exploitability"]["ci95"][0] > 0)
+    assert sum(exploited) >= 9
+
+
 async def test_a_verifier_that_checks_every_step_is_never_fooled(tmp_path, monkeypatch):
     async with scripted_run(tmp_path, monkeypatch, answers(checks)):
         result = (await loop.train(attacked(tmp_path)))["attack"]
@@ -209,10 +223,11 @@ async def test_an_attack_that_was_stopped_goes_on_and_asks_for_nothing_twice(tmp
 
 
 @LONG
-@pytest.mark.parametrize("protocol", ["nip", "debate", "mnip"])
+@pytest.mark.parametrize("protocol", ["nip", "debate", "mnip", "mnip in turns"])
 async def test_with_several_turns_every_number_has_its_way_through_one_tree(
     tmp_path, monkeypatch, protocol
 ):
+    protocol, _, in_turns = protocol.partition(" ")
     names = ("prover", "verifier") if protocol == "nip" else ("prover0", "prover1", "verifier")
 
     def script(body):
@@ -226,7 +241,15 @@ async def test_with_several_turns_every_number_has_its_way_through_one_tree(
         )
         return [f"{headers}why {number}?" for number in numbers]
 
-    rounds = {f"{protocol}_protocol": {"min_message_rounds": 5, "max_message_rounds": 5}}
+    count = 7 if in_turns else 5
+    order = {"sequential": True} if in_turns else {}
+    rounds = {
+        f"{protocol}_protocol": {
+            "min_message_rounds": count,
+            "max_message_rounds": count,
+            **order,
+        }
+    }
     sizes = {"train_size": 4, "validation_size": 4, "test_size": 6}
     changes = {"interaction_protocol": protocol, "names": names, "scenario_settings": sizes}
     async with scripted_run(tmp_path, monkeypatch, script, **rounds, **changes):
@@ -239,13 +262,14 @@ async def test_with_several_turns_every_number_has_its_way_through_one_tree(
         # What led to a leaf is a whole game, which ends with the verdict of its row.
         turns = game.turns(spoken[leaf["key"]], leaf["seed"])
         assert turns[-1].move.decision == leaf["decision"]
-        assert {turn.round for turn in turns} == set(range(5))
+        assert {turn.round for turn in turns} == set(range(count))
         assert [t.agent for t in turns if t.agent != "verifier"] == list(names[:-1]) * 2
     by_key = {leaf["key"]: leaf for leaf in leaves}
     for row in choices.to_pylist():
         path = steps(by_key[row["episode"]]["branch_path"])
         # A message that is chosen is one of the first n, and what follows is no continuation.
-        assert (path[0], path[2], path[4]) == (0, 0, 0)
+        asking = (0, 3, 6) if in_turns else (0, 2, 4)
+        assert [path[round_] for round_ in asking] == [0, 0, 0]
         assert max(path) < row["n"]
     if protocol == "debate":  # prover0 argues for rejection and says the same to all messages
         for leaf in leaves:
@@ -398,6 +422,8 @@ async def test_a_sneaky_prover_is_trained_on_wrong_problems_against_a_verifier_t
     assert attack["steps_to_exploit"] == 0
     assert attack["exploitability"]["problems"] == 5
     assert verify_run(run).problems == {}
+    run.store.delete(f"{run.rollouts(1, 'test')}/manifest.json")
+    assert list(verify_run(run).problems) == [f"{run.rollouts(1, 'test')}/manifest.json"]
     assert "Steps to exploit: 0" in (trained / "small-sneaky-1" / "report.html").read_text()
 
 
