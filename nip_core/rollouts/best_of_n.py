@@ -111,7 +111,8 @@ class BestOfN:
             best = 0
             if judged:
                 best = max(same[:n], key=lambda i: (estimates[i].p_accept, -i))
-            p_accept = estimates[best].p_accept if judged else None
+            weight = estimates[best].p_accept if judged else _FAILED
+            p_accept = None if weight == _FAILED else weight
             winners.setdefault(best, {})[n] = _Chosen(p_accept, len(set(same[:n])))
         # 4. Play on with those, in the order of their numbers.
         order = sorted(winners)

@@ -93,6 +93,11 @@ def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
         problems["train"] = shuffle_labels(problems["train"], parameters.seed)
     # Tests may be held on the validation split while a method is being developed.
     problems["test"] = problems[parameters.test_dataset_split]
+    if parameters.attack.run is not None and all(p.y != 0 for p in problems["test"]):
+        raise DatasetError(
+            f"attack.run: {parameters.dataset} has no wrong problem in its split "
+            f"{parameters.test_dataset_split}, so there is nothing to be accepted wrongly"
+        )
     return problems
 
 

@@ -4,6 +4,7 @@ The attacked verifiers are scripted over a real HTTP server: one obeys a word, o
 step again, one tosses a coin. The provers draw a word, whatever the problem is.
 """
 
+import json
 import math
 import random
 import re
@@ -16,7 +17,7 @@ from small_game import FEW, train_here, write_config
 from thorough import THOROUGH
 
 from nip_core import loop
-from nip_core.errors import ServerError, SettingsError
+from nip_core.errors import DatasetError, ServerError, SettingsError
 from nip_core.evaluation.attack import figures_by_step
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
@@ -28,9 +29,10 @@ from nip_core.rollouts.trees import generations_by_episode, steps
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.attack import attack_settings
+from nip_core.stages.prepare import load_all_problems
 from nip_core.stages.showing import summary
 from nip_core.stages.verification import verify_run
-from nip_prefect.flows.attack import _numbers
+from nip_prefect.flows.attack import _numbers, _refuse
 
 LONG = pytest.mark.skipif(not THOROUGH, reason="make test-long tries it")
 WORDS = ("apple", "banana", "cherry", "damson", "elder", "fig")
@@ -363,6 +365,25 @@ def test_what_can_not_be_attacked_is_one_error_before_anything_is_written(
     with pytest.raises(SettingsError, match=said):
         attack_settings(str(on_record), run, chosen, overrides=overrides)
     assert sorted(on_record.iterdir()) == before
+
+
+def test_options_of_the_other_way_are_refused():
+    with pytest.raises(SettingsError, match="--steps is not for --by best-of-n; leave it out"):
+        _refuse("best-of-n", {"--steps": 3, "--every": None})
+
+
+def test_without_a_wrong_problem_there_is_nothing_to_attack(on_record, tmp_path):
+    for start, split in enumerate(("train", "validation", "test"), 10):
+        steps_ = {"question": f"Start with {start}. Add 1.", "solution": f"1: {start} + 1 = "}
+        row = {**steps_, "solution": f"{steps_['solution']}{start + 1}", "y": 1}
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row))
+    whole = {**settings(on_record, "http://localhost/v1").to_dict(), "dataset": str(tmp_path)}
+    options = {"make_balanced": False}
+    parameters = load_parameters(
+        {**whole, "run_name": "a", "attack": {"run": "scripted"}, "dataset_options": options}
+    )
+    with pytest.raises(DatasetError, match="has no wrong problem in its split test"):
+        load_all_problems(parameters)
 
 
 def test_a_protocol_without_provers_can_not_be_attacked(tmp_path):
