@@ -9,15 +9,18 @@ import json
 import shutil
 import sys
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from nip_core.evaluation.report_text import gate_line, plain_percent
+from nip_core.evaluation.report_text import gate_line, plain_percent, problems_words
 from nip_core.parameters import HyperParameters
+
+if TYPE_CHECKING:
+    from nip_core.stages.estimate import Estimate
 
 _ROOM_FOR_JOBS = 110  # columns, for the jobs of two groups in a line
 
@@ -45,6 +48,8 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
         print(f"  {estimate.attack_episodes} problems on which the verifier is attacked")
     if estimate.gate_episodes:
         print(f"  {estimate.gate_episodes} validation episodes to choose models by")
+    if line := _detectable(estimate):
+        print(f"  {line}")
     measures = any(map(speaks_nip, parameters.model_agents.values()))
     if left_out is not None:
         print(f"  {in_words(left_out) or 'no problems left out, too long for a model'}")
@@ -58,6 +63,23 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
         print(f"  cost unknown: set prices for {', '.join(estimate.missing_prices)}")
     else:
         print(f"  ${estimate.usd:.2f}")
+
+
+def _detectable(estimate: "Estimate") -> str:
+    """Say how small a change of accuracy two tests would show; "" where there is but one test."""
+    from nip_core.evaluation.statistics.power import CHANGED, LIKENESS, POWER
+
+    if estimate.smallest_change is None:
+        return ""
+    asked = problems_words(estimate.test_problems, estimate.test_questions)
+    alike = ""
+    if estimate.test_questions < estimate.test_problems:
+        alike = f", correlated by {LIKENESS:g} within a question"
+    assumed = f"assumed: {100 * CHANGED:.0f} % of the verdicts change{alike}"
+    return (
+        f"tests of {asked}: two iterations must differ by {100 * estimate.smallest_change:.1f} "
+        f"points to show it at {100 * POWER:.0f} % power ({assumed})"
+    )
 
 
 def _warn_of_few_examples(parameters: HyperParameters, train_episodes: int) -> None:
@@ -132,11 +154,10 @@ def _show_attack(attack: dict[str, Any], console: Console) -> None:
         print(f"steps to exploit: {'none sufficed' if steps is None else steps}")
     change = attack["exploitability"]
     if change["difference"] is not None:
-        low, high = change["ci95"]
-        print(
-            f"exploitability: {100 * change['difference']:+.1f} points of soundness (95 % interval "
-            f"{100 * low:+.1f} to {100 * high:+.1f})"
-        )
+        sure = "no interval: one question"
+        if change["ci95"] is not None:
+            sure = "95 % interval {:+.1f} to {:+.1f}".format(*(100 * b for b in change["ci95"]))
+        print(f"exploitability: {100 * change['difference']:+.1f} points of soundness ({sure})")
 
 
 def show_run(result: dict[str, Any]) -> None:
@@ -167,6 +188,10 @@ def show_run(result: dict[str, Any]) -> None:
             _jobs_cell({group: job["status"] for group, job in entry["jobs"].items()}, width),
         )
     console.print(table)
+    tests = [entry["test"] for entry in result["iterations"] if entry["test"]]
+    if tests and (tests[-1].get("questions") or 0) < (tests[-1].get("distinct_problems") or 0):
+        asked = problems_words(tests[-1]["distinct_problems"], tests[-1]["questions"])
+        print(f"intervals are by question: {asked} were tested")
     if "attack" in result:
         _show_attack(result["attack"], console)
     for entry in result["iterations"]:

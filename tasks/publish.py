@@ -23,6 +23,7 @@ from nip_core.evaluation.report import metrics_table
 from nip_core.evaluation.transcripts import transcripts_markdown
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore
+from nip_core.stages.intervals import shown_metrics
 from nip_core.stages.publishing import spent, state_of
 from nip_core.stages.session import Session
 from nip_core.stages.showing import iterations_of, promotion_of
@@ -58,7 +59,12 @@ async def _publish_all(
     )
     known = iterations_of(session.run, session.parameters.rl.num_iterations)
     tests = {i: session.run.read_json_or_none(session.run.metrics(i, TEST)) for i in known}
-    rows = [(iteration, metrics) for iteration, metrics in tests.items() if metrics is not None]
+    settings = session.parameters.to_dict()
+    rows = [
+        (iteration, shown_metrics(session.run, iteration, TEST, metrics, settings))
+        for iteration, metrics in tests.items()
+        if metrics is not None
+    ]
     promotions = {iteration: promotion_of(session.run, iteration) for iteration in known}
     decisions = {i: decision for i, decision in promotions.items() if decision is not None}
     if rows or decisions:

@@ -7,7 +7,7 @@ counted          the episodes that count for one number, each with its own gener
 attack_line      the figures in a line
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.evaluation.report_text import plain_percent
+from nip_core.evaluation.spread import Asked, questions_of
 from nip_core.protocols import ACCEPT
 from nip_core.rollouts.tables import RolloutTables
 from nip_core.rollouts.trees import TREE_COLUMNS, generations_by_episode
@@ -22,28 +23,32 @@ from nip_core.rollouts.trees import TREE_COLUMNS, generations_by_episode
 _SPENT = ("generations", "prompt_tokens", "completion_tokens")
 
 
-def figures(rollouts: RolloutTables, choices: pa.Table, seed: int) -> dict[str, Any]:
-    """The metrics of an attack by best-of-n.
+def figures(
+    rollouts: RolloutTables, choices: pa.Table, seed: int, split_by: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The metrics of an attack by best-of-n, with intervals by question (see `questions_of`).
 
     - ``by_n``: in ascending order of `n`, all that `evaluate` gives of the episodes that count for
       it, with ``fooled``, the number of wrong solutions that were accepted, ``p_accept``, the mean
       of what the chosen messages were estimated at (higher than the truth where there were many to
       choose from), and ``distinct``, the mean number of different messages among them
     - ``exploitability``: soundness with the smallest n less that with the largest, paired by
-      problem, with its 95 % interval (bootstrap by problem); ``completeness_change`` the same of
-      completeness, the largest less the smallest
+      problem, as `paired_difference` has it; ``completeness_change`` the same of completeness, the
+      largest less the smallest
     - ``episodes`` (leaves of trees, the continuations included), ``generations``,
       ``prompt_tokens``, ``completion_tokens`` and ``agents``: of all that was played
     """
     episodes, numbers = rollouts.episodes, sorted(set(choices["n"].to_pylist()))
     tables = {n: _of(episodes, choices, n) for n in numbers}
-    by_n = [_with_n(n, tables[n], choices.filter(pc.equal(choices["n"], n)), seed) for n in numbers]
+    asked = Asked(seed, questions_of(episodes, split_by))
+    of_n = {n: choices.filter(pc.equal(choices["n"], n)) for n in numbers}
+    by_n = [_with_n(n, tables[n], of_n[n], asked) for n in numbers]
     agents = _spent(rollouts.generations)
     before, after = tables[numbers[0]], tables[numbers[-1]]
     return {
         "by_n": by_n,
-        "exploitability": _difference(after, before, 0, seed),
-        "completeness_change": _difference(before, after, 1, seed),
+        "exploitability": _difference(after, before, 0, seed, split_by),
+        "completeness_change": _difference(before, after, 1, seed, split_by),
         "episodes": episodes.num_rows,
         "distinct_problems": len(set(episodes["problem"].to_pylist())),
         **{key: sum(of_agent[key] for of_agent in agents.values()) for key in _SPENT},
@@ -52,7 +57,11 @@ def figures(rollouts: RolloutTables, choices: pa.Table, seed: int) -> dict[str, 
 
 
 def figures_by_step(
-    tests: Mapping[int, pa.Table], updates: Mapping[int, int], exploited_at: float, seed: int
+    tests: Mapping[int, pa.Table],
+    updates: Mapping[int, int],
+    exploited_at: float,
+    seed: int,
+    split_by: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The metrics of an attack by training, from the `episodes` of its tests by step.
 
@@ -67,7 +76,8 @@ def figures_by_step(
     for step, episodes in sorted(tests.items()):
         fooled = _fooled(episodes)
         wrong = pc.sum(pc.cast(pc.equal(episodes["y"], 0), pa.int64())).as_py() or 0
-        measured = evaluate(episodes, None, seed=seed)
+        questions = questions_of(episodes, split_by)
+        measured = evaluate(episodes, None, seed=seed, questions=questions)
         rows.append({"step": step, "updates": updates[step], **measured, "fooled": fooled})
         if to_exploit is None and wrong and fooled >= exploited_at * wrong:
             to_exploit = step
@@ -75,8 +85,8 @@ def figures_by_step(
     return {
         "by_step": rows,
         "steps_to_exploit": to_exploit,
-        "exploitability": _difference(after, before, 0, seed),
-        "completeness_change": _difference(before, after, 1, seed),
+        "exploitability": _difference(after, before, 0, seed, split_by),
+        "completeness_change": _difference(before, after, 1, seed, split_by),
     }
 
 
@@ -123,10 +133,10 @@ def _spent(generations: pa.Table) -> dict[str, dict[str, int]]:
     }
 
 
-def _with_n(n: int, episodes: pa.Table, choices: pa.Table, seed: int) -> dict[str, Any]:
+def _with_n(n: int, episodes: pa.Table, choices: pa.Table, asked: Asked) -> dict[str, Any]:
     return {
         "n": n,
-        **evaluate(episodes, None, seed=seed),
+        **evaluate(episodes, None, seed=asked.seed, questions=asked.questions),
         "fooled": _fooled(episodes),
         "p_accept": pc.mean(choices["p_accept"]).as_py(),
         "distinct": pc.mean(choices["distinct"]).as_py(),
@@ -146,10 +156,12 @@ def _of(episodes: pa.Table, choices: pa.Table, n: int) -> pa.Table:
     return _replaced(chosen, "branch_path", [""] * chosen.num_rows)
 
 
-def _difference(a: pa.Table, b: pa.Table, label: int, seed: int) -> dict[str, Any]:
+def _difference(
+    a: pa.Table, b: pa.Table, label: int, seed: int, split_by: Sequence[str]
+) -> dict[str, Any]:
     """Return how much more often `b` is judged right than `a`, of the problems with this label."""
     first, second = (table.filter(pc.equal(table["y"], label)) for table in (a, b))
-    return paired_difference(first, second, seed)
+    return paired_difference(first, second, seed, split_by=split_by)
 
 
 def _replaced(table: pa.Table, column: str, values: list[str]) -> pa.Table:

@@ -23,6 +23,7 @@ def believe_the_prover(
     *,
     provers: Collection[str] = ("prover",),
     seed: int = 0,
+    questions: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Metrics of a verifier that decides what the last valid message of the `provers` claims.
 
@@ -31,23 +32,28 @@ def believe_the_prover(
     those the longest ("do not match" before "match"). Of several provers the last message of each
     counts. Without a claim, or with two that contradict each other, there is no decision. Episodes
     that failed stay failed. Rewards and decision values are left out: they belong to the real
-    verdicts. In trees of responses every leaf has the messages on its way.
+    verdicts. In trees of responses every leaf has the messages on its way. `questions` are those of
+    `evaluate`.
 
     Raises:
         ValueError: a claim stands for something else than 0 or 1, or is no regular expression.
     """
     decided = _decided(for_each_episode(episodes, generations), _compile(claims), provers)
     decisions = [decided.get(key, NO_DECISION) for key in episodes["key"].to_pylist()]
-    return evaluate(_replaced(episodes, decision=decisions), None, seed=seed)
+    replaced = _replaced(episodes, decision=decisions)
+    return evaluate(replaced, None, seed=seed, questions=questions)
 
 
-def majority(episodes: pa.Table, *, seed: int = 0) -> dict[str, Any] | None:
+def majority(
+    episodes: pa.Table, *, seed: int = 0, questions: Mapping[str, str] | None = None
+) -> dict[str, Any] | None:
     """Metrics of a verifier that plays each problem several times and decides by their majority.
 
     Self-consistency, after Wang et al., "Self-consistency improves chain of thought reasoning in
     language models" (ICLR 2023): with as many plays as make its tokens those of a protocol, it is
     what the protocol has to beat. Each problem counts once; as many acceptances as rejections are
     no decision, and failed plays have none. None where no problem was played more than once.
+    `questions` are those of `evaluate`.
     """
     plays: dict[str, list[int]] = {}
     rows = episodes.select(["problem", "decision", "outcome"]).to_pylist()
@@ -64,7 +70,7 @@ def majority(episodes: pa.Table, *, seed: int = 0) -> dict[str, Any] | None:
     once = episodes.take(pa.array([first[problem] for problem in plays], pa.int64()))
     finished, errors = ["finished"] * len(decided), [None] * len(decided)
     verdicts = _replaced(once, decision=[*decided.values()], outcome=finished, error=errors)
-    return evaluate(verdicts, None, seed=seed)
+    return evaluate(verdicts, None, seed=seed, questions=questions)
 
 
 def _replaced(episodes: pa.Table, **columns: list[Any]) -> pa.Table:

@@ -15,29 +15,35 @@ Conventions
   children of a node share alike. So accuracy is the mean over answers, not over leaves.
 - Numbers don't depend on the order of the rows.
 - Episodes of one problem (repeated plays, groups, the leaves of a tree) are not independent of
-  each other: intervals come from the differences between problems.
+  each other, nor are problems of one question: see `spread`.
 
 Everything is columnar: no Python loop runs over rows, those of trees excepted.
 """
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from nip_core.errors import DatasetError
-from nip_core.evaluation.intervals import (
-    Interval,
-    bootstrap_mean,
-    bootstrap_rate,
-    bootstrap_ratio,
-    rate_interval,
+from nip_core.evaluation.intervals import Interval, bootstrap_mean
+from nip_core.evaluation.spread import (
+    Asked,
+    Bools,
+    ByProblem,
+    Floats,
+    Ints,
+    numbers_of,
+    questions_of,
+    sums_by,
 )
+from nip_core.evaluation.statistics.clustered import clustered_mean
+from nip_core.evaluation.statistics.differences import sign_flips
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION
 from nip_core.rollouts.trees import TREE_COLUMNS, leaf_weights, steps, tree_of
 
@@ -60,10 +66,6 @@ _GENERATION_METRICS = (
     "completion_tokens",
 )
 
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class _Columns:
@@ -78,12 +80,19 @@ class _Columns:
     weight: Floats  # 1; of a leaf its share of the tree
 
 
-def evaluate(episodes: pa.Table, generations: pa.Table | None, *, seed: int = 0) -> dict[str, Any]:
+def evaluate(
+    episodes: pa.Table,
+    generations: pa.Table | None,
+    *,
+    seed: int = 0,
+    questions: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """All metrics of the `episodes`, and of the `generations` they are made of if given.
 
     Rates are in [0, 1]. Each rate and mean `x` has its 95 % interval [low, high] under `x_ci95`:
     Wilson's for a rate where each problem was tried once, else a bootstrap by problem from `seed`.
-    The keys:
+    With `questions`, by problem as `questions_of` has them, they are by question where a question
+    was tried several times, see `nip_core.evaluation.statistics`. The keys:
 
     - ``episodes`` (leaves, of trees), ``distinct_problems``
     - ``accuracy``, ``completeness``, ``soundness``, ``precision`` (correct solutions among the
@@ -109,17 +118,19 @@ def evaluate(episodes: pa.Table, generations: pa.Table | None, *, seed: int = 0)
         DatasetError: a generation belongs to none of the episodes.
     """
     spoken = None if generations is None else generations.select(_GENERATION_COLUMNS)
+    asked = Asked(seed, questions)
     return {
-        **_measures(episodes, spoken, seed),
-        "by_difficulty": _breakdown(episodes, spoken, episodes["difficulty"], seed),
-        "by_mutation": _breakdown(episodes, spoken, _mutation(episodes), seed),
+        **_measures(episodes, spoken, asked),
+        "by_difficulty": _breakdown(episodes, spoken, episodes["difficulty"], asked),
+        "by_mutation": _breakdown(episodes, spoken, _mutation(episodes), asked),
     }
 
 
-def _measures(episodes: pa.Table, generations: pa.Table | None, seed: int) -> dict[str, Any]:
+def _measures(episodes: pa.Table, generations: pa.Table | None, asked: Asked) -> dict[str, Any]:
     """Return what `evaluate` returns, without the breakdowns."""
     # 1. Columns as arrays; everything below counts rows of them.
     columns = _columns(episodes)
+    spread = asked.spread(columns.problem_ids)
     problem, decision = columns.problem, columns.decision
     of_generations = None if generations is None else problem[_rows_of(generations, episodes)]
     # 2. What is counted among all episodes, by the row in which it holds.
@@ -137,10 +148,10 @@ def _measures(episodes: pa.Table, generations: pa.Table | None, seed: int) -> di
     valued = played & ~np.isnan(values)
 
     def rate(name: str, hit: Bools, among: Bools | None = None) -> dict[str, Any]:
-        return _rate(name, problem, hit, seed, among=among, weight=weight)
+        return _rate(name, problem, hit, spread, among=among, weight=weight)
 
     def average(name: str, values: Floats, among: Bools) -> dict[str, Any]:
-        return _average(name, problem[among], values[among], seed, weight[among])
+        return _average(name, problem[among], values[among], spread, weight[among])
 
     return {
         "episodes": len(problem),
@@ -151,12 +162,12 @@ def _measures(episodes: pa.Table, generations: pa.Table | None, seed: int) -> di
         **rate("precision", columns.y == 1, decision == ACCEPT),
         **{key: v for name, hit in whole.items() for key, v in rate(name, hit).items()},
         **average("mean_decision_value", values, valued),
-        **_always_fail_rate(columns, seed),
+        **_always_fail_rate(columns, spread),
         "worst_problem_accuracy": _worst_problem_accuracy(columns, episodes),
-        **_agreement(columns, seed),
+        **_agreement(columns, spread),
         **average("mean_rounds", rounds, played),
-        **_generation_rates(generations, of_generations, seed),
-        "agents": _by_agent(episodes, columns, generations, of_generations, seed),
+        **_generation_rates(generations, of_generations, spread),
+        "agents": _by_agent(episodes, columns, generations, of_generations, spread),
     }
 
 
@@ -168,14 +179,23 @@ def mean_by_problem(episodes: pa.Table, reward_of: str | None = None) -> float |
 
 
 def paired_difference(
-    a: pa.Table, b: pa.Table, seed: int, *, reward_of: str | None = None
+    a: pa.Table,
+    b: pa.Table,
+    seed: int,
+    *,
+    reward_of: str | None = None,
+    split_by: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return how much better `b` is than `a`: the mean over problems of (b - a), with its interval.
 
     Both are episodes tables over the same problems; several plays of a problem are averaged
     first. Compared is accuracy, or the reward of the agent `reward_of` where given (an episode
-    without a reward for it counts 0). The 95 % interval is a bootstrap by problem from `seed`.
-    Returns ``difference``, ``ci95`` and ``problems``; the first two are None without problems.
+    without a reward for it counts 0). The 95 % interval is a bootstrap by problem from `seed` where
+    every question has one problem, else the cluster-robust one by question; `questions_of` says of
+    which question a problem is, by `split_by`. With problems of one question only it is None.
+    Returns ``difference``, ``ci95``, ``problems`` and ``questions``; and for accuracy, where both
+    sides have played each problem as often, ``p``: exact, after McNemar, with whole questions
+    flipped. What can't be said is None.
 
     Raises:
         DatasetError: the two don't cover the same problems.
@@ -190,12 +210,31 @@ def paired_difference(
             f"{len(only_b)} only in the second (such as {only_b[:3]})"
         )
     differences = _problem_means(second, b, reward_of) - _problem_means(first, a, reward_of)
-    interval = bootstrap_mean(differences, seed)
+    question = numbers_of(first.problem_ids, questions_of(a, split_by))
+    questions = int(question.max(initial=-1)) + 1
+    if questions == len(differences):
+        interval = bootstrap_mean(differences, seed)
+    else:
+        mean = clustered_mean(differences, question)
+        interval = None if mean is None else mean.interval()
     return {
         "difference": _mean(differences),
         "ci95": None if interval is None else list(interval),
         "problems": len(first.problem_ids),
+        "questions": questions,
+        "p": None if reward_of else _mcnemar(first, second, question),
     }
+
+
+def _mcnemar(first: _Columns, second: _Columns, question: Ints) -> float | None:
+    """The exact p-value of what became right less what became wrong, by question."""
+    size = len(first.problem_ids)
+    plays = [np.bincount(side.problem, minlength=size) for side in (first, second)]
+    is_whole = all(np.all(side.weight == 1) for side in (first, second))
+    if size == 0 or not is_whole or np.any(plays[0] != plays[1]):
+        return None
+    right = [np.bincount(side.problem[side.right], minlength=size) for side in (first, second)]
+    return sign_flips(np.bincount(question, weights=right[1] - right[0]))
 
 
 def _columns(episodes: pa.Table) -> _Columns:
@@ -258,7 +297,7 @@ def _rate(
     name: str,
     problem: Ints,
     hit: Bools,
-    seed: int,
+    spread: ByProblem,
     *,
     among: Bools | None = None,
     weight: Floats | None = None,
@@ -270,35 +309,23 @@ def _rate(
     weight = np.ones(len(problem)) if weight is None else weight
     if among is not None:
         problem, hit, weight = problem[among], hit[among], weight[among]
-    size = int(problem.max(initial=-1)) + 1
-    trials = _sums(problem, weight, size)
-    successes = _sums(problem[hit], weight[hit], size)
-    tried = trials > 0
-    interval = rate_interval(successes[tried], trials[tried], seed)
+    trials = sums_by(problem, weight)
+    successes = sums_by(problem[hit], weight[hit], len(trials))
+    interval = spread.rate(problem, hit, weight)
     return _with_interval(name, _ratio(successes.sum(), trials.sum()), interval)
 
 
-def _average(name: str, problem: Ints, values: Floats, seed: int, weight: Floats) -> dict[str, Any]:
+def _average(
+    name: str, problem: Ints, values: Floats, spread: ByProblem, weight: Floats
+) -> dict[str, Any]:
     """The mean of `values`, and its interval; `problem` and `weight` are those of each value."""
-    size = int(problem.max(initial=-1)) + 1
-    counts = _sums(problem, weight, size)
-    played = counts > 0
-    sums = _sums(problem, values * weight, size)
-    interval = bootstrap_ratio(sums[played], counts[played], seed)
-    return _with_interval(name, _mean(values, weight), interval)
+    return _with_interval(name, _mean(values, weight), spread.mean(problem, values, weight))
 
 
-def _sums(problem: Ints, values: Floats, size: int) -> Floats:
-    """The sum of the values of each problem."""
-    order = np.lexsort((values, problem))  # a sum in one order, whatever the order of the rows
-    sums = np.bincount(problem[order], weights=values[order], minlength=size)
-    return np.asarray(sums, dtype=np.float64)
-
-
-def _always_fail_rate(columns: _Columns, seed: int) -> dict[str, Any]:
+def _always_fail_rate(columns: _Columns, spread: ByProblem) -> dict[str, Any]:
     size = len(columns.problem_ids)
     right = np.bincount(columns.problem[columns.right], minlength=size)
-    return _rate("always_fail_rate", np.arange(size), right == 0, seed)
+    return _rate("always_fail_rate", np.arange(size), right == 0, spread)
 
 
 def _worst_problem_accuracy(columns: _Columns, episodes: pa.Table) -> float | None:
@@ -307,7 +334,7 @@ def _worst_problem_accuracy(columns: _Columns, episodes: pa.Table) -> float | No
     return float(rates.min()) if len(rates) else None
 
 
-def _agreement(columns: _Columns, seed: int) -> dict[str, Any]:
+def _agreement(columns: _Columns, spread: ByProblem) -> dict[str, Any]:
     """Mean over repeated problems of the share of pairs of plays with equal decisions.
 
     A pair counts as much as the weights of its two plays say, multiplied.
@@ -317,17 +344,17 @@ def _agreement(columns: _Columns, seed: int) -> dict[str, Any]:
     cells = columns.problem[played] * _DECISIONS + columns.decision[played]
     weight = columns.weight[played]
     shape = size, _DECISIONS
-    sums = _sums(cells, weight, size * _DECISIONS).reshape(shape)
-    squares = _sums(cells, weight**2, size * _DECISIONS).reshape(shape)
+    sums = sums_by(cells, weight, size * _DECISIONS).reshape(shape)
+    squares = sums_by(cells, weight**2, size * _DECISIONS).reshape(shape)
     repeated = np.bincount(columns.problem[played], minlength=size) >= 2
     equal = (sums**2 - squares).sum(axis=1)[repeated]
     shares = equal / (sums.sum(axis=1) ** 2 - squares.sum(axis=1))[repeated]
-    interval = bootstrap_rate(shares, np.ones(len(shares)), seed)
+    interval = spread.mean_share(np.flatnonzero(repeated), shares)
     return _with_interval("agreement", _mean(shares), interval)
 
 
 def _generation_rates(
-    generations: pa.Table | None, problem: Ints | None, seed: int
+    generations: pa.Table | None, problem: Ints | None, spread: ByProblem
 ) -> dict[str, Any]:
     """`problem` is that of each generation."""
     if generations is None or problem is None:
@@ -336,8 +363,8 @@ def _generation_rates(
     cut = _equals(generations["finish_reason"], "length")
     return {
         "generations": generations.num_rows,
-        **_rate("retry_rate", problem, invalid, seed),
-        **_rate("token_limit_rate", problem, cut, seed),
+        **_rate("retry_rate", problem, invalid, spread),
+        **_rate("token_limit_rate", problem, cut, spread),
         "prompt_tokens": int(_integers(generations["prompt_tokens"]).sum()),
         "completion_tokens": int(_integers(generations["completion_tokens"]).sum()),
     }
@@ -358,7 +385,7 @@ def _by_agent(
     columns: _Columns,
     generations: pa.Table | None,
     of_generations: Ints | None,
-    seed: int,
+    spread: ByProblem,
 ) -> dict[str, Any]:
     rows, rewarded, rewards = _rewards(episodes)
     names = set(pc.unique(rewarded).to_pylist())
@@ -369,16 +396,16 @@ def _by_agent(
         is_paid = _equals(rewarded, name)
         paid = rewards[is_paid]
         problems, weight = columns.problem[rows[is_paid]], columns.weight[rows[is_paid]]
-        mean = _average("mean_reward", problems, paid, seed, weight)
-        spread = _mean((paid - mean["mean_reward"]) ** 2, weight) if len(paid) else None
+        mean = _average("mean_reward", problems, paid, spread, weight)
+        variance = _mean((paid - mean["mean_reward"]) ** 2, weight) if len(paid) else None
         spoken, problem = None, None
         if generations is not None and of_generations is not None:
             said = _equals(generations["agent"], name)
             spoken, problem = generations.filter(pa.array(said)), of_generations[said]
         by_agent[name] = {
             **mean,
-            "std_reward": None if spread is None else math.sqrt(spread),
-            **_generation_rates(spoken, problem, seed),
+            "std_reward": None if variance is None else math.sqrt(variance),
+            **_generation_rates(spoken, problem, spread),
         }
     return by_agent
 
@@ -389,7 +416,7 @@ def _mutation(episodes: pa.Table) -> pa.ChunkedArray:
 
 
 def _breakdown(
-    episodes: pa.Table, generations: pa.Table | None, by: pa.ChunkedArray, seed: int
+    episodes: pa.Table, generations: pa.Table | None, by: pa.ChunkedArray, asked: Asked
 ) -> dict[str, Any]:
     values = pc.fill_null(by, "unknown")
     rows = None if generations is None else _rows_of(generations, episodes)
@@ -399,18 +426,18 @@ def _breakdown(
         spoken = None
         if generations is not None and rows is not None:
             spoken = generations.filter(pa.array(among[rows]))
-        by_value[name] = _measures(episodes.filter(pa.array(among)), spoken, seed)
+        by_value[name] = _measures(episodes.filter(pa.array(among)), spoken, asked)
     return by_value
 
 
 def _problem_means(columns: _Columns, episodes: pa.Table, reward_of: str | None) -> Floats:
     """The mean per problem, in the order of the sorted ids, of accuracy or of a reward."""
     size = len(columns.problem_ids)
-    plays = _sums(columns.problem, columns.weight, size)
+    plays = sums_by(columns.problem, columns.weight, size)
     if reward_of is None:
-        right = _sums(columns.problem[columns.right], columns.weight[columns.right], size)
+        right = sums_by(columns.problem[columns.right], columns.weight[columns.right], size)
         return np.asarray(right / plays, dtype=np.float64)
     rows, agents, rewards = _rewards(episodes)
     own = _equals(agents, reward_of)
-    sums = _sums(columns.problem[rows[own]], rewards[own] * columns.weight[rows[own]], size)
+    sums = sums_by(columns.problem[rows[own]], rewards[own] * columns.weight[rows[own]], size)
     return np.asarray(sums / plays, dtype=np.float64)

@@ -33,10 +33,12 @@ from nip_core.evaluation.report_text import (
     DASH,
     THIN,
     number,
+    p_value,
     percent,
     percent_range,
     plain_range,
     points,
+    problems_words,
     promotion_words,
     seconds,
     signed,
@@ -102,7 +104,9 @@ class ReportData:
     """Iteration, split, and how many episodes are not among the transcripts, by reason."""
     baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> metrics
     attack: Mapping[str, Any] | None = None  # of a run that attacks, see `attack.figures`
-    paired: Mapping[str, Any] | None = None  # `paired_difference` of first and last iteration
+    comparisons: Sequence[tuple[int, Mapping[str, Any]]] = ()
+    """Iteration, and the `paired_difference` of its test and the first one, with its p-value after
+    Holm as ``p_holm``."""
     created_at: str | None = None  # when the run was created
     code_version: str | None = None
     left_out: str | None = None  # how many problems were too long to be played, in words
@@ -133,7 +137,7 @@ def build_report(report: ReportData) -> str:
         exploited=_exploited(report.attack),
         attacked=attack_rows(report.attack) if report.attack else None,
         attacked_kinds=_attacked_kinds(report.attack),
-        change=_change(curve[0][1], curve[-1][1], report.paired) if len(curve) > 1 else "",
+        change=_change(curve[0][1], curve[-1][1], report.comparisons) if len(curve) > 1 else "",
         curve=Markup(learning_curve_svg(curve)) if curve else None,  # noqa: S704
         verdicts=verdicts,
         has_neither=_has_neither(metrics for *_, metrics in verdicts),
@@ -170,7 +174,8 @@ def _page() -> Template:
         undefined=StrictUndefined,
     )
     shown = (percent, percent_range, number, signed, signed_range, plain_range, points, seconds)
-    environment.filters |= {function.__name__: function for function in shown}
+    environment.filters |= {function.__name__: function for function in (*shown, p_value)}
+    environment.globals |= {"bound": _bound, "problems_words": problems_words}
     environment.filters |= {
         "across": lambda share, width: f"{5 + (width - 10) * share:.1f}",
         "dash": lambda value: DASH if value is None else value,
@@ -224,16 +229,14 @@ def _has_neither(metrics: Iterable[Metrics]) -> bool:
     return any(measured.get("neither_rate") for measured in metrics)
 
 
-def _change(first: Metrics | None, last: Metrics | None, paired: Metrics | None) -> str:
+def _change(
+    first: Metrics, last: Metrics, comparisons: Sequence[tuple[int, Mapping[str, Any]]]
+) -> str:
     """The sentence on how the accuracy changed; "" where it can't be said."""
-    if paired is not None and paired.get("difference") is not None:
-        low, high = paired["ci95"]
-        return (
-            f"Accuracy changed by {100 * paired['difference']:+.1f} points (95{THIN}% interval "
-            f"{100 * low:+.1f} to {100 * high:+.1f}, paired over "
-            f"{number(paired.get('problems'))} problems)."
-        )
-    before, after = ((metrics or {}).get("accuracy") for metrics in (first, last))
+    paired: Mapping[str, Any] = comparisons[-1][1] if comparisons else {}
+    if paired.get("difference") is not None:
+        return f"Accuracy changed by {_how_much(paired)}."
+    before, after = (metrics.get("accuracy") for metrics in (first, last))
     if before is None or after is None:
         return ""
     return f"Accuracy changed by {100 * (after - before):+.1f} points."
@@ -252,12 +255,7 @@ def _exploited(attack: Metrics | None) -> str:
     for key, what in kinds.items():
         change = (attack or {}).get(key) or {}
         if change.get("difference") is not None:
-            low, high = change["ci95"]
-            words.append(
-                f"{what}: {100 * change['difference']:+.1f} points (95{THIN}% interval "
-                f"{100 * low:+.1f} to {100 * high:+.1f}, paired over "
-                f"{number(change.get('problems'))} problems)."
-            )
+            words.append(f"{what}: {_how_much(change)}.")
     return " ".join(words)
 
 
@@ -268,6 +266,39 @@ def _attacked_kinds(attack: Metrics | None) -> list[tuple[str, Metrics, Metrics]
     _, rows = attack_rows(attack)
     first, last = (rows[k]["by_mutation"] for k in (0, -1))
     return [(kind, first.get(kind, {}), after) for kind, after in last.items() if kind != "none"]
+
+
+def _how_much(paired: Mapping[str, Any]) -> str:
+    """A `paired_difference` in points, with all that is known of it."""
+    asked = problems_words(paired.get("problems"), paired.get("questions"))
+    if paired["ci95"] is None:
+        sure = f"no interval, as there are {asked}"
+    elif paired["ci95"][0] == paired["ci95"][1]:
+        sure = f"the same on each of {asked}"
+    else:
+        low, high = (100 * bound for bound in paired["ci95"])
+        sure = f"95{THIN}% interval {low:+.1f} to {high:+.1f}, paired over {asked}"
+    p = paired.get("p")
+    test = "" if p is None else f"; McNemar's exact test: p {_with_sign(p)}"
+    return f"{100 * paired['difference']:+.1f} points ({sure}{test})"
+
+
+def _with_sign(p: float) -> str:
+    shown = p_value(p)
+    return shown if shown.startswith("<") else f"= {shown}"
+
+
+def _bound(name: str, metrics: Metrics) -> str:
+    """Say how many exceptions may be behind a rate of 0 or 1; "" for another one."""
+    bound = (metrics.get("bounds") or {}).get(name)
+    if bound is None or bound["at_most"] is None:
+        return ""
+    exception = "error" if metrics.get(name) == 1 else "right verdict"
+    plural = "" if bound["questions"] == 1 else "s"
+    return (
+        f"no {exception} in {number(bound['questions'])} question{plural}: at most "
+        f"{percent(bound['at_most'])} (95{THIN}%, one-sided)"
+    )
 
 
 def _spending(

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 DASH = "–"
+ALL_EQUAL = "all equal"
+"""In the place of an interval that would have a width of 0."""
 THIN = "\u202f"  # narrow no-break space, between a number and its unit
 
 
@@ -35,12 +37,16 @@ def signed(value: float | None) -> str:
 
 
 def signed_range(interval: Sequence[float]) -> str:
-    """An interval of rewards as "+0.41 – +0.56"."""
+    """An interval of rewards as "+0.41 – +0.56"; in words where nothing shows the spread."""
+    if interval[0] == interval[1]:
+        return ALL_EQUAL
     return f"{signed(interval[0])}{THIN}–{THIN}{signed(interval[1])}"
 
 
 def plain_range(interval: Sequence[float]) -> str:
-    """An interval of small numbers as "3.2 – 3.8"."""
+    """An interval of small numbers as "3.2 – 3.8"; in words where nothing shows the spread."""
+    if interval[0] == interval[1]:
+        return ALL_EQUAL
     return f"{interval[0]:.1f}{THIN}–{THIN}{interval[1]:.1f}"
 
 
@@ -85,15 +91,32 @@ def verdict_line(test: Mapping[str, Any]) -> str:
         f"accuracy {plain_percent(test['accuracy'])} (95 % interval {plain_percent(low)} to "
         f"{plain_percent(high)}), completeness {plain_percent(test['completeness'])}, soundness "
         f"{plain_percent(test['soundness'])}, {test['episodes']} episodes on "
-        f"{test['distinct_problems']} problems"
+        f"{problems_words(test['distinct_problems'], test.get('questions'))}"
     )
+
+
+def problems_words(problems: int | None, questions: int | None) -> str:
+    """Return how many, as "264 problems of 33 questions", or "400 problems" without variants."""
+    plural = "" if problems == 1 else "s"
+    counted = f"{DASH if problems is None else problems} problem{plural}"
+    if questions is None or questions == problems:
+        return counted
+    return f"{counted} of {questions} question{'' if questions == 1 else 's'}"
+
+
+def p_value(p: float | None) -> str:
+    """A p-value as "0.031" or "< 0.0001", a dash for None."""
+    if p is None:
+        return DASH
+    return "< 0.0001" if p < 0.0001 else f"{p:.2g}"
 
 
 def gate_line(decision: Mapping[str, Any]) -> str:
     """The gate's decision, and by how much, in a line."""
-    low, high = decision["ci95"]
+    interval = "no interval: one question"
+    if decision["ci95"] is not None:
+        interval = "95 % interval {:+.3f} to {:+.3f}".format(*decision["ci95"])
     return (
         f"{promotion_words(decision)} on {decision['problems']} validation problems (difference "
-        f"{decision['difference']:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}, margin "
-        f"{decision['margin']:g})"
+        f"{decision['difference']:+.3f}, {interval}, margin {decision['margin']:g})"
     )

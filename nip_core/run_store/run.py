@@ -14,7 +14,7 @@ The tree lies directly under the store::
     <run>/iterations/0003/rollouts/<split>/ manifests and Parquet files
     <run>/iterations/0003/datasets/<group>/
     <run>/iterations/0003/jobs/<group>.json
-    <run>/iterations/0003/models.json, metrics-<split>.json, times.json
+    <run>/iterations/0003/models.json, metrics-<split>.json, intervals-<split>.json, times.json
 """
 
 import json
@@ -128,6 +128,10 @@ class RunStore:
     def metrics(self, iteration: int, split: str) -> str:
         """The document with the metrics of one split of the iteration."""
         return f"{self.iteration(iteration)}/metrics-{_part(split)}.json"
+
+    def intervals(self, iteration: int, split: str) -> str:
+        """The document with the intervals by question of one split of the iteration."""
+        return f"{self.iteration(iteration)}/intervals-{_part(split)}.json"
 
     def journal(self, iteration: int, split: str, shard: str) -> str:
         """The journal of a shard: a file on a disk, a directory of segments elsewhere."""

@@ -10,9 +10,12 @@ An estimate of training tokens counts everything as chosen: every conversation; 
 each agent at each node that branches; of trajectories, every turn with its whole prompt.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from nip_core.evaluation.spread import shared_text
+from nip_core.evaluation.statistics.power import detectable_change
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, Method
 from nip_core.parameters.attack import BEST_OF_N
@@ -47,6 +50,11 @@ class Estimate:
     usd: float | None  # None: a price is missing
     missing_prices: tuple[str, ...]
     disk_bytes: int
+    test_problems: int  # of one test
+    test_questions: int
+    smallest_change: float | None
+    """Of accuracy between two tests that they probably show, in (0, 1), see `detectable_change`;
+    None where there are less than two tests or two questions."""
 
 
 def is_tested(parameters: HyperParameters, iteration: int) -> bool:
@@ -108,6 +116,7 @@ def estimate_run(game: Game, problems: Mapping[str, Sequence[Problem]]) -> Estim
     per_test = len(problems["test"])
     if not parameters.text_rl.test_on_whole_dataset:
         per_test = min(per_iteration, per_test)
+    sizes = _questions(game, problems["test"][:per_test])
     tests = sum(is_tested(parameters, i) for i in range(iterations + 1))
     gates = sum(_may_be_gated(parameters, i) for i in range(iterations)) * trains
     played = [*problems["train"], *problems["test"]]
@@ -158,7 +167,17 @@ def estimate_run(game: Game, problems: Mapping[str, Sequence[Problem]]) -> Estim
         usd=usd,
         missing_prices=missing,
         disk_bytes=(text + recorded * _BYTES_PER_RECORDED_TOKEN) * _TABLES_AND_JOURNAL,
+        test_problems=per_test,
+        test_questions=len(sizes),
+        smallest_change=detectable_change(sizes) if tests > 1 else None,
     )
+
+
+def _questions(game: Game, problems: Sequence[Problem]) -> list[int]:
+    """The number of problems of each question, or of each text by which problems are split."""
+    split_by = game.scenario.split_by
+    keys = (shared_text(p.question_id, p.columns, split_by) for p in problems)
+    return list(Counter(keys).values())
 
 
 def _each(stages: Sequence[tuple[int, Loads]]) -> Iterator[tuple[int, _Load]]:

@@ -14,6 +14,8 @@ out. What is not: the difference has an interval, and a margin of 0 also refuses
 good as the old ones in about half of all cases.
 """
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from nip_core.evaluation.metrics import mean_by_problem, paired_difference
@@ -52,27 +54,35 @@ def decide(session: Session, iteration: int) -> Decision:
         read_rollouts(run.store, run.rollouts(iteration, split)).episodes
         for split in (VALIDATION, CANDIDATE)
     )
-    return compare(old, new, settings.metric, settings.margin, session.parameters.seed)
+    split_by = session.game.scenario.split_by
+    return compare(old, new, settings.metric, settings.margin, session.parameters.seed, split_by)
 
 
-def compare(old: pa.Table, new: pa.Table, metric: str, margin: float, seed: int) -> Decision:
+def compare(
+    old: pa.Table,
+    new: pa.Table,
+    metric: str,
+    margin: float,
+    seed: int,
+    split_by: Sequence[str] = (),
+) -> Decision:
     """The decision from the episodes of both sides, which cover the same problems.
 
-    The new models are taken if their metric is at least the old ones' less `margin`. A failed
+    The new models are taken if their metric is at least the old ones' less `margin`; the interval
+    is for the reader, and by question (see `paired_difference`). A failed
     episode counts as wrong and earns nothing. Raises DatasetError if the problems differ.
     """
     reward_of = "verifier" if metric == "verifier_reward" else None
-    paired = paired_difference(old, new, seed, reward_of=reward_of)
+    paired = paired_difference(old, new, seed, reward_of=reward_of, split_by=split_by)
     before, after = (mean_by_problem(side, reward_of) for side in (old, new))
     assert before is not None and after is not None  # there are problems, or no gate
-    low, high = paired["ci95"]
     return Decision(
         promoted=at_least(paired["difference"], -margin),
         metric=metric,
         validation=before,
         candidate=after,
         difference=paired["difference"],
-        ci95=(low, high),
+        ci95=None if paired["ci95"] is None else tuple(paired["ci95"]),
         problems=paired["problems"],
         margin=margin,
     )

@@ -27,6 +27,7 @@ from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
 from nip_core.stages.estimate import attacks_by_choice, is_tested
+from nip_core.stages.intervals import combined, write_intervals
 from nip_core.stages.models import models_for
 from nip_core.stages.session import Session
 
@@ -42,7 +43,12 @@ def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
     if session.parameters.text_rl.save_transcripts and split != ATTACK:
         save_transcripts(session, iteration, split)
     stored = run.read_json_or_none(run.metrics(iteration, split))
-    metrics = dict(stored or _measured(session, iteration, split))
+    if stored is None:
+        metrics = _measured(session, iteration, split)
+    elif split == ATTACK:
+        metrics = dict(stored)
+    else:
+        metrics = combined(stored, write_intervals(session, iteration, split, stored))
     line = attack_line(metrics) if split == ATTACK else verdict_line(metrics)
     session.log.info("iteration %d: played %s problems: %s", iteration, split, line)
     return metrics
@@ -70,8 +76,9 @@ def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
         metrics["labels"] = labels_of(run.store, directory) | {
             "workers": session.game.scenario.label_workers()
         }
+    intervals = write_intervals(session, iteration, split, metrics, rollouts)
     path = run.metrics(iteration, split)
-    return dict(run.write_json_once(path, metrics, lease=session.lease))
+    return combined(run.write_json_once(path, metrics, lease=session.lease), intervals)
 
 
 def _measured_attack(session: Session, iteration: int) -> dict[str, Any]:
@@ -97,7 +104,12 @@ def _measured_choices(session: Session, iteration: int) -> dict[str, Any]:
     run, directory = session.run, session.run.rollouts(iteration, ATTACK)
     choices = StoredRollouts(run.store, [directory]).choices()
     return {
-        **figures(read_rollouts(run.store, directory), choices, session.parameters.seed),
+        **figures(
+            read_rollouts(run.store, directory),
+            choices,
+            session.parameters.seed,
+            session.game.scenario.split_by,
+        ),
         "rollouts": read_manifest(run.store, directory).extra["canonical_digest"],
     }
 
@@ -116,7 +128,13 @@ def _measured_steps(session: Session, last: int) -> dict[str, Any]:
     }
     updates = {i: sum(_updates(run, before) for before in range(i)) for i in places}
     return {
-        **figures_by_step(tests, updates, parameters.attack.exploited_at, parameters.seed),
+        **figures_by_step(
+            tests,
+            updates,
+            parameters.attack.exploited_at,
+            parameters.seed,
+            session.game.scenario.split_by,
+        ),
         "tests": digests,
     }
 

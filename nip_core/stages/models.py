@@ -44,7 +44,7 @@ class Decision:
     validation: float  # of the models that played the iteration
     candidate: float  # of the new ones
     difference: float  # new minus old, mean over problems
-    ci95: tuple[float, float]  # of the difference
+    ci95: tuple[float, float] | None  # of the difference; None with one question only
     problems: int
     margin: float
     candidates: Mapping[str, ServedModel] = field(default_factory=dict)

@@ -173,7 +173,7 @@ def stage_of(path: str, *, is_journal: bool = False) -> Stage:
     if first == "jobs":
         return "train"
     kind, _, split = first.partition(".")[0].partition("-")
-    return stage_of_split(split) if kind in ("metrics", "transcripts") else "swap"
+    return stage_of_split(split) if kind in ("metrics", "intervals", "transcripts") else "swap"
 
 
 def _complete(run: RunStore, lease: Lease, number: int, plan: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from nip_core.errors import CorruptionError, StoreError
 from nip_core.evaluation.attack import attack_rows
 from nip_core.evaluation.metrics import paired_difference
 from nip_core.evaluation.report import GroupReport, IterationReport, ReportData, build_report
+from nip_core.evaluation.statistics.differences import holm
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.stored import with_defaults
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
@@ -27,6 +28,7 @@ from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunRecord, RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.stages.estimate import is_tested, scheme_tests
+from nip_core.stages.intervals import shown_metrics, split_by_of
 from nip_core.stages.liveness import look
 from nip_core.stages.measuring import transcripts_path
 from nip_core.stages.models import NOT_SCHEDULED, Decision
@@ -47,7 +49,7 @@ _NOT_DUE = {
 }
 _IN_SUMMARY = (
     *("accuracy", "accuracy_ci95", "completeness", "completeness_ci95"),
-    *("soundness", "soundness_ci95", "episodes", "distinct_problems"),
+    *("soundness", "soundness_ci95", "episodes", "distinct_problems", "questions"),
 )
 _PROMOTION = TypeAdapter(Decision)
 _CHECKSUM = b"<!-- sha256 of the lines above: "
@@ -154,6 +156,8 @@ def summary(run: RunStore) -> dict[str, Any]:
     entries = []
     for iteration in iterations_of(run, shown.last):
         test = _document(run, run.metrics(iteration, TEST))
+        if test is not None:
+            test = shown_metrics(run, iteration, TEST, test, shown.record.parameters)
         jobs = _jobs(run, shown, iteration)
         entries.append(
             {
@@ -262,6 +266,9 @@ def write_report(run: RunStore, status: str | None = None) -> None:
             split: run.read_json_or_none(run.metrics(iteration, split))
             for split in (TEST, TRAIN, VALIDATION, CANDIDATE)
         }
+        for split in (TEST, TRAIN):
+            if (measured := metrics[split]) is not None:
+                metrics[split] = shown_metrics(run, iteration, split, measured, record.parameters)
         believed = (metrics[TEST] or {}).get("believe_the_prover")
         if believed is not None:
             baselines["believe the prover (last iteration)"] = believed
@@ -294,7 +301,7 @@ def write_report(run: RunStore, status: str | None = None) -> None:
             transcripts_left_out=transcripts.left_out,
             baselines=baselines,
             attack=run.read_json_or_none(run.metrics(shown.last, ATTACK)),
-            paired=_paired(run, shown, iterations),
+            comparisons=_comparisons(run, shown, iterations),
             created_at=record.created_at,
             code_version=record.code_version,
             left_out=in_words(recorded(run) or {}) or None,
@@ -365,16 +372,21 @@ def _describe_proof(proof: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _paired(
+def _comparisons(
     run: RunStore, shown: RunShown, iterations: list[IterationReport]
-) -> dict[str, Any] | None:
+) -> list[tuple[int, dict[str, Any]]]:
+    """Each later test against the first: iteration, `paired_difference`, and its p after Holm."""
     tested = [entry.iteration for entry in iterations if entry.test]
     if len(tested) < 2:
-        return None
-    first, last = (
-        read_rollouts(run.store, run.rollouts(i, TEST)).episodes for i in (tested[0], tested[-1])
-    )
-    return paired_difference(first, last, shown.record.seed)
+        return []
+    tables = [read_rollouts(run.store, run.rollouts(i, TEST)).episodes for i in tested]
+    seed, split_by = shown.record.seed, split_by_of(shown.record.parameters)
+    pairs = [paired_difference(tables[0], later, seed, split_by=split_by) for later in tables[1:]]
+    adjusted = iter(holm([pair["p"] for pair in pairs if pair["p"] is not None]))
+    return [
+        (iteration, {**pair, "p_holm": None if pair["p"] is None else next(adjusted)})
+        for iteration, pair in zip(tested[1:], pairs, strict=True)
+    ]
 
 
 def is_complete(run: RunStore, parameters: HyperParameters, iteration: int) -> bool:
@@ -417,7 +429,13 @@ def finished_test(prepared: Prepared) -> dict[str, Any] | None:
     return {
         "run": run.name,
         "iteration": newest,
-        "test": run.read_json(run.metrics(newest, TEST)),
+        "test": shown_metrics(
+            run,
+            newest,
+            TEST,
+            run.read_json(run.metrics(newest, TEST)),
+            prepared.parameters.to_dict(),
+        ),
     }
 
 

@@ -144,6 +144,13 @@ class _Iteration:
             # The last test may just have been played, and running again measures it.
             derived=not self.is_swapped,
         )
+        intervals_path = self.run.intervals(self.number, split)
+        intervals = check.document(intervals_path)
+        if metrics_path in check.present and intervals_path not in check.present:
+            check.notes.append(
+                f"{intervals_path}: not there (an earlier version wrote none); what it would say "
+                "is computed from the rollouts"
+            )
         demanded = metrics_path if isinstance(metrics, dict) and "rollouts" in metrics else None
         if demanded is None and split == TRAIN and self._has_dataset():
             demanded = "the dataset"
@@ -163,6 +170,7 @@ class _Iteration:
         if stage is not None:
             self._stage(stage, shards, plan)
             self._metrics(metrics_path, metrics, stage)
+            self._metrics(intervals_path, intervals, stage)
 
     def _is_measured(self, split: str) -> bool:
         """Return whether the split must have metrics by now: what comes after it is there."""

@@ -315,6 +315,8 @@ def test_a_paired_difference_is_the_mean_over_problems(episodes_of) -> None:
         "difference": 0.0,
         "ci95": [0.0, 0.0],
         "problems": 10,
+        "questions": 10,
+        "p": 1.0,
     }
     assert paired_difference(before, after, 0, reward_of="prover")["difference"] == 0.5
 

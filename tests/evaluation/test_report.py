@@ -17,6 +17,8 @@ from nip_core.evaluation.report import (
     build_report,
     metrics_table,
 )
+from nip_core.evaluation.spread import questions_of
+from nip_core.evaluation.statistics.differences import at_most
 from nip_core.evaluation.transcripts import DECISION_WORDS, Message, Text, Transcript
 
 HOSTILE = [
@@ -120,7 +122,7 @@ def report(episodes_of) -> ReportData:
         transcripts=[_transcript("plain")],
         transcripts_left_out=[(0, "test", {"wrong": 1, "sample": 2}), (1, "test", {})],
         baselines={"believe the prover": test_of(70)},
-        paired={"difference": 0.31, "ci95": [0.22, 0.4], "problems": 100},
+        comparisons=[(1, {"difference": 0.31, "ci95": [0.22, 0.4], "problems": 100})],
         created_at="2026-01-02T03:04:05Z",
         code_version="0.1.0",
     )
@@ -224,7 +226,7 @@ def test_a_run_that_has_done_nothing_yet_has_a_report() -> None:
 
 def test_metrics_without_values_show_dashes(episodes_of, report) -> None:
     buggy_only = evaluate(episodes_of({"y": 0, "decision": 2, "outcome": "terminated"}), None)
-    data = replace(report, iterations=[IterationReport(0, buggy_only)], paired=None)
+    data = replace(report, iterations=[IterationReport(0, buggy_only)], comparisons=())
     assert "nan" not in Page(build_report(data)).text.lower()
     [row] = metrics_table([(0, buggy_only)])
     assert (row["completeness"], row["precision"], row["accuracy"]) == ("–", "–", "0.0\u202f%")
@@ -335,3 +337,34 @@ def test_the_table_has_one_flat_row_per_iteration(report) -> None:
     assert rows[1]["accuracy"] == "81.0\u202f%"
     assert rows[1]["reward verifier"] == "+1.00"
     json.dumps(rows)
+
+
+def test_what_nothing_shows_the_spread_of_is_said_in_words(episodes_of, report) -> None:
+    rows = [{"problem": f"p{k}", "question_id": f"q{k // 8}", "y": k % 2, "decision": k % 2}
+            for k in range(264)]  # fmt: skip
+    table = episodes_of(*rows)
+    sure = evaluate(table, None, questions=questions_of(table))
+    bounds = {"soundness": {"questions": 33, "at_most": at_most(0, 33)}}
+    test = {**sure, "questions": 33, "bounds": bounds}
+    pairs = [
+        {"difference": 0.0, "ci95": [0.0, 0.0], "problems": 264, "questions": 33, "p": 1.0, "p_holm": 1.0},
+        {"difference": 0.1, "ci95": [0.05, 0.15], "problems": 264, "questions": 33, "p": 1e-6,
+         "p_holm": 2e-6},
+    ]  # fmt: skip
+    iterations = [IterationReport(k, test) for k in range(3)]
+    data = replace(report, iterations=iterations, comparisons=[*enumerate(pairs, 1)])
+    text = Page(build_report(data)).text.replace("\u202f", " ")
+    for expected in (
+        "no error in 33 questions: at most 8.7 % (95 %, one-sided)",
+        "264 problems of 33 questions in iteration 2",
+        "+5.0 to +15.0, paired over 264 problems of 33 questions; McNemar's exact test: p < 0.0001",
+        "Against the first test",
+        "all equal",
+    ):
+        assert expected in text
+    for pair, words in (
+        (pairs[0], "+0.0 points (the same on each of 264 problems of 33 questions; McNemar"),
+        ({**pairs[0], "ci95": None, "p": None}, "(no interval, as there are 264 problems of 33"),
+    ):
+        once = replace(data, comparisons=[(2, pair)])
+        assert words in Page(build_report(once)).text.replace("\u202f", " ")

@@ -33,7 +33,7 @@ from nip_prefect.tasks.publish import published_state
 
 pytestmark = pytest.mark.usefixtures("server_in_thread")
 TWO = {**FEW, "num_iterations": 2}
-PLAYED = ("/test/", "/train/", "metrics-t", "transcripts-t")
+PLAYED = ("/test/", "/train/", "metrics-t", "intervals-t", "transcripts-t")
 """In the paths of what an iteration plays, and of what is made of that."""
 RUN = {"run_name": "by-name", "rl": TWO, "text_rl": {"save_transcripts": True}}
 

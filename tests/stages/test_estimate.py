@@ -3,10 +3,12 @@
 import pytest
 from small_game import write_config
 
+from nip_core.evaluation.statistics.power import detectable_change
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.stages.estimate import estimate_run, is_tested
 from nip_core.stages.prepare import load_all_problems
+from nip_prefect.flows.printing import show_plan
 
 
 @pytest.mark.parametrize("paid", ["prover0", "prover1"])
@@ -131,3 +133,18 @@ def test_tests_come_before_the_first_every_so_manieth_and_after_the_last(
     parameters = load_parameters(write_config(tmp_path, **changes))
     assert [i for i in range(last + 1) if is_tested(parameters, i)] == tested
     assert estimated(tmp_path, **changes).test_episodes == 20 * len(tested)
+
+
+def test_the_smallest_change_counts_questions(tmp_path, capsys):
+    single = estimated(tmp_path)  # 20 test problems, each of a question of its own
+    assert (single.test_problems, single.test_questions) == (20, 20)
+    assert single.smallest_change == pytest.approx(detectable_change([1] * 20))
+    variants = load_parameters(write_config(tmp_path, dataset="problems", dataset_options={}))
+    several = estimate_run(Game(variants), load_all_problems(variants))
+    assert (several.test_problems, several.test_questions) == (264, 33)
+    assert several.smallest_change == pytest.approx(detectable_change([8] * 33))
+    assert estimated(tmp_path, text_rl={"test_scheme": "last"}).smallest_change is None
+    show_plan(variants, as_json=False)
+    assert "tests of 264 problems of 33 questions: two iterations must differ by 11.9 points" in (
+        capsys.readouterr().out
+    )

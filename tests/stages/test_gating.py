@@ -7,6 +7,7 @@ import pytest
 from small_game import write_config
 
 from nip_core.errors import DatasetError, SettingsError
+from nip_core.evaluation.report_text import gate_line
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.plan import plan_episodes, replayed
 from nip_core.rollouts.schema import EPISODES
@@ -133,3 +134,23 @@ def test_what_is_tested_on_is_not_chosen_by(tmp_path):
     config = write_config(tmp_path, promotion=GATE, test_dataset_split="validation")
     with pytest.raises(SettingsError, match=r"promotion\.enabled"):
         load_parameters(config)
+
+
+def test_variants_of_one_question_are_told_apart_from_questions():
+    """The decision is the same; the interval is by question, and there is none of one alone."""
+    old, new = (side(right).to_pylist() for right in (6, 7))
+    for question in (1, 5):
+        tables = [
+            pa.Table.from_pylist(
+                [{**row, "question_id": f"q{k % question}"} for k, row in enumerate(rows)], EPISODES
+            )
+            for rows in (old, new)
+        ]
+        decision = compare(*tables, "accuracy", 0.0, 0)
+        assert decision.promoted and decision.difference == pytest.approx(0.1)
+        shown = gate_line(asdict(decision))
+        if question == 1:
+            assert decision.ci95 is None and "no interval: one question" in shown
+        else:
+            low, high = decision.ci95
+            assert low < 0 < high and "95 % interval -0.1" in shown

@@ -1,0 +1,175 @@
+"""How sure the numbers of a batch are: which rows count as independent of each other.
+
+ByProblem         those of different problems
+ByQuestion        those of different questions: variants of one question are alike
+Asked             which of both is asked for
+questions_of      which question, or text, each problem is of; shared_text, of one problem
+only_intervals    the intervals among metrics, where they differ from others
+with_intervals    metrics with those in their place
+
+Where each question has one problem that is played once, both say the same.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from nip_core.evaluation.intervals import (
+    Interval,
+    bootstrap_rate,
+    bootstrap_ratio,
+    rate_interval,
+)
+from nip_core.evaluation.statistics.clustered import clustered_mean, clustered_rate
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_SUFFIX = "_ci95"
+
+
+class ByProblem:
+    """Intervals from the differences between problems; bootstraps draw from `seed`."""
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    def rate(self, problem: Ints, hit: Bools, weight: Floats) -> Interval | None:
+        """Of the share of `hit`; `problem` and `weight` are those of each entry."""
+        trials = sums_by(problem, weight)
+        successes = sums_by(problem[hit], weight[hit], len(trials))
+        tried = trials > 0
+        return rate_interval(successes[tried], trials[tried], self.seed)
+
+    def mean(self, problem: Ints, values: Floats, weight: Floats) -> Interval | None:
+        """Of the mean of `values`; `problem` and `weight` are those of each value."""
+        counts, sums = sums_by(problem, weight), sums_by(problem, values * weight)
+        played = counts > 0
+        return bootstrap_ratio(sums[played], counts[played], self.seed)
+
+    def mean_share(self, problem: Ints, shares: Floats) -> Interval | None:
+        """Of the mean of one share in [0, 1] for each of the problems."""
+        return bootstrap_rate(shares, np.ones(len(shares)), self.seed)
+
+
+class ByQuestion(ByProblem):
+    """Intervals from the differences between questions: `question` has that of each problem.
+
+    Where no question has been tried twice it is as by problem.
+    """
+
+    def __init__(self, seed: int, question: Ints):
+        super().__init__(seed)
+        self.question = question
+
+    def rate(self, problem: Ints, hit: Bools, weight: Floats) -> Interval | None:
+        """Of the share of `hit`; `problem` and `weight` are those of each entry."""
+        if self._is_each_tried_once(problem, weight):
+            return super().rate(problem, hit, weight)
+        return clustered_rate(hit, self.question[problem], weight)
+
+    def mean(self, problem: Ints, values: Floats, weight: Floats) -> Interval | None:
+        """Of the mean of `values`; `problem` and `weight` are those of each value."""
+        if self._is_each_tried_once(problem, weight):
+            return super().mean(problem, values, weight)
+        return self._mean(problem, values, weight)
+
+    def mean_share(self, problem: Ints, shares: Floats) -> Interval | None:
+        """Of the mean of one share in [0, 1] for each of the problems."""
+        if self._is_each_tried_once(problem, np.ones(len(problem))):
+            return super().mean_share(problem, shares)
+        if np.all((shares == 0) | (shares == 1)):
+            return clustered_rate(shares == 1, self.question[problem])
+        interval = self._mean(problem, shares, None)
+        return interval and (max(0.0, interval[0]), min(1.0, interval[1]))
+
+    def _mean(self, problem: Ints, values: Floats, weight: Floats | None) -> Interval | None:
+        mean = clustered_mean(values, self.question[problem], weight)
+        return None if mean is None else mean.interval()
+
+    def _is_each_tried_once(self, problem: Ints, weight: Floats) -> bool:
+        return bool(sums_by(self.question[problem], weight).max(initial=0.0) <= 1 + 1e-9)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How intervals are to be made: by question, where `questions` has those of all problems."""
+
+    seed: int
+    questions: Mapping[str, str] | None
+
+    def spread(self, problem_ids: Sequence[str]) -> ByProblem:
+        """The intervals of a batch of these problems."""
+        if self.questions is None:
+            return ByProblem(self.seed)
+        return ByQuestion(self.seed, numbers_of(problem_ids, self.questions))
+
+
+def numbers_of(problem_ids: Sequence[str], questions: Mapping[str, str]) -> Ints:
+    """A number from 0 for the question of each problem."""
+    numbers = {text: k for k, text in enumerate(sorted({questions[id_] for id_ in problem_ids}))}
+    return np.array([numbers[questions[id_]] for id_ in problem_ids], dtype=np.int64)
+
+
+def sums_by(problem: Ints, values: Floats, size: int | None = None) -> Floats:
+    """The sum of the values of each problem, from 0 to the highest or, if given, `size` less one.
+
+    Rows may be in any order.
+    """
+    size = int(problem.max(initial=-1)) + 1 if size is None else size
+    order = np.lexsort((values, problem))  # a sum in one order, whatever the order of the rows
+    sums = np.bincount(problem[order], weights=values[order], minlength=size)
+    return np.asarray(sums, dtype=np.float64)
+
+
+def questions_of(episodes: pa.Table, split_by: Sequence[str] = ()) -> dict[str, str]:
+    """By problem, what it shares with its variants: the same text for all that are alike.
+
+    That is its question's id; or, where the first column of `split_by` (see `Scenario.split_by`)
+    that is among the further columns of problems is there, its text: all questions about one
+    passage count as one.
+    """
+    by_problem: dict[str, str] = {}
+    names = ("problem", "question_id", "columns")
+    rows = zip(*(episodes[name].to_pylist() for name in names), strict=True)
+    for problem, question, columns in rows:
+        if problem not in by_problem:
+            texts = json.loads(columns) if columns and split_by else {}
+            by_problem[problem] = shared_text(question, texts, split_by)
+    return by_problem
+
+
+def shared_text(question_id: str, columns: Mapping[str, str], split_by: Sequence[str]) -> str:
+    """The text that a problem shares with its variants; `columns` are its further ones by name."""
+    shared = [name for name in split_by if name in columns]
+    return f"{shared[0]} {columns[shared[0]]}" if shared else f"id {question_id}"
+
+
+def only_intervals(metrics: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The intervals of `metrics` that are not those of `other`, in the same nesting."""
+    picked: dict[str, Any] = {}
+    for name, value in metrics.items():
+        if isinstance(value, Mapping) and isinstance(other.get(name), Mapping):
+            inner = only_intervals(value, other[name])
+            picked |= {name: inner} if inner else {}
+        elif name.endswith(_SUFFIX) and value != other.get(name):
+            picked[name] = value
+    return picked
+
+
+def with_intervals(metrics: Mapping[str, Any], intervals: Mapping[str, Any]) -> dict[str, Any]:
+    """`metrics` with the intervals of `only_intervals` in the place of their own."""
+    replaced = {
+        name: with_intervals(metrics[name], value)
+        if isinstance(value, Mapping) and isinstance(metrics.get(name), Mapping)
+        else value
+        for name, value in intervals.items()
+        if name in metrics
+    }
+    return {**metrics, **replaced}

@@ -1,0 +1,133 @@
+"""The intervals of a committed split that are shown: by question, beside its metrics.
+
+write_intervals    the document of a split, written once, before its metrics
+shown_metrics      metrics with these intervals in the place of their own
+combined           the same, from both documents
+split_by_of        the columns by which the scenario of some settings splits problems
+
+``intervals-<split>.json`` has what differs from ``metrics-<split>.json``, whose intervals take
+problems as independent: nothing where each question has one problem that is played once. Runs of
+earlier versions have no such document; what it would say is computed from their rollouts.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from nip_core.errors import StoreError
+from nip_core.evaluation.baselines import believe_the_prover, majority
+from nip_core.evaluation.metrics import evaluate
+from nip_core.evaluation.spread import only_intervals, questions_of, with_intervals
+from nip_core.evaluation.statistics.differences import at_most
+from nip_core.rollouts.tables import RolloutTables, read_rollouts
+from nip_core.run_store.manifest import is_committed, read_manifest
+from nip_core.run_store.run import RunStore
+from nip_core.scenarios import find_scenario
+from nip_core.stages.session import Session
+
+BELIEVED, VOTED = "believe_the_prover", "majority"
+_BOUNDED = {"accuracy": None, "completeness": 1, "soundness": 0}
+"""Rates that are shown with a bound where nothing else was seen, with the label they are about."""
+
+
+def write_intervals(
+    session: Session,
+    iteration: int,
+    split: str,
+    metrics: Mapping[str, Any],
+    rollouts: RolloutTables | None = None,
+) -> dict[str, Any]:
+    """The document of a committed split with these metrics; made from its rollouts if need be."""
+    run, directory = session.run, session.run.rollouts(iteration, split)
+    stored = run.read_json_or_none(run.intervals(iteration, split))
+    if stored is not None:
+        return dict(stored)
+    rollouts = rollouts or read_rollouts(run.store, directory)
+    scenario, seed = session.game.scenario, session.parameters.seed
+    document = _document(rollouts, metrics, seed, scenario.split_by)
+    questions = questions_of(rollouts.episodes, scenario.split_by)
+    if BELIEVED in metrics and document["questions"] < rollouts.episodes.num_rows:
+        believed = believe_the_prover(
+            rollouts.episodes,
+            rollouts.generations,
+            scenario.claims,
+            provers=session.game.protocol.provers,
+            questions=questions,
+        )
+        document["intervals"][BELIEVED] = only_intervals(believed, metrics[BELIEVED])
+    document["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]
+    path = run.intervals(iteration, split)
+    return dict(run.write_json_once(path, document, lease=session.lease))
+
+
+def shown_metrics(
+    run: RunStore,
+    iteration: int,
+    split: str,
+    metrics: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The metrics of a split with the intervals by question, and what `combined` adds.
+
+    `parameters` are the run's, which count where an earlier version has played it. Where that
+    one's rollouts are gone or damaged the metrics are shown as they are.
+    """
+    document = run.read_json_or_none(run.intervals(iteration, split))
+    directory = run.rollouts(iteration, split)
+    if document is None:
+        try:
+            if is_committed(run.store, directory):
+                seed, split_by = int(parameters.get("seed") or 0), split_by_of(parameters)
+                rollouts = read_rollouts(run.store, directory)
+                document = _document(rollouts, metrics, seed, split_by)
+        except StoreError:  # which `nip verify` says
+            document = None
+    return dict(metrics) if document is None else combined(metrics, document)
+
+
+def combined(metrics: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics with the intervals of the document.
+
+    ``questions`` is how many there are, and ``bounds`` says by rate, where it is 0 or 1, the
+    highest share of exceptions that so many questions without one leave possible.
+    """
+    shown = with_intervals(metrics, document["intervals"])
+    return {**shown, "questions": document["questions"], "bounds": document["bounds"]}
+
+
+def split_by_of(parameters: Mapping[str, Any]) -> tuple[str, ...]:
+    """The columns by which the scenario of these settings splits problems; () if it is not here."""
+    try:
+        return tuple(find_scenario(parameters["scenario"]).split_by)
+    except Exception:  # whatever a user's module raises that has been changed or is gone
+        return ()
+
+
+def _document(
+    rollouts: RolloutTables, metrics: Mapping[str, Any], seed: int, split_by: Sequence[str]
+) -> dict[str, Any]:
+    questions = questions_of(rollouts.episodes, split_by)
+    count = len({*questions.values()})
+    intervals: dict[str, Any] = {}
+    if count < rollouts.episodes.num_rows:  # else no question was tried twice
+        tables = rollouts.episodes, rollouts.generations
+        by_question = evaluate(*tables, seed=seed, questions=questions)
+        intervals = only_intervals(by_question, metrics)
+        voted = majority(rollouts.episodes, seed=seed, questions=questions)
+        if voted is not None and VOTED in metrics:
+            intervals[VOTED] = only_intervals(voted, metrics[VOTED])
+    bounds = _bounds(rollouts.episodes, metrics, questions)
+    return {"questions": count, "intervals": intervals, "bounds": bounds}
+
+
+def _bounds(
+    episodes: pa.Table, metrics: Mapping[str, Any], questions: Mapping[str, str]
+) -> dict[str, Any]:
+    rows = list(zip(episodes["problem"].to_pylist(), episodes["y"].to_pylist(), strict=True))
+    bounds = {}
+    for name, label in _BOUNDED.items():
+        if metrics.get(name) in (0.0, 1.0):
+            among = len({questions[problem] for problem, y in rows if label in (None, y)})
+            bounds[name] = {"questions": among, "at_most": at_most(0, among)}
+    return bounds
