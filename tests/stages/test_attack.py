@@ -504,3 +504,13 @@ def test_sneaky_needs_provers_that_can_be_trained(on_record):
     )
     assert imitates.trainable_groups == ("prover",)
     assert imitates.dataset_options.labels == (0,)
+
+
+def test_training_on_one_label_leaves_the_tests_as_they_are(tmp_path):
+    parameters = settings(tmp_path, "http://localhost/v1", dataset_options={"labels": [0]})
+    problems = load_all_problems(parameters)
+    assert {p.y for p in problems["train"]} == {0}
+    assert {p.y for p in problems["test"]} == {0, 1}
+    in_play = {"scenario": "solutions", "dataset": "functions", "scenario_settings": {}}
+    with pytest.raises(SettingsError, match="labels: solutions has its labels"):
+        load_parameters({**parameters.to_dict(), **in_play})
