@@ -1,0 +1,75 @@
+"""What is shown of a split: its metrics, with the intervals of the document beside them."""
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from nip_core.errors import CorruptionError
+from nip_core.evaluation.intervals import wilson
+from nip_core.evaluation.metrics import evaluate
+from nip_core.rollouts.plan import TEST
+from nip_core.rollouts.schema import EPISODES
+from nip_core.rollouts.tables import RolloutTables
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+from nip_core.stages import intervals
+from nip_core.stages.intervals import shown_metrics, split_by_of
+
+SETTINGS = {"seed": 3, "scenario": "code_validation"}
+
+
+@pytest.fixture
+def rollouts():
+    """Variants of ten questions, right in all buggy ones and in those of seven questions."""
+    rows = [
+        {
+            "key": f"{question}-{k}", "run": "a", "split": "test", "iteration": 0, "problem": f"p{question}-{k}",
+            "question_id": f"q{question}", "sample": 0, "branch_path": "", "protocol": "nip", "question": "q",
+            "solution": "s", "y": k % 2, "seed": 0, "rounds": 1, "outcome": "finished", "rewards": [],
+            "decision": int(k % 2 and question < 7),
+        }
+        for question in range(10) for k in range(8)
+    ]  # fmt: skip
+    return RolloutTables(pa.Table.from_pylist(rows, EPISODES), None)
+
+
+def test_a_run_of_an_earlier_version_is_shown_by_question(tmp_path, monkeypatch, rollouts):
+    run = RunStore(open_store(tmp_path), "a")
+    metrics = evaluate(rollouts.episodes, None, seed=3)
+    assert metrics["completeness_ci95"] == list(wilson(28, 40))
+    assert shown_metrics(run, 0, TEST, metrics, SETTINGS) == metrics  # its rollouts are gone
+    monkeypatch.setattr(intervals, "is_committed", lambda *_: True)
+    monkeypatch.setattr(intervals, "read_rollouts", lambda *_: rollouts)
+    shown = shown_metrics(run, 0, TEST, metrics, SETTINGS)
+    low, high = shown["completeness_ci95"]
+    assert high - low > 1.5 * (metrics["completeness_ci95"][1] - metrics["completeness_ci95"][0])
+    assert shown["soundness_ci95"] == list(wilson(10, 10))
+    assert shown["questions"] == 10
+    assert [*shown["bounds"]] == ["soundness"]
+    assert shown["bounds"]["soundness"] == {
+        "questions": 10,
+        "at_most": pytest.approx(0.2589, abs=1e-4),
+    }
+    # What is not an interval is the metrics'.
+    assert {k: v for k, v in shown.items() if not k.endswith("_ci95")}.items() >= {
+        k: metrics[k] for k in ("accuracy", "episodes", "retry_rate")
+    }.items()
+
+
+def test_a_document_is_what_is_shown_and_a_damaged_one_is_named(tmp_path):
+    run = RunStore(open_store(tmp_path), "a")
+    metrics = {"accuracy": 0.5, "accuracy_ci95": [0.4, 0.6]}
+    document = {"questions": 3, "bounds": {}, "intervals": {"accuracy_ci95": [0.1, 0.9]}}
+    path = run.intervals(0, TEST)
+    run.store.put(path, json.dumps(document).encode())
+    shown = shown_metrics(run, 0, TEST, metrics, SETTINGS)
+    assert shown == {"accuracy": 0.5, "accuracy_ci95": [0.1, 0.9], "questions": 3, "bounds": {}}
+    run.store.put(path, b"{")
+    with pytest.raises(CorruptionError, match=r"0000/intervals-test\.json"):
+        shown_metrics(run, 0, TEST, metrics, SETTINGS)
+
+
+def test_a_scenario_that_is_not_here_splits_by_questions_alone():
+    assert split_by_of({"scenario": "reading"}) == ("article_id", "article", "passage")
+    assert split_by_of({"scenario": "chess"}) == split_by_of({}) == ()
