@@ -77,8 +77,7 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
         await call(retest, session, last, call)
     elif first == last:
         await call(proving.prove_serving, session, last)
-    tested = is_tested(parameters, last) and not only_tests
-    if tested:
+    if tested := is_tested(parameters, last) and not only_tests:
         await play_and_measure(session, last, TEST, call)
     # 3. What an attack on another run's verifier did to it: the tests, or a game of choices.
     if attacks_by_choice(parameters):
@@ -123,8 +122,7 @@ async def iterate(
     with _timed(times, "train"):
         parked = await _train_groups(session, iteration, groups, call)
     if parked is not None:
-        after = f"parking iteration {iteration}"
-        await call(publish, session, after, iteration + 0.5, True, False)
+        await call(publish, session, f"parking iteration {iteration}", iteration + 0.5, True, False)
         return {"iteration": iteration, "models": None, "parked": parked}
     # 5. Gate: the models that play against those that are to follow.
     if gating.is_due(session, iteration):
@@ -150,11 +148,10 @@ async def iterate(
 
 async def retest(session: Session, iteration: int, call: Call = directly) -> dict[str, Any]:
     """Test once the models that played the iteration in the base run; nothing is trained."""
-    last = session.parameters.rl.num_iterations
     await call(proving.prove_serving, session, iteration)
     if is_tested(session.parameters, iteration):
         await play_and_measure(session, iteration, TEST, call)
-    models = {} if iteration == last else swapping.pass_on(session, iteration)
+    models = swapping.pass_on(session, iteration)
     await call(publish, session, f"testing iteration {iteration}", iteration + 1, True, True)
     return {"iteration": iteration, "models": models, "parked": None}
 

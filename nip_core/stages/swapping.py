@@ -53,8 +53,11 @@ async def swap_models(session: Session, iteration: int) -> dict[str, str]:
 def pass_on(session: Session, iteration: int) -> dict[str, str]:
     """Record the models of another run as those that serve from the next iteration on.
 
-    For a run that plays the tests of another one again, where nothing is trained.
+    For a run that plays the tests of another one again, where nothing is trained. None follow the
+    last iteration.
     """
+    if iteration == session.parameters.rl.num_iterations:
+        return {}
     stored = _record(session, iteration, session.origin[iteration + 1])
     return {group: model.model for group, model in stored.items()}
 
