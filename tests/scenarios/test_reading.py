@@ -395,3 +395,25 @@ def answering(scripts):
         return turns[sum(m["role"] == "assistant" for m in body["messages"])]
 
     return script
+
+
+@pytest.mark.parametrize(
+    ("said", "verdicts"),
+    [
+        ("So the boathouse: the first is right.", {1}),
+        ("The second answer is right, for it stands there.", {0}),
+        ("The answer is right.", {1}),
+        ("The answer is wrong.", {0}),
+        ("The first thing to read is the quote.", set()),
+    ],
+)
+def test_what_provers_say_is_taken_for_the_verdict_that_they_claim(said, verdicts):
+    claims = scenario().claims
+    assert {y for pattern, y in claims.items() if re.search(pattern, said, re.I)} == verdicts
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked"), [("two", "which answer is right"), ("one", "whether the answer is right")]
+)
+def test_short_prompts_ask_for_the_answer(answers, asked):
+    assert scenario(answers=answers).words.asked_in_short == asked

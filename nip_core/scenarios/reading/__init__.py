@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -43,6 +43,7 @@ _ONE_IN_WORDS = Words(
     correct="the answer is right",
     evidence="the verified quotes",
     source="the passage",
+    asked_in_short="whether the answer is right",
 )
 _TWO_IN_WORDS = replace(
     _ONE_IN_WORDS,
@@ -53,6 +54,7 @@ _TWO_IN_WORDS = replace(
     "second one. You do not see the passage.",
     correct="the first answer is the right one",
     materials="the question and the two answers",
+    asked_in_short="which answer is right",
 )
 
 _TO_PROVERS = """\
@@ -116,6 +118,10 @@ class Reading(Scenario):
     Settings = ReadingSettings
     settings: ReadingSettings
     generated = ("passages",)
+    claims: ClassVar[Mapping[str, int]] = {
+        r"\bthe (first( answer)?|answer) is right\b": 1,
+        r"\bthe second (answer )?is right\b|\bthe answer is wrong\b": 0,
+    }
     split_by = ("article_id", "article", "passage")
 
     def __init__(self, settings: ReadingSettings):
