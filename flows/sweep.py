@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 
-from nip_core.errors import NipError
+from nip_core.errors import NipError, StoreError
 from nip_prefect.flows.printing import print_json
 
 _CHILD = (
     "import sys; sys.path[:] = {path!r}; from nip_core import processes; "
     "processes.end_with({caller}); from nip_prefect.flows.cli import main; main()"
 )
-_HELD = 4  # exit code of a run that another runner holds
 _LEAVE_S = 30.0
 
 File = Annotated[Path, typer.Argument(help="A YAML file with the sweep.", show_default=False)]
@@ -108,7 +108,10 @@ class _Said:
 
     def _say(self, text: str) -> None:
         seconds = time.monotonic() - self._started
-        print(f"[{seconds:6.1f} s] {text}", file=self._to, flush=True)
+        try:
+            print(f"[{seconds:6.1f} s] {text}", file=self._to, flush=True)
+        except OSError:  # nobody reads it any longer; the runs go on
+            self._to = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _run_all(planned: Any, jobs: int, say: _Said) -> tuple[dict[str, str], int]:
@@ -117,13 +120,9 @@ def _run_all(planned: Any, jobs: int, say: _Said) -> tuple[dict[str, str], int]:
     from nip_prefect.flows.stopping import stoppable
 
     # 1. What is finished needs no process, and what can't be run is told before anything is.
-    left = [run for run in planned.runs if not _is_finished(run, say)]
-    if not left:
-        return {}, 0
-    logs = Path(planned.run_store if "://" not in planned.run_store else ".") / "sweeps"
-    logs = logs / planned.name / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    team = _Team(planned, logs, say)
+    place = Path(planned.run_store if "://" not in planned.run_store else ".") / "sweeps"
+    team = _Team(place / planned.name, say)
+    left = [run for run in planned.runs if not team.is_ended(run)]
 
     # 2. The rest, a few at a time, with one Prefect server for all.
     def work(stop: Any) -> None:
@@ -132,44 +131,57 @@ def _run_all(planned: Any, jobs: int, say: _Said) -> tuple[dict[str, str], int]:
             for ending in [pool.submit(team.run, run) for run in left]:
                 ending.result()
 
-    stoppable(work, team.stop)
+    if left:
+        stoppable(work, team.stop)
     return team.failures, next(iter(team.codes.values()), 0)
-
-
-def _is_finished(run: Any, say: _Said) -> bool:
-    """Return whether nothing is left to do. Raises what keeps the run from being started."""
-    from nip_core.stages.prepare import prepare
-    from nip_core.stages.showing import finished_run
-
-    try:
-        finished = finished_run(prepare(run.parameters))
-    except NipError as error:
-        raise type(error)(f"{run.name}: {error}") from error
-    if finished is not None:
-        say.ended(run.name, "was finished before")
-    return finished is not None
 
 
 class _Team:
     """The processes of the runs, and what became of them."""
 
-    def __init__(self, planned: Any, logs: Path, say: _Said):
+    def __init__(self, place: Path, say: _Said):
         self.failures: dict[str, str] = {}
         self.codes: dict[str, int] = {}
-        self._planned, self._logs, self._say = planned, logs, say
+        self._place, self._say = place, say
         self._lock = threading.Lock()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._is_stopped = False
 
+    def is_ended(self, run: Any) -> bool:
+        """Return whether nothing can be done for the run: it is finished, or damaged.
+
+        Raises what keeps a run from being started at all.
+        """
+        from nip_core.stages.prepare import prepare
+        from nip_core.stages.showing import finished_run
+        from nip_prefect.flows.cli import exit_code
+
+        try:
+            finished = finished_run(prepare(run.parameters))
+        except StoreError as error:
+            self.failures[run.name], self.codes[run.name] = str(error), exit_code(error)
+            self._say.ended(run.name, f"failed: {error}")
+            return True
+        except NipError as error:
+            raise type(error)(f"{run.name}: {error}") from error
+        if finished is not None:
+            self._say.ended(run.name, "was finished before")
+        return finished is not None
+
     def run(self, run: Any) -> None:
-        """Train one run to its end."""
-        log = self._logs / f"{run.name}.log"
-        with log.open("wb") as out:
+        """Train one run to its end, with the settings that were planned."""
+        settings = self._place / "settings" / f"{run.name}.yaml"
+        log = self._place / "logs" / f"{run.name}.log"
+        for path in (settings, log):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        settings.write_text(yaml.safe_dump(run.settings, sort_keys=False, allow_unicode=True))
+        # Another sweep may be at the same run: its lines are not to be lost.
+        with log.open("ab") as out:
             with self._lock:
                 if self._is_stopped:
                     return
                 process = subprocess.Popen(
-                    self._command(run),
+                    self._command(settings),
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=subprocess.STDOUT,
@@ -186,12 +198,12 @@ class _Team:
             if status:
                 self.codes[run.name] = status if 0 < status < 128 else 1
                 self.failures[run.name] = f"exit code {status}: {_last_line(log)} ({log})"
-        self._say.ended(run.name, "finished" if status == 0 else f"failed: {_last_line(log)}")
+        failed = f"failed with exit code {status}: {_last_line(log)}"
+        self._say.ended(run.name, failed if status else "finished")
 
-    def _command(self, run: Any) -> list[str]:
+    def _command(self, settings: Path) -> list[str]:
         start = _CHILD.format(path=sys.path, caller=os.getpid())
-        settings = [part for text in run.overrides for part in ("--set", text)]
-        return [sys.executable, "-c", start, "train", self._planned.config, *settings]
+        return [sys.executable, "-c", start, "train", str(settings)]
 
     def stop(self) -> None:
         """Interrupt all of them, and wait until they have put away what they have."""

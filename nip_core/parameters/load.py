@@ -53,6 +53,14 @@ def load_parameters(
     raise SettingsError(f"{place}: " + "; ".join(lines))
 
 
+def merged_settings(config: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """The settings of a file with overrides on top, as `load_parameters` checks them."""
+    values = read_yaml(_config_file(Path(config)))
+    for override in overrides:
+        values = _with_override(values, override)
+    return values
+
+
 def _problems(values: Mapping[str, Any]) -> list[str]:
     try:
         HyperParameters.model_validate(values)

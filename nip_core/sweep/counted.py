@@ -36,6 +36,10 @@ class Counted:
         self._store, self._tests = store, tests
         self._known: dict[tuple[str, Figure], Counts] = {}
 
+    def has(self, run: str) -> bool:
+        """Tell whether the run is finished and tested."""
+        return run in self._tests
+
     def of(self, run: str, figure: Figure) -> Counts | None:
         """None for a run that is not finished."""
         if run not in self._tests:

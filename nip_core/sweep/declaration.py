@@ -30,17 +30,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError
 from nip_core.evaluation import statistics
 from nip_core.hashing import digest
-from nip_core.parameters.load import read_yaml
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.stages.prepare import code_version
 from nip_core.sweep.counted import Figure
-from nip_core.sweep.plan import Sweep, SweptRun, as_text, error_lines, read_sweep
+from nip_core.sweep.plan import Sweep, SweptRun, as_text, read_file, read_sweep
+
+DAMAGED = "damaged"
+"""The status of a run that can't be read."""
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 Arm = Annotated[dict[str, str | int | float | bool | None], Field(min_length=1)]
@@ -108,15 +110,15 @@ class Plan:
         return {
             **self.file.model_dump(mode="json"),
             "sweep": self.sweep.name,
-            "runs": {run.name: settings_digest(run) for run in self.sweep.runs},
+            "runs": {
+                run.name: settings_digest(run.parameters.to_dict()) for run in self.sweep.runs
+            },
         }
 
 
-def settings_digest(run: SweptRun) -> str:
+def settings_digest(settings: Mapping[str, Any]) -> str:
     """SHA-256 of a run's settings, but for where it is kept."""
-    settings = run.parameters.to_dict()
-    settings.pop("run_store")
-    return digest(settings)
+    return digest({key: value for key, value in settings.items() if key != "run_store"})
 
 
 def analysis_digest() -> str:
@@ -137,14 +139,12 @@ def read_plan(path: Path, overrides: tuple[str, ...] = ()) -> Plan:
 
     Raises SettingsError for what is wrong; the message names file and place.
     """
-    try:
-        file = PlanFile.model_validate(read_yaml(path))
-    except ValidationError as error:
-        raise SettingsError(f"{path}: {'; '.join(error_lines(error))}") from None
+    file = read_file(path, PlanFile)
     sweep = read_sweep(path.parent / file.sweep, overrides)
     for place, hypothesis in enumerate(file.hypotheses):
         try:
-            pairs(sweep, hypothesis)
+            if len(pairs(sweep, hypothesis)) < 2:
+                raise SettingsError("one pair of runs shows no spread; give the sweep more seeds")
         except SettingsError as error:
             raise SettingsError(f"{path}: hypotheses[{place}]: {error}") from None
     return Plan(sweep, file)
@@ -197,6 +197,11 @@ def declare(store: Store, plan: Plan) -> tuple[dict[str, Any], bool]:
     before, contents = read_declaration(store, plan.sweep.name), plan.contents
     if before is not None and before["plan"] == contents:
         return before, False
+    if store.exists(f"sweeps/{plan.sweep.name}/results.json"):
+        raise RunConflictError(
+            f"sweep {plan.sweep.name!r} has results already, so nothing can be declared of it; "
+            "give it another name"
+        )
     begun = sorted({run.name for run in plan.sweep.runs} & {*list_runs(store)})
     if begun:
         what = "another plan is declared" if before is not None else "nothing was declared"
@@ -242,7 +247,7 @@ def departures(
 ) -> list[str]:
     """List what is not as declared: runs, their settings, when they began, and code."""
     declared: Mapping[str, str] = declaration["plan"]["runs"]
-    now = {run.name: settings_digest(run) for run in sweep.runs}
+    now = {run.name: settings_digest(run.parameters.to_dict()) for run in sweep.runs}
     status = {run["run"]: run["status"] for run in runs}
     lines = [f"{name}: not declared" for name in sorted(now.keys() - declared.keys())]
     lines += [f"{name}: declared, and not in the sweep" for name in declared if name not in now]
@@ -251,8 +256,10 @@ def departures(
             lines.append(f"{name}: other settings than declared")
         if status[name] != "finished":
             lines.append(f"{name}: {status[name]}")
-    for name in [name for name in now if status[name] != "not begun"]:
+    for name in [name for name in now if status[name] not in ("not begun", DAMAGED)]:
         record = RunStore(store, name).open()
+        if settings_digest(record.parameters) != now[name]:
+            lines.append(f"{name}: begun with other settings than the sweep's")
         if str(record.created_at) < declaration["declared_at"]:
             lines.append(f"{name}: begun before the declaration")
         if record.code_version != declaration["code_version"]:

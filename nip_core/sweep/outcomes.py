@@ -9,26 +9,32 @@ from typing import Any
 
 import numpy as np
 
-from nip_core.errors import DatasetError
+from nip_core.errors import SettingsError
+from nip_core.evaluation.intervals import Interval
 from nip_core.evaluation.statistics.clustered import Mean
 from nip_core.evaluation.statistics.differences import equivalence, holm
 from nip_core.evaluation.statistics.distributions import t_cdf
 from nip_core.evaluation.statistics.two_way import TwoWay, two_way
 from nip_core.hashing import derive_seed
-from nip_core.sweep.counted import Counted, Counts, rate
+from nip_core.sweep.counted import Counted, rate
 from nip_core.sweep.declaration import Hypothesis, pairs
-from nip_core.sweep.plan import Sweep
+from nip_core.sweep.plan import Sweep, SweptRun
+
+NO_ERROR = 1e-12
+"""A standard error that is rounding and nothing else."""
 
 
 @dataclass(frozen=True)
 class Compared:
     """Two arms, run by run."""
 
-    difference: TwoWay | None
-    rates: tuple[float | None, float | None]
+    rates: tuple[float | None, float | None] = (None, None)
     """Of both arms."""
-    pairs: int
-    """Of runs, that are finished."""
+    difference: TwoWay | None = None
+    pairs: int = 0
+    """Of runs that are finished and tested."""
+    because: str | None = None
+    """Why nothing can be said of the hypothesis."""
 
 
 def outcomes(
@@ -43,7 +49,7 @@ def outcomes(
     """
     compared = [_compare(counted, sweep, hypothesis) for hypothesis in hypotheses]
     p_values = [
-        _p(hypothesis, both) if _untested(counted, sweep, hypothesis, both) is None else None
+        None if both.because else _p(hypothesis, both)
         for hypothesis, both in zip(hypotheses, compared, strict=True)
     ]
     adjusted = _adjusted(hypotheses, p_values)
@@ -54,13 +60,13 @@ def outcomes(
             "figure": hypothesis.figure,
             "rates": list(both.rates),
             "difference": both.difference and both.difference.value,
-            "ci95": both.difference and both.difference.ci95 and list(both.difference.ci95),
+            "ci95": both.difference and _as_rates(both.difference.ci95),
             "pairs": both.pairs,
             "questions": both.difference and both.difference.questions,
             "p": p,
             "p_holm": p_holm,
             "alpha": hypothesis.alpha,
-            **_verdict(hypothesis, both, p_holm, _untested(counted, sweep, hypothesis, both)),
+            **_verdict(hypothesis, both, p_holm),
         }
         for hypothesis, both, p, p_holm in zip(
             hypotheses, compared, p_values, adjusted, strict=True
@@ -68,42 +74,54 @@ def outcomes(
     ]
 
 
+def _as_rates(interval: Interval | None) -> list[float] | None:
+    """An interval of differences between rates, of which none is beyond 1."""
+    return None if interval is None else [max(-1.0, interval[0]), min(1.0, interval[1])]
+
+
 def _compare(counted: Counted, sweep: Sweep, hypothesis: Hypothesis) -> Compared:
-    both: list[tuple[Counts, Counts]] = []
-    for run, other in pairs(sweep, hypothesis):
-        first, second = (counted.of(r.name, hypothesis.figure) for r in (run, other))
-        if first is not None and second is not None:
-            if {q: n for q, (_, n) in first.items()} != {q: n for q, (_, n) in second.items()}:
-                raise DatasetError(
-                    f"{run.name} and {other.name} were not tested on the same problems, so they "
-                    "can't be compared in pairs"
-                )
-            both.append((first, second))
-    rates = tuple(rate([pair[side] for pair in both]) for side in (0, 1))
+    """The difference between both arms, over the pairs of runs that are finished."""
+    try:
+        named = pairs(sweep, hypothesis)
+    except SettingsError as error:  # the sweep is not as it was when this was declared
+        return Compared(because=str(error))
+    runs = [pair for pair in named if all(counted.has(run.name) for run in pair)]
+    both = [
+        [counts for run in pair if (counts := counted.of(run.name, hypothesis.figure)) is not None]
+        for pair in runs
+    ]
+    rates = (rate([first for first, _ in both]), rate([second for _, second in both]))
+    if not any(first for first, _ in both):
+        return Compared(rates, because="no pair of runs is finished and tested")
+    if any(first.keys() != second.keys() for first, second in both):
+        return Compared(rates, because="the arms were not tested on the same questions")
     questions = sorted({question for first, _ in both for question in first})
-    if not questions:
-        return Compared(None, (rates[0], rates[1]), len(both))
-    sums = np.array(
-        [[first.get(q, (0.0, 0))[0] - second.get(q, (0.0, 0))[0] for q in questions]
-         for first, second in both]
-    )  # fmt: skip
-    counts = np.array([[float(first.get(q, (0.0, 0))[1]) for q in questions] for first, _ in both])
-    difference = two_way(sums, counts, derive_seed("hypothesis", hypothesis.says))
-    return Compared(difference, (rates[0], rates[1]), len(both))
+    # A question weighs as much as it was played, in the arm that played it less often.
+    weights = np.zeros((len(both), len(questions)))
+    sums = np.zeros_like(weights)
+    for row, (first, second) in enumerate(both):
+        for column, question in enumerate(questions):
+            if question in first:
+                (hits, plays), (other_hits, other_plays) = first[question], second[question]
+                weight = min(plays, other_plays)
+                weights[row, column] = weight
+                sums[row, column] = weight * (hits / plays - other_hits / other_plays)
+    seed = derive_seed(hypothesis.figure, hypothesis.arm, hypothesis.against)
+    compared = two_way(sums, weights, seed)
+    assert compared is not None  # there are questions
+    because = "one run or one question shows no spread" if compared.error is None else None
+    return Compared(rates, compared, len(both), because or _unmet(counted, named, hypothesis))
 
 
-def _untested(counted: Counted, sweep: Sweep, hypothesis: Hypothesis, both: Compared) -> str | None:
-    """Return why nothing can be said, or None."""
-    if both.difference is None:
-        return "no pair of runs is finished"
-    if not both.difference.error:
-        return "one run, one question or no difference between them shows no spread"
+def _unmet(
+    counted: Counted, named: Sequence[tuple[SweptRun, SweptRun]], hypothesis: Hypothesis
+) -> str | None:
+    """Return which condition is not met, or None."""
     for figure, least in hypothesis.where.items():
-        for side in (0, 1):
-            runs = [pair[side] for pair in pairs(sweep, hypothesis)]
-            reached = rate([c for run in runs if (c := counted.of(run.name, figure)) is not None])
+        for side, which in enumerate(("arm", "against")):
+            plays = (counted.of(pair[side].name, figure) for pair in named)
+            reached = rate([counts for counts in plays if counts is not None])
             if reached is None or reached < least:
-                which = "arm" if side == 0 else "against"
                 measured = "unknown" if reached is None else f"{reached:.3f}"
                 return f"{figure} of {which} is {measured}, below {least:g}"
     return None
@@ -111,17 +129,18 @@ def _untested(counted: Counted, sweep: Sweep, hypothesis: Hypothesis, both: Comp
 
 def _p(hypothesis: Hypothesis, both: Compared) -> float:
     difference = both.difference
-    assert difference is not None and difference.error
-    if hypothesis.margin is not None:
-        tested = equivalence(
-            Mean(difference.value, difference.error, difference.df, difference.questions),
-            hypothesis.margin,
-            hypothesis.alpha,
-        )
+    assert difference is not None and difference.error is not None
+    value, error, margin = difference.value, difference.error, hypothesis.margin
+    if error <= NO_ERROR:
+        # All seeds and all questions say the same: what is left is how many of the fewer there are.
+        is_none = abs(value) <= NO_ERROR if margin is None else abs(value) >= margin
+        return 1.0 if is_none else 2 * 0.5 ** min(difference.seeds, difference.questions)
+    if margin is not None:
+        mean = Mean(value, error, difference.df, difference.questions)
+        tested = equivalence(mean, margin, hypothesis.alpha)
         assert tested is not None  # it has an error
         return tested.p
-    t = abs(difference.value) / difference.error
-    return min(1.0, 2 * (1 - t_cdf(t, difference.df)))
+    return min(1.0, 2 * t_cdf(-abs(value) / error, difference.df))
 
 
 def _adjusted(
@@ -140,11 +159,9 @@ def _adjusted(
     return adjusted
 
 
-def _verdict(
-    hypothesis: Hypothesis, both: Compared, p: float | None, untested: str | None
-) -> dict[str, str]:
-    if untested is not None or p is None or both.difference is None:
-        return {"outcome": "not tested", "because": untested or "no p-value"}
+def _verdict(hypothesis: Hypothesis, both: Compared, p: float | None) -> dict[str, str]:
+    if both.because is not None or p is None or both.difference is None:
+        return {"outcome": "not tested", "because": both.because or "no p-value"}
     if p > hypothesis.alpha:
         return {"outcome": "not shown"}
     if hypothesis.expected == "equal":

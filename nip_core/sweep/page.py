@@ -4,7 +4,7 @@ page     the table, what was declared, and what did not end
 table    the arms, one a row
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nip_core.evaluation.report_text import plain_percent
@@ -24,7 +24,7 @@ def table(results: Results) -> str:
     metrics = [metric for metric in METRICS if metric != MAJORITY or is_voted]
     names = {"always_fail_rate": "always wrong", MAJORITY: "majority"}
     heads = [*axes, "runs", *(names.get(metric, metric) for metric in metrics), "gain"]
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    lines = [_row(heads), "|---" * len(heads) + "|"]
     for arm in results["arms"]:
         count = f"{arm['finished']}" + (
             f" of {arm['runs']}" if arm["finished"] < arm["runs"] else ""
@@ -33,8 +33,17 @@ def table(results: Results) -> str:
         cells += [_cell(arm[metric]) for metric in metrics]
         gain = arm["gain"]
         cells.append("–" if gain is None else f"{100 * gain['mean']:+.1f}")
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(_row(cells))
     return "\n".join(lines) + "\n"
+
+
+def _row(cells: Iterable[str]) -> str:
+    """A row of a Markdown table, whatever its texts have in them."""
+    return "| " + " | ".join(_line(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _cell(value: Mapping[str, Any] | None) -> str:
@@ -64,7 +73,7 @@ def page(results: Results) -> str:
     failed = [run for run in results["runs"] if "failure" in run]
     if failed:
         text += "\n## Not ended\n\n"
-        text += "".join(f"- `{run['run']}`: {run['failure']}\n" for run in failed)
+        text += "".join(f"- `{run['run']}`: {_line(run['failure'])}\n" for run in failed)
     return text
 
 
@@ -72,9 +81,9 @@ def _declared_page(declared: Mapping[str, Any]) -> str:
     heads = ["hypothesis", "figure", "arm", "against", "difference"]
     heads += ["95 % interval", "p (Holm)", "outcome"]
     text = (
-        f"\n## Declared\n\nAt {declared['declared_at']}, before the first run (declaration "
-        f"`{declared['sha256'][:16]}`). Stopping rule: {declared['stopping']}\n\n"
-        f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|\n"
+        f"\n## Declared\n\nDeclared at {declared['declared_at']} (declaration "
+        f"`{declared['sha256'][:16]}`). Stopping rule: {_line(declared['stopping'])}\n\n"
+        f"{_row(heads)}\n{'|---' * len(heads)}|\n"
     )
     for row in declared["outcomes"]:
         arm, against = (plain_percent(rate) for rate in row["rates"])
@@ -89,7 +98,7 @@ def _declared_page(declared: Mapping[str, Any]) -> str:
             "–" if row["p_holm"] is None else f"{row['p_holm']:.3g}",
             row["outcome"] + (f": {row['because']}" if "because" in row else ""),
         ]
-        text += "| " + " | ".join(cells) + " |\n"
+        text += _row(cells) + "\n"
     text += (
         "\nDifferences in points, paired by run and question; intervals and p-values count seeds "
         "and questions as drawn.\n\n### Departures\n\n"

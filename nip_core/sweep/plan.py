@@ -18,24 +18,29 @@ SweptRun      one of them, with its settings checked
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nip_core.errors import SettingsError
 from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters, load_parameters
-from nip_core.parameters.load import read_yaml
+from nip_core.parameters.load import merged_settings, read_yaml
 from nip_core.run_store.run import RUN_NAME
 
 SEED = "seed"
 """The axis whose values are repetitions: runs that differ in it alone are an arm."""
 
+MOST_RUNS = 2_000
+"""Combinations of a sweep; every one is read and checked before the first run."""
+
+_File = TypeVar("_File", bound=BaseModel)
 Value = str | int | float | bool | None
 Values = Annotated[list[Value] | dict[str, dict[str, Any]], Field(min_length=1)]
 
@@ -70,7 +75,10 @@ class SweptRun:
     """By axis, the value as it is written or named in the file."""
     overrides: tuple[str, ...]
     """Settings on top of the configuration, as of ``--set``."""
+    settings: Mapping[str, Any]
+    """All of them, so that a configuration that changes meanwhile changes nothing."""
     parameters: HyperParameters
+    """The same, checked."""
 
     @property
     def arm(self) -> tuple[str, ...]:
@@ -105,16 +113,14 @@ def read_sweep(path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
             same or have the same name, or nothing is left to run. The message names file and place.
     """
     # 1. The file.
-    try:
-        file = SweepFile.model_validate(read_yaml(path))
-    except ValidationError as error:
-        raise SettingsError(f"{path}: {'; '.join(error_lines(error))}") from None
+    file = read_file(path, SweepFile)
     if not RUN_NAME.fullmatch(file.name):
         raise SettingsError(
             f"{path}: name {file.name!r}: use at most 41 lower-case letters, digits and '-'"
         )
     beside = path.parent / file.config
     config = str(beside) if beside.is_file() else file.config
+    _check_values(path, file)
     _check_left_out(path, file)
     # 2. Every combination that is not left out, as a run.
     runs = tuple(
@@ -132,13 +138,27 @@ def read_sweep(path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
     return Sweep(file.name, config, store, tuple(file.axes), runs)
 
 
-def error_lines(error: ValidationError) -> list[str]:
+def read_file(path: Path, kind: type[_File]) -> _File:
+    """A YAML file of this form. Raises SettingsError, which names file and place."""
+    try:
+        return kind.model_validate(read_yaml(path))
+    except ValidationError as error:
+        raise SettingsError(f"{path}: {'; '.join(_lines(error))}") from None
+    except (RecursionError, ValueError) as error:
+        raise SettingsError(f"{path}: can't be read ({error or type(error).__name__})") from None
+
+
+def _lines(error: ValidationError) -> list[str]:
     """Return what is wrong, a place each: of an axis that is neither kind, once."""
     lines: dict[str, str] = {}
     for detail in error.errors():
-        place = ".".join(str(part) for part in detail["loc"] if "[" not in str(part))
+        location = [str(part) for part in detail["loc"]]
         message = "unknown key" if detail["type"] == "extra_forbidden" else detail["msg"]
-        lines.setdefault(place, f"{place}: {message}")
+        if location[:1] == ["axes"] and len(location) > 2:
+            message = "give a list of plain values, or a mapping of names to settings"
+            location = location[:2]
+        place = ".".join(location)
+        lines.setdefault(place, f"{place}: {message}" if place else message)
     return list(lines.values())
 
 
@@ -167,6 +187,17 @@ def _matches(named: Named, left_out: Mapping[str, Value]) -> bool:
     return all(named[axis][0] == as_text(value) for axis, value in left_out.items())
 
 
+def _check_values(path: Path, file: SweepFile) -> None:
+    for axis, values in file.axes.items():
+        texts = [as_text(value) for value in values] if isinstance(values, list) else [*values]
+        if twice := {text for text in texts if texts.count(text) > 1}:
+            raise SettingsError(f"{path}: axes.{axis}: {', '.join(sorted(twice))} stands twice")
+        if "" in texts:
+            raise SettingsError(f"{path}: axes.{axis}: give the empty value a name")
+    if (count := math.prod(len(values) for values in file.axes.values())) > MOST_RUNS:
+        raise SettingsError(f"{path}: axes: {count:,} combinations, more than {MOST_RUNS:,}")
+
+
 def _check_left_out(path: Path, file: SweepFile) -> None:
     for place, left_out in enumerate(file.leave_out):
         for axis, value in left_out.items():
@@ -187,24 +218,27 @@ def _run(path: Path, file: SweepFile, config: str, named: Named, more: tuple[str
             f"{path}: {told}: the run's name, {run_name!r}, is not one of at most 41 lower-case "
             "letters, digits and '-'; name the values of the axes shortly: {short: {setting: ...}}"
         )
-    settings = dict(file.set)
-    for _, changes in named.values():
-        settings |= changes
+    # One after the other, in the order of the file: of two that overlap the later one holds.
+    changes = [*file.set.items(), *(c for _, of_value in named.values() for c in of_value.items())]
     if file.run_store is not None:
-        settings["run_store"] = file.run_store
-    reserved = {"run_name"} & settings.keys()
-    if reserved:
+        changes.append(("run_store", file.run_store))
+    if "run_name" in dict(changes) or any(text.startswith("run_name=") for text in more):
         raise SettingsError(f"{path}: {told}: run_name follows from the sweep's name and values")
-    overrides = (
-        *(f"{setting}={json.dumps(value)}" for setting, value in settings.items()),
-        *more,
-        f"run_name={json.dumps(run_name)}",
-    )
+    try:
+        overrides = (
+            *(f"{setting}={json.dumps(value, ensure_ascii=False)}" for setting, value in changes),
+            *more,
+            f"run_name={json.dumps(run_name)}",
+        )
+    except TypeError as error:
+        raise SettingsError(
+            f"{path}: {told}: a value is neither text nor a number ({error}); write it in quotes"
+        ) from None
     try:
         parameters = load_parameters(config, overrides)
     except SettingsError as error:
         raise SettingsError(f"{path}: {told}: {error}") from None
-    return SweptRun(run_name, values, overrides, parameters)
+    return SweptRun(run_name, values, overrides, merged_settings(config, overrides), parameters)
 
 
 def _slug(value: str) -> str:

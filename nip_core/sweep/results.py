@@ -8,12 +8,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+from nip_core.errors import StoreError
 from nip_core.evaluation.plots import arms_svg
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.stages.showing import summary
 from nip_core.sweep.counted import Counted, Figure, over_runs
-from nip_core.sweep.declaration import Hypothesis, departures, read_declaration
+from nip_core.sweep.declaration import DAMAGED, Hypothesis, departures, read_declaration
 from nip_core.sweep.outcomes import outcomes
 from nip_core.sweep.page import MAJORITY, METRICS, Results, page
 from nip_core.sweep.plan import Sweep, SweptRun
@@ -72,7 +73,12 @@ def _run(store: Store, run: SweptRun, there: set[str], failure: str | None) -> d
     if run.name not in there:
         return result
     tree = RunStore(store, run.name)
-    shown = summary(tree)
+    try:
+        shown = summary(tree)
+    except StoreError as error:
+        return {**result, "status": DAMAGED, "failure": str(error)}
+    if shown["status"] == "finished":
+        result.pop("failure", None)  # somebody else may have finished it
     tests = {
         entry["iteration"]: tree.read_json_or_none(tree.metrics(entry["iteration"], "test"))
         for entry in shown["iterations"]
@@ -94,13 +100,14 @@ def _arm(
     sweep: Sweep, counted: Counted, arm: Sequence[str], runs: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     axes = [axis for axis in sweep.axes if axis != "seed"]
-    finished = [run for run in runs if run["status"] == "finished" and run["tests"]]
+    finished = [run for run in runs if run["status"] == "finished"]
+    tested = [run for run in finished if run["tests"]]
     values: dict[str, Any] = {"values": dict(zip(axes, arm, strict=True))}
     values |= {"runs": len(runs), "finished": len(finished)}
     for metric in METRICS:
-        values[metric] = _over_runs([run["tests"][-1][metric] for run in finished])
+        values[metric] = _over_runs([run["tests"][-1][metric] for run in tested])
     for figure in get_args(Figure):
-        plays = [c for run in finished if (c := counted.of(run["run"], figure)) is not None]
+        plays = [c for run in tested if (c := counted.of(run["run"], figure)) is not None]
         both_ways = over_runs(plays, f"{sweep.name} {' '.join(arm)} {figure}")
         if values[figure] is not None and both_ways is not None and both_ways.ci95 is not None:
             low, high = both_ways.ci95
@@ -109,7 +116,7 @@ def _arm(
         None
         if None in (ends := [run["tests"][at]["accuracy"] for at in (0, -1)])
         else ends[1] - ends[0]
-        for run in finished
+        for run in tested
         if len(run["tests"]) > 1
     ]
     return {**values, "gain": _over_runs(gains)}

@@ -11,11 +11,12 @@ from handmade import ACCEPT, REJECT, Rollouts
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import build_tables, commit_shard, join_shards
-from nip_core.run_store.run import RunStore
+from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
 from nip_core.sweep.counted import Counted, over_runs
 from nip_core.sweep.declaration import declare, departures, read_declaration, read_plan
 from nip_core.sweep.outcomes import outcomes
+from nip_core.sweep.plan import read_sweep
 
 SWEEP = {
     "name": "asked",
@@ -52,6 +53,7 @@ QUESTIONS = 60
 
 
 def planned(tmp_path, *hypotheses, sweep=SWEEP, **changes):
+    tmp_path.mkdir(exist_ok=True)
     (tmp_path / "sweep.yaml").write_text(
         yaml.safe_dump({**sweep, "run_store": str(tmp_path / "runs")}, sort_keys=False)
     )
@@ -60,26 +62,27 @@ def planned(tmp_path, *hypotheses, sweep=SWEEP, **changes):
     return tmp_path / "plan.yaml"
 
 
-def played(store, name, completeness, soundness, questions=QUESTIONS):
+def played(store, name, completeness, soundness, questions=range(QUESTIONS), plays=1):
     """The test of a run that is right so often: each question has one right and one wrong row."""
     draw, rows = random.Random(name), Rollouts(name)
-    for i in range(questions):
-        for y, rate in ((1, completeness), (0, soundness)):
+    for i in questions:
+        for y, rate in ((1, completeness), (0, soundness)) * plays:
             said = (ACCEPT if y else REJECT) if draw.random() < rate else (REJECT if y else ACCEPT)
-            rows.add(2 * i + y, y, ["Question: why?", "Answer: so.", said], (0, 0))
+            rows.add(len(rows.episodes), y, ["Question: why?", "Answer: so.", said], (0, 0))
             rows.episodes[-1] |= {"question_id": f"q{i}", "split": "test"}
     directory = RunStore(store, name).rollouts(1, TEST)
     commit_shard(store, directory, "0000", build_tables(rows.episodes, rows.generations))
     join_shards(store, directory, ["0000"])
 
 
-def outcome(tmp_path, rates, *hypotheses, runs=6):
+def outcome(tmp_path, rates, *hypotheses, runs=6, **of_adp):
     """What comes of the hypotheses where the arms are as complete and as sound as `rates` say."""
     plan = read_plan(planned(tmp_path, *hypotheses))
     store, tests = open_store(plan.sweep.run_store), {}
     for run in plan.sweep.runs:
         if run.values["protocol"] in rates and int(run.values["seed"]) <= runs:
-            played(store, run.name, *rates[run.values["protocol"]])
+            more = of_adp if run.values["protocol"] == "adp" else {}
+            played(store, run.name, *rates[run.values["protocol"]], **more)
             tests[run.name] = 1
     return outcomes(Counted(store, tests), plan.sweep, plan.file.hypotheses)
 
@@ -123,13 +126,48 @@ def test_nothing_is_said_where_the_condition_fails_or_no_pair_is_finished(tmp_pa
     [sound, other] = outcome(tmp_path, rates, conditional, against_debate)
     assert sound["outcome"] == other["outcome"] == "not tested"
     assert sound["because"].startswith("completeness of against is 0.")
-    assert other["because"] == "no pair of runs is finished"
+    assert other["because"] == "no pair of runs is finished and tested"
     assert sound["p"] is other["p"] is None
 
 
 def test_a_single_run_shows_no_spread(tmp_path):
     [sound] = outcome(tmp_path, {"nip": (1, 0.9), "adp": (1, 0.2)}, SOUNDER, runs=1)
     assert sound["outcome"] == "not tested" and "shows no spread" in sound["because"]
+
+
+def test_arms_that_were_played_more_often_or_on_other_questions(tmp_path):
+    rates = {"nip": (0.9, 0.8), "adp": (0.9, 0.3)}
+    [sound] = outcome(tmp_path / "a", rates, SOUNDER, plays=3)
+    assert sound["outcome"] == "shown"
+    assert sound["difference"] == pytest.approx(sound["rates"][0] - sound["rates"][1])
+    [sound] = outcome(tmp_path / "b", rates, SOUNDER, questions=range(5, QUESTIONS + 5))
+    assert sound["because"] == "the arms were not tested on the same questions"
+
+
+def test_where_all_say_the_same_the_number_of_runs_is_what_counts(tmp_path):
+    [sound, complete] = outcome(tmp_path, {"nip": (1, 1), "adp": (1, 0)}, SOUNDER, AS_COMPLETE)
+    assert (sound["outcome"], sound["difference"], sound["ci95"]) == ("shown", 1.0, None)
+    assert sound["p"] == complete["p"] == 2 * 0.5**6
+    assert complete["outcome"] == "shown"
+    equal = {**SOUNDER, "expected": "equal", "margin": 0.5}
+    [sound] = outcome(tmp_path / "b", {"nip": (1, 1), "adp": (1, 0)}, equal)
+    assert (sound["outcome"], sound["p"]) == ("not shown", 1.0)
+
+
+def test_few_runs_give_wide_intervals_of_rates(tmp_path):
+    [sound] = outcome(tmp_path, {"nip": (1, 0.9), "adp": (1, 0.2)}, SOUNDER, runs=2)
+    low, high = sound["ci95"]
+    assert -1 <= low <= sound["difference"] <= high <= 1
+
+
+def test_an_arm_that_is_gone_from_the_sweep_is_not_tested(tmp_path):
+    plan = read_plan(planned(tmp_path, SOUNDER))
+    axes = {"protocol": {"nip": {}}, "seed": [1, 2]}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({**SWEEP, "axes": axes}))
+    less = read_sweep(tmp_path / "sweep.yaml")
+    store = open_store(plan.sweep.run_store)
+    [sound] = outcomes(Counted(store, {}), less, plan.file.hypotheses)
+    assert (sound["outcome"], sound["because"]) == ("not tested", "protocol: 'adp': values are nip")
 
 
 def test_further_hypotheses_are_adjusted_and_the_primary_one_is_not(tmp_path):
@@ -169,6 +207,9 @@ def test_nothing_can_be_declared_of_runs_that_have_begun(tmp_path):
     store.put("asked-adp-2/run.json", b"{}")
     with pytest.raises(RunConflictError, match=r"nothing was declared, and 1 .*'asked-adp-2'"):
         declare(store, plan)
+    store.put("sweeps/asked/results.json", b"{}")
+    with pytest.raises(RunConflictError, match="has results already"):
+        declare(store, plan)
 
 
 def test_what_is_done_otherwise_is_listed(tmp_path):
@@ -179,11 +220,18 @@ def test_what_is_done_otherwise_is_listed(tmp_path):
     more = {**SWEEP, "axes": axes, "set": {"rl.lr": 0.5}}
     sweep = read_plan(planned(tmp_path, SOUNDER, sweep=more)).sweep
     runs = [{"run": run.name, "status": "not begun"} for run in sweep.runs]
+    begun = sweep.runs[0]
+    RunStore(store, begun.name).create_or_open(
+        Identity({**begun.parameters.to_dict(), "dataset": "problems"}, "0", 1)
+    )
+    runs[0]["status"] = "stopped"
     lines = departures(store, sweep, {**declaration, "analysis_sha256": "0"}, runs)
     assert "asked-nip-7: not declared" in lines
     assert "asked-nip-6: declared, and not in the sweep" in lines
     assert "asked-nip-1: other settings than declared" in lines
     assert "asked-nip-1: not begun" in lines
+    assert f"{begun.name}: begun with other settings than the sweep's" in lines
+    assert f"{begun.name}: played with code 0" in lines
     assert lines[-1] == "the code of the analysis has changed"
 
 

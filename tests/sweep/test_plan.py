@@ -1,6 +1,7 @@
 """The runs of a sweep are every combination of its axes, checked before anything starts."""
 
 import json
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,31 @@ def test_every_combination_is_a_run_with_its_settings(tmp_path):
     assert settings.protocol_common.shared_reward is False
     assert (settings.rl.num_iterations, settings.rl.rollouts_per_iteration) == (1, 12)
     assert load_parameters(sweep.config, run.overrides) == settings
+    # As the run's process gets them.
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run.settings))
+    assert load_parameters(tmp_path / "run.yaml") == settings
+
+
+def test_of_settings_that_overlap_the_later_one_holds(tmp_path):
+    axes = {
+        "long": {"no": {}, "yes": {"rl.num_iterations": 3}},
+        "few": {"yes": {"rl": {"rollouts_per_iteration": 32}}},
+        "seed": [1],
+    }
+    axes["long"].pop("no")
+    for first in ({}, {"rl": {"num_iterations": 5}}, {"rl.lr": 0.5}):
+        [run] = read_sweep(written(tmp_path, axes=axes, set=first)).runs
+        assert run.parameters.rl.rollouts_per_iteration == 32
+        assert run.parameters.rl.num_iterations not in (3, 5)
+    axes = {"few": axes["few"], "long": axes["long"], "seed": [1]}
+    [run] = read_sweep(written(tmp_path, axes=axes)).runs
+    rl = run.parameters.rl
+    assert (rl.rollouts_per_iteration, rl.num_iterations) == (32, 3)
+
+
+def test_text_of_any_kind_is_a_value(tmp_path):
+    [run] = read_sweep(written(tmp_path, axes={"seed": [1]}, run_store="no😀 'é\"ne")).runs
+    assert run.parameters.run_store == "no😀 'é\"ne"
 
 
 def test_combinations_are_left_out(tmp_path):
@@ -93,12 +119,17 @@ def test_sweeps_of_the_repository_can_be_read(path):
         ({"axes": {"arm": {"a" * 40: {}}}}, "name the values of the axes shortly"),
         ({"axes": {"run_store": ["a", "b"]}}, "need one run_store; take it off the axes"),
         ({"set": {"run_name": "x"}}, "run_name follows from the sweep's name"),
+        ({"axes": {"seed": [[1]]}}, "axes.seed: give a list of plain values"),
+        ({"axes": {"seed": [1, "1"]}}, "axes.seed: 1 stands twice"),
+        ({"axes": {"scenario": ["", "graphs"]}}, "axes.scenario: give the empty value a name"),
+        ({"axes": {a: [*range(50)] for a in ("seed", "rl.lr")}}, "axes: 2,500 combinations"),
+        ({"set": {"dataset": date(2024, 1, 1)}}, "write it in quotes"),
         ({"leave_out": [{"sed": 1}]}, "leave_out[0]: sed: 1: there is no such axis"),
         ({"leave_out": [{"seed": 7}]}, "leave_out[0]: seed: 7: values are 1, 2"),
         ({"leave_out": [{}]}, "leave_out[0]: names no value"),
         ({"leave_out": [{"seed": 1}, {"seed": 2}]}, "leave_out leaves no run"),
     ],
-    ids=lambda value: value if isinstance(value, str) else json.dumps(value)[:30],
+    ids=lambda value: value if isinstance(value, str) else json.dumps(value, default=str)[:30],
 )
 def test_what_is_wrong_in_a_sweep_is_named(tmp_path, changes, message):
     path = written(tmp_path, **changes)
@@ -106,6 +137,18 @@ def test_what_is_wrong_in_a_sweep_is_named(tmp_path, changes, message):
         read_sweep(path)
     assert message in str(raised.value)
     assert str(raised.value).startswith(str(path))
+
+
+def test_runs_are_not_named_from_outside(tmp_path):
+    with pytest.raises(SettingsError, match="run_name follows from"):
+        read_sweep(written(tmp_path), ("run_name=mine",))
+
+
+@pytest.mark.parametrize("text", ["axes: &a {d: *a}", "[" * 3000])
+def test_what_is_no_tree_is_one_line(tmp_path, text):
+    (tmp_path / "sweep.yaml").write_text(text)
+    with pytest.raises(SettingsError, match=r"sweep\.yaml: "):
+        read_sweep(tmp_path / "sweep.yaml")
 
 
 def test_a_key_that_stands_twice_is_an_error(tmp_path):

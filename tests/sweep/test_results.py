@@ -8,8 +8,10 @@ import pytest
 import yaml
 from small_game import FEW, train_here, write_config
 
+from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.sweep.page import page, table
+from nip_core.sweep.declaration import settings_digest
+from nip_core.sweep.page import METRICS, page, table
 from nip_core.sweep.plan import read_sweep
 from nip_core.sweep.results import collect, write
 
@@ -61,8 +63,29 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
     assert "| majority |" in table(results) and "| 75.0 |" in table(results)
 
     results = collect(store, sweep)
+    # The record has the settings that were planned.
+    for run in sweep.runs[:2]:
+        record = RunStore(store, run.name).open()
+        assert settings_digest(record.parameters) == settings_digest(run.parameters.to_dict())
+
     place = write(store, results)
     assert place.endswith("sweeps/small/README.md")
     assert json.loads(store.get("sweeps/small/results.json")) == results
     svg = store.get("sweeps/small/arms.svg").decode()
     assert re.search(r">\s*adp\s*<", svg) and re.search(r">\s*nip\s*<", svg)
+
+    # A run that can't be read keeps nobody from seeing the others.
+    store.put("small-adp-1/run.json", b"{")
+    [first, *_] = collect(store, sweep)["runs"]
+    assert first["status"] == "damaged" and "small-adp-1" in first["failure"]
+
+
+def test_texts_stay_in_their_cells():
+    arm = dict.fromkeys(METRICS) | {
+        "values": {"a": "x | y\nz"},
+        "runs": 1,
+        "finished": 0,
+        "gain": None,
+    }
+    [_, _, row] = table({"axes": ["a", "seed"], "arms": [arm]}).splitlines()
+    assert row.startswith("| x \\| y z | 0 of 1 |")

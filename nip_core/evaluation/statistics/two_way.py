@@ -87,7 +87,9 @@ def _error(residuals: Floats, whole: float) -> tuple[float, float]:
     noise = float((residuals**2).sum()) / whole**2  # of cells, which both contain
     variance = max(by_seed + by_question - noise, by_seed, by_question)
     freedom = by_seed**2 / (seeds - 1) + by_question**2 / (questions - 1)
-    return math.sqrt(variance), variance**2 / freedom if freedom else 1.0
+    # The approximation can fall below what the shorter side has by itself.
+    least = float(min(seeds, questions) - 1)
+    return math.sqrt(variance), max(variance**2 / freedom, least) if freedom else least
 
 
 def _draws(sums: Floats, counts: Floats, seed: int) -> Floats:

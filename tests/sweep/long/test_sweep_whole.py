@@ -84,7 +84,7 @@ def test_a_sweep_is_stopped_killed_and_finished_but_for_a_run_that_fails(tmp_pat
     assert process.returncode == 3, out + said
     logs = (tmp_path / "runs" / "sweeps" / "small" / "logs").glob("*.log")
     assert "Traceback" not in "".join([out, said, *(log.read_text() for log in logs)])
-    assert "small-away: failed: " in out and "127.0.0.1:9" in out
+    assert "small-away: failed with exit code 3: " in out and "127.0.0.1:9" in out
     page = (tmp_path / "runs" / "sweeps" / "small" / "README.md").read_text()
     assert "1 of 2 runs finished" in page and "`small-away`: exit code 3" in page
     assert "| own | 1 | " in page and "| away | 0 of 1 | – |" in page
