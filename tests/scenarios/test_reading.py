@@ -417,3 +417,12 @@ def test_what_provers_say_is_taken_for_the_verdict_that_they_claim(said, verdict
 )
 def test_short_prompts_ask_for_the_answer(answers, asked):
     assert scenario(answers=answers).words.asked_in_short == asked
+
+
+def test_short_prompts_say_which_of_two_answers_is_the_first():
+    texts = {"question": "Where?", "solution": "Here.", "alternative": "There.", "passage": "Here."}
+    two = scenario(system_prompt_version="short", answers="two")
+    assert two.show(texts, "verifier") == "Where?\nFirst: Here.\nSecond: There."
+    assert two.show(texts, "prover").splitlines()[1:] == ["First: Here.", "Second: There.", "Here."]
+    one = scenario(system_prompt_version="short", answers="one")
+    assert one.show(texts, "verifier") == "Where?\nHere."

@@ -189,6 +189,13 @@ class Reading(Scenario):
 
     # What agents see.
 
+    def show(self, texts: Mapping[str, str], role: Role) -> str:
+        """The problem, in `short`, too, with a word before each of two answers."""
+        if self.settings.system_prompt_version == "short" and self.settings.answers == "two":
+            named = {"solution": "First: ", "alternative": "Second: "}
+            texts = {name: named.get(name, "") + text for name, text in texts.items()}
+        return super().show(texts, role)
+
     def addition(self, role: Role, protocol: Protocol) -> str:
         """Tell how to quote, or what the marks of quotes mean, where anybody can quote."""
         if not protocol.provers:
