@@ -22,6 +22,7 @@ from nip_core.parameters import HyperParameters
 if TYPE_CHECKING:
     from nip_core.stages.estimate import Estimate
 
+_COUNTS = ("distinct_problems", "questions")
 _ROOM_FOR_JOBS = 110  # columns, for the jobs of two groups in a line
 
 
@@ -189,8 +190,9 @@ def show_run(result: dict[str, Any]) -> None:
         )
     console.print(table)
     tests = [entry["test"] for entry in result["iterations"] if entry["test"]]
-    if tests and (tests[-1].get("questions") or 0) < (tests[-1].get("distinct_problems") or 0):
-        asked = problems_words(tests[-1]["distinct_problems"], tests[-1]["questions"])
+    problems, questions = (tests[-1].get(key) if tests else None for key in _COUNTS)
+    if problems and questions and questions < problems:
+        asked = problems_words(problems, questions)
         print(f"intervals are by question: {asked} were tested")
     if "attack" in result:
         _show_attack(result["attack"], console)

@@ -387,6 +387,7 @@ def test_the_table_of_a_run_is_whole_at_the_width_of_a_terminal(columns, capsys,
         "completeness": 1.0,
         "soundness": 0.875,
         "distinct_problems": 1216,
+        "questions": 155,
     }
     jobs = {group: {"status": "succeeded"} for group in ("prover", "verifier")}
     ended = {**jobs, "prover": {"status": "keep_model"}}
