@@ -21,7 +21,7 @@ def small(tmp_path, **axes):
         "config": "deterministic",
         "run_store": str(tmp_path / "runs"),
         "set": {
-            "rl": {"num_iterations": 1, "rollouts_per_iteration": 16},
+            "rl": {"num_iterations": 1, "rollouts_per_iteration": 200},
             "dataset_options.max_test_size": 8,
         },
         "axes": axes,
@@ -52,12 +52,13 @@ def wait_until_gone(tmp_path):
 
 
 def begun(path):
-    """A sweep whose runs have begun, leader of a group as in a terminal."""
+    """A sweep one of whose runs is playing, leader of a group as in a terminal."""
+    before = time.time()
     process = nip("sweep", path, "--jobs", 2, start_new_session=True)
-    assert process.stdout is not None
-    while "started" not in process.stdout.readline():
+    played = path.parent / "runs" / "small-own"
+    while not any(file.stat().st_mtime > before for file in played.glob("journals/**/*.journal")):
         assert process.poll() is None
-    time.sleep(4)
+        time.sleep(0.05)
     return process
 
 
