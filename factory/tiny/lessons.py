@@ -2,10 +2,14 @@
 
 import random
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from factory.tiny.conversations import Message
+
+if TYPE_CHECKING:
+    from factory.tiny.cases import TrainingCases
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Lesson(Protocol):
 
 
 def find_lesson(scenario: str) -> Lesson:
-    """The lesson of a scenario. What it draws from is read or made here."""
+    """The lesson of a scenario. What it draws from is read or made where it is first asked for."""
     if scenario == "arithmetic":
         from factory.tiny.arithmetic import ArithmeticLesson
 
@@ -79,10 +83,11 @@ class CodeValidationLesson:
     conclusions: tuple[str, ...] = ("Ġmatch", "Ġdiffer")
     labels = ""
 
-    def __init__(self) -> None:
+    @cached_property
+    def _cases(self) -> "TrainingCases":
         from factory.tiny.cases import TrainingCases
 
-        self._cases = TrainingCases()
+        return TrainingCases()
 
     def conversation(
         self, draw: random.Random, verifier_share: float, first: bool
