@@ -1,4 +1,4 @@
-"""What the model for `arithmetic` learns from: conversations about chains of steps.
+"""What the models for `arithmetic` learn from: conversations about chains of steps.
 
 Everybody restates a step and says what it should give: "Step 3: 49 + 3 = 52? 52, right." or
 "Step 3: 49 + 3 = 53? 52, wrong." Restating before judging, with both results side by side, is what
@@ -7,100 +7,124 @@ makes it learnable. The prover goes through the chain, from a step drawn at rand
 lies where it must. The conclusion begins the step as a check does, so that one look finds it
 wherever the mistake was. The verifier asks, checks one step, and decides by what it saw; which
 step it checks is drawn at random: to check the one that an expert names is what is left for it to
-learn.
+learn. That of the second model, told in each of its turns what it may do, checks another step in
+each: it rejects where that is wrong, and asks on where it is right.
+
+What is said, and drills, are in `arithmetic_words`; here are the games, and the lesson.
 """
 
 import json
 import random
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
+from factory.tiny.arithmetic_words import (
+    ACCEPT,
+    REJECT,
+    STEPS,
+    Case,
+    Step,
+    check,
+    checks,
+    decision,
+    reading,
+    statement,
+    sums,
+)
 from factory.tiny.conversations import Message, own
+from factory.tiny.lessons import Part
 from nip_core.game.render import Game, Situation
 from nip_core.parameters import load_parameters
-from nip_core.protocols import Turn
+from nip_core.protocols import NO_DECISION, Turn
 from nip_core.scenarios import Scenario, find_scenario
 
-STEPS = 4
 TRAINING_CASES = 40_000
 # Of the conversations. First reading alone: no step is checked before it can be found.
 AT_FIRST = {"reading": 1.0}
 THEN = {"reading": 0.05, "sums": 0.15, "checks": 0.2}
+# In the end results that are wrong by one, and steps of which others have said something.
+AT_THE_END = {"reading": 0.02, "sums": 0.1, "near": 0.18, "disputed": 0.2}
+# Then games in which the verifier is told of its turns, beside all that it knows.
+IN_TURNS = {**AT_THE_END, "disputed": 0.1, "disputed in turns": 0.1, "in turns": 0.3}
 VERIFIER_TOKENS, PROVER_TOKENS = 24, 80
 FOLLOWS = 0.1  # of the checks are of the step that is named wrong; the others of any
 QUESTION = "Which step is wrong?"
+
+
+class Kind(NamedTuple):
+    """How a game is set up."""
+
+    protocol: str
+    common: Mapping[str, bool] = {}
+    """Settings that all protocols have."""
+    share: float = 1.0
+    """Among the games of its table."""
+    rounds: int = 3
+    """Where there are any to set."""
+    told: bool = False
+    """Whether a message tells the verifier in each of its turns what it may do."""
+
+
+_HONEST, _WITH_STANCE = {"shared_reward": True}, {"randomize_prover_stance": True}
 GAMES = {
-    # A name for it, the protocol, and the settings that all protocols have.
-    "nip": ("nip", {"shared_reward": True}),
-    "nip with a stance": ("nip", {"randomize_prover_stance": True}),
-    "adp": ("adp", {"shared_reward": True}),
-    "adp with a stance": ("adp", {"randomize_prover_stance": True}),
-    "debate": ("debate", {}),
-    "solo_verifier": ("solo_verifier", {}),
+    "nip": Kind("nip", _HONEST),
+    "nip with a stance": Kind("nip", _WITH_STANCE),
+    "adp": Kind("adp", _HONEST),
+    "adp with a stance": Kind("adp", _WITH_STANCE),
+    "debate": Kind("debate", share=0.5),  # it is twice as long
+    "solo_verifier": Kind("solo_verifier"),
 }
-GAME_SHARES = {"debate": 0.5}  # it is twice as long
-_ROUNDS = {"nip": "nip_protocol", "debate": "debate_protocol"}
-_ACCEPT, _REJECT = "accept", "reject"
+GAMES_IN_TURNS = {
+    "nip, told": Kind("nip", _HONEST, 1.5, told=True),
+    "nip with a stance, told": Kind("nip", _WITH_STANCE, 1.0, told=True),
+    "nip of 5 rounds, told": Kind("nip", _HONEST, 2.0, 5, told=True),
+    "nip of 5 rounds with a stance, told": Kind("nip", _WITH_STANCE, 1.5, 5, told=True),
+    "adp, told": Kind("adp", _HONEST, 0.5, told=True),
+    "adp with a stance, told": Kind("adp", _WITH_STANCE, 0.5, told=True),
+    "merlin_arthur, told": Kind("merlin_arthur", told=True),
+    "debate, told": Kind("debate", told=True),
+    "mnip, told": Kind("mnip", _HONEST, told=True),
+    "mnip with a stance, told": Kind("mnip", _WITH_STANCE, told=True),
+    "solo_verifier, told": Kind("solo_verifier", share=0.5, told=True),
+}
+SHARES_AT_THE_END = {"debate": 3.0}  # it is hardest
+VERIFIER_SHARE_AT_THE_END = 0.6
+SEEDS = 16  # of episodes: both orders of two experts, and who speaks where that is drawn
+_ROUNDS = {"nip": "nip_protocol", "debate": "debate_protocol", "mnip": "mnip_protocol"}
 
 
-@dataclass(frozen=True)
-class Step:
-    """``left sign right = result``, the result as it is written.
-
-    The scenario has such steps too, but nobody outside of the scenarios imports one.
-    """
-
-    left: int
-    sign: str
-    right: int
-    result: int
-
-    @property
-    def true_result(self) -> int:
-        """The result as it should be."""
-        return self.left + self.right if self.sign == "+" else self.left - self.right
-
-
-@dataclass(frozen=True)
-class Case:
-    """A problem of the scenario."""
-
-    question: str
-    solution: str
-    y: int
-
-    @cached_property
-    def steps(self) -> list[Step]:
-        """The calculation, read."""
-        lines = re.findall(r"\d+: (\d+) ([-+]) (\d+) = (\d+)", self.solution)
-        return [Step(int(left), sign, int(right), int(is_)) for left, sign, right, is_ in lines]
+def kind_of(name: str) -> Kind:
+    """Return the settings of the game of this name."""
+    return GAMES.get(name) or GAMES_IN_TURNS[name]
 
 
 @cache
 def game(name: str) -> Game:
-    """A game of `GAMES`, as the configuration for this model sets it up."""
-    protocol, common = GAMES[name]
+    """A game of `GAMES` or `GAMES_IN_TURNS`, as the configuration for this model sets it up."""
+    kind = kind_of(name)
     settings = {
         "run_name": "tiny",
         "scenario": "arithmetic",
         "dataset": "chains",
-        "interaction_protocol": protocol,
+        "interaction_protocol": kind.protocol,
         "scenario_settings": {"system_prompt_version": "short", "steps": STEPS},
-        "protocol_common": common,
+        "protocol_common": dict(kind.common),
         "agents": {
             "_default": {
                 "model_provider": "SelfHosted",
                 "model_name": "tiny",
                 "max_tokens_per_message": PROVER_TOKENS,
             },
-            "verifier": {"max_tokens_per_message": VERIFIER_TOKENS},
+            "verifier": {
+                "max_tokens_per_message": VERIFIER_TOKENS,
+                "use_supervisor_message": "all" if kind.told else "none",
+            },
         },
     }
-    if protocol in _ROUNDS:
-        settings[_ROUNDS[protocol]] = {"max_message_rounds": 3}
+    if kind.protocol in _ROUNDS:
+        settings[_ROUNDS[kind.protocol]] = {"max_message_rounds": kind.rounds}
     return Game(load_parameters(settings))
 
 
@@ -127,150 +151,175 @@ class TrainingCases:
         return draw.choice(self._rows)
 
 
-def check(steps: Sequence[Step], number: int) -> str:
-    """Return what a player says that checks a step."""
-    step = steps[number - 1]
-    return _claim(number, step, step.true_result)
+def _turn(
+    played: Game, round_: int, agent: str, text: str, turns: Sequence[Turn], seed: int = 0
+) -> Turn:
+    return Turn(round_, agent, text, played.parse(agent, round_, seed, text, turns))
 
 
-def _claim(number: int, step: Step, result: int) -> str:
-    """Restate a step and say what it should give."""
-    verdict = "right" if result == step.result else "wrong"
-    written = f"{step.left} {step.sign} {step.right} = {step.result}"
-    return f"Step {number}: {written}? {result}, {verdict}."
-
-
-def statement(steps: Sequence[Step], verdict: str | None, draw: random.Random) -> str:
-    """Return what a prover says that argues for a verdict, or (None) for the truth."""
-    first = draw.randint(1, len(steps))
-    checked = []
-    for place in range(len(steps)):
-        number = (first + place - 1) % len(steps) + 1
-        step = steps[number - 1]
-        text = check(steps, number)
-        if step.result != step.true_result and verdict == _ACCEPT:
-            text = _claim(number, step, step.result)
-        elif place == len(steps) - 1 and step.result == step.true_result and verdict == _REJECT:
-            # Always one less: of two results drawn, each would be less likely than the truth.
-            text = _claim(number, step, step.result - 1)
-        checked.append(text)
-        if not text.endswith("right."):
-            named = f"So this is wrong: Step {number}: {step.left} {step.sign} {step.right}."
-            return "Answer: " + " ".join([*checked, named])
-    return "Answer: " + " ".join([*checked, "So no step is wrong."])
-
-
-def decision(steps: Sequence[Step], number: int) -> str:
-    """Return what the verifier says that checks a step and decides by it."""
-    text = check(steps, number)
-    return f"{text}\nDecision: {_ACCEPT if text.endswith('right.') else _REJECT}"
-
-
-def _turn(played: Game, round_: int, agent: str, text: str, turns: Sequence[Turn]) -> Turn:
-    return Turn(round_, agent, text, played.parse(agent, round_, 0, text, turns))
-
-
-def situation(case: Case, stance: int | None) -> Situation:
-    """A case as a game sees it."""
-    return Situation(case.question, case.solution, stance, 0)
+def situation(case: Case, stance: int | None, seed: int = 0) -> Situation:
+    """A case as a game sees it; of two experts the seed draws whose answer comes first."""
+    return Situation(case.question, case.solution, stance, seed)
 
 
 def ask(name: str) -> str:
     """The verifier's first message."""
-    if GAMES[name][0] == "debate":
+    if len(game(name).protocol.channels) > 1:
         return f"Question for Expert_1: {QUESTION}\nQuestion for Expert_2: {QUESTION}"
     return f"Question: {QUESTION}"
 
 
 def aim(name: str, agent: str, stance: int | None) -> str | None:
     """The verdict that a prover argues for; None: the truth."""
-    if GAMES[name][1].get("shared_reward"):
+    if kind_of(name).common.get("shared_reward"):
         return None
     played = game(name).protocol
-    return _ACCEPT if played.stance(agent, stance) == 1 else _REJECT
+    return ACCEPT if played.stance(agent, stance) == 1 else REJECT
 
 
 def opening(name: str, case: Case) -> list[Turn]:
     """The turns before a prover's first: the verifier's question, where it asks."""
-    if GAMES[name][0] in _ROUNDS:
+    if kind_of(name).protocol in _ROUNDS:
         return [_turn(game(name), 0, "verifier", ask(name), [])]
     return []
 
 
-def reading(draw: random.Random) -> list[Message]:
-    """Told which lines to read, read them: lines drawn at random, so that nothing else helps."""
-    lines = [
-        f"{number}: {draw.randint(2, 99)} {draw.choice('+-')} {draw.randint(2, 9)} "
-        f"= {draw.randint(2, 99)}"
-        for number in range(1, STEPS + 1)
-    ]
-    asked = [draw.randint(1, STEPS) for _ in range(8)]
-    return _drilled("\n".join(lines), "Read", asked, [f"Step {lines[n - 1]}." for n in asked])
+def _heard(
+    name: str, about: Situation, case: Case, draw: random.Random, verdict: str | None = None
+) -> tuple[list[Message], list[Turn]]:
+    """The chat in which the verifier decides, and the answers: by their aim, or for `verdict`."""
+    played, turns = game(name), opening(name, case)
+    round_ = len(turns)
+    answers = []
+    for agent in played.protocol.provers:
+        said = statement(case.steps, verdict or aim(name, agent, about.stance), draw)
+        answers.append(_turn(played, round_, agent, said, turns))
+    last = round_ + bool(answers)
+    return played.render("verifier", about, [*turns, *answers], last), answers
 
 
-def checks(case: Case, draw: random.Random) -> list[Message]:
-    """Told which steps to check, check them; each result is replaced half of the time.
-
-    Without it, and without `sums`, to repeat the result that stands there would be a good guess.
-    """
-    lines = case.solution.split("\n")
-    for place, line in enumerate(lines):
-        if draw.random() < 0.5:
-            before, _, result = line.partition(" = ")
-            wrong = draw.choice([n for n in range(2, 100) if n != int(result)])
-            lines[place] = f"{before} = {wrong}"
-    asked = [draw.randint(1, STEPS) for _ in range(draw.randint(1, STEPS))]
-    solution = "\n".join(lines)
-    steps = Case(case.question, solution, 0).steps
-    problem = f"{case.question}\n{solution}"
-    return _drilled(problem, "Check", asked, [check(steps, number) for number in asked])
-
-
-def _drilled(problem: str, verb: str, asked: list[int], said: list[str]) -> list[Message]:
-    numbers = ", ".join(str(number) for number in asked)
-    text = f"You are the verifier.\n{problem}\n{verb} step {numbers}."
-    return [{"role": "system", "content": text}, own(" ".join(said))]
-
-
-def sums(draw: random.Random) -> list[Message]:
-    """Calculate, and nothing else."""
-    asked: list[str] = []
-    results: list[str] = []
-    while len(asked) < 8:
-        left, sign, right = draw.randint(2, 99), draw.choice("+-"), draw.randint(2, 9)
-        step = Step(left, sign, right, 0)
-        if 2 <= step.true_result < 100:
-            asked.append(f"{left} {sign} {right}")
-            results.append(f"{left} {sign} {right}? {step.true_result}")
-    told = {"role": "system", "content": f"Calculate {', '.join(asked)}."}
-    return [told, own(f"{', '.join(results)}.")]
-
-
-def conversation(case: Case, draw: random.Random, verifier: bool) -> list[Message]:
+def conversation(
+    case: Case, draw: random.Random, verifier: bool, at_the_end: bool = False
+) -> list[Message]:
     """A game as the verifier or a prover sees it, with what it says itself."""
     names = [name for name in GAMES if verifier or name != "solo_verifier"]
-    name = draw.choices(names, [GAME_SHARES.get(name, 1.0) for name in names])[0]
+    shares = SHARES_AT_THE_END if at_the_end else {name: GAMES[name].share for name in names}
+    name = draw.choices(names, [shares.get(name, 1.0) for name in names])[0]
     stance = draw.choice((0, 1)) if "stance" in name else None
-    played, about, steps = game(name), situation(case, stance), case.steps
-    turns = opening(name, case)
-    round_ = len(turns)
-    provers = list(played.protocol.provers)
+    about = situation(case, stance, draw.randrange(SEEDS) if at_the_end else 0)
     if not verifier:
-        agent = draw.choice(provers)
-        said = statement(steps, aim(name, agent, stance), draw)
-        return [*played.render(agent, about, turns, round_), own(said)]
-    answers = []
-    for agent in provers:
-        said = statement(steps, aim(name, agent, stance), draw)
-        answers.append(_turn(played, round_, agent, said, turns))
-    last = round_ + bool(provers)
-    chat = played.render("verifier", about, [*turns, *answers], last)
-    return [*chat, own(decision(steps, _checked(answers, draw)))]
+        played, turns = game(name), opening(name, case)
+        agent = draw.choice(list(played.protocol.provers))
+        said = statement(case.steps, aim(name, agent, stance), draw)
+        return [*played.render(agent, about, turns, len(turns)), own(said)]
+    chat, answers = _heard(name, about, case, draw)
+    return [*chat, own(decision(case.steps, _checked(answers, draw, at_the_end)))]
 
 
-def _checked(answers: Sequence[Turn], draw: random.Random) -> int:
-    """Draw which step the verifier checks: rarely the one that an expert names."""
-    named = [int(n) for turn in answers for n in re.findall(r"wrong: Step (\d)", turn.text)]
+def disputed(case: Case, draw: random.Random) -> list[Message]:
+    """Told which step to check after experts have spoken, check it, whatever they have said of it.
+
+    Half of the time it is told the number, else to check the step that an expert calls wrong.
+    """
+    name = draw.choice(("nip", "debate", "debate"))
+    about = situation(case, None, draw.randrange(SEEDS))
+    chat, answers = _heard(name, about, case, draw, REJECT if name == "nip" else None)
+    return _told_to_check(chat, answers, case, draw)
+
+
+def _told_to_check(
+    chat: Sequence[Message], answers: Sequence[Turn], case: Case, draw: random.Random
+) -> list[Message]:
+    number, told = draw.randint(1, STEPS), ""
+    if draw.random() < 0.5:
+        number = _named(answers)[-1]
+        told = "Check what is called wrong."
+    return [
+        *chat[:-1],
+        {"role": "system", "content": told or f"Check step {number}."},
+        own(decision(case.steps, number)),
+    ]
+
+
+# Games in which the verifier is told of its turns.
+
+
+def verifier_turn(
+    name: str, steps: Sequence[Step], left: list[int], is_last: bool, draw: random.Random
+) -> str:
+    """Return what the verifier says in a turn; the step that it checks is taken out of `left`.
+
+    What is wrong it rejects at once. What is right it accepts in its last turn; before that it
+    asks. Two questions leave no room for a check.
+    """
+    if not is_last and len(game(name).protocol.channels) > 1:
+        return ask(name)
+    number = left.pop(draw.randrange(len(left)))
+    decided = decision(steps, number)
+    if is_last or decided.endswith(REJECT):
+        return decided
+    return f"{check(steps, number)}\n{ask(name)}"
+
+
+def played_in_turns(
+    name: str, case: Case, draw: random.Random, verdict: str | None = None
+) -> tuple[Situation, list[Turn]]:
+    """Play a game of `GAMES_IN_TURNS` to its end; experts argue by their aim, or for `verdict`."""
+    played = game(name)
+    stance = draw.choice((0, 1)) if kind_of(name).common == _WITH_STANCE else None
+    about = situation(case, stance, draw.randrange(SEEDS))
+    turns: list[Turn] = []
+    left = [*range(1, STEPS + 1)]
+    for round_ in range(played.protocol.max_message_rounds):
+        now = []
+        for agent in played.protocol.active(round_, about.seed):
+            if agent == "verifier":
+                is_last = played.protocol.is_last_turn(agent, round_, about.seed)
+                text = verifier_turn(name, case.steps, left, is_last, draw)
+            else:
+                text = statement(case.steps, verdict or aim(name, agent, stance), draw)
+            now.append(_turn(played, round_, agent, text, turns, about.seed))
+        turns += now
+        if any(turn.move.decision != NO_DECISION for turn in now):
+            break
+    return about, turns
+
+
+def in_turns(case: Case, draw: random.Random, verifier: bool) -> list[Message]:
+    """A game of `GAMES_IN_TURNS` as the verifier or a prover sees it, to its last message there."""
+    names = [name for name in GAMES_IN_TURNS if verifier or name != "solo_verifier, told"]
+    name = draw.choices(names, [GAMES_IN_TURNS[name].share for name in names])[0]
+    speakers: list[str] = []
+    while not speakers:  # where the verifier rejects at once nobody else speaks
+        about, turns = played_in_turns(name, case, draw)
+        speakers = sorted({t.agent for t in turns if (t.agent == "verifier") == verifier})
+    agent = draw.choice(speakers)
+    last = [turn for turn in turns if turn.agent == agent][-1]
+    before = [turn for turn in turns if turn.round < last.round]
+    return [*game(name).render(agent, about, before, last.round), own(last.text)]
+
+
+def disputed_in_turns(case: Case, draw: random.Random) -> list[Message]:
+    """The same as `disputed`, where the verifier is told of its turns and has checked others."""
+    name = draw.choice(("nip, told", "nip of 5 rounds, told", "debate, told"))
+    last = game(name).protocol.max_message_rounds - 1
+    turns: list[Turn] = []
+    while not turns or turns[-1].round < last:
+        verdict = None if name == "debate, told" else REJECT
+        about, turns = played_in_turns(name, case, draw, verdict)
+    before = [turn for turn in turns if turn.round < last]
+    chat = game(name).render("verifier", about, before, last)
+    return _told_to_check(chat, [t for t in before if t.agent != "verifier"], case, draw)
+
+
+def _named(answers: Sequence[Turn]) -> list[int]:
+    """The numbers of the steps that experts call wrong."""
+    return [int(n) for turn in answers for n in re.findall(r"wrong: Step (\d)", turn.text)]
+
+
+def _checked(answers: Sequence[Turn], draw: random.Random, at_the_end: bool) -> int:
+    """Draw which step the verifier checks: rarely the one that an expert names, at last any."""
+    named = [] if at_the_end else _named(answers)
     return draw.choice(named if named and draw.random() < FOLLOWS else range(1, STEPS + 1))
 
 
@@ -282,25 +331,32 @@ class ArithmeticLesson:
     # looking for it and reading on is how a step is restated.
     labels = r"\d: (?=\d)"
 
-    def __init__(self) -> None:
+    def __init__(self, in_turns: bool = False) -> None:
+        self._in_turns = in_turns  # whether the model is made for `GAMES_IN_TURNS`, too
         self._cases: TrainingCases | None = None
 
-    def conversation(
-        self, draw: random.Random, verifier_share: float, first: bool
-    ) -> list[Message]:
+    def conversation(self, draw: random.Random, verifier_share: float, part: Part) -> list[Message]:
         """One conversation, drawn."""
         if self._cases is None:
             self._cases = TrainingCases()
         case = self._cases.draw(draw)
-        shares = AT_FIRST if first else THEN
+        shares = {"first": AT_FIRST, "end": AT_THE_END, "turns": IN_TURNS}.get(part, THEN)
         kind = draw.choices([*shares, ""], [*shares.values(), 1 - sum(shares.values())])[0]
         if kind == "reading":
             return reading(draw)
         if kind == "sums":
             return sums(draw)
-        if kind == "checks":
-            return checks(case, draw)
-        return conversation(case, draw, draw.random() < verifier_share)
+        if kind == "disputed":
+            return disputed(case, draw)
+        if kind == "disputed in turns":
+            return disputed_in_turns(case, draw)
+        if kind in ("checks", "near"):
+            return checks(case, draw, near=kind == "near")
+        at_the_end = part in ("end", "turns")
+        verifier = draw.random() < (VERIFIER_SHARE_AT_THE_END if at_the_end else verifier_share)
+        if kind == "in turns":
+            return in_turns(case, draw, verifier)
+        return conversation(case, draw, verifier, at_the_end)
 
     def facts(self) -> dict[str, Any]:
         """Count the chains it draws from."""
@@ -313,16 +369,19 @@ class ArithmeticLesson:
             cases = split_cases(split, 20)
             parts += [f"{c.question}\n{c.solution}\n{c.y}".encode() for c in cases]
         draw = random.Random(0)
+        played = (conversation, in_turns) if self._in_turns else (conversation,)
         for verifier in (True, False):
             for _ in range(100):
-                parts.append(json.dumps(conversation(draw.choice(cases), draw, verifier)).encode())
+                for drawn in played:
+                    chat = drawn(draw.choice(cases), draw, verifier)
+                    parts.append(json.dumps(chat).encode())
         return parts
 
     def measured(self, model: Any, tokenizer: Any, split: str) -> dict[str, dict[str, Any]]:
         """All measurements of the card on a split."""
         from factory.tiny.arithmetic_evaluation import evaluate
 
-        return evaluate(model, tokenizer, split_cases(split))
+        return evaluate(model, tokenizer, split_cases(split), self._in_turns)
 
     def card(self, training: dict[str, Any], evaluation: dict[str, Any]) -> str:
         """The text of README.md."""

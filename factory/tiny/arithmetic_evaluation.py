@@ -1,17 +1,20 @@
-"""How well the model for `arithmetic` plays: what it says as prover, and decides as verifier."""
+"""How well a model for `arithmetic` plays: what it says as prover, and decides as verifier."""
 
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from factory.tiny import arithmetic
-from factory.tiny.arithmetic import GAMES, Case, game, situation
-from factory.tiny.conversations import Message
+from factory.tiny.arithmetic import GAMES, game, kind_of, situation
+from factory.tiny.arithmetic_words import STEPS, Case, check
 from factory.tiny.evaluation import generate
-from nip_core.protocols import Turn
+from nip_core.game.render import InvalidResponse, Situation
+from nip_core.protocols import ACCEPT, NO_DECISION, REJECT, Turn
 
+# Of the games in which the verifier is told of its turns, those with most turns; they take long.
+IN_TURNS = ("nip, told", "nip of 5 rounds, told", "nip of 5 rounds with a stance, told")
 _CONCLUSION = re.compile(r"So (?:this is wrong: Step (\d): [^:]*|no step is wrong)\.$")
-_CHECKED = re.compile(r"Step (\d): [^\n]*\.\nDecision: (accept|reject)")
+_CHECKED = re.compile(r"(Step (\d): [^\n]*\.)\n")
 
 
 def _shares(**seen: list[bool]) -> dict[str, float | None]:
@@ -58,43 +61,72 @@ def measure_prover(
 def measure_game(
     model: Any, tokenizer: Any, cases: Sequence[Case], name: str, temperature: float
 ) -> dict[str, float | None]:
-    """Plays a game of `GAMES` with one model in all roles; provers argue for accept by stance."""
+    """Plays a game with one model in all roles; provers argue for accept by stance.
+
+    `name` is one of `GAMES` or `GAMES_IN_TURNS`.
+    """
     played = game(name)
-    stance = 1 if "stance" in name else None
-    turns: list[list[Turn]] = [arithmetic.opening(name, case) for case in cases]
-    first = len(turns[0])
-    provers = list(played.protocol.provers)
-    answers: list[list[Turn]] = [[] for _ in cases]
-    for agent in provers:
-        chats: list[list[Message]] = [
-            played.render(agent, situation(case, stance), seen, first)
-            for case, seen in zip(cases, turns, strict=True)
-        ]
-        texts = generate(model, tokenizer, chats, temperature, max_tokens=arithmetic.PROVER_TOKENS)
-        for seen, said, text in zip(turns, answers, texts, strict=True):
-            said.append(Turn(first, agent, text, played.parse(agent, first, 0, text, seen)))
-    last = first + bool(provers)
-    turns = [[*seen, *said] for seen, said in zip(turns, answers, strict=True)]
-    chats = [
-        played.render("verifier", situation(case, stance), seen, last)
-        for case, seen in zip(cases, turns, strict=True)
-    ]
-    texts = generate(model, tokenizer, chats, temperature, max_tokens=arithmetic.VERIFIER_TOKENS)
-    return {"games": len(cases), **_verdicts(cases, texts)}
+    stance = 1 if "randomize_prover_stance" in kind_of(name).common else None
+    about = [situation(case, stance, seed) for seed, case in enumerate(cases)]
+    turns: list[list[Turn]] = [[] for _ in cases]
+    over = [False for _ in cases]
+    for round_ in range(played.protocol.max_message_rounds):
+        now: list[list[Turn]] = [[] for _ in cases]
+        for agent in played.protocol.agent_names:
+            places = [
+                place
+                for place, what in enumerate(about)
+                if not over[place] and agent in played.protocol.active(round_, what.seed)
+            ]
+            games = [(about[place], turns[place]) for place in places]
+            moves = _turns(model, tokenizer, name, agent, round_, games, temperature)
+            for place, turn in zip(places, moves, strict=True):
+                over[place] |= turn is None or turn.move.decision != NO_DECISION
+                now[place] += [] if turn is None else [turn]
+        turns = [[*before, *more] for before, more in zip(turns, now, strict=True)]
+    return {"games": len(cases), **_verdicts(cases, turns)}
 
 
-def _verdicts(cases: Sequence[Case], texts: Sequence[str]) -> dict[str, float | None]:
+def _turns(
+    model: Any,
+    tokenizer: Any,
+    name: str,
+    agent: str,
+    round_: int,
+    games: Sequence[tuple[Situation, list[Turn]]],
+    temperature: float,
+) -> list[Turn | None]:
+    """An agent's turn in each game; None for an answer in no valid form."""
+    played = game(name)
+    is_verifier = agent == "verifier"
+    tokens = arithmetic.VERIFIER_TOKENS if is_verifier else arithmetic.PROVER_TOKENS
+    chats = [played.render(agent, what, seen, round_) for what, seen in games]
+    texts = generate(model, tokenizer, chats, temperature, max_tokens=tokens)
+    moves: list[Turn | None] = []
+    for (what, seen), text in zip(games, texts, strict=True):
+        try:
+            move = played.parse(agent, round_, what.seed, text, seen)
+        except InvalidResponse:
+            moves.append(None)
+        else:
+            moves.append(Turn(round_, agent, text, move))
+    return moves
+
+
+def _verdicts(cases: Sequence[Case], games: Sequence[list[Turn]]) -> dict[str, float | None]:
     checks: list[bool] = []
     accepts: list[bool] = []
     rejects: list[bool] = []
     valid: list[bool] = []
-    for case, text in zip(cases, texts, strict=True):
-        read = _CHECKED.fullmatch(text)
-        valid.append(read is not None)
-        if read is not None and 1 <= int(read[1]) <= arithmetic.STEPS:
-            checks.append(text == arithmetic.decision(case.steps, int(read[1])))
-        decided = read[2] if read is not None else ""
-        (accepts if case.y else rejects).append(decided == ("accept" if case.y else "reject"))
+    for case, turns in zip(cases, games, strict=True):
+        verifier = [turn for turn in turns if turn.agent == "verifier"]
+        decided = verifier[-1].move.decision if verifier else NO_DECISION
+        valid.append(decided != NO_DECISION)
+        for turn in verifier:
+            read = _CHECKED.match(turn.text)
+            if read is not None and 1 <= int(read[2]) <= STEPS:
+                checks.append(read[1] == check(case.steps, int(read[2])))
+        (accepts if case.y else rejects).append(decided == (ACCEPT if case.y else REJECT))
     shares = _shares(
         accuracy=[*accepts, *rejects], completeness=accepts, soundness=rejects, valid=valid
     )
@@ -102,9 +134,12 @@ def _verdicts(cases: Sequence[Case], texts: Sequence[str]) -> dict[str, float | 
 
 
 def evaluate(
-    model: Any, tokenizer: Any, cases: Sequence[Case], seed: int = 0
+    model: Any, tokenizer: Any, cases: Sequence[Case], in_turns: bool = False, seed: int = 0
 ) -> dict[str, dict[str, float | None]]:
-    """All measurements of the model card on `cases`. Seeds torch's global generator."""
+    """All measurements of the model card on `cases`, with the games of `IN_TURNS` or without.
+
+    Seeds torch's global generator.
+    """
     import torch
 
     torch.manual_seed(seed)
@@ -115,6 +150,6 @@ def evaluate(
         )
         for aim in (None, "accept", "reject")
     }
-    for name in GAMES:
+    for name in (*GAMES, *(IN_TURNS if in_turns else ())):
         measured[name] = measure_game(model, tokenizer, cases, name, 0.5)
     return measured

@@ -2,7 +2,7 @@
 
     python -m factory.tiny.build --out DIRECTORY              train, then measure
     python -m factory.tiny.build --out DIRECTORY --evaluate   measure what is there
-    python -m factory.tiny.build --scenario arithmetic ...    the model for another scenario
+    python -m factory.tiny.build --recipe arithmetic ...      another model: one of `RECIPES`
 
 A Llama of a million parameters or less learns from generated conversations over the training
 split of a scenario (see `lessons`); what the model itself says counts in the loss, what others say
@@ -22,31 +22,55 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from factory.tiny.card import machine
 from factory.tiny.conversations import Message
-from factory.tiny.lessons import Recipe, find_lesson
+from factory.tiny.lessons import Part, Recipe, find_lesson
 from factory.tiny.tokenizer import END, build_tokenizer, save_tokenizer
 
 CONTEXT = 1024
 
 
+_ARITHMETIC = Recipe(
+    scenario="arithmetic",
+    steps=1552,
+    first_steps=352,
+    last_steps=912,
+    end_steps=800,
+    batch_size=32,
+    verifier_share=0.35,
+    conclusion_weight=2.0,
+    vocabulary=512,
+    hidden=96,
+    feed_forward=256,
+    others_weight=0.3,
+    look_back=3,
+    precision="float32",
+)
+# By scenario; a second one for a scenario has the scenario's name before its own.
 RECIPES = {
     "code_validation": Recipe(),
-    "arithmetic": Recipe(
-        scenario="arithmetic",
-        steps=1552,
-        first_steps=352,
-        last_steps=912,
+    "arithmetic": _ARITHMETIC,
+    "arithmetic-turns": replace(_ARITHMETIC, turns_steps=800),
+    "reading": Recipe(
+        scenario="reading",
+        steps=2000,
+        first_steps=240,
+        last_steps=60,
+        last_lr_share=0.3,
+        warmup_steps=24,
         batch_size=32,
-        verifier_share=0.35,
+        verifier_share=0.4,
         conclusion_weight=2.0,
-        vocabulary=512,
+        other_lr=2e-3,
+        vocabulary=768,
         hidden=96,
         feed_forward=256,
         others_weight=0.3,
         look_back=3,
+        find_again=True,
+        token_spread=0.1,
         precision="float32",
     ),
 }
@@ -55,14 +79,16 @@ RECIPES = {
 class Conversations:
     """An endless, seeded supply of training conversations."""
 
-    def __init__(self, recipe: Recipe, seed: str | None = None):
+    def __init__(self, recipe: Recipe, seed: str | None = None, part: Part = "middle"):
         self.lesson = find_lesson(recipe.scenario)
         self._draw = random.Random(seed or f"tiny {recipe.seed}")
         self._recipe = recipe
+        self._part = part
 
     def one(self, first: bool = False) -> list[Message]:
         """The next conversation, one of the first steps or of those behind."""
-        return self.lesson.conversation(self._draw, self._recipe.verifier_share, first)
+        part: Part = "first" if first else self._part
+        return self.lesson.conversation(self._draw, self._recipe.verifier_share, part)
 
     def batches(self, encode: Any) -> Iterator[list[tuple[list[int], list[bool]]]]:
         """Batches of encoded conversations of similar length, so that little is padding."""
@@ -132,6 +158,10 @@ def make_model(recipe: Recipe, tokenizer: Any) -> Any:
     model = LlamaForCausalLM(config)
     for head in range(recipe.look_back):
         _look_back(model, head, head + 1)
+    if recipe.token_spread != config.initializer_range:
+        torch.nn.init.normal_(model.model.embed_tokens.weight, std=recipe.token_spread)
+    if recipe.find_again:
+        _find_again(model, recipe)
     return model
 
 
@@ -154,6 +184,33 @@ def _look_back(model: Any, head: int, tokens: int) -> None:
     with torch.no_grad():
         attention.q_proj.bias[place] = torch.cat([size, torch.zeros_like(size)])
         attention.k_proj.bias[place] = torch.cat([size * angles.cos(), size * angles.sin()])
+
+
+def _find_again(model: Any, recipe: Recipe) -> None:
+    """Let heads of the second layer begin by finding where the last token stood before.
+
+    Head k begins to look at what stood k tokens behind it there, and to say the same. For that
+    the heads of the first layer that look back write down what they see. Each of these texts has
+    directions of its own in the residual stream; only those that rotate slowly with the position
+    are compared.
+    """
+    import torch
+
+    first, second = (layer.self_attn for layer in model.model.layers[:2])
+    width = first.head_dim
+    hidden = first.q_proj.in_features
+    basis = torch.linalg.qr(torch.randn(hidden, hidden))[0]
+    word, *before = (basis[start : start + width] for start in range(0, hidden, width))
+    slow = torch.arange(width) % (width // 2) >= width // 4
+    with torch.no_grad():
+        for head, seen in enumerate(before[: recipe.look_back]):
+            place = slice(head * width, (head + 1) * width)
+            first.v_proj.weight[place] = word
+            first.o_proj.weight[:, place] = 3 * recipe.token_spread * seen.T
+            second.q_proj.weight[place] = 2.8 * word * slow[:, None]
+            second.k_proj.weight[place] = 2.8 * seen * slow[:, None]
+            second.v_proj.weight[place] = word
+            second.o_proj.weight[:, place] = 0.15 * word.T
 
 
 def _optimizers(model: Any, recipe: Recipe) -> list[Any]:
@@ -214,16 +271,38 @@ def train(model: Any, tokenizer: Any, recipe: Recipe) -> None:
     """Train `model` in place and print progress. Sets torch's number of threads."""
     _train(model, tokenizer, recipe, f"tiny {recipe.seed}")
     if recipe.last_steps:
-        again = replace(recipe, steps=recipe.last_steps, first_steps=0)
-        _train(model, tokenizer, again, f"tiny {recipe.seed} last")
+        _train(model, tokenizer, last_part(recipe), f"tiny {recipe.seed} last", "last")
+    parts: tuple[Literal["end", "turns"], ...] = ("end", "turns")
+    for part in parts:
+        train_part(model, tokenizer, recipe, part)
 
 
-def _train(model: Any, tokenizer: Any, recipe: Recipe, seed: str, report_every: int = 100) -> None:
+def last_part(recipe: Recipe) -> Recipe:
+    """The recipe of the last steps, as if they were all."""
+    share = recipe.last_lr_share
+    return replace(
+        recipe,
+        steps=recipe.last_steps,
+        first_steps=0,
+        matrix_lr=recipe.matrix_lr * share,
+        other_lr=recipe.other_lr * share,
+    )
+
+
+def train_part(model: Any, tokenizer: Any, recipe: Recipe, part: Literal["end", "turns"]) -> None:
+    """Train with the conversations of a part that a lesson has for itself, if it has steps."""
+    steps = recipe.end_steps if part == "end" else recipe.turns_steps
+    if steps:
+        only = replace(recipe, steps=steps, first_steps=0)
+        _train(model, tokenizer, only, f"tiny {recipe.seed} {part}", part)
+
+
+def _train(model: Any, tokenizer: Any, recipe: Recipe, seed: str, part: Part = "middle") -> None:
     import torch
     from torch.nn.functional import cross_entropy
 
     torch.set_num_threads(recipe.threads)
-    source = Conversations(recipe, seed)
+    source = Conversations(recipe, seed, part)
     conclusions = torch.tensor(tokenizer.convert_tokens_to_ids([*source.lesson.conclusions]))
     lower = recipe.precision != "float32"
     optimizers = _optimizers(model, recipe)
@@ -252,7 +331,7 @@ def _train(model: Any, tokenizer: Any, recipe: Recipe, seed: str, report_every: 
             optimizer.step()
             optimizer.zero_grad()
         recent.append(losses[self_said].mean().item())
-        if step % report_every == 0:
+        if step % 100 == 0:
             mean, elapsed = sum(recent) / len(recent), time.monotonic() - started
             print(f"step {step}: loss {mean:.4f}, {elapsed:.0f} s", flush=True)
             recent.clear()
@@ -281,18 +360,19 @@ def load(directory: Path) -> tuple[Any, Any]:
     return model.eval(), AutoTokenizer.from_pretrained(directory)
 
 
-def fingerprint(scenario: str = "code_validation") -> str:
+def fingerprint(recipe: str = "code_validation") -> str:
     """SHA-256 over what the model was made for: the short templates and the problems."""
     seen = hashlib.sha256()
-    for part in find_lesson(scenario).made_for():
+    for part in find_lesson(recipe).made_for():
         seen.update(hashlib.sha256(part).digest())
     return seen.hexdigest()
 
 
 def _shortened(recipe: Recipe, steps: int) -> Recipe:
     """The recipe with `steps` in place of its own, its parts in proportion."""
-    first, last = (n * steps // recipe.steps for n in (recipe.first_steps, recipe.last_steps))
-    return replace(recipe, steps=steps, first_steps=first, last_steps=last)
+    parts = ("first_steps", "last_steps", "end_steps", "turns_steps")
+    scaled = {part: getattr(recipe, part) * steps // recipe.steps for part in parts}
+    return replace(recipe, steps=steps, **scaled)
 
 
 def main() -> None:
@@ -300,15 +380,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train and measure a bundled tiny model.")
     parser.add_argument("--out", type=Path, required=True, help="directory of the model")
     parser.add_argument("--evaluate", action="store_true", help="only measure the model in --out")
-    parser.add_argument("--scenario", choices=RECIPES, default="code_validation")
+    parser.add_argument("--recipe", "--scenario", choices=RECIPES, default="code_validation")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--steps", type=int, help="instead of the recipe's; its parts as well")
     parser.add_argument("--threads", type=int, default=Recipe.threads)
     options = parser.parse_args()
     record = options.out / "training.json"
-    lesson, made_for = find_lesson(options.scenario), fingerprint(options.scenario)
+    lesson, made_for = find_lesson(options.recipe), fingerprint(options.recipe)
     if not options.evaluate:
-        recipe = replace(RECIPES[options.scenario], seed=options.seed, threads=options.threads)
+        recipe = replace(RECIPES[options.recipe], seed=options.seed, threads=options.threads)
         recipe = _shortened(recipe, options.steps or recipe.steps)
         tokenizer = make_tokenizer(recipe)
         model = make_model(recipe, tokenizer)

@@ -1,15 +1,18 @@
-"""What a tiny model is made for: by scenario, its conversations, its measurements, its card."""
+"""What a tiny model is made for: by recipe, its conversations, its measurements, its card."""
 
 import random
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from factory.tiny.conversations import Message
 
 if TYPE_CHECKING:
     from factory.tiny.cases import TrainingCases
+
+Part = Literal["first", "middle", "last", "end", "turns"]
+"""Of a training: `Recipe.first_steps`, what follows, and the other steps of the recipe."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,9 @@ class Recipe:
     steps: int = 2200
     first_steps: int = 0  # of them, with easier conversations and a schedule of their own
     last_steps: int = 0  # after them, with fresh optimizers and a schedule of their own
+    last_lr_share: float = 1.0  # of the learning rates, in these
+    end_steps: int = 0  # likewise after those, with conversations of their own
+    turns_steps: int = 0  # and after those, with others again
     batch_size: int = 40
     verifier_share: float = 0.22  # of the conversations; the rest is seen by the prover
     conclusion_weight: float = 4.0  # in the loss, of the tokens that `Lesson.conclusions` names
@@ -36,6 +42,8 @@ class Recipe:
     heads: int = 4
     feed_forward: int = 384
     look_back: int = 0  # heads of the first layer that begin by looking 1, 2, ... tokens back
+    find_again: bool = False  # that many of the second begin by finding where a token stood before
+    token_spread: float = 0.02  # of the embeddings at first: the larger, the longer they differ
     scenario: str = "code_validation"
     precision: str = "bfloat16"  # or float32: of the arithmetic; weights are float32
 
@@ -48,10 +56,8 @@ class Lesson(Protocol):
     labels: str
     """A regular expression of what the tokenizer takes as one piece; "" for none."""
 
-    def conversation(
-        self, draw: random.Random, verifier_share: float, first: bool
-    ) -> list[Message]:
-        """One conversation, drawn; `first` in the first steps of a training."""
+    def conversation(self, draw: random.Random, verifier_share: float, part: Part) -> list[Message]:
+        """One conversation of a part of a training, drawn."""
 
     def facts(self) -> dict[str, Any]:
         """Facts of the training data, for training.json."""
@@ -66,15 +72,19 @@ class Lesson(Protocol):
         """The text of README.md, from the contents of training.json and evaluation.json."""
 
 
-def find_lesson(scenario: str) -> Lesson:
-    """The lesson of a scenario. What it draws from is read or made where it is first asked for."""
-    if scenario == "arithmetic":
+def find_lesson(recipe: str) -> Lesson:
+    """The lesson of a recipe. What it draws from is read or made where it is first asked for."""
+    if recipe in ("arithmetic", "arithmetic-turns"):
         from factory.tiny.arithmetic import ArithmeticLesson
 
-        return ArithmeticLesson()
-    if scenario == "code_validation":
+        return ArithmeticLesson(in_turns=recipe == "arithmetic-turns")
+    if recipe == "reading":
+        from factory.tiny.reading import ReadingLesson
+
+        return ReadingLesson()
+    if recipe == "code_validation":
         return CodeValidationLesson()
-    raise ValueError(f"there is no recipe for a tiny model of the scenario {scenario!r}")
+    raise ValueError(f"there is no recipe {recipe!r} for a tiny model")
 
 
 class CodeValidationLesson:
@@ -89,9 +99,7 @@ class CodeValidationLesson:
 
         return TrainingCases()
 
-    def conversation(
-        self, draw: random.Random, verifier_share: float, first: bool
-    ) -> list[Message]:
+    def conversation(self, draw: random.Random, verifier_share: float, part: Part) -> list[Message]:
         """One conversation, drawn."""
         from factory.tiny.conversations import prover_conversation, verifier_conversation
 
