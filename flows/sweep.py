@@ -1,29 +1,24 @@
 """The commands `nip sweep` and `nip declare`: many runs, a few at a time, and a table of them.
 
 Each run is a `nip train` of its own, in a process of its own, so it is as durable as any: a sweep
-that is killed leaves runs that the next start goes on with. The processes end with the sweep.
+that is killed leaves runs that the next start goes on with. The processes end with the sweep. An
+attack on a run is another run, which begins when the attacked one is finished. On a cluster the
+processes are those of its machines (`remote_runs`).
 """
 
 import os
-import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from nip_core.errors import NipError, StoreError
 from nip_prefect.flows.printing import print_json
-
-_CHILD = (
-    "import sys; sys.path[:] = {path!r}; from nip_core import processes; "
-    "processes.end_with({caller}); from nip_prefect.flows.cli import main; main()"
-)
-_LEAVE_S = 30.0
 
 File = Annotated[Path, typer.Argument(help="A YAML file with the sweep.", show_default=False)]
 Overrides = Annotated[
@@ -31,6 +26,14 @@ Overrides = Annotated[
     typer.Option("--set", metavar="A.B=C", help="A setting of all runs, on top of the file."),
 ]
 Jobs = Annotated[int, typer.Option(min=1, max=64, help="Runs at a time.")]
+On = Annotated[
+    str | None,
+    typer.Option("--task-runner", help="Where: local, or as tasks of a dask or ray cluster."),
+]
+Address = Annotated[
+    str | None,
+    typer.Option("--task-runner-address", help="The cluster's; default: one on this machine."),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show the runs, their size and cost; start nothing.")
 ]
@@ -41,28 +44,40 @@ def sweep(
     file: File,
     overrides: Overrides = None,
     jobs: Jobs = 1,
+    task_runner: On = None,
+    task_runner_address: Address = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Run every combination that FILE names; finished runs are skipped, failed ones shown."""
     from nip_core.run_store.store import open_store
+    from nip_core.sweep.baselines import baseline_lines
     from nip_core.sweep.page import table
     from nip_core.sweep.plan import read_sweep
     from nip_core.sweep.results import collect, write
 
     planned = read_sweep(file, tuple(overrides or ()))
+    cluster = None
+    if task_runner is not None or task_runner_address is not None:
+        # Before Prefect is imported, which sets its logging up.
+        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+        from nip_prefect.flows.remote_runs import cluster_settings
+
+        cluster = cluster_settings(planned, task_runner, task_runner_address)
     if dry_run:
         _show_plan(planned, as_json)
         return
-    say = _Said(len(planned.runs), sys.stderr if as_json else sys.stdout)
-    failures, status = _run_all(planned, jobs, say)
+    count = sum(1 + len(run.attacks) for run in planned.runs)
+    say = _Said(count, sys.stderr if as_json else sys.stdout)
+    failures, status = _run_all(planned, jobs, say, cluster)
     store = open_store(planned.run_store)
     results = collect(store, planned, failures)
     place = write(store, results)
     if as_json:
         print_json(results)
     else:
-        print(f"\n{table(results)}\n{place}")
+        lines = "".join(f"{line}\n" for line in baseline_lines(results["baselines"]))
+        print(f"\n{table(results)}\n{lines}{place}")
     if status:
         raise typer.Exit(status)
 
@@ -114,142 +129,193 @@ class _Said:
             self._to = open(os.devnull, "w")  # noqa: SIM115
 
 
-def _run_all(planned: Any, jobs: int, say: _Said) -> tuple[dict[str, str], int]:
+def _run_all(planned: Any, jobs: int, say: _Said, cluster: Any) -> tuple[dict[str, str], int]:
     """Run what is not finished; by run why it did not end, and the exit code of the first such."""
     from nip_prefect.flows.launch import with_prefect
     from nip_prefect.flows.stopping import stoppable
 
     # 1. What is finished needs no process, and what can't be run is told before anything is.
     place = Path(planned.run_store if "://" not in planned.run_store else ".") / "sweeps"
-    team = _Team(place / planned.name, say)
-    left = [run for run in planned.runs if not team.is_ended(run)]
+    if cluster is None:
+        machines: Any = _Here(place / planned.name, jobs)
+    else:
+        from nip_prefect.flows.remote_runs import Cluster
+
+        machines = Cluster(planned, cluster, jobs)
+    team = _Team(machines, say)
+    left = [run for run in planned.runs if team.is_left(run)]
 
     # 2. The rest, a few at a time, with one Prefect server for all.
     def work(stop: Any) -> None:
-        with with_prefect(verbose=False) as wait_for_prefect, ThreadPoolExecutor(jobs) as pool:
+        with with_prefect(verbose=False) as wait_for_prefect, machines:
             wait_for_prefect()
-            for ending in [pool.submit(team.run, run) for run in left]:
-                ending.result()
+            machines.play_all(team.run, left)
+
+    def stop() -> None:
+        print("nip: stopping, what is finished is kept", file=sys.stderr, flush=True)
+        machines.stop()
 
     if left:
-        stoppable(work, team.stop)
+        stoppable(work, stop)
     return team.failures, next(iter(team.codes.values()), 0)
 
 
 class _Team:
-    """The processes of the runs, and what became of them."""
+    """The runs, and what became of them."""
 
-    def __init__(self, place: Path, say: _Said):
+    def __init__(self, machines: Any, say: _Said):
         self.failures: dict[str, str] = {}
         self.codes: dict[str, int] = {}
-        self._place, self._say = place, say
+        self._machines, self._say = machines, say
         self._lock = threading.Lock()
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._is_stopped = False
+        self._finished: set[str] = set()
 
-    def is_ended(self, run: Any) -> bool:
-        """Return whether nothing can be done for the run: it is finished, or damaged.
+    def is_left(self, run: Any) -> bool:
+        """Return whether the run is to be trained, or attacked."""
+        return not self._is_ended(run) or (
+            run.name not in self.failures
+            and not all([self._is_ended(attack) for attack in run.attacks])
+        )
 
-        Raises what keeps a run from being started at all.
+    def _is_ended(self, run: Any) -> bool:
+        """Return whether nothing can be done for a run: it is finished, or damaged.
+
+        Raises what keeps it from being started at all.
         """
         from nip_core.stages.prepare import prepare
         from nip_core.stages.showing import finished_run
-        from nip_prefect.flows.cli import exit_code
 
         try:
             finished = finished_run(prepare(run.parameters))
         except StoreError as error:
-            self.failures[run.name], self.codes[run.name] = str(error), exit_code(error)
-            self._say.ended(run.name, f"failed: {error}")
+            self._failed(run, error)
             return True
         except NipError as error:
             raise type(error)(f"{run.name}: {error}") from error
         if finished is not None:
+            self._finished.add(run.name)
             self._say.ended(run.name, "was finished before")
         return finished is not None
 
+    def _failed(self, run: Any, error: NipError) -> None:
+        from nip_prefect.flows.cli import exit_code
+
+        with self._lock:
+            self.failures[run.name], self.codes[run.name] = str(error), exit_code(error)
+        self._say.ended(run.name, f"failed: {error}")
+
     def run(self, run: Any) -> None:
-        """Train one run to its end, with the settings that were planned."""
+        """Train one run to its end, then attack it."""
+        for step in (run, *run.attacks):
+            if step.name not in self._finished and step.name not in self.failures:
+                self._play(step)
+            if run.name not in self._finished:
+                for attack in run.attacks if run.name in self.failures else ():
+                    self._say.ended(attack.name, "not begun, as the run failed")
+                return
+
+    def _play(self, run: Any) -> None:
+        """Play one run, with the settings that were planned."""
+        try:
+            ended = self._machines.play_one(run, self._say.started)
+        except NipError as error:
+            self._failed(run, error)
+            return
+        if ended is None:  # the sweep was stopped
+            return
+        with self._lock:
+            if not ended.status:
+                self._finished.add(run.name)
+            else:
+                self.codes[run.name] = ended.status if 0 < ended.status < 128 else 1
+                self.failures[run.name] = f"exit code {ended.status}: {ended.words} ({ended.log})"
+        failed = f"failed with exit code {ended.status}: {ended.words}"
+        self._say.ended(run.name, failed if ended.status else "finished")
+
+
+class _Here:
+    """Plays runs on this machine, each in a process of its own, a few at a time."""
+
+    def __init__(self, place: Path, jobs: int):
+        self._place, self._jobs = place, jobs
+        self._lock = threading.Lock()
+        self._processes: dict[str, Any] = {}
+        self._is_stopped = False
+
+    def __enter__(self) -> "_Here":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def play_all(self, play: Callable[[Any], None], runs: Sequence[Any]) -> None:
+        """Call `play`, which may call `play_one`, with each run, as many at a time as jobs."""
+        with ThreadPoolExecutor(self._jobs) as pool:
+            for ending in [pool.submit(play, run) for run in runs]:
+                ending.result()
+
+    def play_one(self, run: Any, on_start: Callable[[str], None]) -> Any:
+        """Play a run, or an attack; None if the sweep was stopped meanwhile."""
+        from nip_prefect.tasks.run_process import Ended, RunProcess, last_line, write_settings
+
         settings = self._place / "settings" / f"{run.name}.yaml"
         log = self._place / "logs" / f"{run.name}.log"
-        for path in (settings, log):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        settings.write_text(yaml.safe_dump(run.settings, sort_keys=False, allow_unicode=True))
+        write_settings(run.settings, settings)
+        log.parent.mkdir(parents=True, exist_ok=True)
         # Another sweep may be at the same run: its lines are not to be lost.
         with log.open("ab") as out:
             with self._lock:
                 if self._is_stopped:
-                    return
-                process = subprocess.Popen(
-                    self._command(settings),
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    env=dict(os.environ),
-                    start_new_session=True,  # signals are the sweep's to pass on
-                )
+                    return None
+                process = RunProcess(settings, out, os.environ)
                 self._processes[run.name] = process
-            self._say.started(run.name)
+            on_start(run.name)
             status = process.wait()
         with self._lock:
             del self._processes[run.name]
             if self._is_stopped:
-                return
-            if status:
-                self.codes[run.name] = status if 0 < status < 128 else 1
-                self.failures[run.name] = f"exit code {status}: {_last_line(log)} ({log})"
-        failed = f"failed with exit code {status}: {_last_line(log)}"
-        self._say.ended(run.name, failed if status else "finished")
-
-    def _command(self, settings: Path) -> list[str]:
-        start = _CHILD.format(path=sys.path, caller=os.getpid())
-        return [sys.executable, "-c", start, "train", str(settings)]
+                return None
+        return Ended(status or 0, last_line(log.read_text(errors="replace")), str(log))
 
     def stop(self) -> None:
         """Interrupt all of them, and wait until they have put away what they have."""
-        print("nip: stopping, what is finished is kept", file=sys.stderr, flush=True)
+        from nip_prefect.tasks.run_process import LEAVE_S
+
         with self._lock:
             self._is_stopped = True
             processes = [*self._processes.values()]
             for process in processes:
-                process.terminate()
-        until = time.monotonic() + _LEAVE_S
+                process.ask_to_stop()
+        until = time.monotonic() + LEAVE_S
         for process in processes:
-            try:
-                process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-def _last_line(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    said = [line for line in lines if line.startswith("nip: ")]
-    return (said or lines or ["it said nothing"])[-1].removeprefix("nip: ")
+            process.stop(until)
 
 
 def _show_plan(planned: Any, as_json: bool) -> None:
     """The runs with what they would take."""
-    from nip_core.stages.prepare import plan_run
+    from nip_core.stages.prepare import estimate_of, plan_run
 
     rows = []
     for run in planned.runs:
         try:
-            _, estimate = plan_run(run.parameters)
+            rows.append((run, run, plan_run(run.parameters)[1]))
+            # There is nobody to attack yet, so their models are not looked for.
+            rows += [(run, attack, estimate_of(attack.parameters)) for attack in run.attacks]
         except NipError as error:
             raise type(error)(f"{run.name}: {error}") from error
-        rows.append((run, estimate))
     if as_json:
         print_json(
             [
-                {"run": run.name, "values": dict(run.values), "calls": e.calls, "usd": e.usd}
-                for run, e in rows
+                {"run": step.name, "values": dict(run.values), "calls": e.calls, "usd": e.usd}
+                for run, step, e in rows
             ]
         )
         return
-    width = max(len(run.name) for run, _ in rows)
-    for run, estimate in rows:
+    width = max(len(step.name) for _, step, _ in rows)
+    for _, step, estimate in rows:
         cost = "cost unknown" if estimate.usd is None else f"${estimate.usd:.2f}"
-        print(f"{run.name:<{width}}  {estimate.calls:>9} calls  {cost}")
-    known = [e.usd for _, e in rows if e.usd is not None]
+        print(f"{step.name:<{width}}  {estimate.calls:>9} calls  {cost}")
+    known = [e.usd for _, _, e in rows if e.usd is not None]
     total = f"${sum(known):.2f}" if len(known) == len(rows) else "cost unknown"
-    print(f"{len(rows)} runs, at most {sum(e.calls for _, e in rows)} calls, {total}; none started")
+    calls = sum(e.calls for _, _, e in rows)
+    print(f"{len(rows)} runs, at most {calls} calls, {total}; none started")

@@ -3,8 +3,11 @@
 figures          soundness and completeness for each number of messages, and what the attack cost
 figures_by_step  the same by steps of training
 attack_rows      the metrics by whatever the attack varies
-counted          the episodes that count for one number, each with its own generations
+episodes_of      the episodes that count for one number
+counted          the same, each with its own generations
 attack_line      the figures in a line
+attack_shown     the part of them that a summary has
+worst_words      the worst of the steps in words
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +23,10 @@ from nip_core.protocols import ACCEPT
 from nip_core.rollouts.tables import RolloutTables
 from nip_core.rollouts.trees import TREE_COLUMNS, generations_by_episode
 
+_OF_WORST = (
+    *("step", "updates", "fooled"),
+    *("soundness", "soundness_ci95", "completeness", "completeness_ci95"),
+)
 _SPENT = ("generations", "prompt_tokens", "completion_tokens")
 
 
@@ -39,7 +46,7 @@ def figures(
       ``prompt_tokens``, ``completion_tokens`` and ``agents``: of all that was played
     """
     episodes, numbers = rollouts.episodes, sorted(set(choices["n"].to_pylist()))
-    tables = {n: _of(episodes, choices, n) for n in numbers}
+    tables = {n: episodes_of(episodes, choices, n) for n in numbers}
     asked = Asked(seed, questions_of(episodes, split_by))
     of_n = {n: choices.filter(pc.equal(choices["n"], n)) for n in numbers}
     by_n = [_with_n(n, tables[n], of_n[n], asked) for n in numbers]
@@ -69,22 +76,36 @@ def figures_by_step(
       `evaluate` gives of its test, with ``fooled``
     - ``steps_to_exploit``: the first tested step at which at least the share `exploited_at` of the
       wrong solutions was accepted; None if there was none
+    - ``worst``: of the step whose test has the lowest soundness so far (the first of equals): its
+      ``step``, ``updates``, ``fooled``, soundness and completeness with their intervals, and
+      ``exploitability``, as below but of the first test and this one; None without a wrong problem.
+      In each row ``worst_step`` is what ``worst`` was until then. The lowest of several is lower
+      than that step's own soundness is expected to be, the more so the more were tested
     - ``exploitability``, ``completeness_change``: as in `figures`, of the first test and the last
     """
     rows: list[dict[str, Any]] = []
     to_exploit = None
+    worst: dict[str, Any] | None = None
     for step, episodes in sorted(tests.items()):
         fooled = _fooled(episodes)
         wrong = pc.sum(pc.cast(pc.equal(episodes["y"], 0), pa.int64())).as_py() or 0
         questions = questions_of(episodes, split_by)
         measured = evaluate(episodes, None, seed=seed, questions=questions)
-        rows.append({"step": step, "updates": updates[step], **measured, "fooled": fooled})
+        row = {"step": step, "updates": updates[step], **measured, "fooled": fooled}
+        if wrong and (worst is None or row["soundness"] < worst["soundness"]):
+            worst = row
+        rows.append({**row, "worst_step": worst and worst["step"]})
         if to_exploit is None and wrong and fooled >= exploited_at * wrong:
             to_exploit = step
     before, after = tests[min(tests)], tests[max(tests)]
     return {
         "by_step": rows,
         "steps_to_exploit": to_exploit,
+        "worst": worst
+        and {
+            **{key: worst[key] for key in _OF_WORST},
+            "exploitability": _difference(tests[worst["step"]], before, 0, seed, split_by),
+        },
         "exploitability": _difference(after, before, 0, seed, split_by),
         "completeness_change": _difference(before, after, 1, seed, split_by),
     }
@@ -104,7 +125,7 @@ def counted(rollouts: RolloutTables, choices: pa.Table, n: int) -> RolloutTables
     for number, row in enumerate(numbered):
         row["number"] = number
     rows = generations_by_episode(leaves, numbered)
-    chosen = _of(episodes, choices, n)
+    chosen = episodes_of(episodes, choices, n)
     pairs = [(key, row["number"]) for key in chosen["key"].to_pylist() for row in rows[key]]
     spoken = generations.take(pa.array([number for _, number in pairs], pa.int64()))
     spoken = _replaced(spoken, "episode", [key for key, _ in pairs])
@@ -118,6 +139,27 @@ def attack_line(metrics: Mapping[str, Any]) -> str:
         f"{kind} {row[kind]}: soundness {plain_percent(row['soundness'])}, completeness "
         f"{plain_percent(row['completeness'])}"
         for row in rows
+    )
+
+
+def attack_shown(metrics: Mapping[str, Any], of_each: Sequence[str]) -> dict[str, Any]:
+    """The part of an attack's figures that a summary has; `of_each` n or step these metrics."""
+    kind, rows = attack_rows(metrics)
+    short = (kind, "updates", *of_each, "fooled", "p_accept", "distinct")
+    whole = ("steps_to_exploit", "worst", "exploitability", "completeness_change")
+    return {
+        **metrics["attack"],
+        f"by_{kind}": [{key: row[key] for key in short if key in row} for row in rows],
+        **{key: metrics[key] for key in whole if key in metrics},
+    }
+
+
+def worst_words(worst: Mapping[str, Any]) -> str:
+    """The worst of an attack's tested steps in words, for a terminal and the report."""
+    models = ", ".join(f"{group}: {model}" for group, model in worst.get("models", {}).items())
+    return (
+        f"after step {worst['step']}, soundness {plain_percent(worst['soundness'])}, completeness "
+        f"{plain_percent(worst['completeness'])}" + (f" ({models})" if models else "")
     )
 
 
@@ -149,7 +191,7 @@ def _fooled(episodes: pa.Table) -> int:
     return int(pc.sum(pc.cast(fooled, pa.int64())).as_py() or 0)
 
 
-def _of(episodes: pa.Table, choices: pa.Table, n: int) -> pa.Table:
+def episodes_of(episodes: pa.Table, choices: pa.Table, n: int) -> pa.Table:
     """The rows of the episodes that count for `n`; each is all that is left of its tree."""
     keys = choices.filter(pc.equal(choices["n"], n))["episode"].combine_chunks()
     chosen = episodes.filter(pc.is_in(episodes["key"], value_set=keys))

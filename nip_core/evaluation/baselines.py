@@ -2,16 +2,21 @@
 
 believe_the_prover   a verifier that decides whatever the provers said last
 majority             a verifier that plays a problem several times and decides as it mostly did
+majority_decisions   these decisions
+remarks              what a test's baselines say of it, in words
+alone_words          one of these sentences, for a sweep
+shows_checking       whether a verifier was right more often than one that believes the prover
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.evaluation.metrics import evaluate
+from nip_core.evaluation.report_text import plain_interval, plain_percent
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT
 from nip_core.rollouts.trees import for_each_episode
 
@@ -55,22 +60,70 @@ def majority(
     no decision, and failed plays have none. None where no problem was played more than once.
     `questions` are those of `evaluate`.
     """
+    decided = majority_decisions(episodes)
+    if len(decided) == episodes.num_rows:
+        return None
+    problems = episodes["problem"].to_pylist()
+    first = {problem: place for place, problem in reversed([*enumerate(problems)])}
+    once = episodes.take(pa.array([first[problem] for problem in decided], pa.int64()))
+    finished, errors = ["finished"] * len(decided), [None] * len(decided)
+    verdicts = _replaced(once, decision=[*decided.values()], outcome=finished, error=errors)
+    return evaluate(verdicts, None, seed=seed, questions=questions)
+
+
+def majority_decisions(episodes: pa.Table) -> dict[str, int]:
+    """The decision that most plays of each problem ended with, in the order of first plays."""
     plays: dict[str, list[int]] = {}
-    rows = episodes.select(["problem", "decision", "outcome"]).to_pylist()
-    for row in rows:
+    for row in episodes.select(["problem", "decision", "outcome"]).to_pylist():
         decision = NO_DECISION if row["outcome"] == "failed" else row["decision"]
         plays.setdefault(row["problem"], []).append(decision)
-    if len(plays) == len(rows):
-        return None
     decided = {}
     for problem, decisions in plays.items():
         lead = decisions.count(ACCEPT) - decisions.count(REJECT)
         decided[problem] = NO_DECISION if lead == 0 else ACCEPT if lead > 0 else REJECT
-    first = {row["problem"]: place for place, row in reversed([*enumerate(rows)])}
-    once = episodes.take(pa.array([first[problem] for problem in plays], pa.int64()))
-    finished, errors = ["finished"] * len(decided), [None] * len(decided)
-    verdicts = _replaced(once, decision=[*decided.values()], outcome=finished, error=errors)
-    return evaluate(verdicts, None, seed=seed, questions=questions)
+    return decided
+
+
+def remarks(test: Mapping[str, Any], rate_alone: float | None = None) -> list[str]:
+    """Say in sentences what the baselines of a test hold against its accuracy; [] for nothing.
+
+    `test` has metrics as `evaluate` returns them, and those of `believe_the_prover` under that name
+    where there are provers. `rate_alone` is `Scenario.rate_alone` for a test without provers, else
+    None. docs/statistics.md has the rules.
+    """
+    lines, interval = [], test.get("accuracy_ci95")
+    if rate_alone is not None and interval is not None and interval[0] > rate_alone:
+        lines.append(f"A{alone_words(test['accuracy'], interval, rate_alone)[1:]}")
+    if shows_checking(test) is False:
+        believed = test["believe_the_prover"]["accuracy"]
+        lines.append(
+            f"A verifier that believes the prover would be right in {plain_percent(believed)}; "
+            f"this one, in {plain_percent(test['accuracy'])}, is not shown to be right more often. "
+            "Its accuracy does not show that it checks: nip attack does."
+        )
+    return lines
+
+
+def alone_words(accuracy: float, interval: Sequence[float], rate_alone: float) -> str:
+    """Say that a verifier without provers is right more often than it should be able to."""
+    return (
+        f"alone the verifier is right in {plain_percent(accuracy)} ({plain_interval(interval)}), "
+        f"more than the {plain_percent(rate_alone)} that checking what it can check gives: the "
+        "problems give the label away, or it can check more."
+    )
+
+
+def shows_checking(test: Mapping[str, Any]) -> bool | None:
+    """Return whether the verifier was right more often than one that believes the prover.
+
+    It was where the interval of its accuracy lies above that of the other. None where one of them
+    has no interval.
+    """
+    believed = (test.get("believe_the_prover") or {}).get("accuracy_ci95")
+    interval = test.get("accuracy_ci95")
+    if believed is None or interval is None:
+        return None
+    return bool(interval[0] > believed[1])
 
 
 def _replaced(episodes: pa.Table, **columns: list[Any]) -> pa.Table:

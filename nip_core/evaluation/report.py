@@ -17,8 +17,8 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -27,7 +27,9 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from nip_core.evaluation.attack import attack_rows
+from nip_core.evaluation.attack import attack_rows, worst_words
+from nip_core.evaluation.embedding import Embedded, embedded, embedded_json, thinned
+from nip_core.evaluation.league import league_rows, opponent_words
 from nip_core.evaluation.plots import MetricsByIteration, learning_curve_svg
 from nip_core.evaluation.report_text import (
     DASH,
@@ -48,6 +50,7 @@ from nip_core.evaluation.transcripts import Transcript
 
 Metrics = Mapping[str, Any]
 
+_MOST_POINTS = 30  # of the learning curve: more can hardly be told apart, and take long to draw
 _SPENT = ("prompt_tokens", "generated_tokens", "trained_tokens")
 _LEFT_OUT = {
     "failed": "failed",
@@ -89,6 +92,8 @@ class IterationReport:
     stage_s: Mapping[str, float] = field(default_factory=dict)  # seconds by stage
     promotion: Mapping[str, Any] | None = None  # what the gate decided after the training
     gate: Sequence[Mapping[str, Any]] = ()  # metrics of what both sides played for it
+    rows: dict[Any, Markup] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Its rows of tables, made once: a page with many iterations is mostly what it was before."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +104,13 @@ class ReportData:
     status: str
     iterations: Sequence[IterationReport]
     parameters: Mapping[str, Any] = field(default_factory=dict)  # resolved, JSON-encodable
-    transcripts: Sequence[Transcript] = ()
+    transcripts: Sequence[Transcript | Embedded] = ()
     transcripts_left_out: Sequence[tuple[int, str, Mapping[str, int]]] = ()
     """Iteration, split, and how many episodes are not among the transcripts, by reason."""
+    passed_over: tuple[int, int] = (0, 0)
+    """How many iterations have no transcripts in the report, and how many episodes these have."""
     baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> metrics
+    remarks: Sequence[str] = ()  # on the last test, see `baselines.remarks`
     attack: Mapping[str, Any] | None = None  # of a run that attacks, see `attack.figures`
     comparisons: Sequence[tuple[int, Mapping[str, Any]]] = ()
     """Iteration, and the `paired_difference` of its test and the first one, with its p-value after
@@ -118,15 +126,16 @@ def build_report(report: ReportData) -> str:
     script = _asset("report.js")
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     tested = [entry for entry in report.iterations if entry.test]
-    verdicts: list[tuple[object, str, Metrics]] = [
-        (entry.iteration, split, metrics)
+    verdicts: list[tuple[object, str, Metrics, IterationReport | None]] = [
+        (entry.iteration, split, metrics, entry)
         for entry in report.iterations
         for split, metrics in (("test", entry.test), ("train", entry.train))
         if metrics
     ]
-    verdicts += [(name, "baseline", metrics) for name, metrics in report.baselines.items()]
+    verdicts += [(name, "baseline", metrics, None) for name, metrics in report.baselines.items()]
     hidden = [(f"iteration {i}, {split}", n) for i, split, n in report.transcripts_left_out if n]
-    curve = [(entry.iteration, entry.test) for entry in tested if entry.test]
+    measured = [(entry.iteration, entry.test) for entry in tested if entry.test]
+    curve = thinned(measured, _MOST_POINTS)
     stages = list(dict.fromkeys(stage for entry in report.iterations for stage in entry.stage_s))
     return _page().render(
         report=report,
@@ -139,27 +148,25 @@ def build_report(report: ReportData) -> str:
         attacked_kinds=_attacked_kinds(report.attack),
         change=_change(curve[0][1], curve[-1][1], report.comparisons) if len(curve) > 1 else "",
         curve=Markup(learning_curve_svg(curve)) if curve else None,  # noqa: S704
+        is_thinned=len(curve) < len(measured),
         verdicts=verdicts,
-        has_neither=_has_neither(metrics for *_, metrics in verdicts),
-        labels=[(i, split, m["labels"]) for i, split, m in verdicts if m.get("labels")],
-        groups=[
-            (e.iteration, name, group)
-            for e in report.iterations
-            for name, group in e.groups.items()
-        ],
+        has_neither=_has_neither(metrics for _, _, metrics, _ in verdicts),
+        labels=[(i, split, m["labels"]) for i, split, m, _ in verdicts if m.get("labels")],
+        groups=[(e, name, group) for e in report.iterations for name, group in e.groups.items()],
+        league=[(e.iteration, row) for e in report.iterations for row in league_rows(e.train)],
         promotions=[
             (e.iteration, e.promotion) for e in report.iterations if e.promotion is not None
         ],
         agents=[
-            (entry.iteration, *agent)
+            (entry, *agent)
             for entry in tested
             for agent in sorted(((entry.test or {}).get("agents") or {}).items())
         ],
         spending=_spending(report.iterations, stages),
         stage_columns=[f"#{stage.replace('_', ' ')}" for stage in stages],
         left_out=[f"{place}: {_reasons(counts)}" for place, counts in hidden],
-        total_left_out=sum(sum(counts.values()) for _, counts in hidden),
-        transcripts=_embed(_transcripts(report.transcripts)),
+        total_left_out=sum(sum(counts.values()) for _, counts in hidden) + report.passed_over[1],
+        transcripts=Markup(embedded_json([_ready(t) for t in report.transcripts])),  # noqa: S704
         scalars={k: v for k, v in report.parameters.items() if not isinstance(v, Mapping)},
     )
 
@@ -176,6 +183,7 @@ def _page() -> Template:
     shown = (percent, percent_range, number, signed, signed_range, plain_range, points, seconds)
     environment.filters |= {function.__name__: function for function in (*shown, p_value)}
     environment.globals |= {"bound": _bound, "problems_words": problems_words}
+    environment.globals |= {"opponent_words": opponent_words, "once": _once}
     environment.filters |= {
         "across": lambda share, width: f"{5 + (width - 10) * share:.1f}",
         "dash": lambda value: DASH if value is None else value,
@@ -184,6 +192,19 @@ def _page() -> Template:
         "yaml": _yaml,
     }
     return environment.get_template("report.html.jinja")
+
+
+def _once(entry: IterationReport | None, *row: Any, caller: Callable[[], Markup]) -> Markup:
+    """Fill a call block of the template, once for each `row` of an iteration."""
+    if entry is None:
+        return caller()
+    if row not in entry.rows:
+        entry.rows[row] = caller()
+    return entry.rows[row]
+
+
+def _ready(transcript: Transcript | Embedded) -> Embedded:
+    return embedded(transcript) if isinstance(transcript, Transcript) else transcript
 
 
 def metrics_table(
@@ -248,6 +269,8 @@ def _exploited(attack: Metrics | None) -> str:
     if attack and "steps_to_exploit" in attack:
         steps = attack["steps_to_exploit"]
         words.append(f"Steps to exploit: {'none sufficed' if steps is None else number(steps)}.")
+        if worst := attack.get("worst"):  # earlier versions have none
+            words.append(f"The worst prover so far: {worst_words(worst)}.")
     kinds = {
         "exploitability": "Exploitability (soundness before less after)",
         "completeness_change": "Completeness after less before",
@@ -303,9 +326,9 @@ def _bound(name: str, metrics: Metrics) -> str:
 
 def _spending(
     iterations: Sequence[IterationReport], stages: Sequence[str]
-) -> list[tuple[object, dict[str, Any]]]:
+) -> list[tuple[object, dict[str, Any], IterationReport | None]]:
     """Tokens, and seconds by stage, of each iteration, and of all together."""
-    rows: list[tuple[object, dict[str, Any]]] = []
+    rows: list[tuple[object, dict[str, Any], IterationReport | None]] = []
     for entry in iterations:
         played = [metrics for metrics in (entry.test, entry.train, *entry.gate) if metrics]
         spent = {
@@ -314,12 +337,12 @@ def _spending(
             "trained_tokens": sum(group.trained_tokens or 0 for group in entry.groups.values()),
             "stage_s": [entry.stage_s.get(stage, 0.0) for stage in stages],
         }
-        rows.append((entry.iteration, spent))
+        rows.append((entry.iteration, spent, entry))
     if not rows:
         return []
-    totals: dict[str, Any] = {name: sum(s[name] for _, s in rows) for name in _SPENT}
-    totals["stage_s"] = [sum(s["stage_s"][k] for _, s in rows) for k in range(len(stages))]
-    return [*rows, ("all", totals)]
+    totals: dict[str, Any] = {name: sum(s[name] for _, s, _ in rows) for name in _SPENT}
+    totals["stage_s"] = [sum(s["stage_s"][k] for _, s, _ in rows) for k in range(len(stages))]
+    return [*rows, ("all", totals, None)]
 
 
 def _sparkline(losses: Sequence[tuple[int, float]], width: int, height: int) -> str:
@@ -344,30 +367,3 @@ def _yaml(section: Mapping[str, Any]) -> str:
 def _reasons(counts: Mapping[str, int]) -> str:
     """Say why so many episodes are not among the transcripts, as "1 wrong, 2 right"."""
     return ", ".join(f"{counts[r]:,} {words}" for r, words in _LEFT_OUT.items() if r in counts)
-
-
-def _transcripts(transcripts: Sequence[Transcript]) -> dict[str, Any]:
-    """The transcripts, and apart from them their system prompts, which many of them share."""
-    prompts: dict[str, int] = {}
-    plain = [
-        {
-            **{n: v for n, v in asdict(transcript).items() if n not in ("question", "solution")},
-            "right": transcript.right,
-            "system_prompts": {
-                agent: prompts.setdefault(prompt, len(prompts))
-                for agent, prompt in transcript.system_prompts.items()
-            },
-        }
-        for transcript in transcripts
-    ]
-    return {"prompts": list(prompts), "transcripts": plain}
-
-
-def _embed(value: Any) -> Markup:
-    """`value` as JSON that can stand in a script element: pure ASCII, without <, > and &.
-
-    No text in it can then close the element, open a comment, or hold the two line separators
-    (U+2028, U+2029) that JSON allows and JavaScript once did not.
-    """
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704

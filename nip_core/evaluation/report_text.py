@@ -84,6 +84,11 @@ def plain_percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
+def plain_interval(interval: Sequence[float]) -> str:
+    """An interval of rates as "95 % interval 66.0 to 76.1 %", in letters of every keyboard."""
+    return f"95 % interval {100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
+
+
 def verdict_line(test: Mapping[str, Any]) -> str:
     """The metrics of a test in a line, for a terminal or a log."""
     low, high = test["accuracy_ci95"] or (None, None)

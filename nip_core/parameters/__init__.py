@@ -5,6 +5,7 @@ agents            one agent: model, sampling, training
 game              protocol, rewards, rounds, dataset, prompts
 training          the loop: iterations, selection, rollouts, jobs, server, prices
 attack            another run whose verifier is attacked
+opponents         whether agents also meet models of earlier iterations
 load              YAML and ``a.b=c`` overrides, with errors for people
 """
 
@@ -29,6 +30,7 @@ from nip_core.parameters.game import (
 )
 from nip_core.parameters.hyper_parameters import DATA_NEUTRAL, HyperParameters, Method
 from nip_core.parameters.load import load_parameters
+from nip_core.parameters.opponents import OpponentsParameters
 from nip_core.parameters.training import (
     CurriculumParameters,
     FineTuningParameters,
@@ -72,6 +74,7 @@ __all__ = [
     "Method",
     "MnipProtocolParameters",
     "NipProtocolParameters",
+    "OpponentsParameters",
     "Price",
     "PromotionParameters",
     "PureTextAgentParameters",

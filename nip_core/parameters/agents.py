@@ -131,8 +131,9 @@ class PureTextAgentParameters(AgentParameters):
     model_provider: Provider = "OpenAI"
     """Who serves the model: OpenAI, OpenRouter (inference only) or SelfHosted (an lm_server)."""
     model_name: Annotated[str, Field(min_length=1)] = "gpt-4o-mini-2024-07-18"
-    """The base model; a run's settings name it, none is played by default. SelfHosted: "tiny"
-    or "tiny-arithmetic" (bundled), a path, or a Hugging Face name."""
+    """The base model; a run's settings name it, none is played by default. SelfHosted: "tiny",
+    "tiny-arithmetic", "tiny-arithmetic-turns" or "tiny-reading" (bundled), a path, or a Hugging
+    Face name."""
     language_model_server_scheme_host: SchemeAndHost = DEFAULT_SCHEME_HOST
     """Scheme and host of a running lm_server for this agent's group. SelfHosted only. Where
     neither this nor one of the two ports is set, at its default or another value, the group uses
@@ -161,10 +162,11 @@ class PureTextAgentParameters(AgentParameters):
     Trainer pure_text_grpo needs False."""
     freeze_agent: bool = False
     """Do not train this agent's group, whatever its update schedule says."""
-    quantization: Literal["bitsandbytes", "none"] = "none"
-    """How the base model's weights are held: "none", as they are, or "bitsandbytes", in 4 bits, by
-    the engine and while training, for less memory at some cost in accuracy. Only with the run's own
-    server and lm_server.engine: vllm."""
+    quantization: Literal["bitsandbytes", "fp8", "none"] = "none"
+    """How the base model's weights are held: "none", as they are; "fp8", in 8 bits by the
+    engine and as they are while training; or "bitsandbytes", in 4 bits by both, which takes vLLM
+    below 0.28 or its vllm-bnb-plugin. For less memory at some cost in accuracy. Only with the run's
+    own server and lm_server.engine: vllm."""
     num_epochs: Annotated[int, Field(ge=1, le=50)] | None = None
     """Passes over the dataset, 1 to 50. None: `rl.num_epochs`."""
     dpo_beta: Annotated[float, Field(gt=0, le=2)] | None = None

@@ -33,6 +33,7 @@ from nip_core.parameters.game import (
     ZkProtocolParameters,
 )
 from nip_core.parameters.not_for_text import UNAVAILABLE
+from nip_core.parameters.opponents import OpponentsParameters, check_opponents
 from nip_core.parameters.training import (
     CurriculumParameters,
     FineTuningParameters,
@@ -131,6 +132,7 @@ class HyperParameters(Parameters):
     zk_protocol: ZkProtocolParameters = ZkProtocolParameters()
     base_run: BaseRunParameters = BaseRunParameters()
     attack: AttackParameters = AttackParameters()
+    opponents: OpponentsParameters = OpponentsParameters()
     lm_server: LmServerParameters = LmServerParameters()
     rollouts: RolloutParameters = RolloutParameters()
     fine_tuning: FineTuningParameters = FineTuningParameters()
@@ -195,6 +197,7 @@ class HyperParameters(Parameters):
         self._check_rounds()
         check_training(self)
         check_attack(self)
+        check_opponents(self)
         if self.base_run.run_id == self.run_name:
             raise ValueError("base_run.run_id is this run itself; name another run, or resume it")
         return self

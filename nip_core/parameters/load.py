@@ -6,6 +6,8 @@ name that was probably meant.
 
 import difflib
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -106,6 +108,11 @@ def _config_file(config: Path) -> Path:
     )
 
 
+@lru_cache(maxsize=16)  # a sweep reads the same file for each of its runs
+def _parsed(text: str) -> Any:
+    return yaml.load(text, _StrictLoader)  # noqa: S506 (a SafeLoader)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a file, in which no key stands twice. Raises SettingsError."""
     try:
@@ -115,7 +122,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise SettingsError(f"{path}: is not UTF-8 text") from None
     try:
-        values = yaml.load(text, _StrictLoader)  # noqa: S506 (a SafeLoader)
+        values = deepcopy(_parsed(text))
     except yaml.YAMLError as error:
         raise SettingsError(f"{path}: is not YAML: {_yaml_problem(error)}") from None
     if not isinstance(values, dict):
@@ -152,7 +159,7 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
 
 
 def _is_text(keys: list[str]) -> bool:
-    """Return whether the setting at this address takes text."""
+    """Return whether the setting at this address takes text, and no number or truth value."""
     annotations: list[Any] = [HyperParameters]
     for key in keys:
         inner: list[Any] = []
@@ -163,7 +170,10 @@ def _is_text(keys: list[str]) -> bool:
                 fields = (kind.model_fields.get(key) for kind in groups_in(annotation))
                 inner += [field.annotation for field in fields if field is not None]
         annotations = inner
-    return any(get_origin(kind) is not dict and may_hold(kind, str) for kind in annotations)
+    return any(
+        get_origin(kind) is not dict and may_hold(kind, str) and not may_hold(kind, int, float)
+        for kind in annotations
+    )
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:

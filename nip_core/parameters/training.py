@@ -10,6 +10,8 @@ from nip_core.parameters.base import Parameters
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Ending = Literal["stop", "keep_model", "try_again"]
+Scalar = bool | int | float | str
+EngineOption = Scalar | dict[str, Scalar]
 
 
 class RlTrainerParameters(Parameters):
@@ -143,11 +145,16 @@ class PureTextGrpoParameters(Parameters):
     """What is taken from an agent's reward. "group": its mean over the group's episodes;
     "leave_one_out": that of the others; "role": its mean over the iteration's episodes in the same
     role (agent and stance), for self-play. Where all rewards that are compared are equal, nothing
-    is learned from them, and they are left out and counted. Answers in an invalid form are not
-    trained."""
+    is learned from them, and they are left out and counted, unless advantage_shift is set. Answers
+    in an invalid form are not trained."""
     scale_by_std: bool = False
     """Divide by the standard deviation of the group's rewards (of the role's, with baseline: role),
     as GRPO does. It gives more weight to problems that are nearly always or never solved."""
+    advantage_shift: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """Added to every advantage, 0 to 100: the baseline lies so far below the mean, after any
+    division. Above 0, what was rewarded is held on to more than what was not is given up, and
+    groups in which all rewards are equal are trained too, with this advantage: they keep a model
+    that is nearly always right from forgetting how, at the price of more steps."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """How far below 1 the ratio of a token's new to old probability counts, above 0, below 1."""
     clip_high: Annotated[float, Field(gt=0, le=10)] | None = None
@@ -252,9 +259,15 @@ class FineTuningParameters(Parameters):
     max_length: Annotated[int, Field(ge=16)] | None = None
     """Longest training example in tokens, at least 16; longer ones fail the job. None: the model's
     context."""
+    tokens_per_pass: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens that go through the model at a time in training, at least 1; a step of more is
+    several passes, which give the same. None: by the device's memory. SelfHosted only."""
+    gradient_checkpointing: bool | None = None
+    """Whether training computes activations again instead of keeping them, which takes less memory
+    and more time. None: where they don't fit. SelfHosted only."""
     lr_scheduler: Literal["linear", "cosine", "constant"] = "linear"
-    """How the learning rate falls: "linear", "cosine" or "constant" (not at all). SelfHosted
-    only."""
+    """How the learning rate falls: "linear", "cosine" or "constant" (not at all, and it does not
+    grow at first either: warmup_ratio counts for nothing). SelfHosted only."""
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the steps with a growing learning rate, 0 to below 1. SelfHosted only."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -279,8 +292,10 @@ class LmServerParameters(Parameters):
     engine: Literal["embedded", "vllm", "deterministic"] = "embedded"
     """Engine of the run's own server: "embedded", a real model in one process; "vllm"; or
     "deterministic", scripted replies."""
-    options: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """Arguments of the engine, for example max_model_len, or executable for vLLM's command."""
+    options: dict[str, EngineOption] = Field(default_factory=dict)
+    """Arguments of the engine, for example max_model_len, or executable for vLLM's command.
+    chat_template_kwargs has variables of the models' chat template, in play and in training, such
+    as {enable_thinking: false} or {date_string: 26 Jul 2024}."""
     training_device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+(,\d+)*)?)$")] = "auto"
     """Where the run's own server trains: cpu, cuda or cuda:0,1. auto: CUDA where there is one."""
     share_device: Annotated[Literal["auto", "yes", "no"], BeforeValidator(_yes_or_no)] = "auto"

@@ -88,6 +88,14 @@ class ShardContext:
     places: asyncio.Semaphore | None = None  # one per episode at a time; None: of this shard alone
     branch: Branch = no_branching
     labels: dict[str, LabelRow] = field(default_factory=dict)  # made in play, by generation key
+    opponents: Mapping[tuple[str, int], Player] = field(default_factory=dict)
+    """By agent and iteration, who plays with an earlier model, see `league`."""
+
+    def player(self, spec: EpisodeSpec, agent: str) -> Player:
+        """The agent with the model that it has in this episode."""
+        if spec.opponent == agent and spec.opponent_iteration is not None:
+            return self.opponents[agent, spec.opponent_iteration]
+        return self.players[agent]
 
 
 @dataclass(frozen=True)
@@ -296,7 +304,7 @@ class EpisodeState:
 
         The i-th is child i's; those that are in the journal are not taken again.
         """
-        context, player = self.context, self.context.players[agent]
+        context, player = self.context, self.context.player(self.spec, agent)
         missing = [
             i
             for i, spec in enumerate(children)
@@ -381,7 +389,7 @@ class EpisodeState:
     ) -> AsyncIterator[Call]:
         """One request, with the seed of `spec`; keep its answers before the block is left, so that
         they are durable while it counts as in flight. Raises as ChatClient.answers does."""
-        context, player = self.context, self.context.players[agent]
+        context, player = self.context, self.context.player(spec, agent)
         seed = spec.generation_seed(context.game.parameters.seed, self.round, agent, attempt)
         chat, form = self._chat(agent), self._form(agent)
         async with ask(context.game, context.client, player, chat, form, seed, n) as call:
@@ -422,4 +430,6 @@ def _facts(spec: EpisodeSpec, protocol: str) -> Row:
         "mutation": problem.mutation,
         "seed": spec.seed,
         "prover_stance": spec.stance,
+        "opponent": spec.opponent,
+        "opponent_iteration": spec.opponent_iteration,
     }

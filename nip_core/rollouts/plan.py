@@ -29,6 +29,8 @@ class EpisodeSpec:
     stance: int | None
     branch_path: str = ""
     seeds_of: str | None = None  # the split whose seeds its calls have; None: its own
+    opponent: str | None = None  # the agent that an earlier model plays, see `league`
+    opponent_iteration: int | None = None  # the first that this model has played
 
     def generation_key(self, round_: int, agent: str, attempt: int) -> str:
         """Identity of one model call of this episode."""

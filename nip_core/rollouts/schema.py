@@ -17,13 +17,13 @@ that it led to, as long as the rounds until then, and stands once: its `episode`
 below (in the order of the numbers), the others reach it by the beginning of their path.
 `parent_key` is the last valid generation of the node before. Without branching paths are "".
 
-Version 2 added `decision_value` and `token_logprobs`, version 3 `columns`; tables of earlier
-versions are read as if they had them, empty.
+Version 2 added `decision_value` and `token_logprobs`, version 3 `columns`, version 4 `opponent` and
+`opponent_iteration`; tables of earlier versions are read as if they had them, empty.
 """
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 _METADATA = {"nip.schema_version": str(SCHEMA_VERSION)}
 
@@ -46,6 +46,8 @@ EPISODES = pa.schema(
         pa.field("mutation", pa.string()),  # kind of the bug, where known
         pa.field("seed", pa.int64(), nullable=False),
         pa.field("prover_stance", pa.int8()),  # what the prover argues for; null: as the protocol
+        pa.field("opponent", pa.string()),  # an agent that an earlier model played; null: none
+        pa.field("opponent_iteration", pa.int32()),  # the first that this model has played
         pa.field("rounds", pa.int16(), nullable=False),  # rounds played
         pa.field("decision", pa.int8(), nullable=False),  # 0 reject, 1 accept, 2 none, 3 neither
         pa.field("decision_value", pa.float64()),  # on the decision scale, -1 to 1; null: none

@@ -43,7 +43,9 @@ _SCHEMAS = {"episodes": EPISODES, "generations": GENERATIONS, "timings": TIMINGS
 _OF_ATTACKS = {"choices": CHOICES}
 _KNOWN = {**_SCHEMAS, **_OF_ATTACKS}
 _SHARD_INPUT = "shard/"
-_DIGEST_VERSION = 2  # later versions of the schema have added what is left out where it is empty
+_DIGEST_VERSION = 2
+_LATER = ("columns", "opponent", "opponent_iteration")
+"""What later versions of the schema have added, which is left out of digests where it is empty."""
 
 
 @dataclass(frozen=True)
@@ -296,8 +298,7 @@ class _RowHashes:
 
 
 def _canonical_row(row: Row) -> bytes:
-    if "columns" in row and row["columns"] is None:
-        row = {name: value for name, value in row.items() if name != "columns"}
+    row = {name: value for name, value in row.items() if name not in _LATER or value is not None}
     # NaN, which the schema allows in rewards and log-probabilities, is written as such.
     return json.dumps(row, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 

@@ -60,7 +60,7 @@ class Branching:
         tree = (node.problem.id, node.sample)
         if tree not in self._shapes:
             self._shapes[tree] = self.shape(node)
-        count = self._shapes[tree][round_] if self._may_branch(agents) else 1
+        count = self._shapes[tree][round_] if self._may_branch(agents, node) else 1
         return [child_of(node, number) for number in range(count)]
 
     def shape(self, spec: EpisodeSpec) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ class Branching:
         """
         # 1. Draw the order in which rounds may branch.
         order = sorted(
-            self._branching_rounds(spec.seed),
+            self._branching_rounds(spec),
             key=lambda r: derive_seed(
                 "branch",
                 self._parameters.seed,
@@ -91,13 +91,14 @@ class Branching:
                 shape[round_] = 1
         return tuple(shape)
 
-    def _branching_rounds(self, seed: int) -> list[int]:
-        rounds = range(self._protocol.max_message_rounds)
-        return [r for r in rounds if self._may_branch(self._protocol.active(r, seed))]
+    def _branching_rounds(self, spec: EpisodeSpec) -> list[int]:
+        rounds, active = range(self._protocol.max_message_rounds), self._protocol.active
+        return [r for r in rounds if self._may_branch(active(r, spec.seed), spec)]
 
-    def _may_branch(self, agents: Iterable[str]) -> bool:
+    def _may_branch(self, agents: Iterable[str], spec: EpisodeSpec) -> bool:
         if self._parameters.pure_text_malt.frozen_agents_generate_one_response:
-            return not self._trained.isdisjoint(agents)
+            # Nothing is learned from two answers of an earlier model.
+            return not (self._trained - {spec.opponent}).isdisjoint(agents)
         return any(True for _ in agents)
 
 

@@ -6,14 +6,17 @@ over_runs  the same as a mean over seeds and questions, with its interval
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 
+from nip_core.evaluation.attack import episodes_of
 from nip_core.evaluation.statistics.two_way import TwoWay, two_way
 from nip_core.hashing import derive_seed
 from nip_core.protocols import ACCEPT, REJECT
-from nip_core.rollouts.plan import TEST
+from nip_core.rollouts.plan import ATTACK, TEST
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
@@ -29,37 +32,47 @@ _LABELS: Mapping[Figure, tuple[int, ...]] = {
 }
 
 
+@dataclass(frozen=True)
+class LastTest:
+    """Where the last test of a run is."""
+
+    iteration: int
+    n: int | None = None
+    """Of an attack by best-of-n, the number of messages that counts; None: a test as usual."""
+
+
 class Counted:
     """By run and figure, how often which question was judged rightly in the last test."""
 
-    def __init__(self, store: Store, tests: Mapping[str, int]):
+    def __init__(self, store: Store, tests: Mapping[str, LastTest]):
         self._store, self._tests = store, tests
         self._known: dict[tuple[str, Figure], Counts] = {}
 
-    def has(self, run: str) -> bool:
-        """Tell whether the run is finished and tested."""
-        return run in self._tests
-
-    def of(self, run: str, figure: Figure) -> Counts | None:
-        """None for a run that is not finished."""
-        if run not in self._tests:
+    def of(self, run: str | None, figure: Figure) -> Counts | None:
+        """None for a run that is not finished and tested, and without a run."""
+        if run is None or run not in self._tests:
             return None
         if (run, figure) not in self._known:
             self._known[run, figure] = self._read(run, figure)
         return self._known[run, figure]
 
     def _read(self, name: str, figure: Figure) -> Counts:
-        tree = RunStore(self._store, name)
-        stored = StoredRollouts(self._store, [tree.rollouts(self._tests[name], TEST)])
-        episodes = stored.episodes(["question_id", "y", "decision", "outcome"])
         counts: dict[str, tuple[float, int]] = {}
-        for row in episodes.to_pylist():
+        for row in self._episodes(name).to_pylist():
             if row["y"] in _LABELS[figure]:
                 right = row["outcome"] != "failed"
                 right &= row["decision"] == (ACCEPT if row["y"] else REJECT)
                 hits, plays = counts.get(row["question_id"], (0.0, 0))
                 counts[row["question_id"]] = (hits + right, plays + 1)
         return counts
+
+    def _episodes(self, name: str) -> pa.Table:
+        columns = ["key", "branch_path", "question_id", "y", "decision", "outcome"]
+        tree, test = RunStore(self._store, name), self._tests[name]
+        split = TEST if test.n is None else ATTACK
+        stored = StoredRollouts(self._store, [tree.rollouts(test.iteration, split)])
+        episodes = stored.episodes(columns)
+        return episodes if test.n is None else episodes_of(episodes, stored.choices(), test.n)
 
 
 def rate(runs: Sequence[Counts]) -> float | None:

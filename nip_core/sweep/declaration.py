@@ -33,7 +33,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError
-from nip_core.evaluation import statistics
+from nip_core.evaluation import attack, statistics
 from nip_core.hashing import digest
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
@@ -57,6 +57,8 @@ class Hypothesis(BaseModel):
     """In words."""
     figure: Figure
     """Of the last test of each run."""
+    after: str | None = None
+    """The attack after which the figure and `where` are measured; None: the runs' own tests."""
     arm: Arm
     """Values of axes: all runs that have them."""
     against: Arm
@@ -110,10 +112,15 @@ class Plan:
         return {
             **self.file.model_dump(mode="json"),
             "sweep": self.sweep.name,
-            "runs": {
-                run.name: settings_digest(run.parameters.to_dict()) for run in self.sweep.runs
-            },
+            "runs": settings_digests(self.sweep),
         }
+
+
+def settings_digests(sweep: Sweep) -> dict[str, str]:
+    """By name, the digest of the settings of each run and of each attack on one."""
+    played = {run.name: run.parameters for run in sweep.runs}
+    played |= {attack.name: attack.parameters for run in sweep.runs for attack in run.attacks}
+    return {name: settings_digest(parameters.to_dict()) for name, parameters in played.items()}
 
 
 def settings_digest(settings: Mapping[str, Any]) -> str:
@@ -125,9 +132,11 @@ def analysis_digest() -> str:
     """SHA-256 of the code that makes a figure, its interval and its test of what was played."""
     assert statistics.__file__ is not None
     here = Path(__file__).parent
+    assert attack.__file__ is not None
     files = [
         here / "counted.py",
         here / "outcomes.py",
+        Path(attack.__file__),
         *Path(statistics.__file__).parent.glob("*.py"),
     ]
     hashed = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
@@ -143,7 +152,9 @@ def read_plan(path: Path, overrides: tuple[str, ...] = ()) -> Plan:
     sweep = read_sweep(path.parent / file.sweep, overrides)
     for place, hypothesis in enumerate(file.hypotheses):
         try:
-            if len(pairs(sweep, hypothesis)) < 2:
+            both = pairs(sweep, hypothesis)
+            _check_attacked(sweep, hypothesis, both)
+            if len(both) < 2:
                 raise SettingsError("one pair of runs shows no spread; give the sweep more seeds")
         except SettingsError as error:
             raise SettingsError(f"{path}: hypotheses[{place}]: {error}") from None
@@ -175,6 +186,18 @@ def pairs(sweep: Sweep, hypothesis: Hypothesis) -> list[tuple[SweptRun, SweptRun
     return [(by_rest[0][rest], by_rest[1][rest]) for rest in by_rest[0]]
 
 
+def _check_attacked(
+    sweep: Sweep, hypothesis: Hypothesis, both: Sequence[tuple[SweptRun, SweptRun]]
+) -> None:
+    after = hypothesis.after
+    if after is not None and after not in sweep.attacks:
+        there = ", ".join(sweep.attacks) or "none"
+        raise SettingsError(f"after: {after!r}: the sweep has no such attack; it has {there}")
+    for run in (run for pair in both for run in pair):
+        if run.played(after) is None:
+            raise SettingsError(f"after: {after!r} leaves out {run.name}")
+
+
 def _runs_with(sweep: Sweep, arm: Mapping[str, Any]) -> list[SweptRun]:
     for axis, value in arm.items():
         values = list(dict.fromkeys(run.values.get(axis) for run in sweep.runs))
@@ -202,7 +225,7 @@ def declare(store: Store, plan: Plan) -> tuple[dict[str, Any], bool]:
             f"sweep {plan.sweep.name!r} has results already, so nothing can be declared of it; "
             "give it another name"
         )
-    begun = sorted({run.name for run in plan.sweep.runs} & {*list_runs(store)})
+    begun = sorted({*contents["runs"]} & {*list_runs(store)})
     if begun:
         what = "another plan is declared" if before is not None else "nothing was declared"
         raise RunConflictError(
@@ -247,8 +270,9 @@ def departures(
 ) -> list[str]:
     """List what is not as declared: runs, their settings, when they began, and code."""
     declared: Mapping[str, str] = declaration["plan"]["runs"]
-    now = {run.name: settings_digest(run.parameters.to_dict()) for run in sweep.runs}
-    status = {run["run"]: run["status"] for run in runs}
+    now = settings_digests(sweep)
+    played = [entry for run in runs for entry in (run, *run.get("attacks", {}).values())]
+    status = {entry["run"]: entry["status"] for entry in played}
     lines = [f"{name}: not declared" for name in sorted(now.keys() - declared.keys())]
     lines += [f"{name}: declared, and not in the sweep" for name in declared if name not in now]
     for name in sorted(now.keys() & declared.keys()):

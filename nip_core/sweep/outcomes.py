@@ -58,6 +58,7 @@ def outcomes(
             "says": hypothesis.says,
             "primary": hypothesis.primary,
             "figure": hypothesis.figure,
+            "after": hypothesis.after,
             "rates": list(both.rates),
             "difference": both.difference and both.difference.value,
             "ci95": both.difference and _as_rates(both.difference.ci95),
@@ -85,11 +86,11 @@ def _compare(counted: Counted, sweep: Sweep, hypothesis: Hypothesis) -> Compared
         named = pairs(sweep, hypothesis)
     except SettingsError as error:  # the sweep is not as it was when this was declared
         return Compared(because=str(error))
-    runs = [pair for pair in named if all(counted.has(run.name) for run in pair)]
-    both = [
-        [counts for run in pair if (counts := counted.of(run.name, hypothesis.figure)) is not None]
-        for pair in runs
+    of_pairs = [
+        [counted.of(run.played(hypothesis.after), hypothesis.figure) for run in pair]
+        for pair in named
     ]
+    both = [(a, b) for a, b in of_pairs if a is not None and b is not None]
     rates = (rate([first for first, _ in both]), rate([second for _, second in both]))
     if not any(first for first, _ in both):
         return Compared(rates, because="no pair of runs is finished and tested")
@@ -119,7 +120,7 @@ def _unmet(
     """Return which condition is not met, or None."""
     for figure, least in hypothesis.where.items():
         for side, which in enumerate(("arm", "against")):
-            plays = (counted.of(pair[side].name, figure) for pair in named)
+            plays = (counted.of(pair[side].played(hypothesis.after), figure) for pair in named)
             reached = rate([counts for counts in plays if counts is not None])
             if reached is None or reached < least:
                 measured = "unknown" if reached is None else f"{reached:.3f}"

@@ -4,15 +4,25 @@ page     the table, what was declared, and what did not end
 table    the arms, one a row
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nip_core.evaluation.report_text import plain_percent
+from nip_core.sweep.baselines import baseline_lines
 
 MAJORITY = "majority_accuracy"
 """Where problems are played several times: of the verdict that is the more frequent."""
 METRICS = ("accuracy", "completeness", "soundness", "always_fail_rate", MAJORITY)
 """Of the last test, which an arm is judged by."""
+AFTER_ATTACK = ("soundness", "completeness")
+"""Of the largest n, or the last tested step, of an attack."""
+EXPLOITABILITY = "exploitability"
+
+_ATTACKS_PAGE = """
+Of the attacks: soundness and completeness with the largest n of an attack by best-of-n, or after
+the last step of a sneaky one, and how many points of soundness were lost since the smallest n, or
+the first step (exploitability). Each attack is a run of its own.
+"""
 
 Results = dict[str, Any]
 
@@ -24,6 +34,9 @@ def table(results: Results) -> str:
     metrics = [metric for metric in METRICS if metric != MAJORITY or is_voted]
     names = {"always_fail_rate": "always wrong", MAJORITY: "majority"}
     heads = [*axes, "runs", *(names.get(metric, metric) for metric in metrics), "gain"]
+    attacks = [*results["arms"][0].get("attacks", {})]
+    for attack in attacks:
+        heads += [f"{attack}: {name}" for name in (*AFTER_ATTACK, EXPLOITABILITY)]
     lines = [_row(heads), "|---" * len(heads) + "|"]
     for arm in results["arms"]:
         count = f"{arm['finished']}" + (
@@ -31,8 +44,11 @@ def table(results: Results) -> str:
         )
         cells = [*arm["values"].values(), count]
         cells += [_cell(arm[metric]) for metric in metrics]
-        gain = arm["gain"]
-        cells.append("–" if gain is None else f"{100 * gain['mean']:+.1f}")
+        cells.append(_change(arm["gain"]))
+        for attack in attacks:
+            attacked = arm["attacks"][attack]
+            cells += [_cell(attacked[metric]) for metric in AFTER_ATTACK]
+            cells.append(_change(attacked[EXPLOITABILITY]))
         lines.append(_row(cells))
     return "\n".join(lines) + "\n"
 
@@ -56,21 +72,36 @@ def _cell(value: Mapping[str, Any] | None) -> str:
     return text
 
 
+def _finished(entries: Sequence[Mapping[str, Any]]) -> str:
+    return f"{sum(entry['status'] == 'finished' for entry in entries)} of {len(entries)}"
+
+
+def _change(value: Mapping[str, Any] | None) -> str:
+    return "–" if value is None else f"{100 * value['mean']:+.1f}"
+
+
 def page(results: Results) -> str:
     """The table with what stands beside it, as Markdown."""
-    finished = sum(run["status"] == "finished" for run in results["runs"])
-    text = f"# Sweep {results['sweep']}\n\n{finished} of {len(results['runs'])} runs finished.\n\n"
+    attacks = [attack for run in results["runs"] for attack in run.get("attacks", {}).values()]
+    text = f"# Sweep {results['sweep']}\n\n{_finished(results['runs'])} runs"
+    text += f" and {_finished(attacks)} attacks finished.\n\n" if attacks else " finished.\n\n"
     text += table(results)
     text += (
         "\nPercent of the last test's episodes: mean over the finished runs of an arm. In brackets "
         "95 % intervals that count seeds and questions as drawn. In the figure the lowest and the "
         "highest run of each arm. Always wrong: problems on which every play was. Majority: "
         "accuracy of the more frequent verdict on each problem. Gain: points of accuracy from the "
-        "first test to the last.\n\n![The arms](arms.svg)\n"
+        "first test to the last.\n"
     )
+    if results["arms"][0].get("attacks"):
+        text += _ATTACKS_PAGE
+    if lines := baseline_lines(results["baselines"]):
+        text += "\n## What the baselines say\n\n" + "".join(f"- {line}\n" for line in lines)
+    text += "\n![The arms](arms.svg)\n"
     if "declared" in results:
         text += _declared_page(results["declared"])
-    failed = [run for run in results["runs"] if "failure" in run]
+    played = [entry for run in results["runs"] for entry in (run, *run.get("attacks", {}).values())]
+    failed = [entry for entry in played if "failure" in entry]
     if failed:
         text += "\n## Not ended\n\n"
         text += "".join(f"- `{run['run']}`: {_line(run['failure'])}\n" for run in failed)
@@ -90,7 +121,7 @@ def _declared_page(declared: Mapping[str, Any]) -> str:
         interval = row["ci95"]
         cells = [
             row["says"] + (" (primary)" if row["primary"] else ""),
-            row["figure"],
+            row["figure"] + (f" after {row['after']}" if row["after"] else ""),
             arm,
             against,
             "–" if row["difference"] is None else f"{100 * row['difference']:+.1f}",

@@ -15,6 +15,8 @@ SweptRun      one of them, with its settings checked
       seed: [1, 2, 3]
     leave_out:
       - {interaction_protocol: adp, prover: opposed}
+    attacks:                                    # on the verifier of each run (see `attacks`)
+      chosen: {by: best-of-n, n: [1, 4]}
 """
 
 import json
@@ -33,6 +35,7 @@ from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.parameters.load import merged_settings, read_yaml
 from nip_core.run_store.run import RUN_NAME
+from nip_core.sweep.attacks import AttackEntry, SweptAttack, Value, swept_attack
 
 SEED = "seed"
 """The axis whose values are repetitions: runs that differ in it alone are an arm."""
@@ -41,7 +44,6 @@ MOST_RUNS = 2_000
 """Combinations of a sweep; every one is read and checked before the first run."""
 
 _File = TypeVar("_File", bound=BaseModel)
-Value = str | int | float | bool | None
 Values = Annotated[list[Value] | dict[str, dict[str, Any]], Field(min_length=1)]
 
 
@@ -64,6 +66,8 @@ class SweepFile(BaseModel):
     which is a mapping of settings."""
     leave_out: list[dict[str, Value]] = Field(default_factory=list)
     """Combinations that are not run: values of some of the axes each."""
+    attacks: dict[str, AttackEntry] = Field(default_factory=dict)
+    """By name, how the verifier of each run is attacked once it is trained."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,14 @@ class SweptRun:
     """All of them, so that a configuration that changes meanwhile changes nothing."""
     parameters: HyperParameters
     """The same, checked."""
+    attacks: tuple[SweptAttack, ...] = ()
+    """In the order of the file, those that are made on it."""
+
+    def played(self, after: str | None) -> str | None:
+        """Return the name of this run, or of the attack of that name on it, if there is one."""
+        if after is None:
+            return self.name
+        return next((attack.name for attack in self.attacks if attack.label == after), None)
 
     @property
     def arm(self) -> tuple[str, ...]:
@@ -95,6 +107,8 @@ class Sweep:
     run_store: str
     axes: tuple[str, ...]
     runs: tuple[SweptRun, ...]
+    attacks: tuple[str, ...] = ()
+    """Their names, in the order of the file."""
 
     @property
     def arms(self) -> dict[tuple[str, ...], list[SweptRun]]:
@@ -121,7 +135,9 @@ def read_sweep(path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
     beside = path.parent / file.config
     config = str(beside) if beside.is_file() else file.config
     _check_values(path, file)
-    _check_left_out(path, file)
+    _check_left_out(path, "leave_out", file.leave_out, file)
+    for label, entry in file.attacks.items():
+        _check_left_out(path, f"attacks.{label}.leave_out", entry.leave_out, file)
     # 2. Every combination that is not left out, as a run.
     runs = tuple(
         _run(path, file, config, named, overrides)
@@ -135,7 +151,7 @@ def read_sweep(path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
     [store, *others] = {run.parameters.run_store for run in runs}
     if others:
         raise SettingsError(f"{path}: the runs of a sweep need one run_store; take it off the axes")
-    return Sweep(file.name, config, store, tuple(file.axes), runs)
+    return Sweep(file.name, config, store, tuple(file.axes), runs, tuple(file.attacks))
 
 
 def read_file(path: Path, kind: type[_File]) -> _File:
@@ -198,15 +214,15 @@ def _check_values(path: Path, file: SweepFile) -> None:
         raise SettingsError(f"{path}: axes: {count:,} combinations, more than {MOST_RUNS:,}")
 
 
-def _check_left_out(path: Path, file: SweepFile) -> None:
-    for place, left_out in enumerate(file.leave_out):
+def _check_left_out(path: Path, key: str, entries: list[dict[str, Value]], file: SweepFile) -> None:
+    for place, left_out in enumerate(entries):
         for axis, value in left_out.items():
             there = _named_values(axis, file.axes.get(axis, []))
             if as_text(value) not in there:
                 what = f"values are {', '.join(there)}" if there else "there is no such axis"
-                raise SettingsError(f"{path}: leave_out[{place}]: {axis}: {value!r}: {what}")
+                raise SettingsError(f"{path}: {key}[{place}]: {axis}: {value!r}: {what}")
         if not left_out:
-            raise SettingsError(f"{path}: leave_out[{place}]: names no value, so leaves out all")
+            raise SettingsError(f"{path}: {key}[{place}]: names no value, so leaves out all")
 
 
 def _run(path: Path, file: SweepFile, config: str, named: Named, more: tuple[str, ...]) -> SweptRun:
@@ -238,7 +254,29 @@ def _run(path: Path, file: SweepFile, config: str, named: Named, more: tuple[str
         parameters = load_parameters(config, overrides)
     except SettingsError as error:
         raise SettingsError(f"{path}: {told}: {error}") from None
-    return SweptRun(run_name, values, overrides, merged_settings(config, overrides), parameters)
+    return SweptRun(
+        run_name,
+        values,
+        overrides,
+        merged_settings(config, overrides),
+        parameters,
+        tuple(_attacks(path, file, named, parameters)),
+    )
+
+
+def _attacks(
+    path: Path, file: SweepFile, named: Named, attacked: HyperParameters
+) -> Iterator[SweptAttack]:
+    """The attacks on a run, but for those that leave it out."""
+    for label, entry in file.attacks.items():
+        if any(_matches(named, left_out) for left_out in entry.leave_out):
+            continue
+        try:
+            yield swept_attack(label, entry, attacked)
+        except SettingsError as error:
+            raise SettingsError(
+                f"{path}: attacks.{label}: run {attacked.run_name!r}: {error}"
+            ) from None
 
 
 def _slug(value: str) -> str:
@@ -257,6 +295,13 @@ def _check_differences(path: Path, runs: tuple[SweptRun, ...]) -> None:
         same = digest({**run.parameters.to_dict(), "run_name": ""})
         if (other := settings.setdefault(same, run)) is not run:
             raise SettingsError(f"{path}: {_told(other)} and {_told(run)} have the same settings")
+    for attack in [attack for run in runs for attack in run.attacks]:
+        if attack.name in names:
+            raise SettingsError(
+                f"{path}: attacks.{attack.label}: two runs would be called {attack.name!r}; give "
+                "the attack another name"
+            )
+        names[attack.name] = runs[0]
 
 
 def _told(run: SweptRun) -> str:

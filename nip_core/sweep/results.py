@@ -5,18 +5,24 @@ write          them, a page and a figure into the store, under sweeps/NAME
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from nip_core.errors import StoreError
+from nip_core.evaluation.attack import attack_rows
+from nip_core.evaluation.baselines import shows_checking
 from nip_core.evaluation.plots import arms_svg
+from nip_core.rollouts.plan import ATTACK, TEST
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
+from nip_core.stages.intervals import shown_metrics
 from nip_core.stages.showing import summary
-from nip_core.sweep.counted import Counted, Figure, over_runs
+from nip_core.sweep.attacks import SweptAttack
+from nip_core.sweep.baselines import ByMajority, findings, kind_of
+from nip_core.sweep.counted import Counted, Figure, LastTest, over_runs
 from nip_core.sweep.declaration import DAMAGED, Hypothesis, departures, read_declaration
 from nip_core.sweep.outcomes import outcomes
-from nip_core.sweep.page import MAJORITY, METRICS, Results, page
+from nip_core.sweep.page import AFTER_ATTACK, EXPLOITABILITY, MAJORITY, METRICS, Results, page
 from nip_core.sweep.plan import Sweep, SweptRun
 
 
@@ -25,23 +31,25 @@ def collect(store: Store, sweep: Sweep, failures: Mapping[str, str] | None = Non
 
     `failures` says by run why it did not end. A run that has not begun has the status "not begun".
     An arm's figures are means over those of its runs that are finished, with the lowest and the
-    highest of them; None without one. Rates have a 95 % interval that counts seeds and questions as
-    drawn, where there are several of both.
+    highest of them; None without one; so are those of its attacks. Rates have a 95 % interval that
+    counts seeds and questions as drawn, where there are several of both.
     """
-    there = {*list_runs(store)}
-    runs = [_run(store, run, there, (failures or {}).get(run.name)) for run in sweep.runs]
+    stored = {*list_runs(store)}
+    runs = [_run(store, run, stored, failures or {}) for run in sweep.runs]
     by_name = {run["run"]: run for run in runs}
-    tests = {
-        run["run"]: run["tests"][-1]["iteration"]
-        for run in runs
-        if run["status"] == "finished" and run["tests"]
-    }
+    tests = dict(_tested(sweep, by_name))
     counted = Counted(store, tests)
     arms = [
-        _arm(sweep, counted, arm, [by_name[run.name] for run in swept])
+        _arm(sweep, counted, arm, swept, [by_name[run.name] for run in swept])
         for arm, swept in sweep.arms.items()
     ]
     results: Results = {"sweep": sweep.name, "axes": list(sweep.axes), "arms": arms, "runs": runs}
+    tested = [run for run in runs if run["status"] == "finished" and run["tests"]]
+    last_tests = {run["run"]: run["tests"][-1] for run in tested}
+    alone = [run.name for run in sweep.runs if kind_of(run.parameters) == "alone"]
+    voted = [n for n in alone if n in last_tests and last_tests[n][MAJORITY] is not None]
+    by_majority = ByMajority(store, tests, voted)
+    results["baselines"] = findings(counted, by_majority, sweep, last_tests)
     declaration = read_declaration(store, sweep.name)
     if declaration is not None:
         results["declared"] = _declared(store, sweep, counted, declaration, runs)
@@ -66,13 +74,57 @@ def _declared(
     }
 
 
-def _run(store: Store, run: SweptRun, there: set[str], failure: str | None) -> dict[str, Any]:
-    result: dict[str, Any] = {"run": run.name, "values": dict(run.values), "status": "not begun"}
-    if failure is not None:
-        result["failure"] = failure
-    if run.name not in there:
+def _tested(
+    sweep: Sweep, by_name: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, LastTest]]:
+    """By run, attacks among them, where its last test is; of those that are finished and tested."""
+    for run in sweep.runs:
+        result = by_name[run.name]
+        if result["status"] == "finished" and result["tests"]:
+            yield run.name, LastTest(result["tests"][-1]["iteration"])
+        for attack in run.attacks:
+            if result["attacks"][attack.label]["status"] == "finished":
+                yield attack.name, LastTest(attack.parameters.rl.num_iterations, attack.n)
+
+
+def _run(
+    store: Store, run: SweptRun, stored: set[str], failures: Mapping[str, str]
+) -> dict[str, Any]:
+    result = {"run": run.name, "values": dict(run.values)}
+    result |= _played(store, run.name, stored, failures)
+    if run.attacks:
+        result["attacks"] = {
+            attack.label: {"run": attack.name, **_attacked(store, attack, stored, failures)}
+            for attack in run.attacks
+        }
+    return result
+
+
+def _attacked(
+    store: Store, attack: SweptAttack, stored: set[str], failures: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what became of an attack: its status, and figures of its largest n, or last step."""
+    result = _played(store, attack.name, stored, failures)
+    result.pop("tests", None)
+    if result["status"] != "finished":
         return result
-    tree = RunStore(store, run.name)
+    tree = RunStore(store, attack.name)
+    metrics = tree.read_json(tree.metrics(attack.parameters.rl.num_iterations, ATTACK))
+    _, rows = attack_rows(metrics)
+    figures = {key: rows[-1][key] for key in (*AFTER_ATTACK, "fooled")}
+    return {**result, **figures, EXPLOITABILITY: metrics[EXPLOITABILITY]["difference"]}
+
+
+def _played(
+    store: Store, name: str, stored: set[str], failures: Mapping[str, str]
+) -> dict[str, Any]:
+    """The status of a run, its tests, and why it did not end."""
+    result: dict[str, Any] = {"status": "not begun"}
+    if name in failures:
+        result["failure"] = failures[name]
+    if name not in stored:
+        return result
+    tree = RunStore(store, name)
     try:
         shown = summary(tree)
     except StoreError as error:
@@ -80,24 +132,42 @@ def _run(store: Store, run: SweptRun, there: set[str], failure: str | None) -> d
     if shown["status"] == "finished":
         result.pop("failure", None)  # somebody else may have finished it
     tests = {
-        entry["iteration"]: tree.read_json_or_none(tree.metrics(entry["iteration"], "test"))
+        entry["iteration"]: tree.read_json_or_none(tree.metrics(entry["iteration"], TEST))
         for entry in shown["iterations"]
     }
-    tested = {i: test for i, test in tests.items() if test}
+    parameters = tree.open().parameters
     result["status"] = shown["status"]
-    result["tests"] = [_test(iteration, metrics) for iteration, metrics in tested.items()]
+    result["tests"] = [
+        _test(iteration, shown_metrics(tree, iteration, TEST, metrics, parameters))
+        for iteration, metrics in tests.items()
+        if metrics
+    ]
     return result
 
 
 def _test(iteration: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    voted = metrics.get("majority")
+    voted, believed = metrics.get("majority"), metrics.get("believe_the_prover")
+    of_prover = {
+        "believed_accuracy": believed and believed["accuracy"],
+        "shows_checking": shows_checking(metrics),
+    }
     counts = {key: metrics.get(key) for key in ("episodes", "distinct_problems")}
     figures = {key: metrics.get(key) for key in METRICS if key != MAJORITY}
-    return {"iteration": iteration, **figures, MAJORITY: voted and voted["accuracy"], **counts}
+    return {
+        "iteration": iteration,
+        **figures,
+        MAJORITY: voted and voted["accuracy"],
+        **of_prover,
+        **counts,
+    }
 
 
 def _arm(
-    sweep: Sweep, counted: Counted, arm: Sequence[str], runs: Sequence[Mapping[str, Any]]
+    sweep: Sweep,
+    counted: Counted,
+    arm: Sequence[str],
+    swept: Sequence[SweptRun],
+    runs: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     axes = [axis for axis in sweep.axes if axis != "seed"]
     finished = [run for run in runs if run["status"] == "finished"]
@@ -106,12 +176,8 @@ def _arm(
     values |= {"runs": len(runs), "finished": len(finished)}
     for metric in METRICS:
         values[metric] = _over_runs([run["tests"][-1][metric] for run in tested])
-    for figure in get_args(Figure):
-        plays = [c for run in tested if (c := counted.of(run["run"], figure)) is not None]
-        both_ways = over_runs(plays, f"{sweep.name} {' '.join(arm)} {figure}")
-        if values[figure] is not None and both_ways is not None and both_ways.ci95 is not None:
-            low, high = both_ways.ci95
-            values[figure]["ci95"] = [max(0.0, low), min(1.0, high)]  # they are rates
+    of_arm = f"{sweep.name} {' '.join(arm)}"
+    _add_intervals(values, counted, [run["run"] for run in tested], of_arm)
     gains = [
         None
         if None in (ends := [run["tests"][at]["accuracy"] for at in (0, -1)])
@@ -119,7 +185,44 @@ def _arm(
         for run in tested
         if len(run["tests"]) > 1
     ]
-    return {**values, "gain": _over_runs(gains)}
+    values["gain"] = _over_runs(gains)
+    attacks = {label: _attack(counted, label, swept, runs, of_arm) for label in sweep.attacks}
+    return values | ({"attacks": attacks} if attacks else {})
+
+
+def _attack(
+    counted: Counted,
+    label: str,
+    swept: Sequence[SweptRun],
+    runs: Sequence[Mapping[str, Any]],
+    of_arm: str,
+) -> dict[str, Any]:
+    """Sum up what an attack did to the runs of an arm."""
+    finished = [
+        result
+        for run in runs
+        if (result := run.get("attacks", {}).get(label)) and result["status"] == "finished"
+    ]
+    values: dict[str, Any] = {
+        "runs": sum(run.played(label) is not None for run in swept),
+        "finished": len(finished),
+    }
+    for metric in (*AFTER_ATTACK, EXPLOITABILITY):
+        values[metric] = _over_runs([result[metric] for result in finished])
+    _add_intervals(values, counted, [result["run"] for result in finished], f"{of_arm} {label}")
+    return values
+
+
+def _add_intervals(
+    values: dict[str, Any], counted: Counted, runs: Sequence[str], name: str
+) -> None:
+    """Give the rates of an arm their intervals, over seeds and questions."""
+    for figure in get_args(Figure):
+        plays = [counts for run in runs if (counts := counted.of(run, figure)) is not None]
+        both_ways = over_runs(plays, f"{name} {figure}") if values.get(figure) else None
+        if both_ways is not None and both_ways.ci95 is not None:
+            low, high = both_ways.ci95
+            values[figure]["ci95"] = [max(0.0, low), min(1.0, high)]  # they are rates
 
 
 def _over_runs(values: Sequence[float | None]) -> dict[str, float] | None:

@@ -79,6 +79,26 @@ def test_combinations_are_left_out(tmp_path):
     ]
 
 
+def test_every_run_is_attacked_but_for_those_that_are_left_out(tmp_path):
+    chosen = {"by": "best-of-n", "n": [1, 4], "problems": 5, "set": {"attack.continuations": 2}}
+    attacks = {"chosen": chosen, "sneaky": {"by": "sneaky", "leave_out": [{"seed": 1}]}}
+    path = written(tmp_path, axes={"seed": [1, 2]}, attacks=attacks, set={"rl.num_iterations": 2})
+    sweep = read_sweep(path)
+    first, second = sweep.runs
+    assert [attack.name for attack in first.attacks] == ["small-1-chosen"]
+    assert [attack.name for attack in second.attacks] == ["small-2-chosen", "small-2-sneaky"]
+    assert (first.played(None), first.played("chosen")) == ("small-1", "small-1-chosen")
+    assert first.played("sneaky") is None
+    [attack] = first.attacks
+    settings = attack.parameters
+    assert (settings.attack.run, settings.attack.iteration) == ("small-1", 2)
+    assert (settings.attack.problems, settings.attack.continuations, attack.n) == (5, 2, 4)
+    assert settings.run_store == first.parameters.run_store and settings.seed == 1
+    # As its process gets them.
+    (tmp_path / "attack.yaml").write_text(yaml.safe_dump(attack.settings))
+    assert load_parameters(tmp_path / "attack.yaml") == settings
+
+
 def test_the_configuration_is_looked_for_beside_the_file(tmp_path):
     (tmp_path / "mine.yaml").write_text(
         yaml.safe_dump(
@@ -128,6 +148,39 @@ def test_sweeps_of_the_repository_can_be_read(path):
         ({"leave_out": [{"seed": 7}]}, "leave_out[0]: seed: 7: values are 1, 2"),
         ({"leave_out": [{}]}, "leave_out[0]: names no value"),
         ({"leave_out": [{"seed": 1}, {"seed": 2}]}, "leave_out leaves no run"),
+        ({"attacks": {"a": {"by": "force"}}}, "attacks.a.by: "),
+        ({"attacks": {"a": {"by": "sneaky", "n": [1]}}}, "n is not for by: sneaky"),
+        ({"attacks": {"a": {"by": "best-of-n", "steps": 1}}}, "steps is not for by: best-of-n"),
+        ({"attacks": {"a": {"by": "best-of-n", "n": [4, 1]}}}, "attacks.a: run 'small-adp-helpful"),
+        ({"attacks": {"a": {"by": "best-of-n", "iteration": 9}}}, "iteration 9: the run has 1"),
+        ({"attacks": {"A b": {"by": "best-of-n"}}}, "its run would be called"),
+        (
+            {"attacks": {"a": {"by": "best-of-n"}}, "set": {"rl.num_iterations": 0}},
+            "the run trains no verifier; leave it out",
+        ),
+        (
+            {"attacks": {"a": {"by": "best-of-n", "leave_out": [{"seed": 7}]}}},
+            "attacks.a.leave_out[0]: seed: 7: values are 1, 2",
+        ),
+        (
+            {"attacks": {"a": {"by": "best-of-n", "set": {"dataset": "problems"}}}},
+            "dataset: an attack plays the game of the run that it attacks",
+        ),
+        (
+            {
+                "axes": {"who": {"x": {}, "x-a": {"rl.lr": 0.5}}},
+                "attacks": {"a": {"by": "best-of-n"}},
+            },
+            "two runs would be called 'small-x-a'",
+        ),
+        (
+            {
+                "set": {"interaction_protocol": "solo_verifier", "rl.num_iterations": 1},
+                "axes": {"seed": [1, 2]},
+                "attacks": {"a": {"by": "best-of-n"}},
+            },
+            "'solo_verifier' has no prover that could attack",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else json.dumps(value, default=str)[:30],
 )
@@ -144,7 +197,7 @@ def test_runs_are_not_named_from_outside(tmp_path):
         read_sweep(written(tmp_path), ("run_name=mine",))
 
 
-@pytest.mark.parametrize("text", ["axes: &a {d: *a}", "[" * 3000])
+@pytest.mark.parametrize("text", ["axes: &a {d: *a}", "[" * 1000])
 def test_what_is_no_tree_is_one_line(tmp_path, text):
     (tmp_path / "sweep.yaml").write_text(text)
     with pytest.raises(SettingsError, match=r"sweep\.yaml: "):

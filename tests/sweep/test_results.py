@@ -10,8 +10,10 @@ from small_game import FEW, train_here, write_config
 
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
+from nip_core.sweep.counted import Counted, LastTest
+from nip_core.sweep.counted import rate as rate_of
 from nip_core.sweep.declaration import settings_digest
-from nip_core.sweep.page import METRICS, page, table
+from nip_core.sweep.page import AFTER_ATTACK, METRICS, page, table
 from nip_core.sweep.plan import read_sweep
 from nip_core.sweep.results import collect, write
 
@@ -26,11 +28,15 @@ def sweep(tmp_path):
         "name": "small",
         "config": config.name,
         "axes": {"interaction_protocol": ["adp", "nip"], "seed": [1, 2]},
+        "attacks": {"chosen": {"by": "best-of-n", "n": [1, 3], "problems": 3}},
     }
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(file, sort_keys=False))
     planned = read_sweep(tmp_path / "sweep.yaml")
     for run in planned.runs[:2]:
         asyncio.run(train_here(planned.config, run.overrides))
+    [attack] = planned.runs[0].attacks
+    (tmp_path / "attack.yaml").write_text(yaml.safe_dump(attack.settings))
+    asyncio.run(train_here(tmp_path / "attack.yaml"))
     return planned
 
 
@@ -54,13 +60,30 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
 
     lines = table(results).splitlines()
     assert lines[2].startswith("| adp | 2 | ") and lines[3].startswith("| nip | 0 of 2 | – |")
-    assert "2 of 4 runs finished" in page(results)
+    assert "2 of 4 runs and 1 of 4 attacks finished" in page(results)
     assert "- `small-nip-1`: exit code 6: the job failed" in page(results)
 
     # Where problems are played several times, what their majority says is shown as well.
     assert "majority" not in lines[0]
     adp["majority_accuracy"] = {"mean": 0.75, "lowest": 0.5, "highest": 1.0}
     assert "| majority |" in table(results) and "| 75.0 |" in table(results)
+
+    # Of the attacks only one was made.
+    metrics = json.loads(store.get("small-adp-1-chosen/iterations/0000/metrics-attack.json"))
+    attack = results["runs"][0]["attacks"]["chosen"]
+    assert (attack["run"], attack["status"]) == ("small-adp-1-chosen", "finished")
+    for rate in AFTER_ATTACK:
+        assert attack[rate] == metrics["by_n"][-1][rate]
+        assert adp["attacks"]["chosen"][rate]["mean"] == attack[rate]
+    assert attack["exploitability"] == metrics["exploitability"]["difference"]
+    assert (adp["attacks"]["chosen"]["finished"], adp["attacks"]["chosen"]["runs"]) == (1, 2)
+    assert results["runs"][1]["attacks"]["chosen"]["status"] == "not begun"
+    assert nip["attacks"]["chosen"]["soundness"] is None
+    counted = Counted(store, {"small-adp-1-chosen": LastTest(0, n=3)})
+    assert rate_of([counted.of("small-adp-1-chosen", "soundness")]) == attack["soundness"]
+    assert " chosen: soundness | chosen: completeness | chosen: exploitability |" in lines[0]
+    failed = collect(store, sweep, {"small-adp-2-chosen": "exit code 3"})
+    assert "- `small-adp-2-chosen`: exit code 3" in page(failed)
 
     results = collect(store, sweep)
     # The record has the settings that were planned.

@@ -25,6 +25,7 @@ def small(tmp_path, **axes):
             "dataset_options.max_test_size": 8,
         },
         "axes": axes,
+        "attacks": {"chosen": {"by": "best-of-n", "n": [1, 2], "problems": 2}},
     }
     path.write_text(yaml.safe_dump(settings, sort_keys=False))
     return path
@@ -54,7 +55,12 @@ def wait_until_gone(tmp_path):
 def begun(path):
     """A sweep one of whose runs is playing, leader of a group as in a terminal."""
     before = time.time()
-    process = nip("sweep", path, "--jobs", 2, start_new_session=True)
+    # A script's background jobs ignore Ctrl-C, and so would what they start; a terminal does not.
+    process = nip(
+        *("sweep", path, "--jobs", 2),
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     played = path.parent / "runs" / "small-own"
     while not any(file.stat().st_mtime > before for file in played.glob("journals/**/*.journal")):
         assert process.poll() is None
@@ -87,5 +93,7 @@ def test_a_sweep_is_stopped_killed_and_finished_but_for_a_run_that_fails(tmp_pat
     assert "Traceback" not in "".join([out, said, *(log.read_text() for log in logs)])
     assert "small-away: failed with exit code 3: " in out and "127.0.0.1:9" in out
     page = (tmp_path / "runs" / "sweeps" / "small" / "README.md").read_text()
-    assert "1 of 2 runs finished" in page and "`small-away`: exit code 3" in page
+    assert "1 of 2 runs and 1 of 2 attacks finished" in page and "`small-away`: exit code 3" in page
     assert "| own | 1 | " in page and "| away | 0 of 1 | – |" in page
+    assert "small-own-chosen: finished" in out and "chosen: soundness" in page
+    assert "small-away-chosen: not begun, as the run failed" in out

@@ -13,8 +13,8 @@ from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import build_tables, commit_shard, join_shards
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
-from nip_core.sweep.counted import Counted, over_runs
-from nip_core.sweep.declaration import declare, departures, read_declaration, read_plan
+from nip_core.sweep.counted import Counted, LastTest, over_runs
+from nip_core.sweep.declaration import Hypothesis, declare, departures, read_declaration, read_plan
 from nip_core.sweep.outcomes import outcomes
 from nip_core.sweep.plan import read_sweep
 
@@ -83,7 +83,7 @@ def outcome(tmp_path, rates, *hypotheses, runs=6, **of_adp):
         if run.values["protocol"] in rates and int(run.values["seed"]) <= runs:
             more = of_adp if run.values["protocol"] == "adp" else {}
             played(store, run.name, *rates[run.values["protocol"]], **more)
-            tests[run.name] = 1
+            tests[run.name] = LastTest(1)
     return outcomes(Counted(store, tests), plan.sweep, plan.file.hypotheses)
 
 
@@ -91,7 +91,7 @@ def test_an_arm_is_a_mean_over_seeds_and_questions(tmp_path):
     store, names = open_store(tmp_path / "runs"), [f"a-{seed}" for seed in range(6)]
     for name in names:
         played(store, name, 0.9, 0.5)
-    counted = Counted(store, dict.fromkeys(names, 1))
+    counted = Counted(store, dict.fromkeys(names, LastTest(1)))
     for figure, rate in (("completeness", 0.9), ("soundness", 0.5), ("accuracy", 0.7)):
         mean = over_runs([counted.of(name, figure) for name in names], figure)
         low, high = mean.ci95
@@ -158,6 +158,39 @@ def test_few_runs_give_wide_intervals_of_rates(tmp_path):
     [sound] = outcome(tmp_path, {"nip": (1, 0.9), "adp": (1, 0.2)}, SOUNDER, runs=2)
     low, high = sound["ci95"]
     assert -1 <= low <= sound["difference"] <= high <= 1
+
+
+def test_a_hypothesis_about_attacks_is_tested_on_them(tmp_path):
+    attacked = {**SWEEP, "attacks": {"chosen": {"by": "best-of-n", "n": [1]}}}
+    after = {**SOUNDER, "after": "chosen", "where": {"completeness": 0.9}}
+    plan = read_plan(planned(tmp_path, after, sweep=attacked))
+    store, tests = open_store(plan.sweep.run_store), {}
+    soundness = {"nip": 0.8, "adp": 0.4, "debate": 0.5}
+    for run in plan.sweep.runs:
+        played(store, run.name, 0.5, 0.5)  # as sound as each other, and not complete
+        [attack] = run.attacks
+        played(store, attack.name, 0.97, soundness[run.values["protocol"]])
+        tests |= {run.name: LastTest(1), attack.name: LastTest(1)}
+    [shown] = outcomes(Counted(store, tests), plan.sweep, plan.file.hypotheses)
+    assert (shown["outcome"], shown["after"], shown["pairs"]) == ("shown", "chosen", 6)
+    own = Hypothesis.model_validate({**after, "after": None})
+    [unmet] = outcomes(Counted(store, tests), plan.sweep, [own])
+    assert unmet["outcome"] == "not tested" and "completeness of arm" in unmet["because"]
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        ("told", "after: 'told': the sweep has no such attack; it has chosen"),
+        ("chosen", "after: 'chosen' leaves out asked-nip-1"),
+    ],
+)
+def test_a_hypothesis_about_no_attack_is_refused(tmp_path, after, message):
+    entry = {"by": "best-of-n", "leave_out": [{"seed": 1}]}
+    attacked = {**SWEEP, "attacks": {"chosen": entry}}
+    with pytest.raises(SettingsError) as raised:
+        read_plan(planned(tmp_path, {**SOUNDER, "after": after}, sweep=attacked))
+    assert message in str(raised.value)
 
 
 def test_an_arm_that_is_gone_from_the_sweep_is_not_tested(tmp_path):

@@ -1,0 +1,115 @@
+"""The attacks of a sweep: by what the verifier of each run is attacked once it is trained.
+
+SweptAttack     an attack on one run of a sweep, with its settings checked
+AttackEntry     what a sweep's file says of an attack
+
+    attacks:
+      sneaky: {by: sneaky, steps: 20, every: 5, set: {rl.lr: 0.001}}
+      chosen: {by: best-of-n, n: [1, 4, 16], leave_out: [{protocol: solo}]}
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from nip_core.errors import SettingsError
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.attack import BEST_OF_N, SNEAKY
+from nip_core.run_store.run import RUN_NAME
+from nip_core.stages.attack import STEPS, TESTED_EVERY, attack_of
+from nip_core.stages.origin import check_game
+
+Value = str | int | float | bool | None
+Count = Annotated[int, Field(ge=1)]
+
+
+class AttackEntry(BaseModel):
+    """An attack in a sweep's file; what is left out is as in `nip attack`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    by: Literal["best-of-n", "sneaky"]
+    n: list[int] | None = None
+    """For best-of-n: how many messages there are to choose from, in ascending order."""
+    steps: Count | None = None
+    """For sneaky: steps of training."""
+    every: Count | None = None
+    """For sneaky: steps from test to test."""
+    iteration: Annotated[int, Field(ge=0)] | None = None
+    """Whose models: those that play this iteration; None: the last ones."""
+    problems: Count | None = None
+    """Most problems of each label; None: all."""
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Settings on top of the attacked run's, by dotted name."""
+    leave_out: list[dict[str, Value]] = Field(default_factory=list)
+    """Runs that are not attacked: values of some of the axes each."""
+
+    @model_validator(mode="after")
+    def _check_way(self) -> "AttackEntry":
+        of_other_way = ("n",) if self.by == SNEAKY else ("steps", "every")
+        for option in of_other_way:
+            if getattr(self, option) is not None:
+                raise ValueError(f"{option} is not for by: {self.by}; leave it out")
+        return self
+
+
+@dataclass(frozen=True)
+class SweptAttack:
+    """An attack on a run of a sweep, which is a run of its own."""
+
+    label: str
+    """Its name in the sweep's file."""
+    name: str
+    """Of its run."""
+    parameters: HyperParameters
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """All of its settings."""
+        return self.parameters.to_dict()
+
+    @property
+    def n(self) -> int | None:
+        """Of best-of-n the largest number of messages, which counts; None for other attacks."""
+        attack = self.parameters.attack
+        return attack.n[-1] if attack.by == BEST_OF_N else None
+
+
+def swept_attack(label: str, entry: AttackEntry, attacked: HyperParameters) -> SweptAttack:
+    """The attack `label` on a run that has not begun yet.
+
+    Raises SettingsError where the run has nobody who could attack, or nothing worth attacking.
+    """
+    stored = attacked.to_dict()
+    name = f"{attacked.run_name}-{label}"
+    if not RUN_NAME.fullmatch(name):
+        raise SettingsError(
+            f"its run would be called {name!r}, which is not one of at most 41 lower-case letters, "
+            "digits and '-'; give the attack, or the values of the axes, shorter names"
+        )
+    last = attacked.rl.num_iterations
+    iteration = last if entry.iteration is None else entry.iteration
+    if iteration > last:
+        raise SettingsError(f"iteration {iteration}: the run has {last}, counted from 0")
+    if entry.iteration is None and (last == 0 or stored["agents"]["verifier"].get("freeze_agent")):
+        raise SettingsError(
+            "the run trains no verifier; leave it out (leave_out), or attack the models that it "
+            "begins with (iteration: 0)"
+        )
+    attack = {"by": entry.by, "run": attacked.run_name, "iteration": iteration}
+    attack |= {"problems": entry.problems, **({} if entry.n is None else {"n": entry.n})}
+    overrides = [f"{key}={json.dumps(value)}" for key, value in entry.set.items()]
+    parameters = attack_of(
+        stored,
+        attack,
+        attacked.run_store,
+        steps=entry.steps or STEPS,
+        every=entry.every or TESTED_EVERY,
+        name=name,
+        overrides=overrides,
+    )
+    check_game(parameters, stored)
+    return SweptAttack(label, name, parameters)

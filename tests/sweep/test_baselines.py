@@ -1,0 +1,139 @@
+"""A sweep says in words where its baselines explain what its arms show, and only there."""
+
+import asyncio
+
+import pytest
+import yaml
+from handmade import ACCEPT, REJECT, Rollouts
+from leaking_players import answers
+from scripted_server import scripted_server
+
+from nip_core import loop
+from nip_core.evaluation.baselines import remarks
+from nip_core.rollouts.tables import build_tables, commit_shard, join_shards
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+from nip_core.stages.showing import write_report
+from nip_core.sweep.baselines import ByMajority, baseline_lines, kind_of
+from nip_core.sweep.counted import LastTest
+from nip_core.sweep.page import page
+from nip_core.sweep.plan import read_sweep
+from nip_core.sweep.results import collect
+
+ARMS = ("adp", "alone", "random")
+
+
+def written(folder, url, scenario, count=3):
+    """Two seeds of a game, of its verifier alone, and of random text in the prover's place."""
+    verifier, prover = (
+        {"model_provider": "OpenAI", "base_url": url, "model_name": name, "freeze_agent": True}
+        for name in ("verifier", "prover")
+    )
+    alone = {"interaction_protocol": "solo_verifier", "agents": {"verifier": verifier}}
+    random = {"agents": {"verifier": verifier, "prover": {"is_random": True}}}
+    config = {
+        "run_name": "scripted",
+        "run_store": str(folder / "runs"),
+        "scenario": scenario,
+        "scenario_settings": {"train_size": 4, "validation_size": 4, "test_size": 24},
+        "dataset": "chains",
+        "interaction_protocol": "adp",
+        "agents": {"verifier": verifier, "prover": prover},
+        "rl": {"num_iterations": 0},
+        "rollouts": {"transport_retries": 0},
+    }
+    arms = dict(zip(ARMS[:count], ({}, alone, random), strict=False))
+    sweep = {"name": "leak", "config": "config.yaml", "axes": {"arm": arms, "seed": [1, 2]}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
+    return read_sweep(folder / "sweep.yaml")
+
+
+def results_of(folder, monkeypatch, verifier, *game):
+    """What came of the sweep, its honest provers included; no report is written, which takes long."""
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    monkeypatch.setattr("nip_core.stages.publishing.write_report", lambda *_: None)
+
+    async def play():
+        async with scripted_server(answers(verifier, "honest")) as server:
+            sweep = written(folder, server.url, *game)
+            for run in sweep.runs:
+                await loop.train(run.parameters)
+        return sweep
+
+    sweep = asyncio.run(play())
+    store = open_store(sweep.run_store)
+    return store, collect(store, sweep)
+
+
+def report_of(store, name):
+    write_report(RunStore(store, name))
+    return store.get(f"{name}/report.html").decode()
+
+
+def test_arms_are_known_by_their_settings(tmp_path):
+    sweep = written(tmp_path, "http://127.0.0.1:9/v1", "arithmetic")
+    kinds = [kind_of(runs[0].parameters) for runs in sweep.arms.values()]
+    assert kinds == [None, "alone", "random"]
+
+
+def test_problems_that_give_the_label_away_are_told_of(tmp_path, monkeypatch):
+    store, results = results_of(tmp_path, monkeypatch, "reads", "leaking_players:Leaky")
+    lines = baseline_lines(results["baselines"])
+    assert [line.partition(":")[0] for line in lines] == ["`alone`", "`adp`", "`adp`", "`adp`"]
+    assert "alone the verifier is right in 100.0 % (95 % interval 86.2 to 100.0 %)" in lines[0]
+    assert "more than the 62.5 % that checking what it can check gives" in lines[0]
+    assert "not shown to be more than `alone`, the verifier alone: 100.0 %" in lines[1]
+    assert "not shown to be more than `random`, with random text" in lines[2]
+    assert "in 2 of 2 runs the verifier is not shown to be right more often than" in lines[3]
+    text = page(results)
+    assert "## What the baselines say" in text and all(f"- {line}\n" in text for line in lines)
+    assert "Alone the verifier is right in 100.0 %" in report_of(store, "leak-alone-1")
+
+
+def test_nothing_is_said_of_problems_that_tell_nothing(tmp_path, monkeypatch):
+    store, results = results_of(tmp_path, monkeypatch, "checks", "arithmetic", 2)
+    [compared] = results["baselines"]["compared"]
+    assert compared["outcome"] == "shown"
+    [alone] = results["baselines"]["alone"]
+    assert alone["rate_alone"] == 0.625 and not alone["is_above"]
+    # An honest prover may be believed, so the accuracy does not show who checks.
+    [line] = baseline_lines(results["baselines"])
+    assert line.startswith("`adp`: in 2 of 2 runs the verifier is not shown to be right more often")
+    tree = RunStore(store, "leak-alone-1")
+    assert remarks(tree.read_json(tree.metrics(0, "test")), 0.625) == []  # nor in its report
+    run = RunStore(store, "leak-adp-1")
+    assert run.read_json(run.metrics(0, "test"))["believe_the_prover"]["accuracy"] == 1.0
+
+
+def test_a_verifier_alone_that_is_asked_again_counts_by_its_majority(tmp_path):
+    rows, store = Rollouts("a"), open_store(tmp_path)
+    plays = ([ACCEPT] * 2 + [REJECT], [REJECT, "Question: why?", ACCEPT], [ACCEPT] + [REJECT] * 2)
+    for problem, decisions in enumerate(plays):  # of right solutions
+        for said in decisions:
+            rows.add(len(rows.episodes), 1, ["Question: why?", "Answer: so.", said], (0, 0))
+            rows.episodes[-1] |= {"problem": f"p{problem}", "question_id": "q"}
+    directory = RunStore(store, "a").rollouts(0, "test")
+    commit_shard(store, directory, "0000", build_tables(rows.episodes, rows.generations))
+    join_shards(store, directory, ["0000"])
+    tests = {"a": LastTest(0)}
+    assert ByMajority(store, tests, ["a"]).of("a", "accuracy") == {"q": (1.0, 3)}
+    assert ByMajority(store, tests, []).of("a", "accuracy") == {"q": (4.0, 9)}
+
+
+@pytest.mark.parametrize(
+    ("interval", "rate_alone", "believed", "count"),
+    [
+        ([0.63, 0.9], 0.625, None, 1),
+        ([0.62, 0.9], 0.625, None, 0),
+        ([0.63, 0.9], None, None, 0),
+        ([0.63, 0.9], None, [0.4, 0.62], 0),
+        ([0.63, 0.9], None, [0.4, 0.63], 1),
+        (None, 0.625, None, 0),
+    ],
+)
+def test_a_remark_follows_from_intervals(interval, rate_alone, believed, count):
+    test = {"accuracy": 0.8, "accuracy_ci95": interval}
+    if believed is not None:
+        test["believe_the_prover"] = {"accuracy": 0.5, "accuracy_ci95": believed}
+    assert len(remarks(test, rate_alone)) == count
