@@ -2,14 +2,14 @@
 
 launching    ServerSpec, EngineSpec; start_or_attach, is_running, stop, stop_state_dir;
              serve_command
-models, devices   base_served_name, has_cuda
+models, devices   base_served_name, has_cuda, driver_version, OLDEST_DRIVERS, compile_caches
 version      SERVER_VERSION, compatible
 the wire     NipSettings, METHOD_HYPERPARAMETERS; ACTIVE_STATUSES, ENDED_STATUSES of a job
 training data   formats: what a line of each method holds, and its checks; group_advantages
 a server's files, while it does not run   examine, stored_ids, collectable files (State,
              read_state, remove), import_models, find_model, and names in a state directory
 processes    identities of processes, ending with a parent, the end of a log
-vLLM         describe_vllm
+vLLM         describe_vllm; served_lora_rank, DEFAULT_LORA_RANK, LARGEST_LORA_RANK
 
 A contract of `make check` holds that nobody imports anything else. What a server runs on (torch,
 vllm, an HTTP framework) is imported when it is started, not with this.
@@ -19,7 +19,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from nip_lm_server import formats
-from nip_lm_server.devices import has_cuda
+from nip_lm_server.devices import OLDEST_DRIVERS, compile_caches, driver_version, has_cuda
+from nip_lm_server.engines.vllm_options import (
+    DEFAULT_LORA_RANK,
+    LARGEST_LORA_RANK,
+    served_lora_rank,
+)
 from nip_lm_server.formats import (
     MIN_EXAMPLES,
     AdvantageMode,
@@ -68,13 +73,16 @@ __all__ = [
     "ACTIVE_STATUSES",
     "CHECKSUM",
     "DATABASE",
+    "DEFAULT_LORA_RANK",
     "ENDED_STATUSES",
     "FILES",
     "KEY_FILE",
+    "LARGEST_LORA_RANK",
     "MANIFEST",
     "METHOD_HYPERPARAMETERS",
     "MIN_EXAMPLES",
     "MODELS",
+    "OLDEST_DRIVERS",
     "SERVER_VERSION",
     "AdapterError",
     "AdvantageMode",
@@ -94,10 +102,12 @@ __all__ = [
     "base_served_name",
     "checksum_of",
     "compatible",
+    "compile_caches",
     "content_digest",
     "describe_problems",
     "describe_vllm",
     "die_with_parent_process",
+    "driver_version",
     "examine",
     "find_model",
     "formats",
@@ -110,6 +120,7 @@ __all__ = [
     "read_tail",
     "remove",
     "serve_command",
+    "served_lora_rank",
     "start_or_attach",
     "stop",
     "stop_state_dir",
@@ -136,15 +147,16 @@ def describe_vllm(environment: Mapping[str, str]) -> str:
     Raises VllmMissingError, which says how to get one.
     """
     from nip_lm_server.engines.base import EngineError
-    from nip_lm_server.engines.vllm_process import find_executable, inspect
+    from nip_lm_server.engines.vllm_installation import find_executable, inspect
 
     try:
         python = find_executable(None, environment)
         installation = asyncio.run(inspect(python, environment))
+        warnings = installation.check()
     except EngineError as error:
         raise VllmMissingError(str(error)) from error
-    build = "CPU build" if installation.cpu_build else "CUDA build"
-    return f"{installation.versions['vllm']}, {build}, {python.parent}"
+    build = "CPU build" if installation.cpu_build else f"built for CUDA {installation.torch_cuda}"
+    return "; ".join([f"{installation.versions['vllm']}, {build}, {python.parent}", *warnings])
 
 
 class VllmMissingError(Exception):

@@ -16,8 +16,10 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -136,13 +138,21 @@ class TrainerSettings(BaseModel):
     optimizer: Literal["auto", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "sgd"] = "auto"
     """"auto": adamw_torch (fused on CUDA)."""
     gradient_checkpointing: bool | None = None
-    """Default: on CUDA only."""
+    """Compute activations again in the backward pass instead of keeping them. Default: on CUDA,
+    where they don't fit into the free memory."""
+    tokens_per_pass: int | None = Field(None, ge=1)
+    """Most tokens that go through the model at a time, padding counted, at least one example; a
+    step of more is several passes whose gradients add up to its own. Default: by the free memory,
+    at most 32,768."""
+    attention: Literal["eager", "sdpa", "flash_attention_2", "flex_attention"] | None = None
+    """How attention is computed in training. Default: as transformers chooses, which is sdpa for
+    most models. The last two need CUDA, flash_attention_2 its package."""
     packing: bool | None = None
-    """Several examples to a row, without seeing each other. Default: on CUDA, where the attention
-    allows it; `supervised` only."""
+    """Several examples to a row, without seeing each other. Default: on CUDA, with an attention
+    that gains by it (flash or flex); `supervised` only."""
     checkpoint_steps: int | None = Field(None, ge=1)
     """Optimizer steps between checkpoints. Default: a tenth of the steps, but not more often than
-    every 30 s."""
+    every 30 s, nor than 20 times as long as the last one took."""
 
 
 class NipSettings(_Strict, TrainerSettings):
@@ -251,6 +261,15 @@ class EffectiveSettings(TrainerSettings):
         if self.use_lora and None in lora:
             raise ValueError("with LoRA its rank, alpha, dropout and target modules are needed")
         return self
+
+    @model_serializer(mode="wrap")
+    def _leave_out_what_came_later(self, serialize: SerializerFunctionWrapHandler) -> Any:
+        # Where nobody asked for it a job reads, and its model's digest is, as before there was it.
+        settings = serialize(self)
+        for name in ("tokens_per_pass", "attention"):
+            if name in settings and settings[name] is None:
+                del settings[name]
+        return settings
 
     def openai_hyperparameters(self) -> dict[str, Any]:
         """Show what the deprecated `hyperparameters` of a job have."""

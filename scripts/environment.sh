@@ -35,7 +35,9 @@ make_environment() {
 
 # shellcheck disable=SC2086
 pip_install() {
-    "$DIR/bin/python" -m pip install --quiet --quiet --disable-pip-version-check $PIP_OPTIONS "$@"
+    # Modules are compiled when they are imported first, most never.
+    "$DIR/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-compile \
+        $PIP_OPTIONS "$@"
 }
 
 note_environment() {

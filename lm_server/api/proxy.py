@@ -27,6 +27,9 @@ _RETRY_AFTER_S = 5
 _ERROR_BYTES = 64 * 1024
 _WRONG_SCHEMA = re.compile(r"grammar error|json schema|structured outputs", re.IGNORECASE)
 """Words of an upstream about a `response_format` that it can't enforce and doesn't name."""
+_ABORTED = re.compile(rb'"finish_reason":\s*"abort"')
+"""An answer that the upstream broke off. Quoted in a text its quotation marks have backslashes."""
+_EVENT_END = b"\n\n"
 _GENERATED = b'"completion_tokens":'
 _COUNTS = {
     name: re.compile(re.escape(name) + rb"\s*([0-9]{1,11})")
@@ -51,8 +54,9 @@ class Proxy:
         """Answer with what the upstream answers to `raw`, and say how many tokens that took.
 
         Returns the response and (prompt tokens, generated tokens), zeros where it doesn't tell.
-        Raises ApiError with the upstream's status and message, 502 if it can't be reached or
-        breaks off, 504 if it takes longer than ANSWER_TIMEOUT_S.
+        Raises ApiError with the upstream's status and message, 503 if it went to sleep over the
+        answer, 502 if it can't be reached or breaks off, 504 if it takes longer than
+        ANSWER_TIMEOUT_S.
         """
         if self._session is None:
             self._session = _make_session()
@@ -72,6 +76,8 @@ class Proxy:
                 if answer.content_type == "text/event-stream":
                     return await _relay(request, answer, upstream)
                 body = await answer.read()
+                if _find_aborted(body) is not None:
+                    raise _aborted()
                 kind = answer.headers.get("Content-Type", "application/json")
                 return web.Response(body=body, headers={"Content-Type": kind}), _usage(body)
         except aiohttp.ClientError as error:
@@ -92,9 +98,11 @@ async def _relay(
     usages = [(0, 0)]
 
     def error_body(error: Exception) -> bytes:
-        if not isinstance(error, TimeoutError | aiohttp.ClientPayloadError):
+        if isinstance(error, TimeoutError | aiohttp.ClientPayloadError):
+            error = _broken(error, upstream)
+        if not isinstance(error, ApiError):
             raise error
-        return json.dumps(_broken(error, upstream).body()).encode()
+        return json.dumps(error.body()).encode()
 
     response = await send_events(request, _events(answer, usages), error_body, last=b"")
     return response, usages[-1]
@@ -103,11 +111,39 @@ async def _relay(
 async def _events(
     answer: aiohttp.ClientResponse, usages: list[tuple[int, int]]
 ) -> AsyncGenerator[bytes, None]:
-    # The counts stand in the last event, if they were asked for.
+    part = b""
     async for data in answer.content.iter_any():
-        if _GENERATED in data:
-            usages.append(_usage(data))
-        yield data
+        # 1. Whole events only: half of one that says that it was broken off can't be taken back.
+        events = part + data
+        part = b""
+        if not events.endswith(_EVENT_END):
+            events, part = _split(events, len(events))
+        # 2. None that says so, and nothing after it.
+        broken_off = _find_aborted(events)
+        if broken_off is not None:
+            events, _ = _split(events, broken_off)
+        # 3. The counts stand in the last event, if they were asked for.
+        if _GENERATED in events:
+            usages.append(_usage(events))
+        if events:
+            yield events
+        if broken_off is not None:
+            raise _aborted()
+    if part:
+        yield part
+
+
+def _split(data: bytes, before: int) -> tuple[bytes, bytes]:
+    """Split after the last whole event that ends before this place."""
+    end = data.rfind(_EVENT_END, 0, before)
+    end = 0 if end < 0 else end + len(_EVENT_END)
+    return data[:end], data[end:]
+
+
+def _find_aborted(data: bytes) -> int | None:
+    """Find where an answer says that it was broken off; most have no such word at all."""
+    match = _ABORTED.search(data) if b'"abort"' in data else None
+    return None if match is None else match.start()
 
 
 def _make_session() -> aiohttp.ClientSession:
@@ -154,6 +190,17 @@ def _error_of(status: int, body: bytes, upstream: Upstream) -> ApiError:
         code=code,
         param=param.removeprefix("body.") if isinstance(param, str) else None,
         headers={"Retry-After": str(_RETRY_AFTER_S)} if status in (429, 503) else None,
+    )
+
+
+def _aborted() -> ApiError:
+    """vLLM answers so, with status 200 and what there is, when it is put to sleep."""
+    return ApiError(
+        503,
+        "The engine broke this answer off, as it leaves its device to a training or sleeps: ask "
+        "again",
+        code="engine_training",
+        headers={"Retry-After": str(_RETRY_AFTER_S)},
     )
 
 

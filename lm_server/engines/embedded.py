@@ -229,6 +229,7 @@ class EmbeddedEngine(Engine):
         worker = self._worker
         facts = super().status() | {
             "max_batch": self._options.max_batch,
+            "max_lora_rank": self._options.max_lora_rank,
             "requests": self._requests,
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         }
@@ -240,6 +241,7 @@ class EmbeddedEngine(Engine):
                 "threads": loaded.threads,
                 "max_model_len": loaded.max_model_len,
                 "chat_template": dict(loaded.template_shapes),
+                "template_facts": dict(loaded.template_facts),
                 "tools": loaded.tool_form is not None,
                 "generated_tokens": worker.generated_tokens,
                 "waiting": worker.waiting,

@@ -9,7 +9,8 @@ is_fatal          whether an error ends what a model can do
 
 import gc
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from nip_lm_server.engines.batching import Decoder, Row
 from nip_lm_server.engines.sampling import Settings, row_random
 from nip_lm_server.formats import chat_template
 from nip_lm_server.formats.tool_calls import ToolForm
+from nip_lm_server.vllm_keys.nip_control_tokens import template_facts
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class EmbeddedOptions:
     waits `max_wait_s` for company after a first request. `threads` None means OMP_NUM_THREADS or
     half the processors: small models gain little from more, and threads that must share a
     processor with another program slow each other down many times over. Adapters of a higher rank
-    than `max_lora_rank` are refused.
+    than `max_lora_rank` are refused. `chat_template_kwargs` are variables of the model's chat
+    template, the same in training.
     """
 
     device: str = "auto"
@@ -42,6 +45,7 @@ class EmbeddedOptions:
     max_lora_rank: int = 512
     cache_bytes: int | None = None
     threads: int | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class LoadedModel:
     stop_tokens: frozenset[int]
     template_shapes: dict[str, bool]
     tool_form: ToolForm | None = None  # how the chat template writes calls of tools
+    template_facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_model(path: str, options: EmbeddedOptions) -> LoadedModel:
@@ -76,7 +81,7 @@ def load_model(path: str, options: EmbeddedOptions) -> LoadedModel:
         dtype = "float32" if device == "cpu" else "bfloat16"
     # 2. Tokenizer and model, from safetensors and without code of theirs.
     try:
-        tokenizer = chat_template.load_tokenizer(path)
+        tokenizer = chat_template.load_tokenizer(path, options.chat_template_kwargs)
         shapes = chat_template.check_shapes(tokenizer)
         if not shapes["user"]:
             raise chat_template.ChatTemplateError(
@@ -108,6 +113,7 @@ def load_model(path: str, options: EmbeddedOptions) -> LoadedModel:
         ),
         template_shapes=shapes,
         tool_form=chat_template.tool_form(tokenizer),
+        template_facts=template_facts(tokenizer),
     )
 
 

@@ -10,9 +10,9 @@ adapters. What is expected comes from the file: for each adapted layer W + scale
 with the engine's adapters switched off. Where a training left ``probe.json`` (tokens and the
 log-probabilities that it computed from what it had saved), these must be met too.
 
-Tolerances are on the largest difference of a token's log-probability (nats), see
-`proof.TOLERANCES`. The proof also asks that the mean difference is smaller than to the base and to
-any other adapter. One that makes the same change by other matrices (a copy that another job
+How far that may be, in nats and as a mean over the tokens, is in `probes.LIMITS`; where rounding
+makes more, three times that. The proof also asks that it is nearer than the base and any other
+adapter. One that makes the same change by other matrices (a copy that another job
 continued, a stack whose second half is zero) is listed under `same_weights_as`, one that gives the
 same on the probe within rounding as indistinguishable. Of neither can the served one be nearer, and
 the bitwise comparison of the weights in memory decides alone.
@@ -32,11 +32,14 @@ from nip_lm_server.engines.batching import Decoder
 from nip_lm_server.engines.loading import LoadedModel
 from nip_lm_server.engines.lora import LoraAdapter, LoraFiles, is_transposed
 from nip_lm_server.engines.probes import (
+    LIMITS,
+    OVER_NOISE,
     PROBE,
-    TOLERANCES,
+    Limits,
     ProbeError,
     Scores,
     differences,
+    distance,
     judge,
     limits,
     read_probe,
@@ -53,13 +56,15 @@ MESSAGES = (
     {"role": "assistant", "content": "It leaves out the last element, so I would reject it."},
 )
 _EXTRA_TOKENS = 32
-_LONGEST = 256
+LONGEST = 256
+"""Most tokens of a probe."""
 
 
 def probe_tokens(tokenizer: Any, max_model_len: int) -> list[int]:
-    """The probe: a rendered conversation, then 32 ordinary tokens chosen by a hash.
+    """A probe for models of which no data is known: a conversation, then tokens by a hash.
 
-    The latter, because a small vocabulary may know no word of the conversation.
+    The latter, because a small vocabulary may know no word of the conversation. A training has
+    better: text that its model has learned (`training.probe_text`).
     """
     ids = chat_template.encode(
         tokenizer, chat_template.render(tokenizer, MESSAGES, generation=False)
@@ -69,7 +74,7 @@ def probe_tokens(tokenizer: Any, max_model_len: int) -> list[int]:
     for number in range(_EXTRA_TOKENS):
         raw = hashlib.sha256(f"probe {number}".encode()).digest()
         ids.append(ordinary[int.from_bytes(raw[:8], "big") % len(ordinary)])
-    return ids[-min(_LONGEST, max_model_len) :]
+    return ids[-min(LONGEST, max_model_len) :]
 
 
 @contextmanager
@@ -132,7 +137,9 @@ def prove(
         change = _change(adapter, rival)
         near = change <= SAME_CHANGE[loaded.dtype]
         compared[rival.name] = Scores(scores, scores, change <= _EXACT, near)
-    matches, figures = judge(served, saved, compared, TOLERANCES[loaded.dtype], rounding)
+    allowed = LIMITS[loaded.dtype]
+    tolerance = _tolerance(allowed, rounding)
+    matches, figures = judge(served, saved, compared, tolerance, rounding, allowed.cap)
     base_distance = None if files.unchanged else differences(served_base, saved)[1]
     # 4. The bits of the weights, and what the training recorded, must be right too.
     equal = weights_equal(adapter, files)
@@ -223,14 +230,23 @@ def _compare_recorded(
     except ProbeError as error:
         raise EngineError(str(error)) from error
     tokens = probe.tokens[: loaded.max_model_len]
-    (served,) = decoder.score([tokens], [adapter])
-    largest, _ = differences(served, probe.logprobs[: len(tokens) - 1])
-    tolerance, _ = limits(probe, loaded.dtype)
+    probe = probe.at(range(len(tokens) - 1))
+    served, base = decoder.score([tokens, tokens], [adapter, None])
+    allowed = limits(probe, loaded.dtype)
+    # A base model that was made here was trained from another, which does not answer.
+    noise = 0.0 if adapter is None else distance(base, probe.base_logprobs, allowed.cap)
+    apart, tolerance = distance(served, probe.logprobs, allowed.cap), _tolerance(allowed, noise)
     return {
-        "probe_file_matches": largest <= tolerance,  # False if it is NaN
-        "probe_file_distance_max": largest,
+        "probe_file_matches": apart <= tolerance,  # False if it is NaN
+        "probe_file_distance": apart,
+        "probe_file_distance_max": differences(served, probe.logprobs)[0],
         "probe_file_tolerance": tolerance,
     }
+
+
+def _tolerance(allowed: Limits, noise: float) -> float:
+    """The largest distance where two computations of the same weights differ by `noise`."""
+    return min(max(allowed.mean, OVER_NOISE * noise), allowed.most)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,12 @@
 """The engine over a supervised `vllm serve` child: for GPUs, and for the CPU build of vLLM.
 
-VllmEngine      the `Engine` interface
-vllm_options    its settings, and what may not be one
-vllm_process    how the child is started, asked and ended; vllm_guard: how it dies with the server
-../vllm_keys    what runs inside the child: a key on every path, no control tokens in messages
+VllmEngine          the `Engine` interface
+vllm_options        its settings, and what may not be one
+vllm_installation   the environment of vLLM, and what is refused of it
+vllm_proof          the proof that a model is served as it was saved
+vllm_process        how the child is started, asked and ended
+vllm_guard          how it dies with the server
+../vllm_keys        what runs inside the child: a key on every path, no control tokens in messages
 
 Clients' requests are passed through to `upstream`. Nothing here imports vLLM or torch: they are
 in an environment of their own.
@@ -15,47 +18,33 @@ long as the child lives, since vLLM's prefix cache goes by name and path.
 import asyncio
 import contextlib
 import hashlib
+import json
+import logging
 import os
 import re
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nip_lm_server.engines.adapter_files import (
-    ServedAdapter,
-    is_unchanged,
-    read_adapter,
-)
+from nip_lm_server.devices import has_cuda, only_on
+from nip_lm_server.engines.adapter_files import ServedAdapter, read_adapter
 from nip_lm_server.engines.base import (
     Capabilities,
     Engine,
     EngineError,
-    EngineRequestError,
     Upstream,
 )
-from nip_lm_server.engines.probes import (
-    MAX_RIVALS,
-    ProbeError,
-    Scores,
-    judge_probe,
-    read_probe,
-    saved_logprobs,
-)
-from nip_lm_server.engines.vllm_options import VllmOptions
-from nip_lm_server.engines.vllm_process import (
-    Installation,
-    VllmProcess,
-    child_environment,
-    find_executable,
-    inspect,
-)
+from nip_lm_server.engines.vllm_installation import Installation, find_executable, inspect
+from nip_lm_server.engines.vllm_options import VllmOptions, find_wide_vocabulary
+from nip_lm_server.engines.vllm_process import VllmProcess, child_environment
+from nip_lm_server.engines.vllm_proof import VllmProver
 from nip_lm_server.proof import Proof
 
 MAX_TOP_LOGPROBS = 20
 UNRESPONSIVE_S = 60.0
 """An engine that gives no sign of health for so long counts as dead."""
 HEALTH_INTERVAL_S = 1.0
+_log = logging.getLogger("nip.lm_server.vllm")
 _WITHHELD = frozenset(
     {
         *("kv_transfer_params", "ec_transfer_params", "mm_payload", "media_io_kwargs"),
@@ -67,11 +56,6 @@ _WITHHELD = frozenset(
 """Parameters not passed on: for talk between vLLM servers, or without effect here. The last two
 have vLLM score a prompt, in which it mistakes the adapters of a batch: on a CPU its engine process
 dies of that, on CUDA an adapter's output layer is left out (vLLM issues 16668 and 51594)."""
-PROBE_PLACES = 32
-"""At how many places of a probe a model is compared. Each is a request of one token."""
-PROBE_PLACES_CPU, PROBE_TOKENS_CPU = 12, 48
-"""The same on a CPU, and how far into the probe: there a token takes 2 ms through an adapter's
-matrices at max_lora_rank 64, and a new adapter has to answer within a second."""
 
 
 class VllmEngine(Engine):
@@ -96,36 +80,50 @@ class VllmEngine(Engine):
         readable = re.sub(r"[^A-Za-z0-9._-]", "-", served_name)[:80]
         digest = hashlib.sha256(served_name.encode()).hexdigest()[:8]
         self._log_path = Path(state_dir).absolute() / "engines" / f"{readable}-{digest}.log"
+        self._caches = Path(state_dir).absolute() / "caches"
         self._environment = dict(environment)
+        if self._options.device == "cpu" or has_cuda(environment):
+            self._environment = only_on(environment, self._options.cuda_device, "device")
         self._installation: Installation | None = None
         self._process: VllmProcess | None = None
         self._upstream: Upstream | None = None
         self._max_model_len = 0
         self._version = "?"
+        self._warnings: tuple[str, ...] = ()
         self._adapters: dict[str, ServedAdapter] = {}
         self._digests: dict[str, str] = {}  # of all names that have answered since the start
-        # What models gave when they were last scored since the start, by the probe's tokens.
-        self._scores: dict[tuple[str, tuple[int, ...]], tuple[float, ...]] = {}
+        self._prover: VllmProver | None = None
+        self._template_facts: dict[str, Any] = {}
 
     # Life
 
     async def _start(self) -> None:
         # 1. Look at the environment that vLLM is installed in.
-        python = find_executable(self._options.executable, self._environment)
-        installation = self._installation = await inspect(python, self._environment)
+        installation = self._installation = await self._inspect()
         environment = child_environment(
             self._environment,
-            python,
+            installation.python,
             cpu=installation.cpu_build,
             kv_cache_gib=self._options.cpu_kv_cache_gib,
             sleep=self.capabilities.sleep,
+            caches=self._caches,
         )
-        environment["NIP_VLLM_MODEL"] = self.base_path  # whose tokenizer the middleware reads
+        # For the middleware, which reads the model's tokenizer and tells of its template.
+        environment["NIP_VLLM_MODEL"] = self.base_path
+        environment["NIP_VLLM_TEMPLATE"] = json.dumps(dict(self._options.chat_template_kwargs))
+        facts = self._log_path.with_suffix(".template.json")
+        environment["NIP_VLLM_FACTS"] = str(facts)
         # 2. Start the child and wait until it is healthy.
         process = self._process = VllmProcess(self._log_path, environment)
         arguments = self._arguments(installation)
-        await process.start(python, arguments, self._options.start_timeout_s)
+        try:
+            await process.start(installation.python, arguments, self._options.start_timeout_s)
+        except EngineError as error:
+            reason = find_wide_vocabulary(self.base_path)
+            raise EngineError(f"{error}\n{reason}" if reason else str(error)) from error
         # 3. Ask it what it serves and which parameters it takes.
+        with contextlib.suppress(OSError, ValueError):
+            self._template_facts = json.loads(facts.read_text())
         models = await process.call("GET", "/v1/models")
         served = next((m for m in models["data"] if m["id"] == self.base_model), None)
         if served is None:
@@ -140,7 +138,32 @@ class VllmEngine(Engine):
             completion_parameters=frozenset(schemas["CompletionRequest"]["properties"]) - _WITHHELD,
         )
         # 4. The first requests compile what they need; a new adapter should not wait for that.
-        await self._score(self.base_model, (0, 0), (0,))
+        self._prover = VllmProver(
+            self.base_model,
+            process.call,
+            has_cuda=installation.has_cuda,
+            dtype=self._served_dtype(),
+            quantization=self._options.quantization or "none",
+        )
+        await self._prover.warm_up()
+        # 5. So does the first sleep, which reserves memory of the host's.
+        if self._options.rehearse_sleep and self.capabilities.sleep:
+            await process.sleep()
+            await process.wake()
+
+    async def _inspect(self) -> Installation:
+        """Look at vLLM before it is started. Raises EngineError for what would go wrong."""
+        options = self._options
+        python = find_executable(options.executable, self._environment)
+        installation = await inspect(python, self._environment)
+        self._warnings = installation.check(
+            quantization=options.quantization,
+            device=options.device,
+            devices=options.device_count or 1,
+        )
+        for warning in self._warnings:
+            _log.warning("%s", warning)
+        return installation
 
     def _arguments(self, installation: Installation) -> list[str]:
         arguments = [
@@ -175,13 +198,14 @@ class VllmEngine(Engine):
         self._upstream = None
         self._adapters.clear()
         self._digests.clear()
-        self._scores.clear()
+        self._prover = None
         if process is not None:
             await process.stop()
 
     async def sleep(self) -> None:
-        """Move the weights to the host's memory and drop keys and values. What runs is aborted.
+        """Move the weights to the host's memory and drop keys and values.
 
+        What still runs is answered at once with what there is, and the finish reason "abort".
         Raises EngineError without CUDA or sleep mode.
         """
         if self._state == "sleeping":
@@ -191,7 +215,7 @@ class VllmEngine(Engine):
             raise EngineError("vLLM can't sleep here: it needs CUDA and enable_sleep_mode")
         self._state = "sleeping"
         try:
-            await self._serving().call("POST", "/sleep?level=1&mode=abort")
+            await self._serving().sleep()
         except BaseException:
             self._state = "failed"  # nobody knows how far it came
             raise
@@ -202,7 +226,7 @@ class VllmEngine(Engine):
         if self._state == "running":
             return
         process = self._serving()
-        await process.call("POST", "/wake_up")
+        await process.wake()
         self._state = "running"
         known = {model["id"] for model in (await process.call("GET", "/v1/models"))["data"]}
         self._adapters = {name: a for name, a in self._adapters.items() if name in known}
@@ -258,113 +282,26 @@ class VllmEngine(Engine):
                 "at most (option max_lora_rank)"
             )
         self._digests[name] = adapter.digest
-        body = {"lora_name": name, "lora_path": str(adapter.path)}
-        try:
-            await self._serving().call("POST", "/v1/load_lora_adapter", body)
-        except EngineRequestError as error:
-            raise EngineError(f"vLLM can't load {adapter.path}: {error}") from error
+        await self._serving().load_adapter(name, adapter.path)
         self._adapters[name] = adapter
 
     async def unload_adapter(self, name: str) -> None:
         if self._adapters.pop(name, None) is None or self._state != "running":
             return
-        with contextlib.suppress(EngineRequestError):  # vLLM does not know it: as wanted
-            await self._serving().call("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+        await self._serving().unload_adapter(name)
 
     def loaded_adapters(self) -> tuple[str, ...]:
         return tuple(self._adapters)
 
     async def prove(self, name: str, path: Path) -> Proof:
-        """Compare what `name` serves with ``probe.json`` in `path`; see `engines.probes`.
+        """Compare what `name` serves with ``probe.json`` in `path`; see `engines.vllm_proof`.
 
         `name` is an adapter or the base model. Raises EngineError if there is no probe.
         """
         self._refuse_unless("running")
-        try:
-            probe = await asyncio.to_thread(read_probe, path)
-        except ProbeError as error:
-            raise EngineError(f"{name} can't be proved: {error}") from error
-        # 1. Score the model anew at some places of the probe.
-        places = self._places(min(len(probe.tokens), self.max_model_len) - 1)
-        served = await self._score(name, probe.tokens, places)
-        # 2. Have the scores of everything else that answers, and what is saved of it.
-        digest = self._adapters[name].digest if name in self._adapters else None
-        rivals = {}
-        for rival, adapter in [i for i in self._adapters.items() if i[0] != name][-MAX_RIVALS:]:
-            rivals[rival] = Scores(
-                await self._score_once(rival, probe.tokens, places),
-                await asyncio.to_thread(saved_logprobs, adapter.path, probe.tokens, places),
-                same_weights=adapter.digest == digest,
-            )
-        base = None
-        if name != self.base_model:
-            base = self.base_model
-            rivals[base] = Scores(await self._score_once(base, probe.tokens, places))
-        # 3. Compare.
-        matches, figures = judge_probe(
-            probe.at(places),
-            served,
-            rivals,
-            base=base,
-            dtype=self._served_dtype(),
-            quantization=self._options.quantization or "none",
-        )
-        figures["unchanged"] = await asyncio.to_thread(is_unchanged, path)
-        figures["weights_sha256"] = digest
-        return Proof(matches, figures)
-
-    def _places(self, count: int) -> list[int]:
-        """Choose which of `count` places are compared: spread evenly, the last among them."""
-        cuda = self._installation is not None and self._installation.has_cuda
-        count = count if cuda else min(count, PROBE_TOKENS_CPU)
-        compared = min(count, PROBE_PLACES if cuda else PROBE_PLACES_CPU)
-        return [(number + 1) * count // compared - 1 for number in range(compared)]
-
-    async def _score_once(
-        self, model: str, tokens: tuple[int, ...], places: Sequence[int]
-    ) -> tuple[float, ...]:
-        scores = self._scores.get((model, tokens))
-        return await self._score(model, tokens, places) if scores is None else scores
-
-    async def _score(
-        self, model: str, tokens: tuple[int, ...], places: Sequence[int]
-    ) -> tuple[float, ...]:
-        """Compute anew what `model` gives the tokens after these places, and remember it."""
-        salt = secrets.token_hex(8)  # nothing that was computed before may answer
-        each = [self._logprob(model, tokens[: place + 2], salt) for place in places]
-        scores = tuple(await asyncio.gather(*each))
-        self._scores[(model, tokens)] = scores
-        return scores
-
-    async def _logprob(self, model: str, tokens: tuple[int, ...], salt: str) -> float:
-        """The log-probability of the last token, given all before it: the answer can be no other.
-
-        It is the model's own, since the restriction comes later. Raises EngineError.
-        """
-        answer = await self._serving().call(
-            "POST",
-            "/v1/completions",
-            {
-                "model": model,
-                "prompt": list(tokens[:-1]),
-                "allowed_token_ids": [tokens[-1]],
-                "max_tokens": 1,
-                "ignore_eos": True,
-                "skip_special_tokens": False,
-                "temperature": 0,
-                "logprobs": 0,
-                "return_token_ids": True,
-                "cache_salt": salt,
-            },
-        )
-        try:
-            (choice,) = answer["choices"]
-            if answer["model"] != model or choice["token_ids"] != [tokens[-1]]:
-                raise ValueError(f"{answer['model']} answered with {choice['token_ids']}")
-            (logprob,) = choice["logprobs"]["token_logprobs"]
-            return float(logprob)
-        except (KeyError, TypeError, ValueError) as error:
-            raise EngineError(f"vLLM gave no log-probability of the probe: {error!r}") from error
+        if self._prover is None:
+            raise EngineError(f"the engine is {self._state}")
+        return await self._prover.prove(name, path, self._adapters, self.max_model_len)
 
     # What it is
 
@@ -395,14 +332,18 @@ class VllmEngine(Engine):
             "log": str(self._log_path),
             "max_lora_rank": self._options.served_lora_rank,
             "quantization": self._options.quantization or "none",
+            "gpu_memory_utilization": self._options.gpu_memory_utilization,  # None: vLLM's own
         }
         if installation is not None:
             facts["versions"] = {**installation.versions, "vllm": self._version}
-            facts["device"] = "cuda" if installation.has_cuda else "cpu"
+            facts["device"] = self._options.cuda_device if installation.has_cuda else "cpu"
+            facts["torch_cuda"], facts["driver"] = installation.torch_cuda, installation.driver
+            facts["warnings"] = list(self._warnings)
             facts["dtype"] = self._served_dtype()
         if process is not None and self._state in ("running", "sleeping"):
             facts |= {"pid": process.pid, "port": process.port, "url": process.url}
             facts["max_model_len"] = self._max_model_len
+            facts["template_facts"] = self._template_facts
         return facts
 
     def _serving(self) -> VllmProcess:

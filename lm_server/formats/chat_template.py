@@ -22,7 +22,11 @@ from weakref import WeakKeyDictionary
 
 from nip_lm_server.formats.tool_calls import ToolForm, find_form
 from nip_lm_server.formats.tool_parameters import template_call
-from nip_lm_server.vllm_keys.nip_control_tokens import ControlTokens
+from nip_lm_server.vllm_keys.nip_control_tokens import (
+    ControlTokens,
+    set_template_kwargs,
+    template_kwargs,
+)
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -73,10 +77,12 @@ def check_model_path(model: str) -> None:
         raise ModelPathError(f"there is no model at {path}: no such directory")
 
 
-def load_tokenizer(model: str) -> Any:
+def load_tokenizer(model: str, variables: Mapping[str, Any] | None = None) -> Any:
     """The tokenizer of `model`, a directory or a name on the hub; never runs code from there.
 
-    Raises ModelPathError if it isn't there, ChatTemplateError if it has no chat template.
+    Its chat template is rendered with `variables` from then on. Raises
+    ModelPathError if it isn't there, ChatTemplateError if it has no chat template, or one that
+    does not read these variables.
     """
     check_model_path(model)
     from transformers import AutoTokenizer
@@ -92,6 +98,10 @@ def load_tokenizer(model: str) -> Any:
             f"the tokenizer of {model!r} has no chat template: take a model tuned for chat, or put "
             "a chat_template.jinja next to its tokenizer"
         )
+    try:
+        set_template_kwargs(tokenizer, variables or {})
+    except ValueError as error:
+        raise ChatTemplateError(str(error)) from None
     return tokenizer
 
 
@@ -171,6 +181,7 @@ def render(
             tools=[_break_everywhere(control_tokens(tokenizer), tool) for tool in tools] or None,
             tokenize=False,
             add_generation_prompt=generation,
+            **template_kwargs(tokenizer),
         )
     except Exception as error:  # templates raise whatever their author chose
         roles = ", ".join(str(message.get("role")) for message in messages)

@@ -1,11 +1,14 @@
 """One job, from queued to ended: train, commit, publish with proof, succeed.
 
 JobRunner.run                 what becomes of a queued job whose turn it is
+Turn                          a job's turn on its device, as the supervisor has it
 JobRunner.remove_leftovers    what an ended job needs no more
 
 A job is `succeeded` only once its model is committed, answers under its new name and is proved.
 A model that was committed before a kill is used; a training that a kill, a pause or the server's
 end interrupted goes on from its last checkpoint.
+
+A model that does not answer with its weights fails the job, but is kept in ``set_aside``.
 
 A job that is cancelled anywhere, even between its publishing and `_succeed`, leaves nothing: its
 status is `cancelled` before the task is, so `_succeed` doesn't enter the model, and `_tidy`, which
@@ -21,8 +24,8 @@ import logging
 import shutil
 import sqlite3
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,7 @@ from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import dump
 from nip_lm_server.state.disk import is_full
-from nip_lm_server.state.models import AdapterError
+from nip_lm_server.state.models import AdapterError, NotProvedError
 from nip_lm_server.training.job import (
     CHECKPOINTS,
     METRICS_FILE,
@@ -45,10 +48,27 @@ from nip_lm_server.training.job import (
 from nip_lm_server.training.trainers import TrainingPlace
 from nip_lm_server.wire import ENDED_STATUSES, EffectiveSettings
 
+PUBLISH_ATTEMPTS = 2
+"""So often a new model is loaded and proved before its job fails."""
+
 _log = logging.getLogger("nip.lm_server.jobs")
 
 _RESULT_COLUMNS = ("step", "train_loss", "learning_rate", "epoch", "tokens")
 _NOT_RESULTS = ("total_steps", "time_left_s")
+
+
+@dataclass
+class Turn:
+    """A job's turn on its device.
+
+    `stop` asks for the training's end with a checkpoint. `begun` is set once engines that share the
+    device have left it. `pass_on` gives the device to the next job, if there is one, and returns
+    true once the engines are away for that one too.
+    """
+
+    pass_on: Callable[[], Awaitable[bool]]
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class JobRunner:
@@ -58,15 +78,15 @@ class JobRunner:
         self._directory = directory
         self._jobs, self._models, self._pool = jobs, jobs.models, jobs.pool
 
-    async def run(self, row: sqlite3.Row, place: TrainingPlace, stop: asyncio.Event) -> None:
-        """Bring a queued job to its end; `stop` ends its training with a checkpoint.
+    async def run(self, row: sqlite3.Row, place: TrainingPlace, turn: Turn) -> None:
+        """Bring a queued job to its end; `turn.stop` ends its training with a checkpoint.
 
         Cancelling the await ends it without one. What went wrong is in the job, not raised.
         """
         id = row["id"]
         try:
             if self._jobs.begin(id):
-                await self._train_and_publish(self._jobs.row(id), place, stop)
+                await self._train_and_publish(self._jobs.row(id), place, turn)
         except (asyncio.CancelledError, TrainingStopped):
             # The job was cancelled or paused, which its row says, or the server stops.
             self._jobs.requeue(id, "The server is stopping; the job will be run again")
@@ -74,7 +94,7 @@ class JobRunner:
             param = client_param(row["method"], failure.param)
             self._jobs.fail(id, failure.code, failure.message, param)
         except AdapterError as error:
-            self._jobs.fail(id, "adapter_not_proved", str(error))
+            self._jobs.fail(id, "adapter_not_proved", f"{error}{self._keep(row['adapter_digest'])}")
         except OSError as error:
             code = "disk_full" if is_full(error) else "storage_error"
             self._jobs.fail(id, code, f"The model can't be stored: {error}")
@@ -85,6 +105,16 @@ class JobRunner:
         finally:
             self._jobs.set_child(id, None, None)
             await self._tidy(id)
+
+    def _keep(self, digest: str) -> str:
+        """Move a model that was not proved where people find it; returns words about that."""
+        # Minutes or days of training: whatever was wrong, the weights are not thrown away.
+        aside = None
+        with contextlib.suppress(OSError):
+            aside = self._models.set_aside(digest)
+        if aside is None:
+            return ""
+        return f". The trained model is kept in the server's state: {aside.parent.name}/{digest}"
 
     async def _tidy(self, id: str) -> None:
         row = self._jobs.row(id)
@@ -106,26 +136,41 @@ class JobRunner:
             for name in ("output", "trained_adapter", CHECKPOINTS):
                 shutil.rmtree(self._directory / id / name, ignore_errors=True)
 
-    async def _train_and_publish(
-        self, row: sqlite3.Row, place: TrainingPlace, stop: asyncio.Event
-    ) -> None:
+    async def _train_and_publish(self, row: sqlite3.Row, place: TrainingPlace, turn: Turn) -> None:
         id, name, digest = row["id"], row["adapter_name"], row["adapter_digest"]
         # 1. The model: committed by an attempt before, or trained and committed now.
         if self._models.is_committed(digest):
             manifest = self._models.manifest(digest)
             self._jobs.events.add(id, "The model was already committed; it is used")
+            turn.begun.set()  # who has passed the device on need not wait for what isn't trained
         else:
-            manifest = await self._train_and_commit(row, place, stop)
+            manifest = await self._train_and_commit(row, place, turn)
+            await self._pool.until_back(row["base_model"])
         if self._jobs.row(id)["status"] != "running":
             return  # paused meanwhile: the committed model is used when it is resumed
         # 2. It answers under its name, and is proved.
         committed_at = time.monotonic()
-        proof = await self._pool.publish(name, digest)
+        proof = await self._publish(id, name, digest)
         swap_s = time.monotonic() - committed_at
         self._jobs.events.log(id, "published", swap_s=swap_s, proof=asdict(proof))
         # 3. The job has it, unless somebody was faster to cancel or pause it.
         if not self._succeed(row, manifest, proof, swap_s):
             await self._pool.withdraw(name)
+
+    async def _publish(self, id: str, name: str, digest: str) -> Proof:
+        """Load and prove the model, several times before it says no. Raises AdapterError."""
+        for attempt in range(1, PUBLISH_ATTEMPTS + 1):
+            try:
+                return await self._pool.publish(name, digest)
+            except NotProvedError as error:
+                if attempt == PUBLISH_ATTEMPTS:
+                    raise
+                self._jobs.events.add(
+                    id,
+                    f"It is loaded and proved again, as it was not proved: {error}",
+                    level="warn",
+                )
+        raise AssertionError("PUBLISH_ATTEMPTS is at least 1")
 
     def _succeed(
         self, row: sqlite3.Row, manifest: dict[str, Any], proof: Proof, swap_s: float
@@ -161,7 +206,7 @@ class JobRunner:
         return True
 
     async def _train_and_commit(
-        self, row: sqlite3.Row, place: TrainingPlace, stop: asyncio.Event
+        self, row: sqlite3.Row, place: TrainingPlace, turn: Turn
     ) -> dict[str, Any]:
         """Train and commit; returns the manifest."""
         id, validation = row["id"], row["validation_file"]
@@ -176,18 +221,21 @@ class JobRunner:
             validation_file=await self._intact(validation) if validation else None,
             settings=EffectiveSettings.model_validate_json(row["settings"]),
             seed=row["seed"],
+            chat_template_kwargs=dict(place.chat_template_kwargs),
             output_dir=self._directory / id / "output",
+            device="cuda" if place.device.startswith("cuda") else "cpu",
             job_dir=self._directory / id,
             key=row["idempotency_key"] or id,
         )
         job.job_dir.mkdir(exist_ok=True)
         # Engines that share the device stand aside in here.
-        async with self._pool.training_on_device(place.base_model):
+        async with self._pool.training_on_device(place.base_model) as engines_left:
+            turn.begun.set()
             result = await place.trainer.train(
                 job,
                 lambda events: self._jobs.events.add_training(id, events),
                 lambda pid, identity: self._jobs.set_child(id, pid, identity),
-                stop,
+                turn.stop,
             )
             figures = result.model_dump()
             self._jobs.events.log(id, "trained", **figures)
@@ -209,7 +257,13 @@ class JobRunner:
                 "created_at": time.time(),
             }
             # In here, so that a kill while the engine comes back, which takes long, costs nothing.
-            return await self._commit(job.output_dir, row["adapter_digest"], facts)
+            manifest = await self._commit(job.output_dir, row["adapter_digest"], facts)
+            # An engine that is away stays so for the next job, and wakes once for both. A new base
+            # model takes the engine's place, which nobody else may be about to use.
+            if engines_left and job.settings.result == "adapter" and await turn.pass_on():
+                told = "The model is published after the job that trains next, for which the engine"
+                self._jobs.events.add(id, f"{told} stays asleep")
+            return manifest
 
     async def _commit(self, output: Path, digest: str, facts: dict[str, Any]) -> dict[str, Any]:
         commit = asyncio.ensure_future(

@@ -240,6 +240,7 @@ def _check_device(nip: NipSettings, place: TrainingPlace, start: _Start) -> None
             "quantization": nip.quantization != "none",
             "optimizer": nip.optimizer in _EIGHT_BIT,
             "precision": nip.precision == "float16",
+            "attention": nip.attention in ("flash_attention_2", "flex_attention"),
         }
         for name, is_wrong in wrong.items():
             if is_wrong:

@@ -5,9 +5,11 @@ JobSupervisor.submit         a job was created or resumed
 JobSupervisor.pause, cancel  the training of a job is to end, with or without a checkpoint
 
 Jobs on one device are trained one after the other, those on different devices beside each other;
-what happens in a job's turn is in `run`. Every step may be cut short by a kill: at the next
-start what is left of the training process is ended, and the job goes on under the same id. A job
-for a base model that the server doesn't have waits for one that does, and holds up no other.
+what happens in a job's turn is in `run`. Where an engine sleeps for a training, it stays asleep for
+those that are queued behind it, up to MOST_UNPUBLISHED, and their models are published together.
+Every step may be cut short by a kill: at the next start what is left of the training process is
+ended, and the job goes on under the same id. A job for a base model that the server doesn't have
+waits for one that does, and holds up no other.
 """
 
 import asyncio
@@ -15,13 +17,14 @@ import contextlib
 import logging
 import sqlite3
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from nip_lm_server import formats
 from nip_lm_server.devices import one_queue
 from nip_lm_server.errors import ApiError
-from nip_lm_server.jobs.run import JobRunner
+from nip_lm_server.jobs.run import JobRunner, Turn
 from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.processes import end_process
 from nip_lm_server.training.trainers import TrainingPlace
@@ -37,13 +40,18 @@ BROKEN_PAUSE_S = 2.0
 _log = logging.getLogger("nip.lm_server.jobs")
 
 
+MOST_UNPUBLISHED = 8
+"""So many models wait for others to be trained, before the engine wakes for them."""
+
+
 @dataclass
 class _Run:
-    """A job that is being trained; `stop` asks for a checkpoint, cancelling `task` does not."""
+    """A job that is trained or published; `turn.stop` asks for a checkpoint, cancelling doesn't."""
 
-    id: str
+    device: str
+    turn: Turn
     task: "asyncio.Task[None]"
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    has_device: bool = True
 
 
 class JobSupervisor:
@@ -56,7 +64,7 @@ class JobSupervisor:
         self._wake_validator = asyncio.Event()
         self._wake_runner = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
-        self._running: dict[str, _Run] = {}  # by device
+        self._runs: dict[str, _Run] = {}  # by job
         directory.mkdir(exist_ok=True)
         jobs.events.log_into(directory)
 
@@ -77,9 +85,9 @@ class JobSupervisor:
         await asyncio.gather(*self._loops, return_exceptions=True)
         self._loops = []
         # 2. Those that run write checkpoints, for as long as there is time.
-        runs = list(self._running.values())
+        runs = list(self._runs.values())
         for run in runs:
-            run.stop.set()
+            run.turn.stop.set()
         tasks = {run.task for run in runs}
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=self._stop_grace_s)
@@ -94,21 +102,19 @@ class JobSupervisor:
 
     def pause(self, id: str) -> None:
         """End the training of a job that was paused, with a checkpoint."""
-        for run in self._running.values():
-            if run.id == id:
-                run.stop.set()
+        if id in self._runs:
+            self._runs[id].turn.stop.set()
 
     def cancel(self, id: str) -> None:
         """End the training of a job whose status is already `cancelled`."""
-        run = next((run for run in self._running.values() if run.id == id), None)
-        if run is not None:
-            run.task.cancel()
+        if id in self._runs:
+            self._runs[id].task.cancel()
         else:
             self._runner.remove_leftovers(id)
 
     def running_jobs(self) -> dict[str, str]:
         """Id of the job that is being trained on each device that is busy."""
-        return {device: run.id for device, run in self._running.items()}
+        return {run.device: id for id, run in self._runs.items() if run.has_device}
 
     def healthy(self) -> bool:
         """Return whether jobs are being taken."""
@@ -185,45 +191,72 @@ class JobSupervisor:
         self._wake_runner.clear()
         waits_for_engine = False
         # 1. What should run and does not, because its end could not be written, is queued again.
-        running = set(self.running_jobs().values())
         for row in self._jobs.rows_in(("running",)):
-            if row["id"] not in running:
+            if row["id"] not in self._runs:
                 self._jobs.requeue(row["id"], "The job's end can't be written; it is run again")
         # 2. The oldest queued job of each device that is free begins.
         for row in self._jobs.rows_in(("queued",)):
             if row["base_model"] not in self._pool.base_models():
                 self._tell_of_missing_base(row)
                 continue
-            if row["paused"]:
+            if row["paused"] or row["id"] in self._runs:
                 continue
             try:
                 place = self._pool.training_place(row["base_model"])
             except ApiError:
                 waits_for_engine = True
             else:
-                if not any(one_queue(place.device, busy) for busy in self._running):
-                    self._begin(row, place)
+                if not any(one_queue(place.device, busy) for busy in self.running_jobs()):
+                    self._begin(row["id"], row, place)
         # 3. Until something changes; an engine that comes up tells nobody here.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(
                 self._wake_runner.wait(), UNAVAILABLE_PAUSE_S if waits_for_engine else None
             )
 
-    def _begin(self, row: sqlite3.Row, place: TrainingPlace) -> None:
-        stop = asyncio.Event()
-
+    def _begin(self, id: str, row: sqlite3.Row, place: TrainingPlace) -> _Run:
         def ended(task: "asyncio.Task[None]") -> None:
             if not task.cancelled() and task.exception() is not None:
-                _log.error("job %s can't be written down", row["id"], exc_info=task.exception())
+                _log.error("job %s can't be written down", id, exc_info=task.exception())
                 pause_s = BROKEN_PAUSE_S
             else:
                 pause_s = 0.0
-            del self._running[place.device]
+            del self._runs[id]
             asyncio.get_running_loop().call_later(pause_s, self._wake_runner.set)
 
-        task = asyncio.create_task(self._runner.run(row, place, stop), name=f"job {row['id']}")
-        self._running[place.device] = _Run(row["id"], task, stop)
+        turn = Turn(partial(self._pass_on, id))
+        task = asyncio.create_task(self._runner.run(row, place, turn), name=f"job {id}")
+        self._runs[id] = run = _Run(place.device, turn, task)
         task.add_done_callback(ended)
+        return run
+
+    async def _pass_on(self, id: str) -> bool:
+        """Give a trained job's device to the oldest one that is queued for it; see `Turn`."""
+        device = self._runs[id].device
+        waiting = [
+            run for run in self._runs.values() if run.device == device and not run.has_device
+        ]
+        if not self._loops or len(waiting) + 1 >= MOST_UNPUBLISHED:
+            return False
+        # 1. The next one, if it would train just there: then the same engines are away for it.
+        for row in self._jobs.rows_in(("queued",)):
+            known = row["base_model"] in self._pool.base_models() and row["id"] not in self._runs
+            if known and not row["paused"]:
+                with contextlib.suppress(ApiError):
+                    place = self._pool.training_place(row["base_model"])
+                    if place.device == device:
+                        break
+        else:
+            return False
+        # 2. It begins; the engines are away for it before they could come back from this one.
+        self._runs[id].has_device = False
+        run = self._begin(row["id"], row, place)
+        begun = asyncio.ensure_future(run.turn.begun.wait())
+        try:
+            await asyncio.wait({run.task, begun}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            begun.cancel()
+        return True
 
 
 async def _repeat(step: Callable[[], Awaitable[None]]) -> None:

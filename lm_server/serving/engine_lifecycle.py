@@ -2,6 +2,7 @@
 
 EngineLifecycle.set_wanted   what a user asks for: start, sleep, wake, stop
 EngineLifecycle.lend         within, the engine leaves its device to a training
+EngineLifecycle.working      within, it is at work: it leaves once that has ended
 EngineLifecycle.is_ready     whether it answers; describe_absence says why not
 
 An engine that ends by itself is started again, after a pause that doubles up to MAX_PAUSE_S.
@@ -12,9 +13,10 @@ adapters before they answer again. All methods are called on the server's event 
 import asyncio
 import contextlib
 import logging
+import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Literal
 
 from nip_lm_server.engines.base import Engine, EngineError
@@ -24,6 +26,11 @@ MAX_PAUSE_S = 60.0
 """Longest pause between two attempts to start an engine that died."""
 QUIET_S = 300.0
 """An engine that ran this long starts again at once when it dies."""
+DRAIN_S = 60.0
+"""Time that what an engine answers has to end before the engine leaves its device."""
+DRAIN_POLL_S = 0.02
+LOOK_S = 1.0
+"""How often it is looked whether an engine that is waited for is lent."""
 
 Wanted = Literal["running", "sleeping", "stopped"]
 
@@ -38,14 +45,15 @@ class EngineLifecycle(ABC):
         self.wanted: Wanted = "stopped"
         self.restarts = 0
         self.last_death: str | None = None
+        self._at_work = 0
         self._lent = 0
         self._lock = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
 
     @abstractmethod
-    async def _restore(self) -> None:
-        """Load and prove adapters after the engine came up.
+    async def _restore(self, woken: bool) -> None:
+        """Load and prove adapters after the engine was started, or only woken.
 
         Raises EngineError if the engine can't serve after all.
         """
@@ -67,6 +75,15 @@ class EngineLifecycle(ABC):
     def is_lent(self) -> bool:
         """Say whether a training has the engine's device."""
         return self._lent > 0
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Within, the engine is at work, and is not put to sleep for up to DRAIN_S."""
+        self._at_work += 1
+        try:
+            yield
+        finally:
+            self._at_work -= 1
 
     async def set_wanted(self, state: Wanted) -> None:
         """Bring the engine there. While its device is lent, that happens afterwards.
@@ -90,7 +107,8 @@ class EngineLifecycle(ABC):
     async def lend(self) -> AsyncIterator[None]:
         """Within, the engine sleeps, or is stopped if it can't; afterwards it is as wanted again.
 
-        If bringing it back fails, attempts go on and the work inside is not affected.
+        It leaves once what it answers has ended, or after DRAIN_S; what is new is refused. If
+        bringing it back fails, attempts go on and the work inside is not affected.
         """
         self._lent += 1
         try:
@@ -102,21 +120,29 @@ class EngineLifecycle(ABC):
             await asyncio.shield(asyncio.ensure_future(self._settle_or_retry()))
 
     async def until_ready(self, timeout_s: float) -> None:
-        """Wait for an engine that is coming up. Raises EngineError if it isn't in time."""
-        try:
-            await asyncio.wait_for(self._ready.wait(), timeout_s)
-        except TimeoutError:
-            raise EngineError(
-                f"the engine of {self.engine.base_model!r} is {self.engine.state}, not running, "
-                f"after {timeout_s:.0f} s"
-            ) from None
+        """Wait for an engine that is coming up. Raises EngineError if it isn't in time.
+
+        Time in which a training has its device does not count.
+        """
+        waited_s = 0.0
+        while waited_s < timeout_s:
+            begun_s, is_lent = time.monotonic(), self.is_lent
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ready.wait(), min(timeout_s - waited_s, LOOK_S))
+                return
+            waited_s += 0.0 if is_lent else time.monotonic() - begun_s
+        raise EngineError(
+            f"the engine of {self.engine.base_model!r} is {self.engine.state}, not running, after "
+            f"{timeout_s:.0f} s"
+        )
 
     def describe_absence(self) -> str:
         """Tell why it does not answer, for people."""
         if self._lent:
             return "gives its device to a training job and comes back by itself"
         if self.wanted != "running":
-            return f"is {self.engine.state}: POST /nip/engines/{self.engine.base_model}/start"
+            state = self.engine.state if self.engine.state != "running" else "about to leave"
+            return f"is {state}: POST /nip/engines/{self.engine.base_model}/start"
         return "is being started" if self.last_death is None else "died and is being restarted"
 
     # Moving
@@ -148,6 +174,8 @@ class EngineLifecycle(ABC):
         if target == "running":
             await self._up()
             return
+        if engine.state == "running" and (target == "sleeping" or self._lent):
+            await self._drain()
         await self._down()
         if target == "sleeping" and engine.state == "running":
             try:
@@ -163,9 +191,11 @@ class EngineLifecycle(ABC):
         if self.is_ready:
             return
         # 1. Wake it, if it only sleeps.
+        woken = False
         if engine.state == "sleeping":
             try:
                 await engine.wake()
+                woken = True
             except EngineError as error:
                 _log.warning("%s can't be woken, starting it: %s", engine.base_model, error)
                 await engine.stop()
@@ -175,8 +205,20 @@ class EngineLifecycle(ABC):
             await engine.start()
             self._epoch_began()
         # 3. Prove what it serves; only then it is ready.
-        await self._restore()
+        await self._restore(woken)
         self._ready.set()
+
+    async def _drain(self) -> None:
+        """Refuse what is new and let end what runs, for up to DRAIN_S."""
+        self._ready.clear()
+        deadline_s = time.monotonic() + DRAIN_S
+        while self._at_work and time.monotonic() < deadline_s:  # noqa: ASYNC110 (no event is set)
+            await asyncio.sleep(DRAIN_POLL_S)
+        if self._at_work:
+            _log.warning(
+                "%s leaves its device with %d requests unanswered that took more than %g s",
+                *(self.engine.base_model, self._at_work, DRAIN_S),
+            )
 
     async def _down(self) -> None:
         self._ready.clear()

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from nip_lm_server.auth import without_secrets
-from nip_lm_server.devices import has_cuda
+from nip_lm_server.devices import compile_caches, has_cuda, only_on
 from nip_lm_server.engines.base import Engine
 from nip_lm_server.engines.deterministic import DeterministicEngine
 from nip_lm_server.engines.reply_rules import load_replies
+from nip_lm_server.serving.device_memory import share_memory
 from nip_lm_server.serving.served_base import MakeEngine, Slot
 from nip_lm_server.spec import EngineSpec, ServerSpec, base_served_name
 from nip_lm_server.training.deterministic import DeterministicTrainer
@@ -32,7 +33,7 @@ def make_slots(
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two engines serve the name {name!r}: set served_model_name")
-    return slots
+    return share_memory(slots)
 
 
 def _slot(spec: EngineSpec, environment: Mapping[str, str], state_dir: Path) -> Slot:
@@ -40,14 +41,15 @@ def _slot(spec: EngineSpec, environment: Mapping[str, str], state_dir: Path) -> 
     cuda = spec.engine != "deterministic" and has_cuda(environment)
     automatic = "cuda" if cuda else "cpu"
     training_device = spec.training_device if spec.training_device != "auto" else automatic
-    engine_device = str(spec.options.get("device", "auto"))
     # 2. Engine and trainer.
     trainer: Trainer
     if spec.engine == "deterministic":
+        engine_device = "cpu"
         make_engine, trainer = _deterministic(spec)
     else:
-        make_engine = _with_model(spec, state_dir)
-        trainer = SubprocessTrainer(_for_device(without_secrets(environment), training_device))
+        make_engine, engine_device = _with_model(spec, environment, state_dir)
+        children = {**compile_caches(state_dir / "caches"), **without_secrets(environment)}
+        trainer = SubprocessTrainer(only_on(children, training_device, "training_device"))
     # 3. The name. What can't stand in one becomes a dash.
     name = re.sub(r"[^A-Za-z0-9._/-]", "-", base_served_name(spec.model))
     return Slot(
@@ -56,7 +58,7 @@ def _slot(spec: EngineSpec, environment: Mapping[str, str], state_dir: Path) -> 
         make_engine=make_engine,
         trainer=trainer,
         training_device=training_device,
-        engine_device=engine_device if engine_device != "auto" else automatic,
+        engine_device=engine_device,
     )
 
 
@@ -71,15 +73,23 @@ def _deterministic(spec: EngineSpec) -> tuple[MakeEngine, Trainer]:
     return make, DeterministicTrainer(replies)
 
 
-def _with_model(spec: EngineSpec, state_dir: Path) -> MakeEngine:
+def _with_model(
+    spec: EngineSpec, environment: Mapping[str, str], state_dir: Path
+) -> tuple[MakeEngine, str]:
+    """The way to make the engine, and the device it will be on."""
     if spec.replies is not None:
         raise ValueError("--replies belongs to the deterministic engine")
+    cuda = has_cuda(environment)
     if spec.engine == "vllm":
         from nip_lm_server.engines.vllm import VllmEngine
         from nip_lm_server.engines.vllm_options import VllmOptions
 
         _check_options(VllmOptions, spec)
-        return partial(VllmEngine, state_dir=state_dir, **spec.options)
+        options = VllmOptions(**spec.options)
+        device = options.cuda_device if cuda else "cpu"
+        only_on(environment, device, "device")  # or it is refused
+        make = partial(VllmEngine, state_dir=state_dir, environment=environment, **spec.options)
+        return make, device
     try:
         from nip_lm_server.engines.embedded import EmbeddedEngine
         from nip_lm_server.engines.loading import EmbeddedOptions
@@ -88,7 +98,10 @@ def _with_model(spec: EngineSpec, state_dir: Path) -> MakeEngine:
             f"the embedded engine needs the extra 'local' ({INSTALL_LOCAL}): {error}"
         ) from error
     _check_options(EmbeddedOptions, spec)
-    return partial(EmbeddedEngine, **spec.options)
+    device = str(spec.options.get("device", "auto"))
+    if device in ("auto", "cuda"):
+        device = "cuda:0" if cuda else "cpu"  # as torch understands it
+    return partial(EmbeddedEngine, **spec.options), device
 
 
 def _check_options(options: Any, spec: EngineSpec) -> None:
@@ -99,18 +112,9 @@ def _check_options(options: Any, spec: EngineSpec) -> None:
                 f"an option of the {spec.engine} engine is wrong: it has no {name!r}; it has "
                 f"{', '.join(known)}"
             )
-
-
-def _for_device(environment: Mapping[str, str], device: str) -> dict[str, str]:
-    """The environment of a training process that is to see this device alone."""
-    visible = [n for n in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if n]
-    kind, _, numbers = device.partition(":")
-    if kind == "cpu":
-        return {**environment, "CUDA_VISIBLE_DEVICES": ""}
-    if not numbers:
-        return dict(environment)
-    chosen = [int(number) for number in numbers.split(",")]
-    if visible and max(chosen) >= len(visible):
-        raise ValueError(f"training_device is {device!r}, but only {visible} are visible")
-    names = [visible[number] if visible else str(number) for number in chosen]
-    return {**environment, "CUDA_VISIBLE_DEVICES": ",".join(names)}
+    variables = spec.options.get("chat_template_kwargs", {})
+    if not isinstance(variables, Mapping):
+        raise ValueError(
+            f"chat_template_kwargs is {variables!r}, expected an object of the chat template's "
+            'variables, like {"enable_thinking": false}'
+        )

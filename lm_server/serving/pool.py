@@ -15,6 +15,7 @@ An adapter that is not loaded is loaded and proved when it is asked for; the req
 """
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -89,7 +90,9 @@ class EnginePool:
                 base = None if row is None else self._find(row["base_model"])
                 if row is not None and row["kind"] != "base" and base is not None and base.is_ready:
                     await base.load_on_demand(model, row["digest"])
-            yield self.engine_for(model)
+            serving = self._serving(model)
+            with serving.working():
+                yield serving.engine
         finally:
             self._in_use[model] -= 1
             if not self._in_use[model]:
@@ -97,11 +100,7 @@ class EnginePool:
 
     def engine_for(self, model: str) -> Engine:
         """The engine that answers for `model` now. Raises ApiError as `using` does."""
-        base = self._answering(model)
-        if base is None or base.engine.state != "running":
-            raise self._why_not(model)
-        base.note_asked(model)
-        return base.engine
+        return self._serving(model).engine
 
     def is_served(self, model: str) -> bool:
         """Say whether a request for `model` would be answered now."""
@@ -132,15 +131,16 @@ class EnginePool:
         """
         manifest = await asyncio.to_thread(self._models.verify, digest)
         base = self.base(manifest["base_model"])
-        try:
-            if manifest.get("kind", "adapter") == "base":
-                return await self._publish_base(name, digest, base.slot)
-            if base.wanted != "running":
-                await self._activate(base)
-            await base.until_ready(READY_TIMEOUT_S)
-            return await base.load(name, digest)
-        except EngineError as error:
-            raise AdapterError(f"the engine can't load {name}: {error}") from error
+        async with base.slot.publishing:
+            try:
+                if manifest.get("kind", "adapter") == "base":
+                    return await self._publish_base(name, digest, base.slot)
+                if base.wanted != "running":
+                    await self._activate(base)
+                await base.until_ready(READY_TIMEOUT_S)
+                return await base.load(name, digest)
+            except EngineError as error:
+                raise AdapterError(f"the engine can't load {name}: {error}") from error
 
     async def _publish_base(self, name: str, digest: str, slot: Slot) -> Proof:
         before = slot.active()
@@ -197,13 +197,15 @@ class EnginePool:
             trainer=base.slot.trainer,
             max_lora_rank=base.engine.capabilities.max_lora_rank,
             max_model_len=base.max_model_len,
+            chat_template_kwargs=base.slot.spec.options.get("chat_template_kwargs", {}),
         )
 
     @asynccontextmanager
-    async def training_on_device(self, base_model: str) -> AsyncIterator[None]:
+    async def training_on_device(self, base_model: str) -> AsyncIterator[bool]:
         """Within, engines that share the device of this training sleep or are stopped.
 
-        Afterwards they are back with their adapters, whatever happened inside.
+        Yields whether there are any. Afterwards they are back with their adapters, whatever
+        happened inside, unless another training has the device by then.
         """
         device = self.base(base_model).slot.training_device
         sharing = [
@@ -214,7 +216,14 @@ class EnginePool:
         async with AsyncExitStack() as lent:
             for base in sharing:
                 await lent.enter_async_context(base.lend())
-            yield
+            yield bool(sharing)
+
+    async def until_back(self, base_model: str) -> None:
+        """Wait for an engine that is away for another training; `publish` says what is wrong."""
+        base = self.base(base_model)
+        if base.is_lent:
+            with contextlib.suppress(EngineError):
+                await base.until_ready(READY_TIMEOUT_S)
 
     # Inside
 
@@ -282,6 +291,17 @@ class EnginePool:
 
     def _find(self, base_model: str) -> ServedBase | None:
         return next((base for base in self.bases() if base.name == base_model), None)
+
+    def _serving(self, model: str) -> ServedBase:
+        """The base that answers for `model` now, which it notes. Raises ApiError as `using` does.
+
+        Not one that is about to sleep: it only ends what it has begun.
+        """
+        base = self._answering(model)
+        if base is None or not base.is_ready:
+            raise self._why_not(model)
+        base.note_asked(model)
+        return base
 
     def _answering(self, model: str) -> ServedBase | None:
         return next((base for base in self.bases() if base.answers_to(model)), None)

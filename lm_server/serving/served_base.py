@@ -3,8 +3,8 @@
 Slot         one engine of the configuration, with all base models that it has ever served
 ServedBase   a base model: the life of its engine, its proof, its adapters
 
-Nothing answers that was not proved. Adapters beyond `loaded_adapters` are unloaded, the one that
-was asked for longest ago first, but none that is in use.
+Nothing answers that was not proved since the engine came up. Adapters beyond `loaded_adapters` are
+unloaded, the one that was asked for longest ago first, but none that is in use.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from nip_lm_server.devices import one_queue, overlap
 from nip_lm_server.engines.base import Engine, EngineError
@@ -20,11 +21,13 @@ from nip_lm_server.proof import Proof
 from nip_lm_server.serving.engine_lifecycle import EngineLifecycle
 from nip_lm_server.spec import EngineSpec
 from nip_lm_server.state.database import Database
-from nip_lm_server.state.models import AdapterError, ModelStore
+from nip_lm_server.state.models import AdapterError, ModelStore, NotProvedError
 from nip_lm_server.training.trainers import Trainer
 
 LOAD_TIMEOUT_S = 60.0
 """Longest wait of a request for its adapter to be loaded."""
+RESTORED_AFTER_SLEEP = 4
+"""So many adapters are proved before an engine that slept answers again."""
 RETRY_PROBLEM_S = 30.0
 """An adapter that could not be loaded is tried again after this, when it is asked for."""
 
@@ -45,6 +48,7 @@ class Slot:
     training_device: str
     engine_device: str
     bases: "dict[str, ServedBase]" = field(default_factory=dict)
+    publishing: asyncio.Lock = field(default_factory=asyncio.Lock)  # in the order of trainings
 
     def leaves_for(self, device: str) -> bool:
         """Say whether its engines leave their device while something trains on `device`."""
@@ -83,6 +87,8 @@ class ServedBase(EngineLifecycle):
         self._database, self._models, self._in_use = database, models, in_use
         self._proved = False  # the base model itself
         self._adapters: OrderedDict[str, None] = OrderedDict()  # that answer, asked for last last
+        self._asked_last: frozenset[str] = frozenset()  # before the engine went down
+        self._unproved: dict[str, None] = {}  # loaded before a sleep, not asked for since
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._failed_s: dict[str, float] = {}  # when loading last failed, on the monotonic clock
 
@@ -104,12 +110,12 @@ class ServedBase(EngineLifecycle):
     async def prove(self, digest: str) -> Proof:
         """Check that the base model answers with the weights of `digest`, of which it was made.
 
-        Raises AdapterError if it doesn't.
+        Raises NotProvedError if it doesn't, AdapterError if they are damaged.
         """
         await asyncio.to_thread(self._models.verify, digest)
         proof = await self.engine.prove(self.name, self._models.path(digest))
         if not proof.matches:
-            raise AdapterError(f"{self.name} does not answer with its weights: {proof.detail}")
+            raise NotProvedError(f"{self.name} does not answer with its weights: {proof.detail}")
         return self._with_epoch(proof)
 
     def _with_epoch(self, proof: Proof) -> Proof:
@@ -117,7 +123,7 @@ class ServedBase(EngineLifecycle):
 
     # Life
 
-    async def _restore(self) -> None:
+    async def _restore(self, woken: bool) -> None:
         # 1. Prove a base model that was made here. Without a row it is being published, and proved
         #    then.
         row = self._models.row(self.name)
@@ -128,13 +134,21 @@ class ServedBase(EngineLifecycle):
                 raise EngineError(str(error)) from error
             self._models.note_proof(self.name, proof)
         self._proved = True
-        # 2. Load and prove the newest adapters.
-        for row in self._models.adapters_of(self.name)[: self.slot.spec.loaded_adapters]:
+        # 2. Load and prove the newest adapters; where the engine only slept and has them still,
+        #    those that were asked for last. The others are proved when they are asked for.
+        rows = self._models.adapters_of(self.name)[: self.slot.spec.loaded_adapters]
+        self._unproved = {}
+        if woken:
+            rows = [row for row in rows if row["name"] in self._asked_last]
+            self._unproved = dict.fromkeys(self.engine.loaded_adapters())
+        for row in rows:
             await self._load_listed(row["name"], row["digest"])
         self._adapters = OrderedDict.fromkeys(reversed(self._adapters))  # the newest came first
 
     def _went_down(self) -> None:
         self._proved = False
+        if self._adapters:
+            self._asked_last = frozenset([*self._adapters][-RESTORED_AFTER_SLEEP:])
         self._adapters.clear()
 
     def _epoch_began(self) -> None:
@@ -145,17 +159,30 @@ class ServedBase(EngineLifecycle):
     async def load(self, name: str, digest: str, *, verify: bool = False) -> Proof:
         """Make an adapter answer to `name`, with proof, while the engine goes on.
 
-        Raises AdapterError if it does not answer with its weights, EngineError if it can't be
+        Raises NotProvedError if it does not answer with its weights, EngineError if it can't be
         loaded; then it does not answer at all.
         """
-        engine, path = self.engine, self._models.path(digest)
         if verify:
             await asyncio.to_thread(self._models.verify, digest)
+        self._unproved.pop(name, None)
+        with self.working():
+            proof = await self._load_and_prove(name, self._models.path(digest))
+        self._adapters[name] = None
+        # The ones that were asked for longest ago make room, those before a sleep first.
+        surplus = len(self._unproved) + len(self._adapters) - self.slot.spec.loaded_adapters
+        others = [*self._unproved, *[*self._adapters][:-1]]
+        idle = [other for other in others if other not in self._in_use]
+        for other in idle[: max(0, surplus)]:
+            await self.unload(other)
+        return self._with_epoch(proof)
+
+    async def _load_and_prove(self, name: str, path: Path) -> Proof:
+        engine = self.engine
         try:
             await engine.load_adapter(name, path)
             proof = await engine.prove(name, path)
             if not proof.matches:
-                raise AdapterError(
+                raise NotProvedError(
                     f"{name} does not answer with the weights that were saved: {proof.detail}"
                 )
         except BaseException:
@@ -163,17 +190,12 @@ class ServedBase(EngineLifecycle):
             if engine.state == "running":
                 await engine.unload_adapter(name)
             raise
-        self._adapters[name] = None
-        # The ones that were asked for longest ago make room.
-        surplus = len(self._adapters) - self.slot.spec.loaded_adapters
-        idle = [other for other in [*self._adapters][:-1] if other not in self._in_use]
-        for other in idle[: max(0, surplus)]:
-            await self.unload(other)
-        return self._with_epoch(proof)
+        return proof
 
     async def unload(self, name: str) -> None:
         """Stop answering to an adapter's name."""
         self._adapters.pop(name, None)
+        self._unproved.pop(name, None)
         if self.engine.state == "running":
             await self.engine.unload_adapter(name)
 

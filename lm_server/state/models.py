@@ -20,6 +20,7 @@ from typing import Any
 from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import UNFINISHED, Database, dump
 from nip_lm_server.state.disk import MANIFEST, publish, sha256_of
+from nip_lm_server.state.files import SET_ASIDE
 
 MANIFEST_FORMAT = 1
 CHECKSUM = "checksum"
@@ -32,6 +33,10 @@ _DIGEST = re.compile(rf"[0-9a-f]{{{DIGEST_CHARACTERS}}}")
 
 class AdapterError(Exception):
     """A model on disk is damaged, or the engine doesn't answer with its weights."""
+
+
+class NotProvedError(AdapterError):
+    """The engine answers, but not with the weights of a model, as far as can be told."""
 
 
 def adapter_digest(job_key: str, content_digest: str) -> str:
@@ -106,7 +111,10 @@ class ModelStore:
         return manifest
 
     def verify(self, digest: str) -> dict[str, Any]:
-        """Check every file against the manifest and return that. Raises AdapterError."""
+        """Check every file against the manifest, and that against the table; return the manifest.
+
+        Raises AdapterError.
+        """
         path = self.path(digest)
         try:
             manifest = self.manifest(digest)
@@ -122,6 +130,14 @@ class ModelStore:
                     )
             if content_digest(files) != manifest["content_digest"]:
                 raise AdapterError(f"{path / MANIFEST} contradicts itself")
+            # The directory of another model, whole, is as wrong as a file of it.
+            row = self._database.one("SELECT content_digest FROM models WHERE digest = ?", digest)
+            on_record = manifest["content_digest"] if row is None else row["content_digest"]
+            if manifest["digest"] != digest or manifest["content_digest"] != on_record:
+                raise AdapterError(
+                    f"{path} has another model's files, those of {manifest['digest'][:12]}… with "
+                    f"the content {manifest['content_digest'][:12]}…, on record {on_record[:12]}…"
+                )
         except (OSError, ValueError, KeyError) as error:
             raise AdapterError(f"the adapter in {path} can't be read: {error!r}") from error
         return manifest
@@ -131,6 +147,18 @@ class ModelStore:
         if not _DIGEST.fullmatch(digest):
             raise AdapterError(f"{digest!r} names no model's directory")
         shutil.rmtree(self.path(digest), ignore_errors=True)
+
+    def set_aside(self, digest: str) -> Path | None:
+        """Move a model where no server looks, for people to; returns where. None: it is not there.
+
+        One of the same digest that was moved before makes room.
+        """
+        path, aside = self.path(digest), self._directory.with_name(SET_ASIDE) / digest
+        if not path.is_dir():
+            return None
+        aside.parent.mkdir(0o700, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        return path.rename(aside)
 
     # Table
 

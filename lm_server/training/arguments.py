@@ -2,22 +2,26 @@
 
 common_arguments      those that every configuration of transformers and TRL takes
 effective_arguments   what training really uses, read back from the trainer, for the events
-choose_device         cuda or cpu
-choose_precision      the precision in which the model computes
-process_count         how many processes train together
+choose_optimizer      the trainer's name of it
 
-"auto" and None become what suits the device: on CUDA bfloat16, the fused optimizer and gradient
-checkpointing; elsewhere float32 and neither. What a device can't do is refused by name.
+"auto" and None become what suits the device: on CUDA bfloat16 and the fused optimizer, elsewhere
+float32 and the plain one. What a device can't do is refused by name.
 """
 
-import importlib.util
 from typing import Any
 
-from nip_lm_server.training.job import TrainingError, TrainingJob
+from nip_lm_server.training.device import (
+    choose_device,
+    choose_precision,
+    processes_of_this_run,
+    require_bitsandbytes,
+)
+from nip_lm_server.training.job import TrainingJob
+from nip_lm_server.training.memory import Plan
 from nip_lm_server.wire import EffectiveSettings
 
 
-def common_arguments(job: TrainingJob) -> dict[str, Any]:
+def common_arguments(job: TrainingJob, plan: Plan) -> dict[str, Any]:
     """Keyword arguments for any subclass of transformers' TrainingArguments.
 
     Covers batch, schedule, seed, precision, optimizer, gradient checkpointing and logging.
@@ -27,17 +31,16 @@ def common_arguments(job: TrainingJob) -> dict[str, Any]:
     import torch
 
     settings = job.settings
-    device = choose_device()
+    device = choose_device(job)
     precision = choose_precision(settings, device)
-    checkpointing = settings.gradient_checkpointing
     # `batch_size` is that of a step, however many processes share it.
-    per_process = settings.batch_size // processes_of_this_run()
+    per_process = settings.batch_size // processes_of_this_run(job)
     return {
         "output_dir": str(job.output_dir),
         "num_train_epochs": settings.n_epochs,
         "per_device_train_batch_size": per_process,
-        "per_device_eval_batch_size": per_process,
-        "gradient_accumulation_steps": 1,
+        "per_device_eval_batch_size": min(per_process, plan.evaluated_at_once),
+        "gradient_accumulation_steps": 1,  # `micro_batches` splits steps
         "learning_rate": settings.learning_rate,
         "lr_scheduler_type": settings.lr_scheduler,
         "warmup_steps": settings.warmup_ratio,  # below 1 it is a share of all steps
@@ -50,7 +53,7 @@ def common_arguments(job: TrainingJob) -> dict[str, Any]:
         "use_cpu": device == "cpu",
         "bf16": precision == "bfloat16",
         "fp16": precision == "float16",
-        "gradient_checkpointing": device == "cuda" if checkpointing is None else checkpointing,
+        "gradient_checkpointing": plan.gradient_checkpointing,
         "dataloader_num_workers": 0,  # rows are in memory, and processes cost seconds
         "dataloader_pin_memory": torch.cuda.is_available(),
         "ddp_find_unused_parameters": False,
@@ -64,37 +67,6 @@ def common_arguments(job: TrainingJob) -> dict[str, Any]:
     }
 
 
-def choose_device() -> str:
-    """``cuda`` where there is one that can be used, else ``cpu``."""
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def choose_precision(settings: EffectiveSettings, device: str) -> str:
-    """float32, bfloat16 or float16. Raises TrainingError where `device` can't compute in it."""
-    import torch
-
-    asked = settings.precision
-    if asked == "auto":
-        bfloat16 = device == "cuda" and torch.cuda.is_bf16_supported()
-        return "bfloat16" if bfloat16 else "float32"
-    if asked == "float16" and device != "cuda":
-        raise TrainingError(
-            "precision_unsupported",
-            "float16 training needs a CUDA device (its loss scaling), and there is none: take "
-            '"float32" or "bfloat16"',
-            "precision",
-        )
-    if asked == "bfloat16" and device == "cuda" and not torch.cuda.is_bf16_supported():
-        raise TrainingError(
-            "precision_unsupported",
-            f"{torch.cuda.get_device_name()} can't compute in bfloat16: take float16 or float32",
-            "precision",
-        )
-    return asked
-
-
 def choose_optimizer(settings: EffectiveSettings, device: str) -> str:
     """The trainer's name of the optimizer. Raises TrainingError where it can't be had."""
     if settings.optimizer == "auto":
@@ -102,35 +74,6 @@ def choose_optimizer(settings: EffectiveSettings, device: str) -> str:
     if settings.optimizer.endswith("8bit"):
         require_bitsandbytes(device, "optimizer", settings.optimizer)
     return settings.optimizer
-
-
-def require_bitsandbytes(device: str, param: str, value: str) -> None:
-    """Raise TrainingError unless there are a CUDA device and bitsandbytes."""
-    if device != "cuda":
-        raise TrainingError(
-            "gpu_required", f"{param} {value!r} needs a CUDA device, and there is none", param
-        )
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise TrainingError(
-            "bitsandbytes_missing",
-            f"{param} {value!r} needs the package bitsandbytes: pip install bitsandbytes",
-            param,
-        )
-
-
-def process_count(settings: EffectiveSettings, devices: int) -> int:
-    """Count the `devices` that train together: the most that share the batch evenly, or 1."""
-    return max(
-        (n for n in range(1, devices + 1) if settings.batch_size % n == 0),
-        default=1,
-    )
-
-
-def processes_of_this_run() -> int:
-    """Return how many processes this one trains together with, itself included."""
-    from accelerate import PartialState
-
-    return int(PartialState(cpu=choose_device() == "cpu").num_processes)
 
 
 def effective_arguments(trainer: Any) -> dict[str, Any]:
@@ -151,6 +94,7 @@ def effective_arguments(trainer: Any) -> dict[str, Any]:
         "bf16": args.bf16,
         "fp16": args.fp16,
         "gradient_checkpointing": args.gradient_checkpointing,
+        "tokens_per_pass": trainer.tokens_per_pass,
         "packing": bool(getattr(args, "padding_free", False)),
         "beta": getattr(args, "beta", None),
         "attention": trainer.model.config._attn_implementation,

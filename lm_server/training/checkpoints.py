@@ -36,6 +36,8 @@ KEPT = 2
 """Newest checkpoints that stay; a damaged newest one leaves the one before."""
 MIN_INTERVAL_S = 30.0
 """Least time between checkpoints where no `checkpoint_steps` is set."""
+MIN_INTERVAL_OF_SAVE = 20.0
+"""... and least time in durations of the last one, so that they take a twentieth of the time."""
 
 
 def newest(job: TrainingJob, events: Events) -> Path | None:
@@ -69,7 +71,8 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
         self._steps = checkpoint_steps
         self._clock = clock
         self._agree = agree
-        self._saved_s = clock()
+        self._saved_s = self._began_s = clock()
+        self._interval_s = MIN_INTERVAL_S
         self._asked = False
 
     def listen(self) -> None:
@@ -87,11 +90,14 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
             self.stopped_at = state.global_step
             control.should_training_stop = True
         control.should_save = save or self.stopped_at is not None
+        self._began_s = self._clock()
         return control
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Called after a checkpoint was written."""
         self._saved_s = self._clock()
+        took_s = self._saved_s - self._began_s
+        self._interval_s = max(MIN_INTERVAL_S, MIN_INTERVAL_OF_SAVE * took_s)
 
     def _due(self, step: int, total: int) -> bool:
         if step >= total:
@@ -99,7 +105,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
         if self._steps is not None:
             return step % self._steps == 0
         tenth = max(1, -(-total // 10))
-        return step % tenth == 0 and self._clock() - self._saved_s >= MIN_INTERVAL_S
+        return step % tenth == 0 and self._clock() - self._saved_s >= self._interval_s
 
 
 class CheckpointedTrainer:

@@ -27,6 +27,7 @@ from nip_lm_server.formats import PreferenceExample
 from nip_lm_server.training import encoding, loading
 from nip_lm_server.training.encoding import ExampleError, check_length, encode_turn
 from nip_lm_server.training.job import Events, TrainingJob
+from nip_lm_server.training.micro_batches import MicroBatched
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class EncodedPair:
     def tokens(self) -> int:
         """Tokens that one epoch computes with."""
         return 2 * len(self.prompt) + len(self.preferred) + len(self.rejected)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the prompt with the longer answer."""
+        return len(self.prompt) + max(len(self.preferred), len(self.rejected))
 
 
 def prepare(job: TrainingJob, text: loading.Text, events: Events) -> loading.Prepared:
@@ -94,17 +100,21 @@ def build_trainer(
 
     from nip_lm_server.training.arguments import common_arguments
     from nip_lm_server.training.checkpoints import CheckpointedTrainer
+    from nip_lm_server.training.memory import plan
 
-    class Trainer(CheckpointedTrainer, DPOTrainer):  # type: ignore[misc]
+    class Trainer(PairPasses, CheckpointedTrainer, DPOTrainer):  # type: ignore[misc]
         def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
             return dataset  # encoded already
 
     settings = job.settings
+    reference = reference_model(job)
+    lengths, validated = ([pair.longest for pair in part] for part in (training, validation))
+    passes = plan(job, model, lengths, validated, rows_per_example=2)
     trainer = Trainer(
         model=model,
-        ref_model=reference_model(job),
+        ref_model=reference,
         args=DPOConfig(
-            **common_arguments(job),
+            **common_arguments(job, passes),
             beta=settings.beta,
             loss_type=["sigmoid", "sft"] if settings.dpo_sft_weight else ["sigmoid"],
             loss_weights=[1.0, settings.dpo_sft_weight] if settings.dpo_sft_weight else None,
@@ -120,7 +130,56 @@ def build_trainer(
     copied = "ref" in getattr(trainer.model, "peft_config", {})
     if copied and not _needs_copy(job):
         trainer.model.delete_adapter("ref")  # without it TRL switches the adapter off
+    trainer.tokens_per_pass = passes.tokens_per_pass
     return trainer
+
+
+class PairPasses(MicroBatched):
+    """Weighs the passes of a step by what they have of it; put it before TRL's DPOTrainer.
+
+    TRL takes the mean over the pairs of a pass, and that of imitation over the tokens of its
+    preferred answers. Weighed by the pass's share of the step's pairs and tokens they add up to
+    the means over the step. Gradients are averaged over processes, so shares are of their mean.
+    """
+
+    rows_per_example = 2
+
+    def _get_num_items_in_batch(self: Any, batch_samples: Any, device: Any) -> Any:
+        """Pairs and tokens of preferred answers in a step, the mean over processes: [2]."""
+        if not batch_samples:
+            return None
+        counts = sum(_counts(batch) for batch in batch_samples).to(self.args.device)
+        processes = self.accelerator.num_processes
+        return self.accelerator.gather(counts[None]).sum(0) / processes
+
+    def compute_loss(
+        self: Any,
+        model: Any,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """TRL's loss with the weights of this pass; without a count the pass is the step."""
+        if num_items_in_batch is None:
+            return super().compute_loss(model, inputs, return_outputs)  # type: ignore[misc]
+        pairs, tokens = (_counts(inputs).to(num_items_in_batch) / num_items_in_batch).tolist()
+        weights, balance = self.loss_weights, self.router_aux_loss_coef
+        shares = [tokens if name == "sft" else pairs for name in self.loss_types]
+        self.loss_weights = [w * share for w, share in zip(weights, shares, strict=True)]
+        self.router_aux_loss_coef = balance * pairs  # of mixtures of experts: a mean per pass
+        try:
+            return super().compute_loss(model, inputs, return_outputs)  # type: ignore[misc]
+        finally:
+            self.loss_weights, self.router_aux_loss_coef = weights, balance
+
+
+def _counts(inputs: Any) -> Any:
+    """Pairs of a pass and tokens of its preferred answers, as a tensor."""
+    import torch
+
+    rows = inputs["completion_mask"]
+    preferred = rows[: len(rows) // 2, 1:]
+    return torch.stack([preferred.new_tensor(len(preferred)), preferred.sum()]).double()
 
 
 def reference_model(job: TrainingJob) -> Any:

@@ -70,7 +70,12 @@ class TrainingJob(BaseModel):
     settings: EffectiveSettings = Field(alias="hyperparameters")
     """In ``job.json`` they are the `hyperparameters`."""
     seed: int = Field(ge=0)
+    chat_template_kwargs: dict[str, Any] = {}
+    """Variables of the base model's chat template, as the engine has them."""
     output_dir: Path
+    device: Literal["cpu", "cuda"] | None = None
+    """Where it is to be trained, and nowhere else; None: CUDA where there is some. Which CUDA
+    device is the environment's to say."""
     job_dir: Path = Field(Path(), exclude=True)
     """Where ``job.json`` lies; `read_job` fills it in."""
     key: str = Field("", exclude=True)

@@ -6,6 +6,7 @@ load_start      the model with what is trained on it, ready for a trainer
 load_base       the base model alone, as training and probe see it
 merge           add an adapter to a base model's weights, in float32
 base_dtype      the precision in which the base model lies on disk
+read_config     the base model's configuration
 
 Where a job starts (`EffectiveSettings.start_from`, with `parent_adapter_path`):
 
@@ -27,6 +28,11 @@ from typing import TYPE_CHECKING, Any
 
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.formats import chat_template
+from nip_lm_server.training.device import (
+    choose_device,
+    choose_precision,
+    require_bitsandbytes,
+)
 from nip_lm_server.training.job import TrainingError, TrainingJob
 from nip_lm_server.wire import EffectiveSettings
 
@@ -56,12 +62,12 @@ class Prepared:
 def load_text(job: TrainingJob) -> Text:
     """Tokenizer and limits. Raises TrainingError if the base model can't be used."""
     try:
-        tokenizer = chat_template.load_tokenizer(job.base_model_path)
+        tokenizer = chat_template.load_tokenizer(job.base_model_path, job.chat_template_kwargs)
     except (chat_template.ModelPathError, chat_template.ChatTemplateError) as error:
         raise TrainingError("base_model_unusable", str(error), "model") from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    context = chat_template.context_length(tokenizer, _config(job))
+    context = chat_template.context_length(tokenizer, read_config(job))
     return Text(
         tokenizer=tokenizer,
         stop_tokens=chat_template.stop_token_ids(tokenizer, _generation_config(job)),
@@ -116,26 +122,39 @@ def load_base(job: TrainingJob, *, trained: bool = False) -> Any:
     """The base model on the device that trains; float32 if every weight of it is `trained`."""
     import torch
 
-    from nip_lm_server.training.arguments import choose_device, choose_precision
-
     settings = job.settings
-    device = choose_device()
+    device = choose_device(job)
     precision = choose_precision(settings, device)
     dtype = torch.float32 if trained else getattr(torch, precision)
-    is_quantized = settings.quantization != "none"
-    options = _quantization(settings, device, precision) if is_quantized else {}
+    options = _attention(settings, device)
+    if settings.quantization != "none":
+        options.update(_quantization(settings, device, precision))
+    if device == "cuda":
+        options["device_map"] = {"": torch.cuda.current_device()}
     try:
-        model = chat_template.load_model(job.base_model_path, dtype, **options)
+        return chat_template.load_model(job.base_model_path, dtype, **options)
     except (OSError, ValueError) as error:
         raise TrainingError("base_model_unusable", str(error), "model") from error
-    return model if is_quantized else model.to(device)
+    except ImportError as error:  # of the attention that was asked for
+        raise TrainingError("attention_unsupported", str(error), "attention") from error
+
+
+def _attention(settings: EffectiveSettings, device: str) -> dict[str, Any]:
+    name = settings.attention
+    if name in ("flash_attention_2", "flex_attention") and device != "cuda":
+        raise TrainingError(
+            "gpu_required",
+            f"attention {name!r} needs a CUDA device, and there is none",
+            "attention",
+        )
+    return {} if name is None else {"attn_implementation": name}
 
 
 def base_dtype(job: TrainingJob) -> Any:
     """The torch dtype in which the base model lies on disk; float32 where its config is silent."""
     import torch
 
-    dtype = getattr(_config(job), "dtype", None)
+    dtype = getattr(read_config(job), "dtype", None)
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
@@ -269,8 +288,6 @@ def _quantization(settings: EffectiveSettings, device: str, precision: str) -> d
     import torch
     from transformers import BitsAndBytesConfig
 
-    from nip_lm_server.training.arguments import require_bitsandbytes
-
     require_bitsandbytes(device, "quantization", settings.quantization)
     if not settings.use_lora:
         raise TrainingError(
@@ -287,10 +304,11 @@ def _quantization(settings: EffectiveSettings, device: str, precision: str) -> d
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=getattr(torch, precision),
         )
-    return {"quantization_config": config, "device_map": {"": torch.cuda.current_device()}}
+    return {"quantization_config": config}
 
 
-def _config(job: TrainingJob) -> Any:
+def read_config(job: TrainingJob) -> Any:
+    """Read the base model's configuration. Raises TrainingError if it can't be read."""
     from transformers import AutoConfig
 
     try:

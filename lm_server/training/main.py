@@ -6,7 +6,10 @@
 job           job.json and events.jsonl
 sft, dpo, trajectories   one method each: ``prepare(job, text, events)``
 loading       tokenizer, base model, parent adapter      encoding      conversations -> token ids
+device        the job's device, and the processes that share it
 arguments     settings and device -> trainer arguments
+memory        how much goes through the model at a time      micro_batches    steps in passes
+head          log-probabilities without the logits of all tokens
 runner        what every method does around its trainer  checkpoints   saved, found, loaded
 output        adapter or base, probe, figures
 
@@ -14,7 +17,8 @@ Methods know these parts; the parts know no method.
 
 Exit status: 0 when everything is written, 143 after SIGTERM (a checkpoint was written and the
 same command continues from it), 1 after an ``error`` event. With more than one GPU the process
-starts itself again under ``accelerate launch`` and waits; then only the first process writes.
+starts itself again and waits: under ``accelerate launch``, where only the first process writes, or,
+where no number of GPUs divides the batch, with the first GPU alone.
 """
 
 import argparse
@@ -25,12 +29,12 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nip_lm_server.devices import has_cuda
 from nip_lm_server.processes import die_with_parent_process
-from nip_lm_server.training import loading
+from nip_lm_server.training import device, loading
 from nip_lm_server.training.job import (
     Events,
     TrainingError,
@@ -59,9 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     handler = signal.getsignal(signal.SIGTERM)
     try:
         job = read_job(job_dir)
-        command = launch_command(job, _cuda_devices()) if not _is_launched() else None
+        devices = 0 if _is_launched() or job.device == "cpu" else _cuda_devices()
+        command = launch_command(job, devices)
         if command is not None:
-            return _launch(command)
+            return _launch(command, launch_environment(job, devices, os.environ))
         return _train(job, events)
     except Exception as error:
         if isinstance(error, TrainingError):
@@ -84,8 +89,13 @@ def _train(job: TrainingJob, events: Events) -> int:
     if job.settings.packing and job.method != "supervised":
         message = f"{job.method} can't be trained with packing"
         raise TrainingError("packing_unsupported", message, "packing")
-    # 1. Read and check: tokenizer and data, before anything heavy is imported.
+    # 1. Read and check: device, tokenizer and data, before anything heavy is imported.
+    device.take(job)
     text = loading.load_text(job)
+    if not job.settings.use_lora:
+        from nip_lm_server.training.memory import check_full_training
+
+        check_full_training(job)
     # 2. The method loads the model and builds its trainer.
     prepared = importlib.import_module(_METHODS[job.method]).prepare(job, text, events)
     # 3. Train and write, alike for all methods.
@@ -106,9 +116,9 @@ def as_training_error(error: Exception) -> TrainingError:
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
         return TrainingError(
             "out_of_memory",
-            f"the training ran out of memory: {error}. Lower batch_size or max_length, or turn "
-            "gradient_checkpointing on",
-            "batch_size",
+            f"the training ran out of memory: {error}. Lower tokens_per_pass or max_length, or "
+            "turn gradient_checkpointing on",
+            "tokens_per_pass",
         )
     # safetensors has an exception of its own, with the number in its text
     if (isinstance(error, OSError) and error.errno in _NO_SPACE) or any(
@@ -119,21 +129,36 @@ def as_training_error(error: Exception) -> TrainingError:
 
 
 def launch_command(job: TrainingJob, devices: int) -> list[str] | None:
-    """The command that trains with several of `devices` GPUs, or None if one process is enough."""
-    from nip_lm_server.training.arguments import process_count
+    """The command that trains where there are `devices` GPUs; None: this process can.
 
-    processes = process_count(job.settings, devices)
-    if processes < 2:
+    A process that sees several GPUs alone would spread every batch over them, which the methods
+    can't do. So where one has to be enough it is started again, to see one.
+    """
+    if devices < 2:
         return None
+    training = ["-m", "nip_lm_server.training.main", "--job-dir", str(job.job_dir)]
+    processes = device.process_count(job.settings, devices)
+    if processes < 2:
+        return [sys.executable, *training]
     return [
         *(sys.executable, "-m", "accelerate.commands.launch"),
         *("--multi_gpu", "--num_machines", "1", "--num_processes", str(processes)),
         *("--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no"),
-        *("-m", "nip_lm_server.training.main", "--job-dir", str(job.job_dir)),
+        *training,
     ]
 
 
-def _launch(command: Sequence[str]) -> int:
+def launch_environment(
+    job: TrainingJob, devices: int, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """The environment of `launch_command`: with one process, the first visible GPU alone."""
+    if device.process_count(job.settings, devices) > 1:
+        return dict(environment)
+    visible = environment.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    return {**environment, "CUDA_VISIBLE_DEVICES": visible}
+
+
+def _launch(command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
     """Run the launcher in our process group and translate its end into our exit status.
 
     SIGTERM must go to the whole group. The launcher passes it on to the processes that it started,
@@ -146,10 +171,12 @@ def _launch(command: Sequence[str]) -> int:
         stopped = True
 
     signal.signal(signal.SIGTERM, stop)
-    status = subprocess.call(command)
+    status = subprocess.call(command, env=environment)
     if status == 0:
         return 0
-    return STOPPED if stopped else 1
+    if stopped:
+        return STOPPED
+    return 128 - status if status < 0 else 1  # a signal is told as shells tell it
 
 
 def _cuda_devices() -> int:

@@ -1,6 +1,7 @@
 """What a training leaves behind: an adapter or a whole model, its probe and its figures.
 
 save_trained        the trained weights out of the trainer's model, so that this can be freed
+base_in_memory      the base model out of it, where the probe can be computed with that
 write_output        adapter or base, ``probe.json``, ``training_result.json``
 concatenate         two adapters over one base as one adapter whose ranks add up
 
@@ -9,8 +10,9 @@ a parent ("stack") is saved as one adapter over the base: with A and B of both o
 other, B A is the sum of both. A base is ``model.safetensors``, configuration and tokenizer with its
 chat template, in the precision of the base it was made from.
 
-``probe.json`` has the log-probabilities of a fixed sequence of tokens, computed from the files
-after they were written, in the precision that the training computed in. ``unchanged`` in
+``probe.json`` has the log-probabilities of some tokens of the training file, computed from the
+files after they were written, in the precision that the training computed in: of what was trained,
+of the base, and of the adapter that it started from. ``unchanged`` in
 ``training_result.json`` is true where the saved weights are those that the training started from.
 """
 
@@ -25,7 +27,9 @@ from typing import TYPE_CHECKING, Any
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.formats.chat_template import load_model
 from nip_lm_server.training import loading
+from nip_lm_server.training.device import choose_device, choose_precision
 from nip_lm_server.training.job import TrainingError, TrainingJob
+from nip_lm_server.training.probe_text import probe_text
 
 if TYPE_CHECKING:
     from nip_lm_server.engines.lora import LoraFiles
@@ -51,15 +55,33 @@ def save_trained(job: TrainingJob, model: Any) -> dict[str, Any] | None:
     return None
 
 
+def base_in_memory(job: TrainingJob, model: Any) -> Any:
+    """Return the base model under a trained PeftModel, without the adapter; None if it was changed.
+
+    Loading it once more takes seconds. A base that is quantized, or has a parent merged into it, is
+    not the one on disk.
+    """
+    settings = job.settings
+    if not settings.use_lora or settings.quantization != "none" or settings.result != "adapter":
+        return None
+    if _is_stack(job):
+        return None
+    base = model.unload()
+    base.disable_input_require_grads()
+    return base.requires_grad_(False).eval()
+
+
 def write_output(
     job: TrainingJob,
     text: loading.Text,
     weights: Mapping[str, Any] | None,
     figures: Mapping[str, Any],
+    base: Any = None,
 ) -> None:
     """Write everything into the output directory, ``training_result.json`` last.
 
-    `weights` is what `save_trained` returned. Free the trainer before: a model is loaded.
+    `weights` is what `save_trained` returned, `base` what `base_in_memory` did. Free the trainer
+    before: without a base one is loaded.
     """
     job.output_dir.mkdir(parents=True, exist_ok=True)
     parent = loading.read_parent(job)
@@ -70,7 +92,7 @@ def write_output(
     else:
         unchanged = _write_base(job, text, parent, weights)
     # 2. What they answer, read back from disk: what is served is compared with it.
-    _write_json(job.output_dir / PROBE_FILE, _probe(job, text))
+    _write_json(job.output_dir / PROBE_FILE, _probe(job, text, parent, base))
     # 3. The figures, last: where they are, everything is.
     _write_json(job.output_dir / RESULT_FILE, {**figures, "unchanged": unchanged})
 
@@ -205,21 +227,31 @@ def _write_base(
     return unchanged
 
 
-def _probe(job: TrainingJob, text: loading.Text) -> dict[str, Any]:
-    """Log-probabilities of the probe by the saved files and by the base, read back from disk."""
+def _probe(
+    job: TrainingJob, text: loading.Text, parent: "LoraFiles | None", base: Any
+) -> dict[str, Any]:
+    """Log-probabilities of the probe by the saved files, the base and the parent.
+
+    The files are read back from disk, and so is the base where it is not in memory.
+    """
     import torch
 
     from nip_lm_server.engines.lora import read_lora
-    from nip_lm_server.engines.prove_weights import applied, probe_tokens
-    from nip_lm_server.training.arguments import choose_device, choose_precision
+    from nip_lm_server.engines.prove_weights import applied
 
-    device = choose_device()
+    device = choose_device(job)
     precision = choose_precision(job.settings, device)
-    tokens = probe_tokens(text.tokenizer, text.context or 2**31)
+    tokens = probe_text(job, text)
+    before = None
     for place in (device, "cpu"):
         try:
-            model = load_model(job.base_model_path, getattr(torch, precision)).to(place).eval()
-            base = _logprobs(model, tokens)
+            model = base
+            if model is None:
+                model = load_model(job.base_model_path, getattr(torch, precision)).to(place).eval()
+            without = _logprobs(model, tokens)
+            if parent is not None:
+                with applied(model, parent):
+                    before = _logprobs(model, tokens)
             if job.settings.result == "adapter":
                 with applied(model, read_lora(job.output_dir)):
                     saved = _logprobs(model, tokens)
@@ -229,14 +261,15 @@ def _probe(job: TrainingJob, text: loading.Text) -> dict[str, Any]:
                 saved = _logprobs(model, tokens)
             break
         except torch.OutOfMemoryError:  # the optimizer's memory may be fragmented still
-            model = None
+            model = base = None
             torch.cuda.empty_cache()
             if place == "cpu":
                 raise
     return {
         "tokens": tokens,
         "logprobs": saved,
-        "base_logprobs": base,
+        "base_logprobs": without,
+        **({} if before is None else {"parent_logprobs": before}),
         "dtype": precision,
         "quantization": "none",
     }

@@ -22,7 +22,8 @@ from typing import Any
 from transformers import PrinterCallback, TrainerCallback
 
 from nip_lm_server.training import checkpoints, loading, output
-from nip_lm_server.training.arguments import choose_device, effective_arguments
+from nip_lm_server.training.arguments import effective_arguments
+from nip_lm_server.training.device import choose_device
 from nip_lm_server.training.job import Events, TrainingError, TrainingJob, TrainingStopped
 
 _PASSED_ON = ("rewards/", "logps/", "policy/", "kl", "mean_token_accuracy", "entropy")
@@ -84,11 +85,12 @@ def run(
     if trainer.args.should_save:
         _write_metrics(trainer, job)
         weights = output.save_trained(job, trainer.model)
+        base = output.base_in_memory(job, trainer.model)
         _free(trainer)
         if settings.result == "base":
             events.message("everything is merged; a whole model is written")
         figures["wall_s"] = round(time.monotonic() - started_s, 3)
-        output.write_output(job, text, weights, figures)
+        output.write_output(job, text, weights, figures, base)
     else:
         _free(trainer)
 
@@ -108,7 +110,7 @@ def _write_unchanged(model: Any, job: TrainingJob, text: loading.Text, started_s
     """Write what the training starts from, without training."""
     from accelerate import PartialState
 
-    if not PartialState(cpu=choose_device() == "cpu").is_main_process:
+    if not PartialState(cpu=choose_device(job) == "cpu").is_main_process:
         return
     figures: dict[str, Any] = {
         "final_loss": None,

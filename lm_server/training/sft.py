@@ -1,7 +1,7 @@
 """Method `supervised`: learn the assistant messages of conversations, by TRL's SFTTrainer.
 
 `main` calls ``prepare(job, text, events)``. Sequences and labels come from `encoding`, so TRL
-prepares nothing. With `packing` the sequences of a batch stand one after the other in one row
+prepares nothing. With `packing` the sequences of a pass stand one after the other in one row
 without padding and without seeing each other (TRL's padding-free batches): every step learns from
 the same sequences, with the same loss, as without.
 """
@@ -12,8 +12,10 @@ from typing import Any
 
 from nip_lm_server.formats import SupervisedExample
 from nip_lm_server.training import encoding, loading
+from nip_lm_server.training.device import choose_device
 from nip_lm_server.training.encoding import EncodedSequence, encode_example
 from nip_lm_server.training.job import Events, TrainingError, TrainingJob
+from nip_lm_server.training.micro_batches import MicroBatched
 
 
 def prepare(job: TrainingJob, text: loading.Text, events: Events) -> loading.Prepared:
@@ -56,15 +58,16 @@ def build_trainer(
     """TRL's trainer over encoded sequences."""
     from trl import SFTConfig, SFTTrainer
 
-    from nip_lm_server.training.arguments import choose_device, common_arguments
+    from nip_lm_server.training.arguments import common_arguments
     from nip_lm_server.training.checkpoints import CheckpointedTrainer
+    from nip_lm_server.training.memory import plan
 
-    class Trainer(CheckpointedTrainer, SFTTrainer):  # type: ignore[misc]
+    class Trainer(MicroBatched, CheckpointedTrainer, SFTTrainer):  # type: ignore[misc]
         pass
 
     packing = job.settings.packing
     if packing is None:
-        packing = choose_device() == "cuda" and keeps_apart(model)
+        packing = choose_device(job) == "cuda" and gains_by_packing(model) and keeps_apart(model)
     elif packing and not keeps_apart(model):
         raise TrainingError(
             "packing_unsupported",
@@ -72,10 +75,12 @@ def build_trainer(
             "one row see each other: train without packing",
             "packing",
         )
-    return Trainer(
+    lengths, validated = ([len(e.input_ids) for e in part] for part in (training, validation))
+    passes = plan(job, model, lengths, validated)
+    trainer = Trainer(
         model=model,
         args=SFTConfig(
-            **common_arguments(job),
+            **common_arguments(job, passes),
             max_length=None,  # longer examples were refused, none is ever cut
             packing=False,
             padding_free=packing,
@@ -85,6 +90,20 @@ def build_trainer(
         eval_dataset=_dataset(validation) if validation else None,
         processing_class=text.tokenizer,
     )
+    trainer.tokens_per_pass = passes.tokens_per_pass
+    # The loss is TRL's own, over the tokens of the step, whatever the model's forward takes.
+    trainer.model_accepts_loss_kwargs = True
+    return trainer
+
+
+def gains_by_packing(model: Any) -> bool:
+    """Return whether the attention leaves out what sequences of one row must not see.
+
+    Others compute it and mask it: their work grows with the square of the row, so a packed row
+    costs more than the padding that it saves.
+    """
+    name = str(model.config._attn_implementation)
+    return name == "flex_attention" or "flash" in name
 
 
 def keeps_apart(model: Any) -> bool:

@@ -21,7 +21,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,6 +102,7 @@ class TrainingPlace:
     trainer: Trainer
     max_lora_rank: int
     max_model_len: int
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 class SubprocessTrainer:

@@ -74,20 +74,33 @@ def prepare(job: TrainingJob, text: loading.Text, events: Events) -> loading.Pre
     from transformers import TrainingArguments
 
     from nip_lm_server.training.arguments import common_arguments
+    from nip_lm_server.training.memory import plan
     from nip_lm_server.training.policy_trainer import PolicyTrainer
 
+    passes = plan(job, model, _lengths(training), _lengths(validation))
     trainer = PolicyTrainer(
         settings.model_dump(include={"clip_low", "clip_high", "kl_penalty"}),
         text.tokenizer.pad_token_id,
         model=model,
-        args=TrainingArguments(**common_arguments(job), remove_unused_columns=False),
+        args=TrainingArguments(**common_arguments(job, passes), remove_unused_columns=False),
         train_dataset=_rows(training),
         eval_dataset=_rows(validation) if validation else None,
         processing_class=text.tokenizer,
     )
+    trainer.tokens_per_pass = passes.tokens_per_pass
+    if not trainer.has_scoring:
+        events.message(
+            "this model's output layer can't be computed in pieces: a pass has the logits of all "
+            "its tokens in memory, so tokens_per_pass may have to be set lower",
+            level="warn",
+        )
     trainer.fill_in(events)
-    tokens = sum(len(s.input_ids) for episode in training for s in episode.sequences)
+    tokens = sum(_lengths(training))
     return loading.Prepared(trainer, tokens)
+
+
+def _lengths(episodes: Iterable[Episode]) -> list[int]:
+    return [len(sequence.input_ids) for episode in episodes for sequence in episode.sequences]
 
 
 def _rows(episodes: Iterable[Episode]) -> list[dict[str, Any]]:
@@ -124,7 +137,7 @@ def read_episodes(
     """Every episode of a JSONL file, none for None. Raises TrainingError, naming the line."""
 
     def encode(line: int, example: formats.Trajectory) -> Episode:
-        return _encode(line, example, text)
+        return encode_episode(line, example, text)
 
     return encode_file("trajectories", path, param, encode, mode)
 
@@ -172,7 +185,8 @@ def check_known(episodes: Sequence[Episode], vocabulary: int, param: str) -> Non
             )
 
 
-def _encode(line: int, example: formats.Trajectory, text: loading.Text) -> Episode:
+def encode_episode(line: int, example: formats.Trajectory, text: loading.Text) -> Episode:
+    """Encode one line. Raises ExampleError."""
     if example.turns:
         turns = [
             Turn(turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)

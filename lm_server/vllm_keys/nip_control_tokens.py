@@ -2,6 +2,8 @@
 
 ControlTokens        of one tokenizer: breaks them in texts and in messages
 BreakControlTokens   middleware inside the vLLM server: the same for every chat that it is asked
+set_template_kwargs  the variables with which a tokenizer's chat template is rendered, from then on
+template_facts       whether the template writes today's date, and the names of speakers
 
 A chat template writes control tokens around messages, and a tokenizer reads them wherever they
 stand. Whoever writes <|im_end|> into a message would end it, and begin another in any role. So in
@@ -19,7 +21,8 @@ import json
 import os
 import re
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from pathlib import Path
 from typing import Any
 
 _Scope = MutableMapping[str, Any]
@@ -34,6 +37,68 @@ _THOUGHTS = re.compile(r"</?think(ing)?>", re.IGNORECASE)
 _MIN_LETTERS = 2  # of a plain word that is a marker
 _SAID = ("messages", "input", "instructions", "system", "tools")
 _NOT_SAID = ("role", "type")
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "strftime_now")
+_USUAL = ("enable_thinking", "thinking", "reasoning_effort", "date_string", "current_date")
+"""Variables that usual chat templates let callers set."""
+
+
+def set_template_kwargs(tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
+    """Have every rendering by the tokenizer's chat template set these variables.
+
+    Raises ValueError for one that the template does not read, or that is not the caller's.
+    """
+    template = _template_text(tokenizer)
+    for name in kwargs:
+        if name in _RESERVED or re.search(rf"\b{re.escape(name)}\b", template) is None:
+            known = [known for known in _USUAL if re.search(rf"\b{known}\b", template)]
+            raise ValueError(
+                f"chat_template_kwargs: the model's chat template has no variable {name!r} to set"
+                + (f"; it has {', '.join(known)}" if known else "")
+            )
+    tokenizer.nip_template_kwargs = dict(kwargs)
+
+
+def template_kwargs(tokenizer: Any) -> dict[str, Any]:
+    """The variables that `set_template_kwargs` has set."""
+    return dict(getattr(tokenizer, "nip_template_kwargs", {}))
+
+
+def template_facts(tokenizer: Any) -> dict[str, Any]:
+    """Try out what the chat template writes, as it is rendered now.
+
+    writes_date: it has today's date in it. shows_names: speakers' names. unset: what usual
+    templates let callers set, and nobody has. Empty where it does not take a user's message.
+    """
+
+    def render(name: str, **kwargs: Any) -> str | None:
+        message = {"role": "user", "content": _SENTINEL.format(0), "name": name}
+        try:
+            return str(
+                tokenizer.apply_chat_template(
+                    [message],
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    **{**template_kwargs(tokenizer), **kwargs},
+                )
+            )
+        except Exception:  # templates raise whatever their author chose
+            return None
+
+    text, chosen = _template_text(tokenizer), template_kwargs(tokenizer)
+    plain = render("Ann")
+    if plain is None:
+        return {}
+    return {
+        # A template that asks for the date calls this function, and fails where there is none.
+        "writes_date": plain != render("Ann", strftime_now="no function"),
+        "shows_names": plain != render("Bob"),
+        "unset": [n for n in _USUAL if n not in chosen and re.search(rf"\b{n}\b", text)],
+    }
+
+
+def _template_text(tokenizer: Any) -> str:
+    template = tokenizer.chat_template
+    return "\n".join(template.values()) if isinstance(template, dict) else str(template or "")
 
 
 class ControlTokens:
@@ -112,7 +177,10 @@ def _plain_markers(tokenizer: Any, control: "re.Pattern[str]") -> set[str]:
         ]
         try:
             text = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
+                messages,
+                tokenize=False,
+                add_generation_prompt=True,
+                **template_kwargs(tokenizer),
             )
         except Exception:  # templates raise whatever their author chose
             text = ""
@@ -132,8 +200,9 @@ def _plain_markers(tokenizer: Any, control: "re.Pattern[str]") -> set[str]:
 class BreakControlTokens:
     """Passes on requests whose messages have no control token but broken ones.
 
-    The tokenizer is that of the model $NIP_VLLM_MODEL. Raises what loading it raises, so that vLLM
-    does not start without.
+    The tokenizer is that of the model $NIP_VLLM_MODEL, rendering with the variables of the JSON
+    object $NIP_VLLM_TEMPLATE; what its template does is written to the file $NIP_VLLM_FACTS.
+    Raises what loading it raises, so that vLLM does not start without.
     """
 
     def __init__(self, app: _Application, tokens: ControlTokens | None = None):
@@ -142,6 +211,11 @@ class BreakControlTokens:
             from transformers import AutoTokenizer
 
             self._tokenizer = AutoTokenizer.from_pretrained(os.environ["NIP_VLLM_MODEL"])
+            set_template_kwargs(
+                self._tokenizer, json.loads(os.environ.get("NIP_VLLM_TEMPLATE", "{}"))
+            )
+            if facts := os.environ.get("NIP_VLLM_FACTS"):
+                Path(facts).write_text(json.dumps(template_facts(self._tokenizer)))
             tokens = ControlTokens(self._tokenizer)
         self._tokens = tokens
 

@@ -90,6 +90,7 @@ async def test_it_answers_and_says_what_it_is(engine):
     assert engine.max_model_len == status["max_model_len"] == 1024
     assert engine.capabilities.logprobs and not engine.capabilities.sleep
     assert engine.capabilities.max_lora_rank == 64
+    assert status["template_facts"] == {"writes_date": False, "shows_names": True, "unset": []}
     result = await ask(engine, logprobs=True, top_logprobs=3, extra_body=IDS)
     assert result.model == "tiny"
     (choice,) = result.choices
@@ -110,6 +111,30 @@ async def test_prompts_are_those_of_training_whatever_a_message_says(engine, bas
         assert await tokenize(engine, messages) == expected
         answer = await ask(engine, messages=messages, max_tokens=1, extra_body=IDS)
         assert answer.prompt_token_ids == expected
+
+
+async def test_variables_of_the_chat_template_are_those_of_training(
+    base_path, vllm_options, tmp_path
+):
+    path = tmp_path / "dated"
+    shutil.copytree(base_path, path)
+    template = path / "chat_template.jinja"
+    head = "{{- '<|system|>' + (date_string or strftime_now('%d %b %Y')) + '<|end|>' -}}"
+    template.write_text(head + template.read_text())
+    variables = {"date_string": "1 Jan 2020"}
+    options = {**vllm_options, "chat_template_kwargs": variables}
+    engine = VllmEngine(str(path), "tiny", state_dir=tmp_path / "state", **options)
+    await engine.start()
+    try:
+        tokenizer = chat_template.load_tokenizer(str(path), variables)
+        expected = chat_template.encode_prompt(tokenizer, MESSAGES)
+        assert await tokenize(engine, MESSAGES) == expected
+        answer = await ask(engine, max_tokens=1, extra_body=IDS)
+        assert answer.prompt_token_ids == expected
+        facts = {"writes_date": False, "shows_names": True, "unset": []}
+        assert engine.status()["template_facts"] == facts
+    finally:
+        await engine.stop()
 
 
 async def test_a_seed_decides_the_answer_and_choices_differ(engine):
@@ -220,8 +245,10 @@ async def test_the_key_is_on_no_command_line_and_in_no_log(engine):
 async def test_our_secrets_do_not_reach_the_child(engine, monkeypatch):
     environment = psutil.Process(engine.status()["pid"]).environ()
     assert environment["VLLM_NO_USAGE_STATS"] == environment["DO_NOT_TRACK"] == "1"
-    # What the control tokens of messages are read from.
-    assert [name for name in environment if name.startswith("NIP_")] == ["NIP_VLLM_MODEL"]
+    # What the control tokens of messages are read from, and the variables of the chat template.
+    assert {name for name in environment if name.startswith("NIP_")} == {
+        *("NIP_VLLM_MODEL", "NIP_VLLM_TEMPLATE", "NIP_VLLM_FACTS"),
+    }
     assert [name for name in environment if name.endswith("API_KEY")] == ["VLLM_API_KEY"]
 
 

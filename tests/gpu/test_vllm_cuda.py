@@ -7,14 +7,13 @@ small random Llama that is made here. Nothing skips: without them these tests fa
 
 import asyncio
 import json
-import os
 import subprocess
 from pathlib import Path
 
 import openai
 import pytest
 import pytest_asyncio
-from tiny_model import make_adapter, make_tokenizer
+from tiny_model import make_adapter
 
 from nip_lm_server.engines.prove_weights import probe_tokens
 from nip_lm_server.engines.vllm import VllmEngine
@@ -50,27 +49,6 @@ def logprobs(base: str, adapter: Path | None, tokens: list[int]) -> list[float]:
     del model, logits
     torch.cuda.empty_cache()
     return scores.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> str:
-    if given := os.environ.get("NIP_GPU_MODEL"):
-        return given
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    path = tmp_path_factory.mktemp("models") / "base"
-    tokenizer = make_tokenizer()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=512, intermediate_size=1024, num_hidden_layers=4,
-        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=512,
-        initializer_range=0.05, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-    )  # fmt: skip
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +98,8 @@ async def answers(engine: VllmEngine, names: list[str]) -> list[str]:
 
 async def test_it_runs_on_cuda_in_bfloat16_and_proves_its_adapters(engine, adapters):
     status = engine.status()
-    assert status["device"] == "cuda" and status["dtype"] == "bfloat16"
+    assert status["device"] == "cuda:0" and status["dtype"] == "bfloat16"
+    assert status["torch_cuda"] and status["warnings"] == []
     assert engine.capabilities.sleep
     for name, path in adapters.items():
         proof = await engine.prove(name, path)
@@ -160,7 +139,7 @@ async def test_a_quantized_base_proves_adapters_within_its_own_tolerance(
     engine, base, adapters, tmp_path
 ):
     await engine.stop()  # one engine on the card at a time
-    quantized = VllmEngine(base, "base", state_dir=tmp_path, quantization="bitsandbytes", **OPTIONS)
+    quantized = VllmEngine(base, "base", state_dir=tmp_path, quantization="fp8", **OPTIONS)
     try:
         await quantized.start()
         for name, path in adapters.items():
@@ -168,6 +147,6 @@ async def test_a_quantized_base_proves_adapters_within_its_own_tolerance(
             proof = await quantized.prove(name, path)
             print(name, proof.detail)
             assert proof.matches, proof.detail
-            assert proof.detail["quantization"] == "bitsandbytes"
+            assert proof.detail["quantization"] == "fp8"
     finally:
         await quantized.stop()

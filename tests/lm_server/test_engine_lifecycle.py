@@ -82,7 +82,7 @@ class Kept(EngineLifecycle):
         self.epochs: list[int] = []
         self.downs = 0
 
-    async def _restore(self) -> None:
+    async def _restore(self, woken: bool) -> None:
         self.restored.append(self.engine.epoch)
 
     def _went_down(self) -> None:
@@ -158,6 +158,28 @@ async def test_a_lent_engine_leaves_and_comes_back_whatever_happens_inside(
         # Waking is no new epoch, starting is; both prove the adapters again.
         assert one.epochs == ([1] if can_sleep else [1, 2])
         assert len(one.restored) == 2
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_lent_engine_ends_its_work_first_but_not_for_ever(
+    ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_lifecycle, "DRAIN_S", 10.0 if ends else 0.05)
+    async with kept(can_sleep=True) as one:
+        await one.set_wanted("running")
+        working = asyncio.Event()
+
+        async def work() -> str:
+            with one.working():
+                await asyncio.wait({asyncio.create_task(working.wait())}, timeout=0.3)
+                return one.engine.state
+
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.02, working.set if ends else lambda: None)
+        async with one.lend():
+            assert one.engine.state == "sleeping" and task.done() is ends
+        assert await task == "running" or not ends
 
 
 async def test_an_engine_comes_back_when_the_job_that_had_its_device_is_cancelled() -> None:

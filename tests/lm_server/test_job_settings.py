@@ -12,7 +12,7 @@ import pytest
 from nip_lm_server import formats, wire
 from nip_lm_server.engines.reply_rules import ReplyFile
 from nip_lm_server.errors import ApiError
-from nip_lm_server.jobs.run import JobRunner
+from nip_lm_server.jobs.run import JobRunner, Turn
 from nip_lm_server.jobs.settings import client_param, resolve, total_rank
 from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.proof import Proof
@@ -158,7 +158,7 @@ def test_what_is_asked_for_is_what_is_trained(workshop: Workshop) -> None:
         "lora_target_modules": ["q_proj"], "max_length": 64, "warmup_ratio": 0.1,
         "lr_scheduler": "cosine", "weight_decay": 0.2, "max_grad_norm": 3.0,
         "precision": "bfloat16", "optimizer": "sgd", "gradient_checkpointing": True,
-        "checkpoint_steps": 7,
+        "checkpoint_steps": 7, "tokens_per_pass": 4096, "attention": "eager",
     }  # fmt: skip
     asked = {"n_epochs": 2, "batch_size": 5, "learning_rate_multiplier": 0.5, "beta": 0.7}
     method = {"type": "dpo", "dpo": {"hyperparameters": asked}}
@@ -350,6 +350,8 @@ class Device(Workshop):
         (row,) = self.database.all("SELECT * FROM jobs")
         self.committed = self.models.is_committed(row["adapter_digest"])
 
+    async def until_back(self, base_model: str) -> None: ...
+
     async def publish(self, name: str, digest: str) -> Proof:
         return Proof(matches=True)
 
@@ -365,6 +367,10 @@ async def test_a_model_is_committed_before_the_engine_comes_back(tmp_path: Path)
     (tmp_path / "jobs").mkdir()
     runner = JobRunner(tmp_path / "jobs", workshop.jobs)
     place = replace(workshop.training_place("sim"), trainer=trainer)
-    await runner.run(workshop.jobs.row(id), place, asyncio.Event())
+
+    async def nobody_is_next() -> bool:
+        return False
+
+    await runner.run(workshop.jobs.row(id), place, Turn(nobody_is_next))
     assert workshop.jobs.row(id)["status"] == "succeeded", workshop.jobs.row(id)["error"]
     assert workshop.committed

@@ -467,6 +467,11 @@ def test_an_injected_failure_and_a_missing_proof_fail_the_job(make_server) -> No
     assert (job.status, job.error.code) == ("failed", "adapter_not_proved")
     assert [m.id for m in unproved.client.models.list()] == ["sim"]
     assert list((unproved.state_dir / "models").iterdir()) == []
+    # It was asked twice, and the weights are not thrown away.
+    events = [event.message for event in unproved.client.fine_tuning.jobs.list_events(job.id)]
+    assert sum("loaded and proved again" in message for message in events) == 1
+    (kept,) = (unproved.state_dir / "set_aside").iterdir()
+    assert (kept / "manifest.json").is_file() and f"set_aside/{kept.name}" in job.error.message
 
 
 def kill(server) -> None:

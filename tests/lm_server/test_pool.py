@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,17 @@ async def test_many_who_ask_for_more_adapters_than_are_loaded_are_all_answered(
         assert all(await asyncio.wait_for(asyncio.gather(*asked), DEADLINE_S))
 
 
+async def test_jobs_are_trained_with_the_variables_of_the_template_that_is_served(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as one:
+        slot = one.pool.base("sim").slot
+        assert one.pool.training_place("sim").chat_template_kwargs == {}
+        options = {"chat_template_kwargs": {"enable_thinking": False}}
+        slot.spec = replace(slot.spec, options=options)
+        assert one.pool.training_place("sim").chat_template_kwargs == {"enable_thinking": False}
+
+
 async def test_an_adapter_in_use_is_not_unloaded(tmp_path: Path) -> None:
     async with bench(tmp_path, loaded_adapters=1) as one:
         await one.publish("a")
@@ -160,6 +173,18 @@ async def test_a_damaged_adapter_is_a_problem_and_the_others_answer(tmp_path: Pa
         assert (error.status, error.code) == (503, "model_not_served")
         assert "damaged" in error.message
         assert len(one.models.problems()) == 1
+
+
+async def test_another_models_directory_under_a_models_name_is_a_problem(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        await one.publish("a")
+        await one.publish("bb", generation=2)
+        of_a, of_b = (one.models.path(one.models.row(name)["digest"]) for name in ("a", "bb"))
+        shutil.rmtree(of_a)
+        shutil.copytree(of_b, of_a)
+    async with bench(tmp_path) as one:
+        assert one.pool.is_served("bb")
+        assert "another model's files" in one.refused("a").message
 
 
 async def test_an_unknown_model_is_a_404(tmp_path: Path) -> None:
@@ -274,6 +299,29 @@ async def test_an_engine_put_to_sleep_refuses_and_wakes_with_its_adapters(tmp_pa
         assert one.refused("a").code == "engine_not_running"
         await one.pool.set_wanted("sim", "running")
         assert one.pool.is_served("a")
+
+
+async def test_after_a_sleep_the_adapters_used_last_are_proved_and_the_others_when_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_base, "RESTORED_AFTER_SLEEP", 2)
+    async with bench(tmp_path, loaded_adapters=4) as one:
+        for name in ("a", "b", "c", "d"):
+            await one.publish(name)
+        await one.ask("a")
+        engine = one.pool.engine_for("sim")
+        for _ in range(2):  # a sleep in which nothing was asked for in between changes nothing
+            await one.pool.set_wanted("sim", "sleeping")
+            await one.pool.set_wanted("sim", "running")
+        assert [one.pool.is_served(name) for name in "abcd"] == [True, False, False, True]
+        assert set(engine.loaded_adapters()) == set("abcd")
+        await one.ask("b")
+        assert one.pool.is_served("b")
+        # Of those that are loaded too many, the first to go is one that nobody has asked for.
+        await one.publish("e")
+        assert set(engine.loaded_adapters()) == set("abde")
+    async with bench(tmp_path, loaded_adapters=4) as one:
+        assert all(one.pool.is_served(name) for name in "bcde")  # the newest after a start
 
 
 async def test_a_base_made_here_that_was_damaged_is_a_problem_and_the_slot_serves_its_own(

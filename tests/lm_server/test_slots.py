@@ -2,17 +2,22 @@
 
 import json
 import os
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
+from nip_lm_server import devices
 from nip_lm_server.__main__ import main
 from nip_lm_server.auth import without_secrets
-from nip_lm_server.devices import has_cuda, overlap
-from nip_lm_server.serving.placement import _for_device, make_slots
+from nip_lm_server.devices import has_cuda, only_on, overlap
+from nip_lm_server.engines.vllm import VllmEngine
+from nip_lm_server.serving.placement import make_slots
+from nip_lm_server.serving.served_base import Slot
 from nip_lm_server.spec import EngineSpec, ServerSpec, Start, base_served_name
+from nip_lm_server.training.trainers import SubprocessTrainer
 
 SECOND = EngineSpec("deterministic", "other", training_device="cuda:1", loaded_adapters=3)
 
@@ -136,13 +141,13 @@ def test_devices_are_shared_if_both_use_one_of_the_same_number(
 
 
 def test_a_training_sees_its_device_alone() -> None:
-    assert _for_device({"A": "b"}, "cpu") == {"A": "b", "CUDA_VISIBLE_DEVICES": ""}
-    assert _for_device({}, "cuda:1,3")["CUDA_VISIBLE_DEVICES"] == "1,3"
+    assert only_on({"A": "b"}, "cpu", "s") == {"A": "b", "CUDA_VISIBLE_DEVICES": ""}
+    assert only_on({}, "cuda:1,3", "s")["CUDA_VISIBLE_DEVICES"] == "1,3"
     visible = {"CUDA_VISIBLE_DEVICES": "4,5,6"}
-    assert _for_device(visible, "cuda:0,2")["CUDA_VISIBLE_DEVICES"] == "4,6"
-    assert _for_device(visible, "cuda") == visible
-    with pytest.raises(ValueError, match=r"only .* are visible"):
-        _for_device(visible, "cuda:3")
+    assert only_on(visible, "cuda:0,2", "s")["CUDA_VISIBLE_DEVICES"] == "4,6"
+    assert only_on(visible, "cuda", "s") == visible
+    with pytest.raises(ValueError, match=r"s is 'cuda:3'.* only 3 are visible .*4,5,6"):
+        only_on(visible, "cuda:3", "s")
 
 
 @pytest.mark.parametrize(
@@ -188,3 +193,139 @@ def test_a_base_model_is_called_after_its_directory_wherever_it_is_named(tmp_pat
 def test_hidden_devices_are_none() -> None:
     assert not has_cuda({"CUDA_VISIBLE_DEVICES": ""})
     assert has_cuda({}) is Path("/dev/nvidiactl").exists()
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A machine with so many GPUs, made up."""
+
+    def make(gpus: int) -> None:
+        for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(gpus))):
+            (tmp_path / name).touch()
+        monkeypatch.setattr(devices, "_DEVICES", tmp_path)
+
+    return make
+
+
+def vllm(model: str, **settings: Any) -> EngineSpec:
+    names = {field.name for field in fields(EngineSpec)}
+    options = {name: settings.pop(name) for name in [*settings] if name not in names}
+    return EngineSpec("vllm", model, options=options, **settings)
+
+
+def place(tmp_path: Path, *engines: EngineSpec, **environment: str) -> list[Slot]:
+    first, *more = engines
+    spec = ServerSpec(**vars(first), more_engines=tuple(more))
+    return list(make_slots(spec, environment, tmp_path))
+
+
+def part(slot: Slot) -> float | None:
+    """The part of its devices' memory that an engine of the slot takes; None: what vLLM takes."""
+    engine = slot.make_engine("model", "name")
+    assert isinstance(engine, VllmEngine)
+    return engine._options.gpu_memory_utilization
+
+
+def seen(slot: Slot) -> str | None:
+    engine = slot.make_engine("model", "name")
+    assert isinstance(engine, VllmEngine)
+    return engine._environment.get("CUDA_VISIBLE_DEVICES")
+
+
+def test_engines_and_trainings_see_the_devices_they_are_put_on(
+    tmp_path: Path, machine: Callable[[int], None]
+) -> None:
+    machine(4)
+    slots = place(
+        tmp_path,
+        vllm("a", training_device="cuda:1"),
+        vllm("b", device="cuda:2,3", tensor_parallel_size=2, training_device="cuda:0"),
+    )
+    assert [slot.engine_device for slot in slots] == ["cuda:0", "cuda:2,3"]
+    assert [seen(slot) for slot in slots] == ["0", "2,3"]
+    # Each training takes a device that one engine is on, or none.
+    assert [[slot.leaves_for(t) for slot in slots] for t in ("cuda:1", "cuda:0", "cuda")] == [
+        [False, False],
+        [True, False],
+        [True, True],
+    ]
+    (slot,) = place(tmp_path, vllm("a", device="cuda:1"), CUDA_VISIBLE_DEVICES="5,7")
+    assert seen(slot) == "7" and slot.engine_device == "cuda:1"
+    (slot,) = place(tmp_path, vllm("a", extra_arguments=["--pipeline-parallel-size=2"]))
+    assert seen(slot) is None and slot.engine_device == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"device": "cuda:2"}, "device is 'cuda:2', counted from 0, but only 2 are visible"),
+        ({"device": "cuda:0", "tensor_parallel_size": 2}, "the model takes 2 device"),
+        ({"tensor_parallel_size": 3}, "device is 'cuda:0,1,2'"),
+        ({"training_device": "cuda:5"}, "training_device is 'cuda:5'"),
+        ({"device": "gpu"}, "device is 'gpu'"),
+        ({"gpu_memory_utilization": 80}, "gpu_memory_utilization is 80"),
+    ],
+)
+def test_devices_that_a_machine_has_not_are_refused(
+    tmp_path: Path, machine: Callable[[int], None], settings: dict[str, Any], said: str
+) -> None:
+    machine(2)
+    with pytest.raises(ValueError, match=said):
+        place(tmp_path, vllm("a", **settings))
+
+
+@pytest.mark.parametrize(
+    ("engines", "parts"),
+    [
+        ([{}], [None]),  # alone, and asleep while something trains: what vLLM takes
+        ([{}, {}], [0.45, 0.45]),
+        ([{}, {"device": "cuda:1"}], [None, None]),
+        ([{"bases_at_once": 2}, {}], [0.3, 0.3]),
+        ([{"gpu_memory_utilization": 0.5}, {}], [0.5, 0.4]),
+        ([{"share_device": "no"}], [0.45]),
+        ([{"share_device": "no", "training_device": "cuda:1"}], [None]),
+        ([{"share_device": "no", "training_device": "cpu"}], [None]),
+        # The narrowest of the devices that a model is spread over decides.
+        (
+            [{"tensor_parallel_size": 2}, {"device": "cuda:1"}, {"device": "cuda:1"}],
+            [0.3, 0.3, 0.3],
+        ),
+    ],
+)
+def test_engines_share_the_memory_of_a_device(
+    tmp_path: Path,
+    machine: Callable[[int], None],
+    engines: list[dict[str, Any]],
+    parts: list[float | None],
+) -> None:
+    machine(2)
+    specs = [vllm(f"model-{number}", **settings) for number, settings in enumerate(engines)]
+    assert [part(slot) for slot in place(tmp_path, *specs)] == parts
+
+
+@pytest.mark.parametrize(
+    ("engines", "said"),
+    [
+        ([{"gpu_memory_utilization": 0.6}] * 2, "cuda:0 are given 1.2 times .*m0 0.6, m1 0.6"),
+        ([{"gpu_memory_utilization": 0.6, "bases_at_once": 2}], "0.6 x 2 bases at once"),
+        ([{"gpu_memory_utilization": 0.88}, {}], "no memory of cuda:0 is left for 1 base"),
+    ],
+)
+def test_memory_that_is_not_there_is_refused_with_the_sum(
+    tmp_path: Path, machine: Callable[[int], None], engines: list[dict[str, Any]], said: str
+) -> None:
+    machine(1)
+    specs = [vllm(f"m{number}", **settings) for number, settings in enumerate(engines)]
+    with pytest.raises(ValueError, match=said):
+        place(tmp_path, *specs)
+
+
+def test_what_is_compiled_is_kept_in_the_state_directory_unless_the_user_says_where(
+    tmp_path: Path, machine: Callable[[int], None]
+) -> None:
+    machine(1)
+    (slot,) = place(tmp_path, vllm("a"), TRITON_CACHE_DIR="/elsewhere")
+    assert isinstance(slot.trainer, SubprocessTrainer)
+    children = slot.trainer._environment
+    assert children["TRITON_CACHE_DIR"] == "/elsewhere"
+    assert children["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "caches" / "inductor")

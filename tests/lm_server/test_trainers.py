@@ -124,6 +124,8 @@ def test_a_training_reports_while_it_runs_and_gives_its_figures(tmp_path: Path) 
         "hyperparameters": run.job.settings.model_dump(),
         "seed": 5,
         "output_dir": str(tmp_path / "job" / "output"),
+        "device": None,  # wherever there is one
+        "chat_template_kwargs": {},
     }
 
 

@@ -652,7 +652,7 @@ async def test_every_example_is_a_request_that_was_made_and_the_answer_to_it(nam
             **GAMES[name],
         }
     )
-    played = await play(parameters, reply, on=problems(30))
+    played = await play(parameters, reply, on=problems(20))
     asked = {(agent_of(b), b["seed"]): b["messages"] for b in played.server.bodies}
     assert len(asked) == len(played.server.bodies)
     seeds = {spec.key: spec for spec in played.specs}

@@ -146,6 +146,11 @@ REWARDS = (1.0, 0.0, 0.0, 3.0)  # the mean is 1, the sum of squares around it 6
         ({}, [0.0, -1.0, -1.0, 2.0]),
         ({"scale_by_std": True}, [0.0, -1 / math.sqrt(2), -1 / math.sqrt(2), math.sqrt(2)]),
         ({"baseline": "leave_one_out"}, [1 - 3 / 3, 0 - 4 / 3, 0 - 4 / 3, 3 - 1 / 3]),
+        ({"advantage_shift": 0.5}, [0.5, -0.5, -0.5, 2.5]),
+        (
+            {"scale_by_std": True, "advantage_shift": 1.0},  # it is added after the division
+            [1.0, 1 - 1 / math.sqrt(2), 1 - 1 / math.sqrt(2), 1 + math.sqrt(2)],
+        ),
         (
             {"baseline": "leave_one_out", "scale_by_std": True},
             [0, -4 / 3 / math.sqrt(2), -4 / 3 / math.sqrt(2), 8 / 3 / math.sqrt(2)],
@@ -212,6 +217,16 @@ def test_groups_with_equal_rewards_are_left_out_and_counted():
     examples, counts = choose(written)
     assert {e.problem for e in examples} == {"p"}
     assert counts == {"candidates": 2, "zero_variance_groups": 1, "zero_variance_episodes": 4}
+
+
+def test_a_shift_trains_groups_with_equal_rewards_too_with_the_shift_as_advantage():
+    written = Written().group("p", (1.0, 0.0)).group("right", [1.0] * 2).group("wrong", [0.0] * 2)
+    examples, counts = choose(written.add("alone", 0, 1.0), advantage_shift=0.25)
+    of = {problem: [] for problem in ("p", "right", "wrong")}
+    for example in examples:
+        of[example.problem].append(example.advantage)
+    assert of == {"p": [0.75, -0.25], "right": [0.25] * 2, "wrong": [0.25] * 2}
+    assert counts == {"candidates": 4, "small_groups": 1}  # one alone is compared with nothing
 
 
 def test_failed_episodes_are_left_out_before_the_mean_is_taken():

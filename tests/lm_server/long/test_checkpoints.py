@@ -193,6 +193,20 @@ def test_by_default_a_tenth_of_the_steps_but_not_within_30_s():
     assert saved == [20, 40, 60, 80]  # every 10 steps is 15 s; the last step writes the result
 
 
+def test_checkpoints_that_take_long_are_20_times_as_far_apart():
+    now, saved = [0.0], []
+    callback = checkpoints.CheckpointCallback(None, clock=lambda: now[0])
+    for step in range(1, 1000):
+        now[0] += 1.0
+        control = SimpleNamespace(should_save=False, should_training_stop=False)
+        callback.on_step_end(None, SimpleNamespace(global_step=step, max_steps=1000), control)
+        if control.should_save:
+            saved.append(step)
+            now[0] += 10.0  # it is written
+            callback.on_save(None, None, control)
+    assert saved == [100, 300, 500, 700, 900]
+
+
 def test_a_state_comes_back_as_it_was(tmp_path):
     state = {
         "optimizer": {"state": {0: {"step": torch.tensor(3.0), "m": torch.ones(2, 3)}, 7: {}},

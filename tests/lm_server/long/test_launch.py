@@ -15,7 +15,7 @@ from tiny_model import make_model
 from training_jobs import DEADLINE_S, make_job, messages, progress, run_here, wait_for
 
 from nip_lm_server.training import job as job_module
-from nip_lm_server.training.arguments import process_count
+from nip_lm_server.training.device import process_count
 from nip_lm_server.training.job import read_job
 from nip_lm_server.training.main import STOPPED, launch_command
 
@@ -44,7 +44,8 @@ def test_the_launcher_is_told_the_processes_and_the_job(tmp_path):
 
 def test_two_processes_have_the_losses_of_one_and_stop_together(tmp_path, monkeypatch):
     base = make_model(tmp_path / "tiny")
-    job_dir = make_job(base, tmp_path / "two", **SETTINGS, n_epochs=500)
+    # Each sequence goes through the model by itself: gradients are exchanged after the last.
+    job_dir = make_job(base, tmp_path / "two", **SETTINGS, n_epochs=500, tokens_per_pass=1)
     script = (
         "import sys; from pathlib import Path; from nip_lm_server.training import job, main; "
         "sys.exit(main._launch(main.launch_command(job.read_job(Path(sys.argv[1])), 2)))"

@@ -13,6 +13,7 @@ from nip_lm_server.formats.advantages import group_advantages
 from nip_lm_server.training.policy_gradient import (
     MAX_LOG_RATIO,
     clipped_loss,
+    join_figures,
     token_logprobs,
 )
 
@@ -108,6 +109,33 @@ def test_what_is_masked_out_has_no_gradient_even_if_it_is_nan():
     assert new.grad[1, 2] == 0
     assert new.grad[0, 1] == 0  # clipped: ratio 2 with a positive advantage
     assert new.grad[0, 2] == pytest.approx(-0.5 * 2 / 5)  # -ratio * advantage / tokens
+
+
+def test_a_bad_token_loses_no_more_than_the_second_bound():
+    ratios = [2.0, 3.5, 1000.0, 1000.0]
+    new, old, mask = (torch.zeros(4, 1), -torch.tensor(ratios).log()[:, None], torch.ones(4, 1))
+    new.requires_grad_()
+    advantages = torch.tensor([-1.0, -2.0, -0.5, 1.0])
+    loss, figures = clipped_loss(new, old, advantages, mask, **CLIP, dual_clip=3.0)
+    # Ratio 2 is below the bound; 3 is in the place of 3.5 and 1000; what is good was bounded.
+    assert loss.item() == pytest.approx((2 + 2 * 3 + 0.5 * 3 - 1.3) / 4)
+    loss.backward()
+    assert new.grad[:, 0].tolist() == pytest.approx([2.0 / 4, 0.0, 0.0, 0.0])
+    assert figures.clipped == pytest.approx(3 / 4)
+    assert figures.ratio_max == pytest.approx(1000)
+
+
+def test_the_figures_of_passes_are_those_of_the_step():
+    new, old, advantages, mask = tensors(NEW, OLD, ADVANTAGES, MASK)
+    _, whole = clipped_loss(new, old, advantages, mask, **CLIP)
+    parts = [
+        clipped_loss(new[i : i + 1], old[i : i + 1], advantages[i : i + 1], mask[i : i + 1], **CLIP)
+        for i in range(2)
+    ]
+    joined = join_figures([figures for _, figures in parts])
+    for name in ("ratio", "clipped", "kl", "tokens", "ratio_max"):
+        assert getattr(joined, name) == pytest.approx(getattr(whole, name)), name
+    assert whole.ratio_max == pytest.approx(2)
 
 
 def test_an_absurd_ratio_stays_finite():

@@ -123,7 +123,7 @@ async def test_bfloat16_is_proved_within_its_own_tolerance(base):
     wrong = await engine.prove("a1", base.parent / "a2")
     await engine.stop()
     assert (right.matches, wrong.matches) == (True, False), (right.detail, wrong.detail)
-    assert right.detail["tolerance"] == proof.TOLERANCES["bfloat16"]
+    assert right.detail["tolerance"] == proof.LIMITS["bfloat16"].mean
 
 
 def stacked(first: Path, second: Path, directory: Path, *, zero_second: bool = False) -> Path:
@@ -264,6 +264,63 @@ async def test_what_the_training_recorded_must_be_met(engine, base, tmp_path):
         await engine.prove("a3", path)
     assert right.matches and right.detail["probe_file_distance_max"] < 1e-4
     assert not wrong.matches and wrong.detail["weights_equal"]
+
+
+# What vLLM would be asked, of the same real weights
+
+
+def cut(path: Path, directory: Path) -> Path:
+    """The adapter without the second half of its ranks."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(path, directory)
+    tensors = load_file(path / "adapter_model.safetensors")
+    for key, tensor in tensors.items():
+        if ".lora_B." in key:
+            tensor[:, tensor.shape[1] // 2 :] = 0
+    save_file(tensors, directory / "adapter_model.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_swapped_cut_and_absent_adapters_are_caught(base, tmp_path, dtype):
+    """Probes as the training writes them, served with the low-rank product in low precision."""
+    import torch
+
+    from nip_lm_server.engines.adapter_files import read_adapter
+    from nip_lm_server.engines.vllm_proof import SCORINGS, VllmProver
+    from nip_lm_server.formats.chat_template import load_model, load_tokenizer
+    from nip_lm_server.training.output import _logprobs
+
+    model = load_model(base, getattr(torch, dtype)).eval()
+    tokens = probe.probe_tokens(load_tokenizer(str(base)), 256)
+    paths = {name: base.parent / name for name in ("a1", "a2")}
+    paths["cut"] = cut(paths["a1"], tmp_path / "cut")
+    given = {"base": _logprobs(model, tokens)}
+    for name, path in paths.items():
+        with probe.applied(model, read_lora(path), merged=False):
+            given[name] = _logprobs(model, tokens)
+    with probe.applied(model, read_lora(paths["a1"])):
+        saved = _logprobs(model, tokens)
+    own = shutil.copytree(paths["a1"], tmp_path / "own")
+    write_probe(own, tokens, saved, dtype)
+    value = json.loads((own / "probe.json").read_text())
+    (own / "probe.json").write_text(json.dumps({**value, "base_logprobs": given["base"]}))
+    serves = {"base": "base", "a2": "a2"}
+
+    async def call(method, path, body):
+        place = len(body["prompt"]) - 1
+        value = given[serves[body["model"]]][place]
+        choice = {"token_ids": body["allowed_token_ids"], "logprobs": {"token_logprobs": [value]}}
+        return {"model": body["model"], "choices": [choice]}
+
+    adapters = {"own": read_adapter(own), "a2": read_adapter(paths["a2"])}
+    for instead, expected in (("a1", True), ("a2", False), ("cut", False), ("base", False)):
+        serves["own"] = instead
+        prover = VllmProver("base", call, has_cuda=True, dtype=dtype, quantization="none")
+        proved = await prover.prove("own", own, adapters, 256)
+        assert proved.matches is expected, (instead, proved.detail)
+        assert proved.detail["scorings"] == (1 if expected else SCORINGS)
 
 
 # Base models

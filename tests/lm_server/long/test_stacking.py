@@ -89,9 +89,9 @@ def keep(directory, run):
 
     original = output.write_output
 
-    def copying(job, text, saved, figures):
+    def copying(job, *rest):
         shutil.copytree(output._adapter_dir(job), directory)
-        original(job, text, saved, figures)
+        original(job, *rest)
 
     output.write_output = copying
     try:

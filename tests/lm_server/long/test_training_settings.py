@@ -1,6 +1,7 @@
 """What a configuration says of training is what the trainer does: by the loop's path, by an adapter."""
 
 import json
+import os
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.stages.training import training_settings
 from nip_core.trainers.dataset import FILES, Dataset, write_examples
 from nip_core.trainers.lines import held_out, write_payloads
+from nip_lm_server.devices import has_cuda
 from nip_lm_server.serving import placement as slots
 
 RATE = 1.23e-5
@@ -33,6 +35,7 @@ CONFIGURATION = {
     "dataset": "x",
     "rl": {"lr": RATE, "num_epochs": 1, "max_grad_norm": 0.25},
     "fine_tuning": {
+        "tokens_per_pass": 512,
         "lr_scheduler": "constant",
         "warmup_ratio": 0.25,
         "weight_decay": 0.03,
@@ -118,6 +121,7 @@ async def test_the_configured_hyper_parameters_are_those_of_the_trainer(
         ("constant_with_warmup", 0.03),
     }
     assert (used["n_epochs"], used["batch_size"], used["lora_rank"]) == (1, 5, 4)
+    assert used["tokens_per_pass"] == record.effective["nip"]["tokens_per_pass"] == 512
     assert any("validation loss" in e["message"] for e in record.backend_events)
 
 
@@ -159,7 +163,9 @@ async def test_the_learning_rate_of_an_adapter_is_the_one_that_the_trainer_gets_
     used = end.metadata["hyperparameters"]
     assert {name: used[name] for name in settings} == settings
     (job,) = (tmp_path / "server").rglob("job.json")
-    given = json.loads(job.read_text())["hyperparameters"]
+    written = json.loads(job.read_text())
+    assert written["device"] == ("cuda" if has_cuda(os.environ) else "cpu")
+    given = written["hyperparameters"]
     assert {name: given[name] for name in settings} == settings
     (record,) = (tmp_path / "state").rglob("jobs/*.json")
     events = json.loads(record.read_text())["backend_events"]

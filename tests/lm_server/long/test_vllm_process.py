@@ -18,12 +18,10 @@ from aiohttp.test_utils import TestServer
 from nip_lm_server.engines.base import EngineError, EngineRequestError
 from nip_lm_server.engines.vllm import VllmEngine
 from nip_lm_server.engines.vllm_guard import end_recorded
+from nip_lm_server.engines.vllm_installation import find_executable
 from nip_lm_server.engines.vllm_options import VllmOptions
-from nip_lm_server.engines.vllm_process import (
-    VllmProcess,
-    child_environment,
-    find_executable,
-)
+from nip_lm_server.engines.vllm_process import VllmProcess, child_environment
+from nip_lm_server.engines.vllm_proof import VllmProver
 
 # A first process and one that it started; both ignore SIGTERM if told to.
 FAMILY = """
@@ -149,9 +147,17 @@ def test_the_child_gets_a_new_key_and_none_of_our_secrets():
     given = {
         "NIP_API_KEYS": "a", "OPENAI_API_KEY": "b", "PYTHONPATH": "c", "DB_PASSWORD": "d",
         "HF_TOKEN": "e", "HOME": "/home", "VLLM_API_KEY": "f", "HF_HUB_OFFLINE": "1",
+        "TRITON_CACHE_DIR": "/mine",
     }  # fmt: skip
     made = [
-        child_environment(given, Path("/env/bin/python"), cpu=cpu, kv_cache_gib=2, sleep=not cpu)
+        child_environment(
+            given,
+            Path("/env/bin/python"),
+            cpu=cpu,
+            kv_cache_gib=2,
+            sleep=not cpu,
+            caches=Path("/c"),
+        )
         for cpu in (True, False)
     ]
     for child in made:
@@ -159,6 +165,7 @@ def test_the_child_gets_a_new_key_and_none_of_our_secrets():
         assert child["HF_TOKEN"] == "e" and child["HF_HUB_OFFLINE"] == "1"
         assert child["VLLM_NO_USAGE_STATS"] == child["DO_NOT_TRACK"] == "1"
         assert child["PATH"].startswith("/env/bin")
+        assert child["VLLM_CACHE_ROOT"] == "/c/vllm" and child["TRITON_CACHE_DIR"] == "/mine"
     assert len({child["VLLM_API_KEY"] for child in made} | {"f"}) == 3
     assert made[0]["VLLM_CPU_KVCACHE_SPACE"] == "2" and made[0]["VLLM_SERVER_DEV_MODE"] == "0"
     assert "VLLM_TARGET_DEVICE" not in made[1] and made[1]["VLLM_SERVER_DEV_MODE"] == "1"
@@ -237,6 +244,9 @@ async def child(tmp_path):
     async with TestServer(app) as server:
         process = engine._process = VllmProcess(tmp_path / "log", {"VLLM_API_KEY": "secret"})
         process.url = str(server.make_url("")).rstrip("/")
+        engine._prover = VllmProver(
+            "tiny", process.call, has_cuda=False, dtype="float32", quantization="none"
+        )
         engine._state = "running"
         yield child
         await process._connections().close()
@@ -259,6 +269,38 @@ async def test_errors_say_whose_fault_it_is(child, status, message, kind):
     assert type(raised.value) is kind
     if isinstance(raised.value, EngineRequestError):
         assert raised.value.param == "p"
+
+
+async def test_a_load_that_failed_leaves_no_name_behind_by_which_the_next_would_fail(tmp_path):
+    names, calls = {"left"}, []
+
+    async def load(request: web.Request) -> web.Response:
+        name = (await request.json())["lora_name"]
+        calls.append(("load", name))
+        if name in names:
+            error = {"message": f"The lora adapter '{name}' has already been loaded."}
+            return web.json_response({"error": error}, status=400)
+        names.add(name)
+        return web.Response(status=500 if name == "broken" else 200)
+
+    async def unload(request: web.Request) -> web.Response:
+        name = (await request.json())["lora_name"]
+        calls.append(("unload", name))
+        names.discard(name)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/v1/load_lora_adapter", load)
+    app.router.add_post("/v1/unload_lora_adapter", unload)
+    async with TestServer(app) as server:
+        process = VllmProcess(tmp_path / "log", {"VLLM_API_KEY": "secret"})
+        process.url = str(server.make_url("")).rstrip("/")
+        await process.load_adapter("left", tmp_path)
+        assert calls == [("load", "left"), ("unload", "left"), ("load", "left")]
+        with pytest.raises(EngineError, match="500"):
+            await process.load_adapter("broken", tmp_path)
+        assert calls[-1] == ("unload", "broken") and names == {"left"}
+        await process._connections().close()
 
 
 async def test_a_forced_token_must_be_the_one_that_came_from_the_model_that_was_asked(

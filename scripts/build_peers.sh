@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Builds the environments of the projects that benchmarks/side_by_side.py measures beside nip, each
+# with one of them and what it requires.
+#
+#   scripts/build_peers.sh [PEER]...     verifiers, inspect; all unless some are named
+#
+#   PEERS=DIR            where, .peers in the repository root unless given; each in DIR/PEER
+#   PYTHON=python3.12    the interpreter to build them with (3.11 to 3.13)
+#   PIP_OPTIONS="..."    more options for pip
+#   REBUILD=1            build again although an environment is up to date
+#
+# It takes about a minute for each; 0.4 GB each, no torch. They are environments of their own
+# because they do not install together: verifiers asks for openai<3, inspect-ai for openai>=3, as
+# nip does. vLLM is built by scripts/build_vllm_cpu.sh; TRL is in nip's own environment.
+#
+# Does nothing for an environment that is up to date.
+set -euo pipefail
+
+. "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+case "$#:${1:-}" in
+    1:verifiers) PACKAGES="verifiers==0.4.0" COMMAND=vf-eval ;;
+    # inspect-ai asks for a provider's package only when a model of that provider is named.
+    1:inspect) PACKAGES="inspect-ai==0.3.285 openai==3.54.0" COMMAND=inspect ;;
+    1:*)
+        echo "no peer is called $1: verifiers, inspect" >&2
+        exit 1
+        ;;
+    *)
+        [ "$#" -gt 0 ] || set -- verifiers inspect
+        for peer in "$@"; do
+            "${BASH_SOURCE[0]}" "$peer"
+        done
+        exit 0
+        ;;
+esac
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+use_environment ".peers/$1" "peers_$1_constraints.txt" "${PEERS:-$ROOT/.peers}/$1"
+mkdir -p "$(dirname "$DIR")"
+make_environment
+echo "$PACKAGES and what it requires ..."
+# shellcheck disable=SC2086
+pip_install -c "$CONSTRAINTS" $PACKAGES
+# What it imports is compiled here, so that the first measured start is like all others.
+"$DIR/bin/$COMMAND" --help > /dev/null
+note_environment

@@ -1,0 +1,28 @@
+"""What the tests on a GPU share."""
+
+import os
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory) -> str:
+    """A model that vLLM has kernels for: NIP_GPU_MODEL, or a small random Llama."""
+    if given := os.environ.get("NIP_GPU_MODEL"):
+        return given
+    import torch
+    from tiny_model import make_tokenizer
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    path = tmp_path_factory.mktemp("models") / "base"
+    tokenizer = make_tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=512, intermediate_size=1024, num_hidden_layers=4,
+        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=512,
+        initializer_range=0.05, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
