@@ -5,13 +5,20 @@ import importlib.util
 import os
 import shutil
 import sys
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
 from nip_core import how_to_install
 from nip_core.models import BUNDLED
 from nip_core.problems import sandbox
-from nip_lm_server.client import VllmMissingError, describe_vllm
+from nip_lm_server.client import (
+    OLDEST_DRIVERS,
+    VllmMissingError,
+    describe_vllm,
+    driver_version,
+    has_cuda,
+)
 
 _CORE = ("prefect", "fastapi", "pydantic", "openai", "aiohttp", "pyarrow", "numpy")
 _LOCAL = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "safetensors")
@@ -44,6 +51,7 @@ def examine() -> list[Finding]:
     findings.append(Finding("engine deterministic", True, "needs nothing more"))
     findings.append(_embedded(all(f.ok for f in local)))
     findings.append(_vllm())
+    findings += _for_gpus(has_cuda(os.environ))
     findings.append(_sandbox())
     for name, path in BUNDLED.items():
         there = (path / "config.json").exists()
@@ -83,6 +91,44 @@ def _vllm() -> Finding:
         return Finding("engine vllm", True, describe_vllm(os.environ))
     except VllmMissingError as error:
         return Finding("engine vllm", False, str(error))
+
+
+def _for_gpus(has_gpu: bool) -> list[Finding]:
+    """Return what a GPU needs. Kernels of vLLM and TRL are compiled when they are first used."""
+    compiler = next(
+        filter(None, map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))), None
+    )
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    findings = []
+    for what, place, remedy in (
+        ("C compiler", compiler, "apt-get install gcc"),
+        ("Python.h", str(header) if header.is_file() else None, "apt-get install python3-dev"),
+    ):
+        missing = f"missing ({remedy}): kernels are compiled on a GPU when they are first used"
+        without = "" if has_gpu else "; not needed without a GPU"
+        findings.append(Finding(what, bool(place) or not has_gpu, (place or missing) + without))
+    return [*findings, _cuda(has_gpu)]
+
+
+def _cuda(has_gpu: bool) -> Finding:
+    """Return whether models are trained and served on the GPU, or why not."""
+    if not has_gpu:
+        return Finding("CUDA", True, "no device here: models are trained and served on the CPU")
+    driver = driver_version()
+    try:
+        import torch
+
+        built_for, works = torch.version.cuda, torch.cuda.is_available()
+    except Exception as error:  # a broken build or driver raises what it likes
+        reason = " ".join(str(error).split())[:200]
+        return Finding("CUDA", False, f"driver {driver}; torch can't be imported ({reason})")
+    facts = f"driver {driver or 'unknown'}, torch {torch.__version__} for CUDA {built_for or '-'}"
+    if built_for is None:
+        return Finding("CUDA", False, f"{facts}: a CPU build, install one for CUDA")
+    oldest = OLDEST_DRIVERS.get(built_for.partition(".")[0])
+    if driver is not None and oldest is not None and int(driver.partition(".")[0]) < oldest:
+        return Finding("CUDA", False, f"{facts}, which needs driver {oldest} or newer")
+    return Finding("CUDA", works, facts if works else f"{facts}: torch sees no device")
 
 
 def _sandbox() -> Finding:

@@ -16,6 +16,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from nip_core.evaluation.attack import worst_words
+from nip_core.evaluation.league import opponent_words
 from nip_core.evaluation.report_text import gate_line, plain_percent, problems_words
 from nip_core.parameters import HyperParameters
 
@@ -153,12 +155,37 @@ def _show_attack(attack: dict[str, Any], console: Console) -> None:
     if "steps_to_exploit" in attack:
         steps = attack["steps_to_exploit"]
         print(f"steps to exploit: {'none sufficed' if steps is None else steps}")
+    if attack.get("worst"):
+        print(f"worst prover so far: {worst_words(attack['worst'])}")
     change = attack["exploitability"]
     if change["difference"] is not None:
         sure = "no interval: one question"
         if change["ci95"] is not None:
             sure = "95 % interval {:+.1f} to {:+.1f}".format(*(100 * b for b in change["ci95"]))
         print(f"exploitability: {100 * change['difference']:+.1f} points of soundness ({sure})")
+
+
+def _show_league(iterations: list[dict[str, Any]], console: Console) -> None:
+    """Print how training episodes ended against the models of each iteration."""
+    print("training episodes by opponent:")
+    table = Table(box=SIMPLE_HEAD, padding=0)
+    table.add_column("iteration", justify="right", no_wrap=True)
+    table.add_column("opponent", no_wrap=True)
+    for heading in ("episodes", "accuracy", "95 % interval", "completeness", "soundness"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for entry in iterations:
+        for row in entry.get("league", ()):
+            interval = row["accuracy_ci95"]
+            table.add_row(
+                str(entry["iteration"]),
+                opponent_words(row),
+                str(row["episodes"]),
+                plain_percent(row["accuracy"]),
+                f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",
+                plain_percent(row["completeness"]),
+                plain_percent(row["soundness"]),
+            )
+    console.print(table)
 
 
 def show_run(result: dict[str, Any]) -> None:
@@ -194,6 +221,8 @@ def show_run(result: dict[str, Any]) -> None:
     if problems and questions and questions < problems:
         asked = problems_words(problems, questions)
         print(f"intervals are by question: {asked} were tested")
+    if any("league" in entry for entry in result["iterations"]):
+        _show_league(result["iterations"], console)
     if "attack" in result:
         _show_attack(result["attack"], console)
     for entry in result["iterations"]:

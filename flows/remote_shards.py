@@ -1,7 +1,7 @@
 """Shards on a cluster: a flow whose task runner the settings choose, around one task per shard."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from prefect import flow, unmapped
@@ -13,7 +13,14 @@ from nip_core.stages.remote_shards import Ticket, ticket_of
 from nip_core.stages.session import Session
 from nip_prefect.tasks.calls import play_shard_remotely
 
+SETTING = "rollouts.task_runner"
 _RUNNERS = {"dask": ("prefect_dask", "DaskTaskRunner"), "ray": ("prefect_ray", "RayTaskRunner")}
+_OF_SO_MANY: dict[str, Callable[[int], dict[str, Any]]] = {
+    "dask": lambda n: {
+        "cluster_kwargs": {"n_workers": n, "threads_per_worker": 1, "dashboard_address": ":0"}
+    },
+    "ray": lambda n: {"init_kwargs": {"num_cpus": n}},
+}
 
 
 async def play_remotely(
@@ -44,17 +51,25 @@ async def play_shards(
     return played
 
 
-def task_runner(settings: RolloutParameters) -> TaskRunner[Any]:
-    """The task runner of the settings. Raises SettingsError if its package is not installed."""
+def task_runner(
+    settings: RolloutParameters, *, processes: int | None = None, setting: str = SETTING
+) -> TaskRunner[Any]:
+    """The task runner of the settings.
+
+    Where they name no cluster it has one of its own on this machine, of so many `processes` with
+    one task each at a time; None: as many as Dask or Ray makes. Raises SettingsError, which names
+    the `setting`, if its package is not installed.
+    """
     module, name = _RUNNERS[settings.task_runner]
+    options: dict[str, Any] = {"address": settings.task_runner_address}
+    if processes is not None and settings.task_runner_address is None:
+        options |= _OF_SO_MANY[settings.task_runner](processes)
     try:
-        made: TaskRunner[Any] = getattr(__import__(module), name)(
-            address=settings.task_runner_address
-        )
+        made: TaskRunner[Any] = getattr(__import__(module), name)(**options)
     except ImportError as error:
         package = module.replace("_", "-")
         raise SettingsError(
-            f"rollouts.task_runner: {settings.task_runner} needs {package}, which is not installed "
+            f"{setting}: {settings.task_runner} needs {package}, which is not installed "
             f"({error}); pip install {package}, or set it to local"
         ) from None
     return made

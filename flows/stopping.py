@@ -14,13 +14,15 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 LEAVE_S = 15.0
 """Seconds that the work may take to give everything back."""
+_LOOK_S = 0.2
+"""A signal that the system gives to another thread does not wake this one from waiting."""
 
 
 class Stopped(Exception):
@@ -92,7 +94,7 @@ def stoppable(work: Callable[[Stop], T], on_stop: Callable[[], None]) -> T:
         if signal.getsignal(number) is not signal.SIG_IGN  # as in the background of a script
     }
     threading.Thread(target=do, name="work", daemon=True).start()
-    by = heard.get()
+    by = _hear(heard)
     if by is None:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -100,3 +102,12 @@ def stoppable(work: Callable[[Stop], T], on_stop: Callable[[], None]) -> T:
     on_stop()
     stop.ask()
     raise Stopped(by)
+
+
+def _hear(heard: "SimpleQueue[signal.Signals | None]") -> signal.Signals | None:
+    """Wait for a signal, or None. Python runs handlers in the main thread, whenever it wakes."""
+    while True:
+        try:
+            return heard.get(timeout=_LOOK_S)
+        except Empty:
+            continue

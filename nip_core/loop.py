@@ -26,7 +26,7 @@ from nip_core.stages import choosing, gating, measuring, playing, proving, swapp
 from nip_core.stages.estimate import attacks_by_choice, is_tested
 from nip_core.stages.publishing import publish
 from nip_core.stages.session import Session, open_session
-from nip_core.stages.showing import is_complete, summary
+from nip_core.stages.showing import first_incomplete, summary
 
 Call = Callable[..., Awaitable[Any]]
 
@@ -50,23 +50,23 @@ async def go_on(session: Session, call: Call = directly) -> dict[str, Any]:
     run, rl = session.run, session.parameters.rl
     session.log.info(
         "run %s: %d iterations of %d rollouts, %d iterations are finished, kept in %s",
-        *(run.name, rl.num_iterations, rl.rollouts_per_iteration, run.finished_iterations()),
+        *(run.name, rl.num_iterations, rl.rollouts_per_iteration, session.records.finished()),
         run.store.url,
     )
     parked = await _all_iterations(session, call)
-    result = summary(run)
+    result = summary(run, session.records)
     session.log.info("run %s: %s", run.name, f"parked, {parked}" if parked else result["status"])
     return result if parked is None else {**result, "status": "parked", "waits_for": parked}
 
 
 async def _all_iterations(session: Session, call: Call) -> str | None:
     """Returns None when all is done, or what the run was parked for, see `park_after_s`."""
-    run, parameters = session.run, session.parameters
+    parameters = session.parameters
     last = parameters.rl.num_iterations
     only_tests = parameters.base_run.base_run_type == "rerun_tests"
     # 1. The iterations from the first that lacks anything. It proves the models that it begins
     #    with; later ones begin with what a swap has just proved.
-    first = next((i for i in range(last) if not is_complete(run, parameters, i)), last)
+    first = first_incomplete(session.records, parameters)
     for i in range(first, last):
         step = (retest, session, i) if only_tests else (iterate, session, i, i == first)
         result = await call(*step, call)

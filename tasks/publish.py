@@ -19,18 +19,17 @@ from prefect.artifacts import (
     acreate_table_artifact,
 )
 
+from nip_core.evaluation.embedding import thinned
 from nip_core.evaluation.report import metrics_table
 from nip_core.evaluation.transcripts import transcripts_markdown
 from nip_core.rollouts.plan import TEST
-from nip_core.run_store.run import RunStore
-from nip_core.stages.intervals import shown_metrics
 from nip_core.stages.publishing import spent, state_of
 from nip_core.stages.session import Session
-from nip_core.stages.showing import iterations_of, promotion_of
 from nip_core.stages.transcripts import newest_sample
 
 _SAMPLES = 5
 _BAR = 40
+_ROWS = 60  # of iterations in a table; of a longer run some are left out
 
 
 async def publish_artifacts(
@@ -51,22 +50,17 @@ async def publish_artifacts(
 async def _publish_all(
     session: Session, after: str, fraction_done: float, with_samples: bool
 ) -> None:
-    run = session.run.name
+    run, records = session.run.name, session.records
     await acreate_markdown_artifact(
         key=f"nip-{run}-state",
-        markdown=_state(session.run, after),
+        markdown=_state(session, after),
         description=f"State after {after}",
     )
-    known = iterations_of(session.run, session.parameters.rl.num_iterations)
-    tests = {i: session.run.read_json_or_none(session.run.metrics(i, TEST)) for i in known}
-    settings = session.parameters.to_dict()
-    rows = [
-        (iteration, shown_metrics(session.run, iteration, TEST, metrics, settings))
-        for iteration, metrics in tests.items()
-        if metrics is not None
-    ]
-    promotions = {iteration: promotion_of(session.run, iteration) for iteration in known}
-    decisions = {i: decision for i, decision in promotions.items() if decision is not None}
+    told = [r for r in records.all() if r.metrics(TEST) is not None or r.promotion is not None]
+    known = thinned(told, _ROWS)
+    tests = [(record.iteration, record.metrics(TEST)) for record in known]
+    rows = [(iteration, metrics) for iteration, metrics in tests if metrics is not None]
+    decisions = {r.iteration: r.promotion for r in known if r.promotion is not None}
     if rows or decisions:
         await acreate_table_artifact(
             key=f"nip-{run}-metrics",
@@ -81,10 +75,10 @@ async def _publish_all(
         )
     await acreate_table_artifact(
         key=f"nip-{run}-cost",
-        table=spent(session.run, session.parameters),
+        table=spent(session.run, session.parameters, records),
         description="Tokens and US dollars so far, by stage, from what is committed",
     )
-    samples = newest_sample(session.run, _SAMPLES) if with_samples else []
+    samples = newest_sample(session.run, _SAMPLES, records) if with_samples else []
     if samples:
         await acreate_markdown_artifact(
             key=f"nip-{run}-samples",
@@ -96,9 +90,9 @@ async def _publish_all(
     )
 
 
-def _state(run: RunStore, after: str) -> str:
-    state = json.dumps(state_of(run, after), indent=1)
-    return f"Run `{run.name}` after {after}.\n\n```json\n{state}\n```\n"
+def _state(session: Session, after: str) -> str:
+    state = json.dumps(state_of(session.run, after, session.records), indent=1)
+    return f"Run `{session.run.name}` after {after}.\n\n```json\n{state}\n```\n"
 
 
 def learning_curve_markdown(rows: list[tuple[int, dict[str, Any]]]) -> str:

@@ -42,6 +42,15 @@ class LmServer:
         path = f"/nip/engines/{base_model}"
         return self._checked(*await self._call("GET", path), path)
 
+    async def engine_status(self, base_model: str) -> dict[str, Any]:
+        """The facts that the engine of a base model tells of itself; none where nobody knows.
+
+        Raises ServerError where nobody answers.
+        """
+        status, body = await self._call("GET", f"/nip/engines/{base_model}")
+        told = body.get("status") if status == 200 and isinstance(body, dict) else None
+        return told if isinstance(told, dict) else {}
+
     async def move_engine(self, base_model: str, action: EngineAction) -> dict[str, Any]:
         """Start, stop, wake or put to sleep; the engine as it then is.
 

@@ -1,7 +1,9 @@
 """The models that come with the package, by name. Nothing here loads torch.
 
-``tiny`` plays the scenario code_validation, ``tiny-arithmetic`` the scenario arithmetic. Each is
-described in the README.md of its directory and was made by ``factory/tiny/build.py``.
+``tiny`` plays the scenario code_validation, ``tiny-arithmetic`` the scenario arithmetic, so does
+``tiny-arithmetic-turns`` where the verifier is told of its turns, ``tiny-reading`` the scenario
+reading. Each is described in the README.md of its directory and was
+made by ``factory/tiny/build.py``.
 """
 
 from pathlib import Path
@@ -10,6 +12,8 @@ _HERE = Path(__file__).parent
 BUNDLED: dict[str, Path] = {
     "tiny": _HERE / "tiny",
     "tiny-arithmetic": _HERE / "tiny_arithmetic",
+    "tiny-arithmetic-turns": _HERE / "tiny_arithmetic_turns",
+    "tiny-reading": _HERE / "tiny_reading",
 }
 
 

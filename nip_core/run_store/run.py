@@ -314,9 +314,12 @@ class RunStore:
 
     # Iterations and forks ---------------------------------------------------------------------
 
-    def finished_iterations(self) -> int:
-        """Return how many iterations, from the first without a gap, have their models.json."""
-        count = 0
+    def finished_iterations(self, known: int = 0) -> int:
+        """Return how many iterations, from the first without a gap, have their models.json.
+
+        Of the first that are `known` to have it nobody is asked again.
+        """
+        count = known
         while self.store.exists(self.models(count)):
             count += 1
         return count

@@ -214,6 +214,14 @@ class Scenario:
         """Tell whether the scenario finds its labels itself."""
         return type(self).label is not Scenario.label
 
+    def rate_alone(self) -> float | None:
+        """Say how often a verifier that checks what it can is right without provers, in [0, 1].
+
+        For problems of which half are right; None where nobody knows. A verifier that is right more
+        often alone has another source.
+        """
+        return None
+
     # What agents see.
 
     def draw(self, problem: Mapping[str, str], seed: int) -> Mapping[str, str]:

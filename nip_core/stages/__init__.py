@@ -10,6 +10,7 @@ proving     that models answer, with the weights that they should
 gating      old models against new ones
 swapping    who serves next
 publishing  the report, the state and the cost of a run
+records     what is on record of each iteration, read once where it is over
 rerun       doing part of a run again
 
 `nip_core.loop` says in which order they are called; a notebook can call them directly.

@@ -1,6 +1,7 @@
 """The settings of an attack on another run's verifier, which is then played as a run of its own.
 
 attack_settings  from the attacked run's settings on record
+attack_of        from settings that are not on record yet, of a run that is planned
 attack_name      how the run of an attack is called by default
 """
 
@@ -20,6 +21,7 @@ from nip_core.stages.origin import check_attacked
 _OF_TRAINING = (
     "base_run",
     "curriculum",
+    "opponents",
     "promotion",
     "pure_text_ei",
     "pure_text_grpo",
@@ -70,12 +72,34 @@ def attack_settings(
                 "attack the model that it began with, give --iteration 0"
             )
     chosen = {**attack, "run": run, "iteration": iteration}
+    parameters = attack_of(
+        stored, chosen, run_store, steps=steps, every=every, name=name, overrides=overrides
+    )
+    check_attacked(parameters, source)
+    return parameters
+
+
+def attack_of(
+    stored: Mapping[str, Any],
+    attack: Mapping[str, Any],
+    run_store: str,
+    *,
+    steps: int = STEPS,
+    every: int = TESTED_EVERY,
+    name: str | None = None,
+    overrides: Sequence[str] = (),
+) -> HyperParameters:
+    """Return the settings of an attack on a run with the settings `stored`.
+
+    `attack` names the run and the iteration. Neither its models nor its game are looked at. Raises
+    SettingsError for settings that can't be an attack's.
+    """
     of_way = _training(stored, steps, every) if attack["by"] == SNEAKY else _choosing(stored)
     values = {
         **{key: value for key, value in stored.items() if key not in _OF_TRAINING},
-        "run_name": attack_name(run, chosen) if name is None else name,
+        "run_name": attack_name(attack["run"], attack) if name is None else name,
         "run_store": run_store,
-        "attack": chosen,
+        "attack": dict(attack),
         "protocol_common": {
             **stored["protocol_common"],
             "randomize_prover_stance": False,
@@ -83,9 +107,7 @@ def attack_settings(
         },
         **of_way,
     }
-    parameters = load_parameters(values, overrides)
-    check_attacked(parameters, source)
-    return parameters
+    return load_parameters(values, overrides)
 
 
 def _choosing(stored: Mapping[str, Any]) -> dict[str, Any]:

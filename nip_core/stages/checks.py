@@ -2,11 +2,13 @@
 
 check_reachable  whether the servers that the settings name can be reached at all
 check_version    whether those that are lm_servers have a version that fits
+check_engines    whether the engines serve the agents' adapters, and alike on every day
 check_prompts    the game's chats through the model's chat template and context
 """
 
 import asyncio
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,8 @@ from nip_core.stages.too_long import Facts
 
 if TYPE_CHECKING:
     from nip_core.stages.session import Session
+
+_log = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
 _PAUSES_S = (1.0, 2.0)
@@ -127,6 +131,49 @@ async def check_version(session: "Session") -> None:
             )
 
 
+async def check_engines(session: "Session") -> None:
+    """Compare the agents with what the engines tell of themselves; servers of others tell nothing.
+
+    Raises SettingsError for adapters of a higher rank than an engine takes, and for a chat
+    template that writes today's date.
+    """
+    for group, agents in session.parameters.groups.items():
+        agent = session.parameters.group_parameters(group)
+        if not speaks_nip(agent):
+            continue
+        model = session.base_model(group)
+        told = await LmServer(session.at(group).control, timeout_s=60).engine_status(model)
+        most = told.get("max_lora_rank")
+        is_trained = not agent.freeze_agent and agent.use_lora
+        if is_trained and isinstance(most, int) and agent.lora_rank > most:
+            raise SettingsError(
+                f"agents.{agents[0]}.lora_rank is {agent.lora_rank}, but the engine of {model!r} "
+                f"takes {most} at most; lower it, or start the engine with a higher max_lora_rank"
+            )
+        template = told.get("template_facts") or {}
+        unset = template.get("unset") or []
+        if template.get("writes_date"):
+            dates = [name for name in unset if "date" in name]
+            raise SettingsError(
+                f"agents.{agents[0]}.model_name: the chat template of {model!r} writes today's "
+                "date, so that the model would be trained on other prompts than it was asked; "
+                + (_pinned(dates[0], "26 Jul 2024") if dates else "take strftime_now out of it")
+            )
+        if "enable_thinking" in unset:
+            _log.warning(
+                "agents.%s: %s thinks before it answers, within the tokens of a message; %s",
+                agents[0], model, _pinned("enable_thinking", False),
+            )  # fmt: skip
+
+
+def _pinned(name: str, value: Any) -> str:
+    """Words that tell how a variable of the chat template is set."""
+    return (
+        f"set lm_server.options.chat_template_kwargs: {{{name}: {json.dumps(value)}}} (for `nip "
+        f"serve`: --option 'chat_template_kwargs={json.dumps({name: value})}')"
+    )
+
+
 class _TemplateRefusal(Exception):
     """The server can't make a prompt of a chat; the text is its reason."""
 
@@ -147,7 +194,7 @@ class _AgentCheck:
         problem: Problem,
     ) -> None:
         self._http, self._session = http, session
-        self._agent, self._problem = agent, problem
+        self._group, self._agent, self._problem = group, agent, problem
         self._endpoint, self._model = session.at(group).play, session.base_model(group)
         self._conversation = _sample_conversation(session.game, agent)
 
@@ -174,6 +221,28 @@ class _AgentCheck:
                         "leaves out system messages, so the agent would not see the problem; "
                         f"{await self._advice()}"
                     )
+        await self._check_names()
+
+    async def _check_names(self) -> None:
+        """Refuse chats of several speakers whose names the template leaves out."""
+        server = LmServer(self._session.at(self._group).control, timeout_s=60)
+        told = await server.engine_status(self._model)
+        # Our own engines know, if they have a template; others are tried.
+        if told and (told.get("template_facts") or {}).get("shows_names") is not False:
+            return
+        for chat in self._chats(self._session.game):
+            speakers = sorted({m["name"] for m in chat if m["role"] == "user" and "name" in m})
+            if len(speakers) < 2:
+                continue
+            renamed = [{**m, "name": "Nobody"} if "name" in m else m for m in chat]
+            tokens = [(await self._tokenize(c)).get("tokens") for c in (chat, renamed)]
+            if tokens[0] is not None and tokens[0] == tokens[1]:
+                raise SettingsError(
+                    f"agents.{self._agent}.chat_format: the chat template of {self._model!r} "
+                    f"leaves out names, so the agent could not tell {' from '.join(speakers)}; "
+                    f"{await self._advice(('alternating', 'alternating_no_system'))}"
+                )
+            return
 
     async def too_long(self, problems: Sequence[Problem]) -> dict[str, Facts]:
         """By id those of the problems whose first prompt leaves no room for an answer."""
@@ -272,9 +341,11 @@ class _AgentCheck:
         counts = [(await self._tokenize(c)).get("count") for c in (chat, changed)]
         return counts[0] is None or counts[0] != counts[1]
 
-    async def _advice(self) -> str:
+    async def _advice(
+        self, forms: Sequence[str] = ("alternating", "alternating_no_system", "named")
+    ) -> str:
         """Return which chat format the model would take, tried out."""
-        for form in ("alternating", "alternating_no_system", "named"):
+        for form in forms:
             chats = self._chats(_with_format(self._session.game, self._agent, form))
             try:
                 for chat in chats:

@@ -4,6 +4,7 @@ write_intervals    the document of a split, written once, before its metrics
 shown_metrics      metrics with these intervals in the place of their own
 combined           the same, from both documents
 split_by_of        the columns by which the scenario of some settings splits problems
+rate_alone_of      how often their verifier would be right alone, where the scenario knows it
 
 ``intervals-<split>.json`` has what differs from ``metrics-<split>.json``, whose intervals take
 problems as independent: nothing where each question has one problem that is played once. Runs of
@@ -11,7 +12,7 @@ earlier versions have no such document; what it would say is computed from their
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -20,11 +21,15 @@ from nip_core.evaluation.baselines import believe_the_prover, majority
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.spread import only_intervals, questions_of, with_intervals
 from nip_core.evaluation.statistics.differences import at_most
+from nip_core.parameters.stored import from_stored
+from nip_core.protocols import make_protocol
 from nip_core.rollouts.tables import RolloutTables, read_rollouts
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.scenarios import find_scenario
-from nip_core.stages.session import Session
+from nip_core.scenarios import find_scenario, make_scenario
+
+if TYPE_CHECKING:
+    from nip_core.stages.session import Session
 
 BELIEVED, VOTED = "believe_the_prover", "majority"
 _BOUNDED = {"accuracy": None, "completeness": 1, "soundness": 0}
@@ -32,7 +37,7 @@ _BOUNDED = {"accuracy": None, "completeness": 1, "soundness": 0}
 
 
 def write_intervals(
-    session: Session,
+    session: "Session",
     iteration: int,
     split: str,
     metrics: Mapping[str, Any],
@@ -102,6 +107,21 @@ def split_by_of(parameters: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(find_scenario(parameters["scenario"]).split_by)
     except Exception:  # whatever a user's module raises that has been changed or is gone
         return ()
+
+
+def rate_alone_of(parameters: Mapping[str, Any]) -> float | None:
+    """`Scenario.rate_alone` for a game without provers on problems that the scenario draws.
+
+    None for other games and datasets, and where nobody knows.
+    """
+    try:
+        settings = from_stored(parameters)
+        scenario = make_scenario(settings)
+        if make_protocol(settings).provers or settings.dataset not in scenario.generated:
+            return None
+        return scenario.rate_alone()
+    except Exception:  # whatever a user's module raises, or settings of another version
+        return None
 
 
 def _document(

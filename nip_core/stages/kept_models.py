@@ -23,6 +23,7 @@ from nip_core.jobs.job import Clock
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, walk
+from nip_core.stages.records import Records
 from nip_lm_server.client import (
     MANIFEST,
     MODELS,
@@ -81,7 +82,7 @@ def restore(run: RunStore, state_dir: Path, groups: Collection[str], lease: Leas
     # 2. Without the models that play now, and those of the iteration under way, nothing goes on.
     document = run.read_json_or_none(f"{run.root}/run.json") or {}
     origin = list(document.get("contents", {}).get("origin") or ())
-    swaps = [run.read_json(run.models(done))["groups"] for done in range(iteration)]
+    swaps = [swap["groups"] for swap in Records(run).swaps(iteration)]
     playing = swaps[-1] if swaps else (origin or [{}])[0]
     needed = {model["model"]: model["digest"] for model in playing.values()}
     needed |= _trained(run, iteration, groups)

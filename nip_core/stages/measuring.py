@@ -6,16 +6,18 @@ from functools import reduce
 from hashlib import sha256
 from typing import Any
 
+import pyarrow as pa
 import yaml
 
 from nip_core.evaluation.attack import attack_line, figures, figures_by_step
 from nip_core.evaluation.baselines import believe_the_prover, majority
+from nip_core.evaluation.league import BY_OPPONENT, figures_by_opponent
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.report_text import verdict_line
 from nip_core.evaluation.transcripts import transcripts_from_tables
 from nip_core.jobs.document import read_job
 from nip_core.rollouts.labels import add_counts, label_counts
-from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, VALIDATION
+from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import (
     StoredRollouts,
@@ -28,7 +30,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
 from nip_core.stages.estimate import attacks_by_choice, is_tested
 from nip_core.stages.intervals import combined, write_intervals
-from nip_core.stages.models import models_for
+from nip_core.stages.models import models_for, opponents_for
 from nip_core.stages.session import Session
 
 _YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
@@ -69,6 +71,8 @@ def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
             metrics["believe_the_prover"] = believed
     if (voted := majority(rollouts.episodes, seed=session.parameters.seed)) and split == TEST:
         metrics["majority"] = voted
+    if split == TRAIN and (by_opponent := _by_opponent(session, iteration, rollouts.episodes)):
+        metrics[BY_OPPONENT] = by_opponent
     played = VALIDATION if split == CANDIDATE else split
     metrics["problems_left_out"] = len(session.left_out.get(played, {}))
     metrics["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]
@@ -79,6 +83,15 @@ def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
     intervals = write_intervals(session, iteration, split, metrics, rollouts)
     path = run.metrics(iteration, split)
     return combined(run.write_json_once(path, metrics, lease=session.lease), intervals)
+
+
+def _by_opponent(session: Session, iteration: int, episodes: pa.Table) -> list[dict[str, Any]]:
+    names = {
+        agent: {first: model.model for first, model in models.items()}
+        for agent, models in opponents_for(session, iteration).items()
+    }
+    split_by = session.game.scenario.split_by
+    return figures_by_opponent(episodes, names, session.parameters.seed, split_by)
 
 
 def _measured_attack(session: Session, iteration: int) -> dict[str, Any]:
@@ -127,16 +140,19 @@ def _measured_steps(session: Session, last: int) -> dict[str, Any]:
         for i, place in places.items()
     }
     updates = {i: sum(_updates(run, before) for before in range(i)) for i in places}
-    return {
-        **figures_by_step(
-            tests,
-            updates,
-            parameters.attack.exploited_at,
-            parameters.seed,
-            session.game.scenario.split_by,
-        ),
-        "tests": digests,
-    }
+    metrics = figures_by_step(
+        tests,
+        updates,
+        parameters.attack.exploited_at,
+        parameters.seed,
+        session.game.scenario.split_by,
+    )
+    if metrics["worst"] is not None:
+        # By group, the provers that were the worst: they can be played again.
+        provers = models_for(session, metrics["worst"]["step"])
+        trained = parameters.trainable_groups
+        metrics["worst"]["models"] = {g: m.model for g, m in provers.items() if g in trained}
+    return {**metrics, "tests": digests}
 
 
 def _updates(run: RunStore, iteration: int) -> int:

@@ -2,17 +2,22 @@
 
 models_for     the models that play an iteration
 candidates     the models that an iteration has trained, by group
+opponents_for  the models of earlier iterations that agents meet in one
+opponents_on_record   their names
 
 ``models.json`` of iteration i says which models serve from iteration i + 1 on, and which groups
 were not trained in i because no agent's update schedule said so. Where the settings ask for a
 promotion gate and there was a new model, it also has the gate's decision, see `gating`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nip_core.jobs.document import read_job
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.opponents import opponents_of
+from nip_core.rollouts.league import earlier_models
 
 if TYPE_CHECKING:
     from nip_core.stages.session import Session
@@ -75,3 +80,39 @@ def candidates(session: "Session", iteration: int) -> dict[str, ServedModel]:
                 job_id=record.id,
             )
     return trained
+
+
+def opponents_for(session: "Session", iteration: int) -> dict[str, dict[int, ServedModel]]:
+    """By agent, the earlier models that may play it in the training episodes of `iteration`.
+
+    Each by the first iteration that it has played. Agents without any, as in the first iteration,
+    are left out.
+    """
+    parameters = session.parameters
+    if not opponents_of(parameters):
+        return {}
+    played = [models_for(session, 0)]
+    for swap in session.records.swaps(iteration):
+        played.append({group: ServedModel(**model) for group, model in swap["groups"].items()})
+    names = [{group: model.model for group, model in groups.items()} for groups in played]
+    group_of = _groups_of_agents(parameters)
+    return {
+        agent: {first: played[first][group_of[agent]] for first in models}
+        for agent, models in opponents_on_record(parameters, names).items()
+    }
+
+
+def opponents_on_record(
+    parameters: HyperParameters, played: Sequence[Mapping[str, str]]
+) -> dict[str, dict[int, str]]:
+    """The same as names; `played` are those of all models by group, up to the iteration itself."""
+    group_of = _groups_of_agents(parameters)
+    opponents = {}
+    for agent in opponents_of(parameters):
+        *before, now = [names[group_of[agent]] for names in played]
+        opponents[agent] = earlier_models(before, now, parameters.opponents.last)
+    return {agent: models for agent, models in opponents.items() if models}
+
+
+def _groups_of_agents(parameters: HyperParameters) -> dict[str, str]:
+    return {name: group for group, names in parameters.groups.items() for name in names}

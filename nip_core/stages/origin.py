@@ -4,6 +4,7 @@ takes_over   whether the settings ask for any of that
 resolved     the settings with those that are taken over
 find_origin  which models of another run play, by iteration
 check_attacked   refuses an attack on what is not there, or on another game
+check_game       refuses an attack that plays another game than the run with these settings
 attacked_groups  whose models of the attacked run play
 bring        makes adapters of that run's own server known to this run's own server
 
@@ -139,19 +140,7 @@ def check_attacked(parameters: HyperParameters, source: RunStore) -> None:
             f"attack.run: there is no run {name!r} in {source.store.url}; there are {there}"
         ) from None
     stored = with_defaults(record.parameters)
-    # 1. Its game.
-    if (of := stored["attack"]["run"]) is not None:
-        raise SettingsError(
-            f"attack.run: {name!r} is an attack itself and has trained no verifier; attack {of!r}"
-        )
-    settings = parameters.to_dict()
-    for setting in _SAME_GAME:
-        if settings[setting] != stored[setting]:
-            raise SettingsError(
-                f"{setting}: an attack plays the game of the run that it attacks, {name!r}, where "
-                f"it is {stored[setting]!r} (got {settings[setting]!r}); leave it out"
-            )
-    # 2. The models.
+    check_game(parameters, stored)
     finished = source.finished_iterations()
     if attack.iteration > finished:
         raise SettingsError(
@@ -165,6 +154,22 @@ def check_attacked(parameters: HyperParameters, source: RunStore) -> None:
             f"attack.iteration: the verifier of run {name!r} was not trained before iteration "
             f"{attack.iteration}; to attack the model that it began with, give --iteration 0"
         )
+
+
+def check_game(parameters: HyperParameters, stored: Mapping[str, Any]) -> None:
+    """Compare the game of an attack with that of settings on record. Raises SettingsError."""
+    name = parameters.attack.run
+    if (of := stored["attack"]["run"]) is not None:
+        raise SettingsError(
+            f"attack.run: {name!r} is an attack itself and has trained no verifier; attack {of!r}"
+        )
+    settings = parameters.to_dict()
+    for setting in _SAME_GAME:
+        if settings[setting] != stored[setting]:
+            raise SettingsError(
+                f"{setting}: an attack plays the game of the run that it attacks, {name!r}, where "
+                f"it is {stored[setting]!r} (got {settings[setting]!r}); leave it out"
+            )
 
 
 def attacked_groups(parameters: HyperParameters, source: RunStore) -> dict[str, str]:

@@ -21,12 +21,14 @@ from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.parameters.checks import is_deterministic, serves_several_bases, uses_own_server
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.run import RunStore
+from nip_core.stages.engine_sizes import check_ranks, vllm_sizes
 from nip_core.stages.providers import base_name
 from nip_lm_server.client import (
     EngineSpec,
     OwnerError,
     ServerHandle,
     ServerSpec,
+    compile_caches,
     has_cuda,
     is_running,
     start_or_attach,
@@ -72,6 +74,7 @@ def _engine(parameters: HyperParameters, agent: PureTextAgentParameters) -> Engi
         served_model_name=name,
         replies=settings.replies,
         options={
+            **(vllm_sizes(parameters, name) if settings.engine == "vllm" else {}),
             **settings.options,
             **({"quantization": agent.quantization} if quantized else {}),
         },
@@ -98,6 +101,7 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
     settings = parameters.lm_server
     if settings.replies is not None and not Path(settings.replies).is_file():
         raise SettingsError(f"lm_server.replies: there is no file {settings.replies}")
+    check_ranks(parameters)
     parked = parameters.fine_tuning.park_after_s
     for group in parameters.trainable_groups if parked is not None else ():
         if uses_own_server(parameters, parameters.group_parameters(group)):
@@ -122,7 +126,7 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
         reason = None
         if settings.training_device == "cpu" or not has_cuda(environment):
             reason = "it needs a CUDA device, to play and to train"
-        elif agent.stack_lora_adapters:
+        elif agent.stack_lora_adapters and agent.quantization == "bitsandbytes":
             reason = "an adapter can't be stacked on another over quantized weights"
         if reason is not None:
             raise SettingsError(
@@ -138,11 +142,15 @@ def server_directory(run: RunStore, environment: Mapping[str, str] = os.environ)
     local = run.store.local_path(f"{run.root}/lm_server")
     if local is not None:
         return local
+    where = hashlib.sha256(f"{run.store.url}/{run.root}".encode()).hexdigest()[:16]
+    return _cache(environment) / "runs" / f"{run.name}-{where}" / "lm_server"
+
+
+def _cache(environment: Mapping[str, str]) -> Path:
     cache = environment.get("NIP_CACHE_DIR")
     if cache is None:
         cache = f"{environment.get('XDG_CACHE_HOME') or '~/.cache'}/nip"
-    where = hashlib.sha256(f"{run.store.url}/{run.root}".encode()).hexdigest()[:16]
-    return Path(cache).expanduser().absolute() / "runs" / f"{run.name}-{where}" / "lm_server"
+    return Path(cache).expanduser().absolute()
 
 
 class OwnServer:
@@ -158,7 +166,9 @@ class OwnServer:
     ) -> None:
         """`timeout_s`: the longest wait for it to answer. Nothing is started yet."""
         self._spec, self.directory = spec, directory
-        self._timeout_s, self._environment = timeout_s, environment
+        # What is compiled for one run serves the next, which has a state directory of its own.
+        compiled = compile_caches(_cache(environment) / "compiled")
+        self._timeout_s, self._environment = timeout_s, {**compiled, **environment}
         self._handle: ServerHandle | None = None
         self._starting = asyncio.Lock()
 

@@ -9,9 +9,10 @@ commit_split  all of them as one
 split_play    its episodes, plan and models, which all shards share
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cached_property, partial
 from typing import Any
@@ -27,6 +28,7 @@ from nip_core.rollouts.episode import Branch, Failures, ShardContext, no_branchi
 from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.journal_segments import open_journal, remove_journal
 from nip_core.rollouts.labels import label_counts
+from nip_core.rollouts.league import with_opponents
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import (
     ATTACK,
@@ -48,11 +50,13 @@ from nip_core.rollouts.tables import (
 )
 from nip_core.rollouts.trees import Branching, tree_order
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
-from nip_core.stages.models import candidates, models_for
+from nip_core.stages.models import candidates, models_for, opponents_for
 from nip_core.stages.rerun import stage_of_split
 from nip_core.stages.session import Session
 
 _LIKELIEST = 5  # tokens at each place: both verdicts are among them
+_EPISODES_READY = 4  # under way or waiting for a place, for each call in flight
+_SHARDS_ENDING = 4  # beside those that fill the places: each waits for its slowest episodes
 _MOST_KEPT = 4  # splits whose episodes are kept in memory; an iteration has no more
 
 
@@ -123,6 +127,11 @@ class SplitPlay:
             models |= candidates(self.session, self.iteration)
         return {group: model.model for group, model in models.items()}
 
+    @cached_property
+    def opponents(self) -> dict[str, dict[int, str]]:
+        """By agent and iteration, the names of earlier models that play it in some episodes."""
+        return _opponents(self.session, self.iteration, self.split)
+
     def is_done(self, shard: str) -> bool:
         """Say whether a shard is committed; the journal that a kill just then has left goes."""
         if not shard_is_committed(self.store, self.directory, shard):
@@ -162,6 +171,7 @@ class SplitPlay:
                 places=session.places,
                 branch=self._branch(),
                 labels=labels,
+                opponents=self._earlier_players(),
             )
             return await play_episodes(specs, context, self._way())
 
@@ -184,7 +194,11 @@ class SplitPlay:
             self.directory,
             shard,
             build_tables(played.episodes, played.generations, timings, played.choices),
-            inputs={"plan": self.plan.plan_digest, "models": digest(self.models)},
+            inputs={
+                "plan": self.plan.plan_digest,
+                "models": digest(self.models),
+                **({"opponents": digest(self.opponents)} if self.opponents else {}),
+            },
             extra={
                 "failed": [spec.key for spec in specs if spec.key in failed],
                 **({"labels": label_counts(played.labels)} if played.labels else {}),
@@ -235,6 +249,15 @@ class SplitPlay:
                 )
         return players
 
+    def _earlier_players(self) -> dict[tuple[str, int], Player]:
+        """The agents that earlier models play in some episodes; sampled as the present ones are."""
+        players = self._players() if self.opponents else {}
+        return {
+            (agent, iteration): replace(players[agent], model=model)
+            for agent, models in self.opponents.items()
+            for iteration, model in models.items()
+        }
+
     def _judged_by_tokens(self) -> tuple[str, ...]:
         """The agents whose answers an attack weighs by their log-probabilities."""
         parameters = self.session.parameters
@@ -249,6 +272,8 @@ class SplitPlay:
         plays = {agent: self.models[group] for group in groups for agent in groups[group]}
         for record in recorded.values():
             agent, asked = record["generation"]["agent"], record["generation"]["model_asked"]
+            if asked in self.opponents.get(agent, {}).values():
+                continue
             if asked != plays.get(agent, asked):  # a random agent has no model
                 raise RunConflictError(
                     f"{path}: holds answers of {asked!r} to {agent}, which now plays with "
@@ -260,7 +285,20 @@ def _specs(session: Session, iteration: int, split: str) -> list[EpisodeSpec]:
     if split == CANDIDATE:
         return replayed(_specs(session, iteration, VALIDATION), CANDIDATE)
     problems = session.problems[TEST if split == ATTACK else split]
-    return plan_episodes(session.parameters, problems, split, iteration)
+    specs = plan_episodes(session.parameters, problems, split, iteration)
+    opponents = _opponents(session, iteration, split)
+    earlier = {agent: [*models] for agent, models in opponents.items()}
+    return with_opponents(specs, session.parameters, earlier)
+
+
+def _opponents(session: Session, iteration: int, split: str) -> dict[str, dict[int, str]]:
+    """By agent and iteration, the earlier models that play it in some episodes of the split."""
+    if split != TRAIN:
+        return {}
+    return {
+        agent: {first: model.model for first, model in models.items()}
+        for agent, models in opponents_for(session, iteration).items()
+    }
 
 
 def split_play(session: Session, iteration: int, split: str) -> SplitPlay:
@@ -296,8 +334,19 @@ async def play_shards(
     shards: Sequence[str],
     call: Callable[..., Awaitable[Any]],
 ) -> None:
-    """Play shards side by side; `rollouts.concurrency` bounds the episodes of all of them."""
-    await gather_or_cancel(call(play_shard, session, iteration, split, shard) for shard in shards)
+    """Play shards side by side; `rollouts.concurrency` bounds the episodes of all of them.
+
+    No more shards are under way than can fill it, however many there are.
+    """
+    rollouts = session.parameters.rollouts
+    filling = -(-_EPISODES_READY * rollouts.concurrency // rollouts.episodes_per_shard)
+    places = asyncio.Semaphore(filling + _SHARDS_ENDING)
+
+    async def play(shard: str) -> None:
+        async with places:
+            await call(play_shard, session, iteration, split, shard)
+
+    await gather_or_cancel(map(play, shards))
 
 
 async def play_shard(session: Session, iteration: int, split: str, shard: str) -> dict[str, Any]:

@@ -207,12 +207,16 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate]:
         record = _record(RunStore(store, parameters.run_name))
         parameters = resolved(parameters, store, record)
         find_origin(parameters, store, record)  # refuses models that are not there
+    return parameters, estimate_of(parameters)
+
+
+def estimate_of(parameters: HyperParameters) -> Estimate:
+    """Estimate what a run with these settings takes. Looks at no other run, and writes nothing."""
     check_server(parameters, os.environ)
     problems = load_all_problems(parameters)
     game = Game(parameters)
     check_functions(game, problems)
-    played = without(problems, recorded_of(parameters) or {})
-    return parameters, estimate_run(game, played)
+    return estimate_run(game, without(problems, recorded_of(parameters) or {}))
 
 
 def _record(run: RunStore) -> RunRecord | None:

@@ -5,7 +5,7 @@ prove_candidates  those that an iteration has trained
 prove             one model
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,21 +18,36 @@ from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import takes_turns
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.model_call import limit_name
-from nip_core.stages.models import ServedModel, candidates, models_for
+from nip_core.stages.models import ServedModel, candidates, models_for, opponents_for
 from nip_core.stages.providers import Endpoints, speaks_nip
 from nip_core.stages.session import Session
 
 
 async def prove_serving(session: Session, iteration: int) -> None:
     """Prove the trained models that are to play `iteration`: those of a run that is opened again,
-    those of another run, and those that newer base models have taken the place of. Nothing is
-    asked where there is none."""
+    those of another run, those that newer base models have taken the place of, and those of
+    earlier iterations that agents meet in training. Nothing is asked where there is none."""
     models = models_for(session, iteration)
     trained = {g: model for g, model in models.items() if model.trained_in is not None}
     await return_places(session, {g: m for g, m in models.items() if m.trained_in is None})
     if trained:
         session.progress.start_stage(f"iteration {iteration}: proving the models that play", 0)
         await prove_all(session, trained)
+    await _prove_opponents(session, iteration)
+
+
+async def _prove_opponents(session: Session, iteration: int) -> None:
+    parameters = session.parameters
+    is_played = iteration < parameters.rl.num_iterations  # the last has nothing but a test
+    opponents = opponents_for(session, iteration) if is_played else {}
+    group_of = {name: group for group, names in parameters.groups.items() for name in names}
+    by_name = {
+        model.model: (group_of[agent], model)
+        for agent, models in opponents.items()
+        for model in models.values()
+        if model.trained_in is not None
+    }
+    await _prove_each(session, [*by_name.values()])
 
 
 async def prove_candidates(session: Session, iteration: int) -> dict[str, str]:
@@ -43,14 +58,21 @@ async def prove_candidates(session: Session, iteration: int) -> dict[str, str]:
 
 async def prove_all(session: Session, models: Mapping[str, ServedModel]) -> dict[str, ServedModel]:
     """Prove models, by group; returns them with their proofs."""
+    return dict(zip(models, await _prove_each(session, [*models.items()]), strict=True))
+
+
+async def _prove_each(
+    session: Session, models: Sequence[tuple[str, ServedModel]]
+) -> list[ServedModel]:
+    """Prove models, each with its group, in their order."""
 
     async def prove_each() -> list[ServedModel]:
         return await gather_or_cancel(
             prove(session.parameters, group, session.at(group), session.client, model)
-            for group, model in models.items()
+            for group, model in models
         )
 
-    return dict(zip(models, await session.with_server(prove_each), strict=True))
+    return await session.with_server(prove_each) if models else []
 
 
 async def prove(

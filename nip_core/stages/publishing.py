@@ -6,21 +6,24 @@ spent         tokens and money so far by stage
 check_store   refuse a store that lacks what was published: going on would play and pay it again
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nip_core.errors import CorruptionError
+from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import calls_usd, training_usd
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
-from nip_core.run_store.manifest import MANIFEST, read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import MissingFileError, walk
+from nip_core.run_store.store import MissingFileError
+from nip_core.stages.models import NOT_SCHEDULED
 from nip_core.stages.prepare import code_version
+from nip_core.stages.records import BLOCK, IterationRecord, Records
 from nip_core.stages.session import Session
-from nip_core.stages.showing import iterations_of, report_location, summary, write_report
+from nip_core.stages.showing import report_location, write_report
 
 _SHOWN = 5
+_NEWEST = 20  # iterations whose stages a table of costs names one by one
 
 
 def publish(
@@ -35,22 +38,33 @@ def publish(
     session.lease.check()
     if report:
         is_finished = iterations_done > session.parameters.rl.num_iterations
-        write_report(session.run, "finished" if is_finished else "running")
+        status = "finished" if is_finished else "running"
+        write_report(session.run, status, session.records)
+        session.records.write_blocks(session.lease)
 
 
-def state_of(run: RunStore, after: str) -> dict[str, Any]:
-    """JSON-encodable. `after` is the stage that was done last."""
-    manifests = _manifests(run)
+def state_of(run: RunStore, after: str, records: Records | None = None) -> dict[str, Any]:
+    """JSON-encodable. `after` is the stage that was done last.
+
+    It names the manifests and swaps of the newest iterations, and of each `BLOCK` of them before,
+    under the first of these, a digest over theirs.
+    """
+    records = (records or Records(run)).look_again()
+    known = records.all()
+    blocks = _blocks(records, records.finished() // BLOCK)
+    newest = [record for record in known if record.iteration >= BLOCK * len(blocks)]
+    manifests = _manifests(newest)
     return {
         "run": run.name,
         "store": run.store.url,
-        "created_at": run.open().created_at,
+        "created_at": records.shown.record.created_at,
         "stage": after,
-        "finished_iterations": run.finished_iterations(),
-        "rewinds": _rewinds(run),
+        "finished_iterations": records.finished(),
+        "rewinds": records.rewinds,
+        "blocks": blocks,
         "manifests": manifests,
-        "models": summary(run)["iterations"][-1]["models"] if manifests else {},
-        "swaps": _swaps(run),
+        "models": known[-1].served if blocks or manifests else {},
+        "swaps": _swaps(newest),
         "report": report_location(run),
         "code_version": code_version(),
     }
@@ -65,16 +79,22 @@ def check_store(run: RunStore, state: Mapping[str, Any]) -> None:
     """
     # 1. A state of another run, or of before a rewind, says nothing of this store.
     artifact = f"nip-{run.name}-state"
+    records = Records(run)
     try:
         if state.get("created_at") != run.open().created_at:
             return
     except MissingFileError:
         return  # begun anew
-    if _rewinds(run) > state.get("rewinds", 0):
+    if records.rewinds > state.get("rewinds", 0):
         return
     # 2. What was published must be there; there may be more.
-    lacking = _lacking("", state.get("manifests", {}), _manifests(run))
-    lacking += _lacking("models after iteration ", state.get("swaps", {}), _swaps(run))
+    blocks = state.get("blocks", {})
+    since = BLOCK * len(blocks)
+    newest = [record for record in records.all() if record.iteration >= since]
+    finished = run.finished_iterations()  # of these files none is taken for granted
+    lacking = _lacking("iterations from ", blocks, _blocks(records, finished // BLOCK))
+    lacking += _lacking("", state.get("manifests", {}), _manifests(newest))
+    lacking += _lacking("models after iteration ", state.get("swaps", {}), _swaps(newest))
     if lacking:
         more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
         raise CorruptionError(
@@ -93,29 +113,33 @@ def _lacking(kind: str, published: Mapping[str, Any], stored: Mapping[str, Any])
     ]
 
 
-def _rewinds(run: RunStore) -> int:
-    return len(run.store.list(f"{run.root}/superseded"))
+def _blocks(records: Records, count: int) -> dict[str, str]:
+    """By first iteration, a digest over the manifests and swaps of the first so many blocks."""
+    memory: dict[str, str] = records.memory.setdefault("blocks", {})
+    there = {*records.iterations()}
+    for first in range(0, count * BLOCK, BLOCK):
+        iterations = range(first, first + BLOCK)
+        if str(first) not in memory and there.issuperset(iterations):
+            block = [records.of(i) for i in iterations]
+            # Of one that is not over, because it is to be tested now, manifests may come to be.
+            if all(record.is_over for record in block):
+                memory[str(first)] = digest([_manifests(block), _swaps(block)])
+    return dict(memory)
 
 
-def _manifests(run: RunStore) -> dict[str, str]:
+def _manifests(records: Iterable[IterationRecord]) -> dict[str, str]:
     """By path, their digests."""
-    return {
-        path.removeprefix(f"{run.root}/"): read_manifest(
-            run.store, path.rpartition("/")[0], path.rpartition("/")[2]
-        ).digest
-        for path in walk(run.store, f"{run.root}/iterations")
-        if path.endswith(f"/{MANIFEST}")
-    }
+    return {path: of for record in records for path, of in record.manifests.items()}
 
 
-def _swaps(run: RunStore) -> dict[str, dict[str, str]]:
+def _swaps(records: Iterable[IterationRecord]) -> dict[str, dict[str, str]]:
     """By iteration, the model that each group serves from there on."""
     return {
-        str(iteration): {
-            group: str(model["model"])
-            for group, model in run.read_json(run.models(iteration))["groups"].items()
+        str(record.iteration): {
+            group: str(model["model"]) for group, model in record.swap["groups"].items()
         }
-        for iteration in range(run.finished_iterations())
+        for record in records
+        if record.swap is not None
     }
 
 
@@ -130,39 +154,68 @@ _STAGES = {
 _COUNTED = ("calls", "prompt tokens", "generated tokens", "trained tokens")
 
 
-def spent(run: RunStore, parameters: HyperParameters) -> list[dict[str, Any]]:
+def spent(
+    run: RunStore, parameters: HyperParameters, records: Records | None = None
+) -> list[dict[str, Any]]:
     """One row per stage that is committed, and a last one with the sums.
 
-    Tokens are counts, ``USD`` a text: "0.00" on hardware of one's own, "unknown" where
-    `parameters.prices` lacks the price of a model that somebody sends a bill for. Answers that
-    were thrown away by a crash before they were recorded are not in it.
+    Of a long run the stages of all but the newest iterations are one row together. Tokens are
+    counts, ``USD`` a text: "0.00" on hardware of one's own, "unknown" where `parameters.prices`
+    lacks the price of a model that somebody sends a bill for. Answers that were thrown away by a
+    crash before they were recorded are not in it.
     """
-    stages: list[tuple[int | str, str, list[int], float | None]] = []
-    for iteration in iterations_of(run, parameters.rl.num_iterations):
-        for split, stage in _STAGES.items():
-            metrics = run.read_json_or_none(run.metrics(iteration, split))
-            if metrics is not None and "generations" in metrics:  # else a summary of tests
-                names = ("generations", "prompt_tokens", "completion_tokens")
-                counts = [*(metrics.get(name) or 0 for name in names), 0]
-                stages.append((iteration, stage, counts, _calls_usd(parameters, metrics)))
-        for group in parameters.trainable_groups:
-            job = run.read_json_or_none(run.job(iteration, group))
-            if job is not None:
-                tokens = job.get("trained_tokens") or 0
-                usd = training_usd(parameters, group, tokens)
-                stages.append((iteration, f"train {group}", [0, 0, 0, tokens], usd))
-    sums = [sum(counts[k] for _, _, counts, _ in stages) for k in range(len(_COUNTED))]
-    known = [usd for *_, usd in stages if usd is not None]
-    stages.append(("all", "sum", sums, sum(known) if len(known) == len(stages) else None))
-    return [
-        {
-            "iteration": place,
-            "stage": stage,
-            **dict(zip(_COUNTED, counts, strict=True)),
-            "USD": "unknown" if usd is None else f"{usd:.2f}",
-        }
-        for place, stage, counts, usd in stages
-    ]
+    known = (records or Records(run)).look_again().all()
+    stages = [(record.iteration, _stages(run, parameters, record)) for record in known]
+    earlier = [of for _, of in stages[:-_NEWEST]]
+    rows = [_row(i, stage, cost) for i, of in stages[-_NEWEST:] for stage, cost in of.items()]
+    if earlier:
+        rows.insert(0, _row("earlier", "sum", _sum(each for of in earlier for each in of.values())))
+    return [*rows, _row("all", "sum", _sum(each for _, of in stages for each in of.values()))]
+
+
+_Cost = tuple[list[int], float | None]  # counts as in `_COUNTED`, and dollars if they are known
+
+
+def _stages(
+    run: RunStore, parameters: HyperParameters, record: IterationRecord
+) -> dict[str, _Cost]:
+    """By stage of an iteration, in their order, what it has cost."""
+    if "costs" in record.derived:
+        return dict(record.derived["costs"])
+    stages: dict[str, _Cost] = {}
+    for split, stage in _STAGES.items():
+        metrics = record.stored_metrics(split)
+        if metrics is not None and "generations" in metrics:  # else a summary of tests
+            names = ("generations", "prompt_tokens", "completion_tokens")
+            counts = [*(metrics.get(name) or 0 for name in names), 0]
+            stages[stage] = counts, _calls_usd(parameters, metrics)
+    for group in parameters.trainable_groups:
+        job = record.jobs.get(group)
+        if job is not None and job["status"] != NOT_SCHEDULED:
+            tokens = job["trained_tokens"] or 0
+            stages[f"train {group}"] = [0, 0, 0, tokens], training_usd(parameters, group, tokens)
+    record.derived["costs"] = stages
+    return stages
+
+
+def _sum(costs: Iterable[_Cost]) -> _Cost:
+    """All together; what is not known of one is not known of all."""
+    counts, dollars = [0] * len(_COUNTED), list[float | None]()
+    for each, usd in costs:
+        counts = [total + count for total, count in zip(counts, each, strict=True)]
+        dollars.append(usd)
+    known = [usd for usd in dollars if usd is not None]
+    return counts, sum(known) if len(known) == len(dollars) else None
+
+
+def _row(place: int | str, stage: str, cost: _Cost) -> dict[str, Any]:
+    counts, usd = cost
+    return {
+        "iteration": place,
+        "stage": stage,
+        **dict(zip(_COUNTED, counts, strict=True)),
+        "USD": "unknown" if usd is None else f"{usd:.2f}",
+    }
 
 
 def _calls_usd(parameters: HyperParameters, metrics: Mapping[str, Any]) -> float | None:

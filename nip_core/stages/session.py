@@ -23,13 +23,19 @@ from nip_core.rollouts.progress import Progress
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.run import RunStore
 from nip_core.scenarios import Problem
-from nip_core.stages.checks import check_prompts, check_reachable, check_version
+from nip_core.stages.checks import (
+    check_engines,
+    check_prompts,
+    check_reachable,
+    check_version,
+)
 from nip_core.stages.kept_models import keep_models, restore
 from nip_core.stages.models import ServedModel
 from nip_core.stages.origin import bring
 from nip_core.stages.own_server import OwnServer, server_directory, server_spec
 from nip_core.stages.prepare import Prepared, prepare
 from nip_core.stages.providers import Endpoints, base_name
+from nip_core.stages.records import Records
 from nip_core.stages.rerun import finish_rewinds
 from nip_core.stages.too_long import (
     LeftOut,
@@ -76,6 +82,11 @@ class Session:
     def places(self) -> asyncio.Semaphore:
         """For the episodes that are played at a time, of whatever shard."""
         return places_for(self.parameters)
+
+    @cached_property
+    def records(self) -> Records:
+        """The records of the iterations, as far as they were read."""
+        return Records(self.run)
 
     def at(self, group: str) -> Endpoints:
         """The addresses at which the group's model is asked, and trained and described."""
@@ -141,6 +152,7 @@ async def open_session(
         )
         progress.start_stage("checking the models' servers", 0)
         await check_version(session)
+        await check_engines(session)
         too_long = await check_prompts(session)
         left_out = settle(prepared.parameters, prepared.problems, known, too_long)
         # 4. Only now is the run created.

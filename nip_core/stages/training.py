@@ -266,9 +266,10 @@ def training_settings(
         sometimes["use_lora"] = False
     if method == "dpo" and agent.dpo_sft_weight:
         sometimes["dpo_sft_weight"] = agent.dpo_sft_weight
-    if parameters.fine_tuning.max_length is not None:
-        sometimes["max_length"] = parameters.fine_tuning.max_length
-    if agent.quantization != "none" and not is_deterministic(parameters, agent):
+    for name in ("max_length", "tokens_per_pass", "gradient_checkpointing"):
+        if getattr(parameters.fine_tuning, name) is not None:
+            sometimes[name] = getattr(parameters.fine_tuning, name)
+    if agent.quantization == "bitsandbytes" and not is_deterministic(parameters, agent):
         sometimes["quantization"] = "4bit"  # as bitsandbytes holds it in the engine
     return hyper_parameters, NipSettings.model_construct(
         learning_rate=parameters.rl.lr,

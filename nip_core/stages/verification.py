@@ -4,7 +4,7 @@ verify_all       the problems of a whole run, what was not checked, and the file
 has_begun        whether there is a run to verify
 verify_run       the same without the servers that have trained its models
 check_run        raise for what a run lacks or has damaged, before it is taken for finished
-check_presence   the same without reading the tables
+check_presence   the same for the newest iterations, without reading the tables
 Check            the files of a run while they are checked, and what is found
 
 What is covered: all files that a manifest names (there, size, SHA-256, rows), all documents with
@@ -19,9 +19,11 @@ what only follows from it is not named once more.
 """
 
 import tempfile
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +34,7 @@ from nip_core.errors import CorruptionError, StoreError
 from nip_core.run_store.manifest import MANIFEST, Manifest, measure, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, Store, walk
+from nip_core.stages.records import BLOCK
 from nip_core.stages.rerun import stage_of, unfinished_rewinds
 
 T = TypeVar("T")
@@ -63,6 +66,8 @@ class Check:
     run: RunStore
     present: frozenset[str]
     deep: bool
+    since: int = 0
+    """The first iteration that is checked; nothing is held against those before."""
     problems: dict[str, Problem] = field(default_factory=dict)  # by path, the first of each
     notes: list[str] = field(default_factory=list)  # what was not checked, and why
     known: set[str] = field(default_factory=set)  # paths that something accounts for
@@ -117,7 +122,7 @@ class Check:
         what the reader raises of a damaged one.
         """
         if path not in self.present:
-            if demanded is not None:
+            if demanded is not None and not self._is_before(path):
                 self.lacks(path, demanded, derived=derived)
             return None
         self.known.add(path)
@@ -184,21 +189,46 @@ class Check:
         return sorted({name.partition("/")[0] for name in below})
 
     def under(self, directory: str) -> list[str]:
-        """The paths below a directory of the run."""
-        return sorted(path for path in self.present if path.startswith(f"{directory}/"))
+        """The paths below a directory of the run, in order."""
+        below = f"{directory}/"
+        first = bisect_left(self._in_order, below)
+        return self._in_order[
+            first : bisect_left(self._in_order, f"{directory}0")
+        ]  # "0" follows "/"
+
+    @cached_property
+    def _in_order(self) -> list[str]:
+        return sorted(self.present)
+
+    def _is_before(self, path: str) -> bool:
+        _, *parts = path.split("/")
+        return parts[:1] == ["iterations"] and int(parts[1]) < self.since
 
 
-def verify_run(run: RunStore, *, deep: bool = True) -> Check:
+def verify_run(run: RunStore, *, deep: bool = True, since: int = 0) -> Check:
     """Everything that the run's files say of each other; without the state of its server.
 
     `deep` reads every file; otherwise only documents are read, and of the rest the size is looked
-    at. Raises StoreError if the store can't be read.
+    at. `since` is the first iteration that is checked: if not all are, neither is what was set
+    aside. Raises StoreError if the store can't be read.
     """
     from nip_core.stages.verified_records import check_records
 
-    check = Check(run, frozenset(walk(run.store, run.root)), deep)
+    paths = _newest_paths(run, since) if since else walk(run.store, run.root)
+    check = Check(run, frozenset(paths), deep, since)
     check_records(check)
     return check
+
+
+def _newest_paths(run: RunStore, since: int) -> Iterator[str]:
+    """The files of the run itself, of its openings, and of its iterations from `since` on."""
+    names = run.store.list(run.root)
+    yield from (f"{run.root}/{name}" for name in names if not name.endswith("/"))
+    yield from walk(run.store, f"{run.root}/openings")
+    yield run.models(since - 1)
+    for name in run.store.list(f"{run.root}/iterations"):
+        if name.rstrip("/").isdigit() and int(name.rstrip("/")) >= since:
+            yield from walk(run.store, f"{run.root}/iterations/{name.rstrip('/')}")
 
 
 def has_begun(run: RunStore) -> bool:
@@ -225,15 +255,15 @@ def check_run(run: RunStore) -> None:
 
 
 def check_presence(run: RunStore) -> None:
-    """As `check_run`, looking at the sizes of data files alone."""
-    _raise_for(run, deep=False)
+    """As `check_run`, looking at the sizes of data files alone, and at the newest iterations."""
+    _raise_for(run, deep=False, since=max(0, run.finished_iterations() - BLOCK))
 
 
-def _raise_for(run: RunStore, *, deep: bool) -> None:
+def _raise_for(run: RunStore, *, deep: bool, since: int = 0) -> None:
     """Raise CorruptionError with the first of the problems, if there are any."""
     if unfinished_rewinds(run):
         return  # half of it is moved, and whoever opens the run completes that first
-    check = verify_run(run, deep=deep)
+    check = verify_run(run, deep=deep, since=since)
     problems = [problem for problem in check.problems.values() if not problem.derived]
     if problems:
         more = len(problems) - _SHOWN

@@ -12,12 +12,15 @@ from nip_core.errors import StoreError
 from nip_core.hashing import digest
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import JobRecord
+from nip_core.parameters.stored import from_stored
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN
 from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.lease import read_lease
 from nip_core.run_store.manifest import MANIFEST, Manifest, measure
 from nip_core.stages.measuring import CHECKSUM_SUFFIX
-from nip_core.stages.showing import open_shown, report_is_whole, status_of
+from nip_core.stages.models import opponents_on_record
+from nip_core.stages.records import BLOCKS, open_shown
+from nip_core.stages.showing import report_is_whole, status_of
 from nip_core.stages.verification import Check, as_local
 
 _SERVER = ("lm_server", "adapters")
@@ -33,7 +36,7 @@ def check_records(check: Check) -> None:
     # 2. The iterations in order: each has its models from the one before.
     highest_epoch = 0
     for name in check.names(f"{root}/iterations"):
-        if name.isdigit():
+        if name.isdigit() and int(name) >= check.since:
             iteration = _Iteration(check, int(name))
             iteration.check()
             highest_epoch = max(highest_epoch, iteration.epoch)
@@ -60,6 +63,9 @@ def _root(check: Check) -> Any:
     for name in openings:
         check.document(f"{root}/openings/{name}")
     check.document(f"{root}/left_out.json")
+    check.known |= set(
+        check.under(f"{root}/{BLOCKS}")
+    )  # derived, and read only where they are whole
     path = f"{root}/report.html"
     if path in check.present:
         check.known.add(path)
@@ -167,6 +173,7 @@ class _Iteration:
         for manifest in shards.values():
             if manifest is not None:
                 self._shard(manifest, plan, self._players(split))
+                self._opponents(manifest, split)
         if stage is not None:
             self._stage(stage, shards, plan)
             self._metrics(metrics_path, metrics, stage)
@@ -201,6 +208,23 @@ class _Iteration:
         if players is not None:
             what = f"played by other models than those of {self._before}"
             check.compare(place, what, players, manifest.inputs.get("models"))
+
+    def _opponents(self, manifest: Manifest, split: str) -> None:
+        """Compare the earlier models that a shard was played with, too, with those on record."""
+        check, place = self.check_, f"{manifest.directory}/{manifest.name}"
+        before = [self.run.models(number) for number in range(self.number)]
+        if split != TRAIN or check.since or any(path in check.problems for path in before):
+            return
+        try:
+            shown = open_shown(self.run)
+            served = [shown.first_models, *(_models(check.document(path)) for path in before)]
+            expected = opponents_on_record(from_stored(shown.record.parameters), served)
+        except (StoreError, ValueError, KeyError):
+            return  # run.json is damaged, which is said, or of a version with other settings
+        if shown.record.forked_from is not None:
+            return  # the settings may not be those with which the shard was played
+        what, made_from = "played against other earlier models", manifest.inputs.get("opponents")
+        check.compare(place, what, digest(expected) if expected else None, made_from)
 
     def _players(self, split: str) -> str | None:
         """Digest of the names of the models that play the split; None where they are not known."""

@@ -27,7 +27,7 @@ from nip_core.trainers.base import Rollouts
 
 _ROUNDING = 1e-9  # 3 * 0.1 is a little more than 0.3
 
-_COLUMNS = ("iteration", "problem", "sample", "branch_path", "outcome", "rewards")
+_COLUMNS = ("iteration", "problem", "sample", "branch_path", "outcome", "rewards", "opponent")
 
 
 @dataclass(frozen=True)
@@ -96,19 +96,23 @@ def percentile(settings: CurriculumParameters, iteration: int) -> tuple[float, i
 
 
 def _rewards(agents: Sequence[str], rollouts: Rollouts) -> Mapping[str, list[float]]:
-    """By problem, the rewards of its episodes; of a tree, what is expected at its root."""
+    """By problem, the rewards of its episodes; of a tree, what is expected at its root. Who played
+    with an earlier model has none there."""
     trees: dict[tuple[str, int, int], dict[Path, dict[str, float] | None]] = defaultdict(dict)
+    learning: dict[tuple[str, int, int], list[str]] = {}
     for episode in rollouts.episodes(_COLUMNS).to_pylist():
-        tree = trees[episode["problem"], episode["iteration"], episode["sample"]]
+        place = (episode["problem"], episode["iteration"], episode["sample"])
+        tree = trees[place]
+        learning[place] = [agent for agent in agents if agent != episode["opponent"]]
         paid = {entry["agent"]: entry["reward"] for entry in episode["rewards"]}
         failed = episode["outcome"] == "failed"
         tree[steps(episode["branch_path"])] = None if failed else paid
     rewards: dict[str, list[float]] = defaultdict(list)
-    for (problem, _, _), leaves in sorted(trees.items()):
-        expected = expected_rewards(leaves)[()]
-        if expected is not None:
-            mean = math.fsum(expected[agent] for agent in agents) / len(agents)
-            rewards[problem].append(mean)
+    for place, leaves in sorted(trees.items()):
+        expected, those = expected_rewards(leaves)[()], learning[place]
+        if expected is not None and those:
+            mean = math.fsum(expected[agent] for agent in those) / len(those)
+            rewards[place[0]].append(mean)
     return dict(rewards)
 
 

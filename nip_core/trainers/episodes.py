@@ -24,7 +24,7 @@ from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
 from nip_core.trainers.base import Rollouts
 
 _PLACE = ("split", "iteration", "problem", "sample", "branch_path")
-_FACTS = ("key", "run", *_PLACE, "y", "decision", "outcome", "rewards")
+_FACTS = ("key", "run", *_PLACE, "y", "decision", "outcome", "rewards", "opponent")
 _OF_EPISODES = (
     *("key", "iteration", "problem", "question_id", "y", "rounds"),
     *("question", "solution", "columns", "prover_stance", "seed"),
@@ -58,6 +58,9 @@ class Sides:
         self.decision = _numbers(episodes["decision"])
         self.failed = _numbers(pc.equal(episodes["outcome"], "failed"))
         self.rewards = {a: _rewards(episodes["rewards"], a) for a in agents}
+        opponent = pc.fill_null(episodes["opponent"], "")
+        # By agent, where it played with an earlier model: what that said is not its own.
+        self.was_opponent = {a: _numbers(pc.equal(opponent, a)) for a in agents}
         valid = rollouts.generations(("episode", "branch_path", "agent", "invalid_reason"))
         valid = for_each_episode(episodes, valid)
         valid = valid.filter(pc.is_null(valid["invalid_reason"]))

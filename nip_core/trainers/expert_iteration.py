@@ -10,8 +10,9 @@ What is chosen is decided from small columns of all rollouts. In this order: the
 that become the true label; selection from the others; one of equal conversations, if the setting
 `deduplicate` says so, which needs their texts; balance, which leaves out the surplus. Then the
 examples are written down shard by shard. Failed episodes are left out, and so are those in which
-the agent never spoke. The order of the rows in the tables does not matter, nor does the run's name:
-each choice depends on which problem was played when, on rewards and on seeds.
+the agent never spoke, or played with an earlier model. The order of the rows in the tables does not
+matter, nor does the run's name: each choice depends on which problem was played when, on rewards
+and on seeds.
 """
 
 import hashlib
@@ -49,8 +50,9 @@ def choose_examples(
     """The conversations to imitate: see `nip_core.trainers.base.Chooser`.
 
     Counts: ``candidates``, episodes times agents; and of these ``failed``, ``silent`` (the agent
-    never spoke), ``below_threshold`` or ``not_drawn``, ``duplicates`` and ``surplus``, which are
-    left out. ``repeated`` are those that weighted sampling has drawn again.
+    never spoke), ``earlier_model`` (it played with one), ``below_threshold`` or ``not_drawn``,
+    ``duplicates`` and ``surplus``, which are left out. ``repeated`` are those that weighted
+    sampling has drawn again.
     """
     # 1. Choose each agent's sides, by small columns alone.
     settings = game.parameters.pure_text_ei
@@ -79,11 +81,13 @@ def _pick(
     """Choose from the agent's sides, without a look at texts or at other agents."""
     parameters = game.parameters
     settings, seed = parameters.pure_text_ei, parameters.seed
-    # 1. Leave out the episodes that failed, and those in which the agent never spoke.
-    failed, spoke = sides.failed, sides.spoke[agent]
-    candidates = np.flatnonzero(~failed & spoke).tolist()
+    # 1. Leave out the episodes that failed, and those in which the agent never spoke, or an earlier
+    #    model spoke for it.
+    failed, spoke, earlier = sides.failed, sides.spoke[agent], sides.was_opponent[agent]
+    candidates = np.flatnonzero(~failed & spoke & ~earlier).tolist()
     counts["failed"] += int(failed.sum())
     counts["silent"] += int((~failed & ~spoke).sum())
+    counts["earlier_model"] += int((~failed & spoke & earlier).sum())
     # 2. Set aside the verifier's answers that become the true label.
     proportion = replacement_proportion(parameters.text_rl, iteration)
     # An annealed share such as 0.5 - 3 * 0.1 may fall short of 0.2 by a rounding error.

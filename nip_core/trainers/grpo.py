@@ -9,10 +9,13 @@ iteration that the agent played with the same stance (Liu et al., "SPIRAL", 2025
 share a model, each role has an own mean reward, which says nothing about what was done in it.
 Dividing by the standard deviation is a setting and off, because it gives more weight to problems
 that are nearly always or never solved (Liu et al., "Understanding R1-Zero-Like Training", 2025).
+``advantage_shift`` lowers the baseline: a batch is trained on for many steps, so most of them are
+off-policy, and there a baseline below the mean keeps an improvement that one above it loses (Arnal
+et al., "Asymmetric REINFORCE for off-Policy Reinforcement Learning", 2025).
 
-What is not trained: failed episodes, answers in an invalid form (the one that was asked for
-instead is), and episodes that taught nothing because all of a group paid the same. The loss is the
-server's, see `nip_lm_server.training.policy_gradient`.
+What is not trained: failed episodes, sides that an earlier model played, answers in an invalid form
+(the one that was asked for instead is), and episodes that taught nothing because all of a group
+paid the same. The loss is the server's, see `nip_lm_server.training.policy_gradient`.
 """
 
 from collections import Counter, defaultdict
@@ -34,7 +37,7 @@ from nip_lm_server.client import group_advantages
 
 _EPISODE = (
     *("key", "split", "iteration", "problem", "question_id", "sample", "y", "prover_stance"),
-    *("outcome", "rewards"),
+    *("outcome", "rewards", "opponent"),
 )
 _TOKENS = ("prompt_token_ids", "completion_token_ids", "completion_logprobs")
 
@@ -63,9 +66,10 @@ def choose_trajectories(
     """One trajectory for each episode and agent of `agents`, with the agent's turns in order.
 
     The counts are of ``candidates`` (groups, for each agent), and of what is left out:
-    ``failed_episodes``; ``not_acted``, sides of agents that had no turn; ``small_groups`` with
-    nothing to compare; ``zero_variance_groups`` and the ``zero_variance_episodes`` in them. Raises
-    StageError, when the examples are gone through, for generations whose tokens are not recorded.
+    ``failed_episodes``; ``not_acted``, sides of agents that had no turn; ``earlier_model``, those
+    that played with one; ``small_groups`` with nothing to compare; ``zero_variance_groups`` and the
+    ``zero_variance_episodes`` in them. Raises StageError, when the examples are gone through, for
+    generations whose tokens are not recorded.
     """
     parameters = game.parameters
     settings = parameters.pure_text_grpo
@@ -74,19 +78,20 @@ def choose_trajectories(
     chosen: dict[tuple[str, str], _Chosen] = {}
     groups = _groups(parameters, rollouts, agents, counts)
     counts["candidates"] = len(groups)
-    # 2. Give each an advantage; a group in which all earned the same teaches nothing.
+    # 2. Give each an advantage; a group in which all earned the same teaches nothing, unless a
+    #    shift makes it hold on to what was played.
     for group_id, sides in groups.items():
         if len(sides) < 2 and settings.baseline != "role":
             counts["small_groups"] += 1
             continue
-        found = advantages([side.reward for side in sides], settings)
-        if found is None:
+        above = advantages([side.reward for side in sides], settings)
+        if above is None and not settings.advantage_shift:
             counts["zero_variance_groups"] += 1
             counts["zero_variance_episodes"] += len(sides)
             continue
-        for side, advantage in zip(sides, found, strict=True):
+        for side, advantage in zip(sides, above or [0.0] * len(sides), strict=True):
             key = (side.episode["key"], side.agent)
-            chosen[key] = _Chosen(side, group_id, advantage)
+            chosen[key] = _Chosen(side, group_id, advantage + settings.advantage_shift)
     # 3. Take the tokens from the shards, when the examples are gone through.
     return Choice(
         method="trajectories",
@@ -123,6 +128,10 @@ def _groups(
             # An episode can end before an agent's first turn: then it did nothing to be rewarded.
             if (episode["key"], agent) not in acted:
                 counts["not_acted"] += 1
+                continue
+            # The tokens of an earlier model are no sample of the one that is trained.
+            if episode["opponent"] == agent:
+                counts["earlier_model"] += 1
                 continue
             side = _Side(episode, agent, rewards[agent])
             groups[_group_id(parameters, side)].append(side)

@@ -54,6 +54,7 @@ _EPISODE_COLUMNS = (
     "prover_stance",
     "outcome",
     "rewards",
+    "opponent",
 )
 _GENERATION_COLUMNS = (
     "key",
@@ -75,9 +76,9 @@ def choose_pairs(
 
     Counts: ``candidates`` are trees, ``nodes`` those of their nodes that branch, ``turns`` the
     times that one of `agents` was asked at one of these. Of the turns each gave one of the
-    ``pairs`` or is left out: ``unanswered`` (fewer than two valid answers from which an episode
-    came to its end), ``too_close`` (no two answers far enough apart), ``identical`` (such two have
-    the same text). ``failed`` are leaves.
+    ``pairs`` or is left out: ``earlier_model`` (the agent played with one), ``unanswered`` (fewer
+    than two valid answers from which an episode came to its end), ``too_close`` (no two answers far
+    enough apart), ``identical`` (such two have the same text). ``failed`` are leaves.
     """
     names = ("candidates", "nodes", "turns", "pairs")
     counts = dict.fromkeys((*names, "unanswered", "too_close", "identical", "failed"), 0)
@@ -160,6 +161,9 @@ def _pairs(
                     if not tree.asked(node, agent):
                         continue
                     counts["turns"] += 1
+                    if tree.facts["opponent"] == agent:
+                        counts["earlier_model"] = counts.get("earlier_model", 0) + 1
+                        continue
                     found = _choose(tree, node, agent, rules[agent], seed)
                     if isinstance(found, str):
                         counts[found] += 1

@@ -29,6 +29,9 @@ from nip_core.rollouts.trees import generations_by_episode, steps
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.attack import attack_settings
+from nip_core.stages.clean import find_unused
+from nip_core.stages.kept_models import has_model
+from nip_core.stages.own_server import server_directory
 from nip_core.stages.prepare import load_all_problems
 from nip_core.stages.showing import summary
 from nip_core.stages.verification import verify_run
@@ -442,6 +445,15 @@ async def test_a_sneaky_prover_is_trained_on_wrong_problems_against_a_verifier_t
     assert attack["model"] == attacked_model["model"]
     assert attack["steps_to_exploit"] == 0
     assert attack["exploitability"]["problems"] == 5
+    # The worst prover so far is named, and its model is still there to be played.
+    worst = attack["worst"]
+    lowest = min(row["soundness"] for row in attack["by_step"])
+    assert worst["soundness"] == lowest
+    before = worst["step"] - 1
+    expected = "deterministic" if before < 0 else provers[before]["model"]
+    assert worst["models"] == {"attacker" if shared else "prover": expected}
+    assert all(has_model(run, prover["model"]) for prover in provers)
+    assert find_unused(run, server_directory(run)) == []
     assert verify_run(run).problems == {}
     run.store.delete(f"{run.rollouts(1, 'test')}/manifest.json")
     assert list(verify_run(run).problems) == [f"{run.rollouts(1, 'test')}/manifest.json"]
@@ -493,6 +505,15 @@ def test_steps_to_exploit_are_those_of_the_first_test_that_was_fooled_often_enou
     assert figures["exploitability"]["difference"] == 0.75
     assert figures["completeness_change"]["difference"] == 0.0
     assert figures_by_step(tests, updates, 0.8, 0)["steps_to_exploit"] is None
+    # The worst so far stays the worst where later provers are better opponents again.
+    tests |= {20: test(0, 4), 25: test(0, 1, 2)}
+    figures = figures_by_step(tests, {**updates, 20: 160, 25: 200}, 0.5, 0)
+    assert [row["worst_step"] for row in figures["by_step"]] == [0, 5, 10, 15, 15, 15]
+    worst = figures["worst"]
+    assert (worst["step"], worst["updates"], worst["fooled"]) == (15, 120, 3)
+    assert worst["soundness"] == 0.25
+    assert worst["exploitability"]["difference"] == 0.75
+    assert figures["exploitability"]["difference"] == 0.75
 
 
 def test_sneaky_needs_provers_that_can_be_trained(on_record):

@@ -49,12 +49,27 @@ def dropping(template: str) -> str:
     return head + loop + " if message['role'] != 'system'" + rest[closing:]
 
 
+def nameless(template: str) -> str:
+    assert ".name" in template or "['name']" in template, template
+    return template.replace(".name", ".nobody").replace("['name']", "['nobody']")
+
+
+def dated(template: str) -> str:
+    return (
+        "{%- if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}"
+        "{%- endif %}{{- date_string -}}" + template
+    )
+
+
+CHANGES = {"refusing": refusing, "dropping": dropping, "nameless": nameless, "dated": dated}
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[ServerHandle]:
-    """Serves `tiny`, and with other chat templates `refusing` and `dropping`."""
+    """Serves `tiny`, and it with other chat templates."""
     others = [
         EngineSpec("embedded", str(model_with_template(folder, change)), served_model_name=name)
-        for name, change in (("refusing", refusing), ("dropping", dropping))
+        for name, change in CHANGES.items()
         for folder in [tmp_path_factory.mktemp(name)]
     ]
     spec = ServerSpec("embedded", str(BUNDLED["tiny"]), more_engines=tuple(others))
@@ -96,6 +111,43 @@ async def test_a_template_without_system_messages_is_refused_with_what_would_hel
     told = await opening(tmp_path, there, model)
     assert said in told
     assert "chat_format: alternating_no_system it takes them" in told
+
+
+async def test_a_template_that_drops_the_names_of_two_speakers_is_refused(there, tmp_path):
+    debate, short = "interaction_protocol=debate", "agents._default.max_tokens_per_message=32"
+    for folder in ("a", "b", "c"):
+        (tmp_path / folder).mkdir()
+    told = await opening(tmp_path / "a", there, "nameless", debate)
+    assert "chat_format: the chat template of 'nameless' leaves out names" in told
+    assert told.endswith("chat_format: alternating it takes them")
+    # With one prover there is nobody to be taken for it.
+    for folder, overrides in (
+        ("b", (short,)),
+        ("c", (short, debate, "agents._default.chat_format=alternating")),
+    ):
+        config = configured(tmp_path / folder, there, "nameless")
+        async with open_session(load_parameters(config, overrides)):
+            pass
+
+
+async def test_a_template_with_todays_date_is_refused_until_it_is_pinned(there, tmp_path):
+    told = await opening(tmp_path, there, "dated")
+    assert "writes today's date" in told
+    assert 'set lm_server.options.chat_template_kwargs: {date_string: "26 Jul 2024"}' in told
+    model = model_with_template(tmp_path / "here", dated)
+    (tmp_path / "run").mkdir()
+    pinned = {**OWN, "options": {"chat_template_kwargs": {"date_string": "26 Jul 2024"}}}
+    async with open_session(load_parameters(configured(tmp_path / "run", pinned, model))):
+        pass
+
+
+async def test_a_rank_that_a_running_server_does_not_take_is_refused(there, tmp_path, monkeypatch):
+    async def status(server, model):
+        return {"max_lora_rank": 16}
+
+    monkeypatch.setattr("nip_core.jobs.server_calls.LmServer.engine_status", status)
+    told = await opening(tmp_path, there, "tiny")
+    assert "lora_rank is 64, but the engine of 'tiny' takes 16 at most" in told
 
 
 async def test_what_the_error_advises_works(there, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 from small_game import write_config
 
 from nip_core.parameters import load_parameters
-from nip_core.run_store.run import RunStore
+from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.publishing import spent
 
@@ -16,6 +16,7 @@ def played(folder, **changes):
     """A run of which one split and one job are on record."""
     parameters = load_parameters(write_config(folder, **changes))
     run = RunStore(open_store(folder / "runs"), "small")
+    run.create_or_open(Identity(parameters.to_dict(), "1", parameters.seed))
     tokens = {"prompt_tokens": 1_000_000, "completion_tokens": 500_000}
     metrics = {
         "generations": 300,
@@ -24,7 +25,8 @@ def played(folder, **changes):
         "agents": {"prover": tokens, "verifier": tokens},
     }
     run.write_json_once(run.metrics(0, "train"), metrics)
-    run.write_json_once(run.job(0, "prover"), {"trained_tokens": 100_000})
+    job = {"id": "j", "outcome": "succeeded", "status": "succeeded", "reason": None}
+    run.write_json_once(run.job(0, "prover"), {**job, "trained_tokens": 100_000})
     return spent(run, parameters)
 
 

@@ -9,7 +9,8 @@ from nip_core.errors import CorruptionError
 from nip_core.parameters import load_parameters
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.showing import newest_run, summary
+from nip_core.stages.prepare import prepare
+from nip_core.stages.showing import finished_run, newest_run, summary
 
 JOB = {"id": None, "outcome": "skipped", "status": "validating_files", "reason": "3 examples"}
 
@@ -24,6 +25,14 @@ def make_run(folder: Path, name: str = "a", **settings) -> RunStore:
 
 def reread(folder: Path, name: str = "a") -> RunStore:
     return RunStore(open_store(folder, read_only=True), name)
+
+
+def test_a_run_with_nothing_to_play_is_not_finished_before_it_begins(tmp_path):
+    parameters = load_parameters(
+        "deterministic",
+        [f"run_store={tmp_path}", "rl.num_iterations=0", "text_rl.test_scheme=none"],
+    )
+    assert finished_run(prepare(parameters)) is None
 
 
 def test_a_skipped_job_is_shown_with_its_reason(tmp_path):

@@ -134,3 +134,7 @@ class Arithmetic(Scenario):
     def label(self, row: Row) -> int:
         """Calculate again. Raises ValueError for a text that is not worded as `generate` does."""
         return int(is_right(read_question(row["question"]), read_steps(row["solution"])))
+
+    def rate_alone(self) -> float:
+        """Count on a verifier that can check one step of k, so finds 1 of k mistakes."""
+        return 1 / 2 + 1 / (2 * self.settings.steps)

@@ -17,6 +17,8 @@ from nip_core.scenarios.base import Row
 from nip_core.scenarios.datasets import text_of
 
 COLUMNS = {"article", "questions"}
+_BEST_DISTRACTOR = ("untimed_best_distractor", "untimed_eval3_distractor")
+"""In its files (1.0.1), and in its README."""
 
 _NO_TEXT = re.compile(r"<head\b.*?</head>|<!.*?>", re.IGNORECASE | re.DOTALL)
 _BREAK = re.compile(
@@ -46,7 +48,7 @@ def questions_of(row: Row, name: str) -> Iterator[dict[str, Any]]:
         place = f"{name}: questions[{number}]"
         if not isinstance(entry, dict):
             raise DatasetError(f"{place} must be an object (got {entry!r:.80})")
-        question, options = text_of(entry, "question", place), _options(entry, place)
+        question, options = text_of(entry, "question", place).strip(), _options(entry, place)
         gold = _label(entry, len(options), place)
         id_ = entry.get("question_unique_id") or derive_key(article, question, options)
         difficult = entry.get("difficult")
@@ -100,9 +102,10 @@ def _distractor(entry: Row, gold: int, count: int, id_: str) -> int:
     wrong = [option for option in range(count) if option != gold]
     readers = entry.get("validation")
     votes = Counter(
-        str(reader.get("untimed_eval3_distractor"))
+        str(reader.get(name))
         for reader in (readers if isinstance(readers, list) else ())
         if isinstance(reader, dict)
+        for name in _BEST_DISTRACTOR
     )
     most = max(votes[str(option + 1)] for option in wrong)
     best = [option for option in wrong if votes[str(option + 1)] == most]

@@ -1,0 +1,185 @@
+"""What is over is read once, however many iterations there are; what is derived is never trusted more
+than the documents that it follows."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from nip_core.errors import CorruptionError
+from nip_core.evaluation.embedding import fair_share, thinned
+from nip_core.loop import directly
+from nip_core.parameters import load_parameters
+from nip_core.run_store.lease import acquire
+from nip_core.run_store.local_store import LocalStore
+from nip_core.run_store.run import Identity, RunStore
+from nip_core.run_store.store import open_store
+from nip_core.stages import playing, transcripts
+from nip_core.stages.publishing import check_store, state_of
+from nip_core.stages.records import BLOCK, Records
+from nip_core.stages.showing import summary
+from nip_core.stages.verification import check_presence, verify_run
+
+MODEL = {"model": "ft:m", "base_model": "m"}
+JOB = {"id": "j", "outcome": "succeeded", "status": "succeeded", "reason": None}
+LAST = BLOCK + 5
+
+
+def document(run: RunStore, path: str, value: object) -> None:
+    run.store.put(path, json.dumps(value).encode())
+
+
+def add_iteration(run: RunStore, iteration: int, accuracy: float = 0.5) -> None:
+    document(run, run.metrics(iteration, "train"), {"accuracy": accuracy, "episodes": 2})
+    document(run, run.job(iteration, "verifier"), JOB)
+    document(run, run.models(iteration), {"groups": {"verifier": MODEL, "prover": MODEL}})
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of more iterations than a block has, with documents alone."""
+    run = RunStore(open_store(tmp_path), "a")
+    settings = load_parameters(
+        {"run_name": "a", "dataset": "families"},
+        [f"rl.num_iterations={LAST + 9}", "text_rl.test_scheme=none"],
+    ).to_dict()
+    run.create_or_open(Identity(settings, "1", 1))
+    for iteration in range(LAST):
+        add_iteration(run, iteration)
+    return run
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The paths of files that were read."""
+    paths: list[str] = []
+    get = LocalStore.get
+
+    def counted(store, path):
+        paths.append(path)
+        return get(store, path)
+
+    monkeypatch.setattr(LocalStore, "get", counted)
+    return paths
+
+
+def with_blocks(run: RunStore) -> Records:
+    records = Records(run)
+    with acquire(run.store, run.root) as lease:
+        records.write_blocks(lease)
+    return records
+
+
+def test_what_is_over_is_not_read_again(run, asked):
+    records = Records(run)
+    summary(run, records), state_of(run, "play", records)
+    add_iteration(run, LAST)
+    asked.clear()
+    assert len(summary(run, records)["iterations"]) == LAST + 1
+    of_iterations = {path for path in asked if "/iterations/" in path}
+    newest = run.iteration(LAST)
+    assert all(path.startswith(newest) for path in of_iterations if "models" not in path)
+    assert len(of_iterations) < 10
+
+
+def test_a_block_says_what_the_documents_say(run, asked):
+    expected, state = summary(run), state_of(run, "play")
+    with_blocks(run)
+    asked.clear()
+    assert summary(run) == expected
+    of_iterations = [path for path in asked if path.startswith("a/iterations/")]
+    assert min(of_iterations) > run.iteration(BLOCK)
+    assert state_of(run, "play") == state
+    assert verify_run(run).unknown == []
+
+
+@pytest.mark.parametrize("damage", ["cut", "version", "rewound", "gone"])
+def test_a_block_that_does_not_count_costs_nothing(run, damage):
+    with_blocks(run)
+    path = "a/shown/0000.json"
+    content = run.store.get(path)
+    document(run, run.metrics(1, "train"), {"accuracy": 0.75, "episodes": 2})
+    assert Records(run).of(1).metrics("train")["accuracy"] == 0.5
+    if damage == "cut":
+        run.store.put(path, content[:-40])
+    elif damage == "version":
+        document(run, path, {**json.loads(content), "format_version": 99, "sha256": None})
+    elif damage == "rewound":
+        document(run, "a/superseded/0001/plan.json", {})
+    else:
+        run.store.delete(path)
+    assert Records(run).of(1).metrics("train")["accuracy"] == 0.75
+    assert Records(run).finished() == LAST
+    with_blocks(run)
+    document(run, run.metrics(1, "train"), {"accuracy": 1.0, "episodes": 2})
+    assert Records(run).of(1).metrics("train")["accuracy"] == 0.75
+
+
+def test_a_run_that_is_done_again_meanwhile_is_read_anew(run):
+    records = with_blocks(run)
+    document(run, run.metrics(1, "train"), {"accuracy": 0.75, "episodes": 2})
+    assert records.look_again().of(1).metrics("train")["accuracy"] == 0.5
+    document(run, "a/superseded/0001/plan.json", {})
+    assert records.look_again().of(1).metrics("train")["accuracy"] == 0.75
+
+
+def test_a_store_that_lacks_an_early_iteration_is_refused(run):
+    state = state_of(run, "play")
+    assert [*state["blocks"]] == ["0"] and len(state["swaps"]) == LAST - BLOCK
+    check_store(run, state)
+    of_an_earlier_version = {**state, "swaps": {"0": {g: "ft:m" for g in ("verifier", "prover")}}}
+    del of_an_earlier_version["blocks"]
+    check_store(run, of_an_earlier_version)
+    with_blocks(run)
+    run.store.delete(run.models(3))
+    with pytest.raises(CorruptionError, match="iterations from 0 is missing"):
+        check_store(run, state)
+
+
+def test_showing_looks_at_the_newest_iterations(run):
+    for iteration in range(LAST):  # which is too short for a real one
+        run.store.delete(run.job(iteration, "verifier"))
+    run.store.put(run.metrics(1, "train"), b"{")
+    check_presence(run)
+    run.store.put(run.metrics(LAST - 1, "train"), b"{")
+    with pytest.raises(CorruptionError, match=f"a/iterations/{LAST - 1:04d}/metrics-train"):
+        check_presence(run)
+    assert len(verify_run(run).problems) == 2
+
+
+def test_an_iteration_that_is_shown_was_shown_ever_since():
+    before = transcripts.shown_iterations(0)
+    for newest in range(1, 3000):
+        now = transcripts.shown_iterations(newest)
+        assert now <= {*before, newest} and {0, newest} <= now and len(now) <= 16
+        before = now
+
+
+def test_what_little_needs_is_left_to_the_others():
+    assert fair_share([10, 1, 10], 30) == 10
+    assert fair_share([10, 1, 10], 13) == 6
+    assert fair_share([], 13) == 0
+    assert sum(min(size, fair_share([5, 9, 40], 20)) for size in (5, 9, 40)) <= 20
+
+
+def test_a_long_list_keeps_its_ends():
+    assert thinned(range(5), 9) == [0, 1, 2, 3, 4]
+    assert thinned(range(100), 4) == [0, 33, 66, 99]
+
+
+async def test_no_more_shards_are_under_way_than_fill_the_places(monkeypatch):
+    under_way, most = 0, 0
+
+    async def play_shard(session, iteration, split, shard):
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+
+    monkeypatch.setattr(playing, "play_shard", play_shard)
+    rollouts = SimpleNamespace(concurrency=64, episodes_per_shard=200)
+    session = SimpleNamespace(parameters=SimpleNamespace(rollouts=rollouts))
+    await playing.play_shards(session, 0, "train", [f"{i:04d}" for i in range(500)], directly)
+    assert 2 <= most <= 8
