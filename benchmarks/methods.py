@@ -41,7 +41,9 @@ def run_name(method: str, seed: int) -> str:
     return f"{method.lower().replace(' ', '-')}-{seed}"
 
 
-def train(method: str, seed: int, store: Path, threads: int | None) -> str | None:
+def train(
+    method: str, seed: int, store: Path, threads: int | None, iterations: int = ITERATIONS
+) -> str | None:
     """Run or finish the run; why it stopped, or None if it went through."""
     environment = {**os.environ, "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
     if threads:
@@ -51,7 +53,7 @@ def train(method: str, seed: int, store: Path, threads: int | None) -> str | Non
         f"run_name={run_name(method, seed)}",
         f"run_store={store}",
         f"seed={seed}",
-        f"rl.num_iterations={ITERATIONS}",
+        f"rl.num_iterations={iterations}",
         f"dataset_options.max_test_size={TEST_PROBLEMS}",
     ):
         command += ["--set", setting]
@@ -61,29 +63,31 @@ def train(method: str, seed: int, store: Path, threads: int | None) -> str | Non
     return done.stderr.strip().splitlines()[-1] if done.returncode else None
 
 
-def measure(method: str, seed: int, store: Path, threads: int | None) -> dict[str, Any]:
+def measure(
+    method: str, seed: int, store: Path, threads: int | None, iterations: int = ITERATIONS
+) -> dict[str, Any]:
     """One run, and what came of it."""
     from nip_core.evaluation.metrics import paired_difference
     from nip_core.rollouts.tables import read_rollouts
     from nip_core.run_store.run import RunStore
     from nip_core.run_store.store import open_store
 
-    stopped = train(method, seed, store, threads)
+    stopped = train(method, seed, store, threads, iterations)
     if stopped is not None:  # a method that spoils the model so far has not met the bar
         return {"method": method, "seed": seed, "stopped": stopped, "met": False}
     run = RunStore(open_store(str(store)), run_name(method, seed))
-    tested = range(ITERATIONS + 1)
+    tested = range(iterations + 1)
     metrics = [run.read_json(run.metrics(i, "test")) for i in tested]
     before, after = (
         read_rollouts(run.store, run.rollouts(i, "test")).episodes for i in (tested[0], tested[-1])
     )
-    times = [run.read_json(f"{run.iteration(i)}/times.json") for i in range(ITERATIONS)]
+    times = [run.read_json(f"{run.iteration(i)}/times.json") for i in range(iterations)]
     paired = paired_difference(before, after, seed, reward_of=REWARD_OF)
     return {
         "method": method,
         "seed": seed,
         "config": CONFIGS[method],
-        "iterations": ITERATIONS,
+        "iterations": iterations,
         "problems": paired["problems"],
         "rewards": [m["agents"][REWARD_OF]["mean_reward"] for m in metrics],
         "accuracy": [m["accuracy"] for m in metrics],

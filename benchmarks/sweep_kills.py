@@ -40,7 +40,8 @@ def start(file: Path, store: Path, jobs: int) -> subprocess.Popen[bytes]:
 
 def digests(sweep: Sweep, store: Path) -> dict[str, str]:
     """Canonical digests of rollouts and datasets, by their manifest's place."""
-    manifests = (path for run in sweep.runs for path in (store / run.name).rglob("manifest.json"))
+    iterations = (store / run.name / "iterations" for run in sweep.runs)
+    manifests = (path for place in iterations for path in place.rglob("manifest.json"))
     extras = {path: json.loads(path.read_text())["extra"] for path in sorted(manifests)}
     return {
         str(path.relative_to(store)): str(extra.get("canonical_digest") or extra["digest"])

@@ -268,7 +268,7 @@ _rows = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(_rows, st.randoms(use_true_random=False))
 def test_rates_are_within_0_and_1_and_the_order_of_rows_does_not_matter(
     episodes_of, rows: list[dict], shuffler: random.Random

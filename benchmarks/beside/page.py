@@ -1,0 +1,220 @@
+"""The page of docs/results that says what side_by_side measured."""
+
+import textwrap
+from statistics import median
+from typing import Any
+
+from beside.weights import CASES
+
+WIDTH = 120
+_QUIET_LOAD = 1.0  # more than that per run, and other programs had a part of the machine
+
+
+def page(result: dict[str, Any]) -> str:
+    """The results as Markdown, part by part."""
+    sections = {"b": training, "c": swap, "d": schedule, "e": kills, "f": weights}
+    parts = [sections[name](part) for name, part in result.items() if name in sections]
+    head = (
+        "nip and other projects in one run, on the same stub, games, weights and machine, each "
+        "in an environment of its own (`scripts/build_peers.sh`), over HTTP, as its own "
+        "documentation says. They take turns in rounds. Made by `benchmarks/side_by_side.py`; the "
+        "JSON file beside this page has every figure, all versions and the machine's load."
+    )
+    return "\n\n".join(["# Side by side", _filled(head), *parts]) + "\n"
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(" ".join(text.split()), WIDTH, break_on_hyphens=False)
+
+
+def _made(part: dict[str, Any], timed: bool = True) -> str:
+    """The command and the machine; of what is timed a warning where other programs were at work."""
+    machine = part["machine"]
+    text = (
+        f"`{part['command']}` at {part['commit']}, {machine['cores']} cores, Python "
+        f"{machine['python']}, load {machine['load_before']} before and {machine['load_after']} "
+        f"after, {part['took_s']:.0f} s."
+    )
+    if timed and machine["load_before"] > _QUIET_LOAD:
+        text += (
+            " **The machine was loaded by other programs: seconds are longer than they would be "
+            "alone, and only ratios within the run say something.**"
+        )
+    if timed and part["small"]:
+        text += " **Small sizes, which show that it works, no more.**"
+    return _filled(text)
+
+
+def _reasons(rows: dict[str, Any]) -> list[str]:
+    return [
+        f"- {name} is not measured throughout: {row['reason']}"
+        for name, row in rows.items()
+        if "reason" in row
+    ]
+
+
+def _versions(rows: dict[str, Any]) -> str:
+    pairs = [pair for row in rows.values() for pair in row.get("versions", {}).items()]
+    every = dict.fromkeys(f"{name} {v}" for name, v in pairs if name != "python")
+    return _filled("Versions: " + ", ".join(every) + ".")
+
+
+def training(part: dict[str, Any]) -> str:
+    """Tokens per second."""
+    settings, rows = part["settings"], part["rows"]
+    first = next(iter(rows.values()))[0]
+    lines = ["## LoRA training", "", _made(part), ""]
+    text = (
+        f"{settings['examples']} conversations of the bundled tiny model ({first['tokens']:,} "
+        f"tokens), batches of {settings['batch_size']}, LoRA of rank {settings['lora_rank']} on "
+        "all linear layers, every setting said to both. Tokens of the data over the seconds of "
+        "`trainer.train()`, medians over the rounds after one that does not count; the whole is "
+        "from the request, or the start of the script, to the adapter: ours is loaded and proved "
+        "by then, TRL's is on the disk."
+    )
+    lines += [_filled(text), "", "| | tokens per s | seconds of training | whole, s | rounds |"]
+    lines.append("|---|---|---|---|---|")
+    for name, rounds in rows.items():
+        speed, seconds, whole = (
+            median(r[key] for r in rounds) for key in ("tokens_per_s", "train_s", "whole_s")
+        )
+        lines.append(f"| {name} | {speed:,.0f} | {seconds:.2f} | {whole:.2f} | {len(rounds)} |")
+    speed, whole = part["speed_ratio"], part["whole_ratio"]
+    losses = {r["final_loss"] for rounds in rows.values() for r in rounds}
+    text = (
+        f"Ours by TRL's: tokens per second {_span(speed)}; the whole time {_span(whole)}. The loss "
+        f"of the last step is {'the same' if len(losses) == 1 else '**not** the same'} in all."
+    )
+    lines += ["", _filled(text), "", *_reasons(part["absent"]), ""]
+    return "\n".join([*lines, _versions({"all": {"versions": part["versions"]}})])
+
+
+def swap(part: dict[str, Any]) -> str:
+    """From trained to answered."""
+    lines = ["## From trained weights to their first answer", "", _made(part), ""]
+    text = (
+        "nip: from the commit of an adapter that a job has trained to the first answer of a client "
+        "that waits for the job and asks then; it is loaded and proved in between. vLLM by hand: "
+        "`/v1/load_lora_adapter` with the same directory, and the first answer; nothing is proved."
+    )
+    lines += [_filled(text), "", "| | median, s | each, s |", "|---|---|---|"]
+    for name, seconds in part["seconds"].items():
+        each = ", ".join(f"{s:.2f}" for s in seconds)
+        lines.append(f"| {name} | {median(seconds):.2f} | {each} |")
+    if "reason" in part:
+        lines += ["", f"vLLM is not measured: {part['reason']}"]
+    return "\n".join([*lines, "", _versions({"all": {"versions": part["versions"]}})])
+
+
+def _span(r: dict[str, Any]) -> str:
+    if r["rounds"] == 1:
+        return f"{r['ratio']:.2f} (one round)"
+    return f"{r['ratio']:.2f} [{r['low']:.2f}, {r['high']:.2f}]"
+
+
+def kills(part: dict[str, Any]) -> str:
+    """The price of a kill."""
+    lines = ["## The price of a kill", "", _made(part), ""]
+    text = (
+        f"{part['games']} games of {part['turns']} turns, {part['in_flight']} calls in flight, a "
+        f"stub that answers after {part['latency_s']:g} s. When a share of the calls has been "
+        "answered the process and its children are killed with SIGKILL; then it is started again "
+        "as its documentation says: `nip play` again, `vf-eval --resume`, `inspect eval-retry`. "
+        "Calls made again are counted by the stub. Unanswered are those that it had not answered "
+        "at the kill; an answer that was sent but not yet read or on the disk is lost, too, so as "
+        f"many as may be in flight, {part['in_flight']}, can be lost at most by who keeps every "
+        "answer. The time is that from the second start to the first answer that the "
+        "killed process had not been given. Medians over the rounds."
+    )
+    lines += [_filled(text), ""]
+    lines += [
+        "| | killed at | unanswered then | calls made again | beyond what may be in flight | "
+    ]
+    lines[-1] += "s to the next new answer | rounds |"
+    lines.append("|---|---|---|---|---|---|---|")
+    for name, row in part["players"].items():
+        for share in part["shares"]:
+            rounds = row.get(f"{share:g}")
+            if not rounds:
+                continue
+            in_flight, repeated, seconds, beyond = (
+                median(figures)
+                for figures in (
+                    [r["in_flight"] for r in rounds],
+                    [r["repeated"] for r in rounds],
+                    [r["seconds_to_new_answer"] for r in rounds],
+                    [max(0, r["repeated"] - part["in_flight"]) for r in rounds],
+                )
+            )
+            lines.append(
+                f"| {name} | {share:.0%} | {in_flight:g} | {repeated:g} | {beyond:g} | "
+                f"{seconds:.1f} | {len(rounds)} |"
+            )
+    missing = _reasons({**part["players"], **part["absent"]})
+    return "\n".join([*lines, "", *missing, "", _versions(part["players"])])
+
+
+def weights(part: dict[str, Any]) -> str:
+    """Wrong weights."""
+    lines = ["## Wrong weights under the right name", "", _made(part, timed=False), ""]
+    text = (
+        f'Adapters of the tiny model, taught to say "{part["taught"]}", are made wrong on the '
+        f'disk: *swapped*, the weights are those of one taught "{part["other"]}"; *truncated*, '
+        "half of the file; *base*, weights that change nothing; *directory*, the whole directory "
+        "of the other one in its place. Each is then asked for by its name. nip is started again "
+        "on its state directory; vLLM is told by `/v1/load_lora_adapter` to load them; PEFT loads "
+        "them in a process. A refusal counts as noticed, whatever its words; an answer does not. "
+        "The files are wrong before they are read, and nip refuses them by their checksums; its "
+        "proof, which compares what is served with what was saved, comes after that."
+    )
+    lines += [_filled(text), "", f"| | {' | '.join(CASES)} | noticed | the control answers |"]
+    lines.append("|---|" + "---|" * (len(CASES) + 2))
+    for name, row in part["rows"].items():
+        if "reason" in row:
+            continue
+        cells = [_outcome(row["cases"][case]) for case in CASES]
+        control = "yes" if row["control_answers"] else "**no**"
+        lines.append(
+            f"| {name} | {' | '.join(cells)} | {row['noticed']} of {row['of']} | {control} |"
+        )
+    versions = _versions({"all": {"versions": part["versions"]}})
+    return "\n".join([*lines, "", *_reasons(part["rows"]), "", versions])
+
+
+def _outcome(outcome: dict[str, Any]) -> str:
+    if outcome["noticed"]:
+        return "refused"
+    answer = " ".join(outcome["answer"].replace("|", " ").split())[:24]
+    return f'answers "{answer}"'
+
+
+def schedule(part: dict[str, Any]) -> str:
+    """Ideal by real time."""
+    lines = ["## Schedule", "", _made(part), ""]
+    text = (
+        f"{part['games']:,} games of {part['turns']} turns on a stub that answers after "
+        f"{part['latency_s']:g} s. Ideal is calls times latency over calls in flight; real is the "
+        "time from the first call to the last answer, by the stub, so that starts do not count. "
+        "The bare client is nip's own with nothing around it, on the same games. Medians over the "
+        "rounds. verifiers plays with a harness in the process of the evaluation, where "
+        "its own harness for chats, `null`, starts a process for every turn. Intervals are by the "
+        "bootstrap over rounds."
+    )
+    lines += [_filled(text), "", "| | in flight | ideal / real | calls per s | rounds |"]
+    lines.append("|---|---|---|---|---|")
+    for name, row in part["players"].items():
+        for in_flight in part["in_flight"]:
+            rounds = row.get(str(in_flight))
+            if rounds:
+                share = median(r["ideal_by_real"] for r in rounds)
+                speed = median(r["calls_per_s"] for r in rounds)
+                lines.append(
+                    f"| {name} | {in_flight:,} | {share:.3f} | {speed:,.0f} | {len(rounds)} |"
+                )
+    lines += ["", "| nip's calls per second by those of | in flight | ratio | 95 % |"]
+    lines.append("|---|---|---|---|")
+    for r in part["ratios"]:
+        span = f"{r['low']:.2f} to {r['high']:.2f}" if r["rounds"] > 1 else "one round"
+        lines.append(f"| {r['to']} | {r['in_flight']:,} | {r['ratio']:.2f} | {span} |")
+    missing = _reasons({**part["players"], **part["absent"]})
+    return "\n".join([*lines, "", *missing, "", _versions(part["players"])])

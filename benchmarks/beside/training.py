@@ -1,0 +1,168 @@
+"""Part b: tokens per second of LoRA training, our job against plain TRL with the same settings.
+
+Both learn the same answers to the same prompts from the bundled tiny model, one after the other in
+each round: our job over the fine-tuning API of a running server, TRL as a script. What counts is
+tokens of the data over the seconds of the training itself, as each says them; beside it stands the
+time of the whole, from the request or the start of the script to the saved adapter.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from beside.players import ABSENT_TRAINERS, Nip
+from beside.runs import Failed, ratio
+from beside.serving import directory_of, server
+
+WORDS = ("the", "list", "is", "sorted", "by", "key", "and", "then", "returned", "wrong", "case")
+OURS, TRL = "nip job", "TRL"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is trained."""
+
+    examples: int = 512
+    batch_size: int = 8
+    longest: int = 80
+    """Words of a prompt, at most; the answer has half of them."""
+    most_s: float = 600.0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of both, all of them said, so that no default differs."""
+        return {
+            "n_epochs": 1,
+            "batch_size": self.batch_size,
+            "learning_rate": 2e-4,
+            "lr_scheduler": "linear",
+            "warmup_ratio": 0.0,
+            "weight_decay": 0.0,
+            "max_grad_norm": 1.0,
+            "lora_rank": 16,
+            "lora_alpha": 32,
+            "lora_dropout": 0.0,
+            "lora_target_modules": "all-linear",
+        }
+
+
+def conversations(size: Size) -> list[tuple[str, str]]:
+    """Prompts and answers of very different lengths: most are short, some are long."""
+    drawn = random.Random(0)
+    texts = []
+    for _ in range(size.examples):
+        words = min(size.longest, 1 + int(drawn.lognormvariate(3, 1)))
+        text = " ".join(drawn.choice(WORDS) for _ in range(words))
+        texts.append((text, text[: len(text) // 2 + 1]))
+    return texts
+
+
+def by_job(handle: Any, size: Size) -> dict[str, Any]:
+    """One fine-tuning job. Raises Failed."""
+    import openai
+
+    messages = [
+        [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+        for prompt, answer in conversations(size)
+    ]
+    text = "".join(json.dumps({"messages": row}) + "\n" for row in messages).encode()
+    settings = size.settings
+    common = {name: settings.pop(name) for name in ("n_epochs", "batch_size")}
+    began = time.monotonic()
+    with openai.OpenAI(base_url=f"{handle.url}/v1", api_key=handle.api_key) as client:
+        file = client.files.create(file=("train.jsonl", text), purpose="fine-tune")
+        job = client.fine_tuning.jobs.create(
+            model="tiny",
+            training_file=file.id,
+            seed=0,
+            hyperparameters=common,  # type: ignore[arg-type]
+            extra_body={"nip": {**settings, "packing": False}},
+        )
+        while job.status not in ("succeeded", "failed", "cancelled"):
+            if time.monotonic() > began + size.most_s:
+                raise Failed(f"the job took more than {size.most_s:g} s")
+            time.sleep(0.1)
+            job = client.fine_tuning.jobs.retrieve(job.id)
+    whole_s = time.monotonic() - began
+    if job.status != "succeeded" or job.fine_tuned_model is None:
+        raise Failed(f"the job failed: {job.error}")
+    place = directory_of(handle.state_dir, job.fine_tuned_model)
+    result = json.loads((place / "training_result.json").read_text())
+    return {**_figures(result), "whole_s": round(whole_s, 2)}
+
+
+def by_trl(place: Path, size: Size) -> dict[str, Any]:
+    """One run of the script. Raises Failed."""
+    from nip_core.models import BUNDLED
+
+    data = place / "train.jsonl"
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": prompt}],
+            "completion": [{"role": "assistant", "content": answer}],
+        }
+        for prompt, answer in conversations(size)
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    request = {
+        "model": str(BUNDLED["tiny"]),
+        "data": str(data),
+        "output": str(place / "out"),
+        "settings": size.settings,
+    }
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("trl_job.py")), json.dumps(request)],
+        capture_output=True,
+        text=True,
+        timeout=size.most_s,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(place / "hub")},
+        check=False,
+    )
+    whole_s = time.monotonic() - began
+    if done.returncode != 0:
+        raise Failed(" ".join(done.stderr[-600:].split()))
+    result = json.loads(done.stdout.splitlines()[-1])
+    return {**_figures(result), "whole_s": round(whole_s, 2)}
+
+
+def _figures(result: dict[str, Any]) -> dict[str, Any]:
+    names = ("tokens", "train_s", "steps", "final_loss", "trainable_parameters")
+    return {name: result[name] for name in names} | {
+        "tokens_per_s": round(result["tokens"] / result["train_s"], 1)
+    }
+
+
+def measure(rounds: int, size: Size, say: Any) -> dict[str, Any]:
+    """Both in turn, the other first in every other round; one round before that does not count."""
+    from importlib.metadata import version
+
+    rows: dict[str, list[dict[str, Any]]] = {OURS: [], TRL: []}
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        with server("embedded", place / "state", None) as handle:
+            ways = [(OURS, lambda: by_job(handle, size)), (TRL, lambda: by_trl(place, size))]
+            for number in range(rounds + 1):
+                for name, train in ways if number % 2 == 0 else ways[::-1]:
+                    figures = train()
+                    say(f"b {name} {number}: {figures}")
+                    if number > 0:
+                        rows[name].append(figures)
+    speed = {name: [f["tokens_per_s"] for f in figures] for name, figures in rows.items()}
+    whole = {name: [f["whole_s"] for f in figures] for name, figures in rows.items()}
+    names = ("torch", "transformers", "trl", "peft")
+    return {
+        "settings": {**size.settings, "examples": size.examples, "longest_words": size.longest},
+        "rows": rows,
+        "absent": ABSENT_TRAINERS,
+        "speed_ratio": ratio(speed[OURS], speed[TRL]),
+        "whole_ratio": ratio(whole[OURS], whole[TRL]),
+        "versions": Nip().versions() | {name: version(name) for name in names},
+    }

@@ -1,0 +1,175 @@
+"""Part f: wrong weights under the right name, and who notices before answering.
+
+nip trains adapters of the bundled tiny model, half to say "accept", half to say "reject". What lies
+on the disk under the name of one that was taught "accept" is then made wrong, in one of these ways:
+
+    swapped      its weights are those of one that was taught "reject"
+    truncated    its weights end in the middle
+    base         its weights change nothing, so that the base model answers
+    directory    the whole directory of the other one lies in its place
+
+and it is asked by its name, as by a client that knows nothing of this. One that is left as it is,
+the control, must answer what it was taught. nip is started again on its state directory, with its
+own engine and over vLLM; vLLM itself is told by its API to load the same directories; PEFT loads
+them in a process.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from beside.runs import Failed
+from beside.serving import (
+    QUESTION,
+    asked,
+    directory_of,
+    load_by_hand,
+    server,
+    train,
+    versions,
+    vllm_command,
+    vllm_server,
+    why,
+)
+
+CONTROL, CASES = "control", ("swapped", "truncated", "base", "directory")
+WEIGHTS = "adapter_model.safetensors"
+TAUGHT, OTHER = "accept", "reject"
+Said = Callable[[str], None]
+
+
+# --- making
+
+
+def make(state: Path) -> tuple[dict[str, str], str]:
+    """Train one for each case and the control, and the other one; their names."""
+    with server("embedded", state, None) as handle:
+        names = {case: train(handle, TAUGHT, n) for n, case in enumerate((CONTROL, *CASES))}
+        return names, train(handle, OTHER, 0)
+
+
+def spoil(place: Path, other: Path, case: str) -> None:
+    """Make what lies in `place` wrong."""
+    weights = place / WEIGHTS
+    if case == "swapped":
+        shutil.copyfile(other / WEIGHTS, weights)
+    elif case == "truncated":
+        os.truncate(weights, weights.stat().st_size // 2)
+    elif case == "base":
+        from safetensors.torch import load_file, save_file
+
+        save_file({name: 0 * tensor for name, tensor in load_file(weights).items()}, weights)
+    elif case == "directory":
+        shutil.rmtree(place)
+        shutil.copytree(other, place)
+
+
+# --- asking
+
+
+def through_nip(state: Path, names: dict[str, str], engine: str, vllm: Path | None) -> Any:
+    """Start a server on a copy of the spoiled state, and ask it for each."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "state"
+        shutil.copytree(state, copy, ignore=shutil.ignore_patterns("*.lock", "server.json"))
+        with server(engine, copy, vllm) as handle:
+            return {case: asked(handle.url, handle.api_key, name) for case, name in names.items()}
+
+
+def through_vllm(state: Path, names: dict[str, str], vllm: Path, log: Path) -> Any:
+    """Start vLLM by itself, load each directory by its API, and ask for it."""
+    outcomes = {}
+    with vllm_server(vllm, log) as (url, key):
+        for case, name in names.items():
+            status, answer = load_by_hand(url, key, name, directory_of(state, name))
+            outcomes[case] = (
+                asked(url, key, name)
+                if status == 200
+                else {"noticed": True, "status": status, "why": why(answer)}
+            )
+    return outcomes
+
+
+_PEFT = """
+import json, sys
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+base, question, places = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+tokenizer = AutoTokenizer.from_pretrained(base)
+ids = tokenizer.apply_chat_template(
+    question, add_generation_prompt=True, return_tensors="pt", return_dict=True
+)
+outcomes = {}
+for case, place in places.items():
+    try:
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), place)
+        out = model.generate(**ids, max_new_tokens=12, do_sample=False)
+        text = tokenizer.decode(out[0][ids["input_ids"].shape[1]:], skip_special_tokens=True)
+        outcomes[case] = {"noticed": False, "answer": text}
+    except Exception as error:
+        outcomes[case] = {"noticed": True, "why": f"{type(error).__name__}: {error}"[:400]}
+print(json.dumps(outcomes))
+"""
+
+
+def through_peft(state: Path, names: dict[str, str]) -> Any:
+    """Load each directory by PEFT in nip's environment, and generate."""
+    from nip_core.models import BUNDLED
+
+    places = {case: str(directory_of(state, name)) for case, name in names.items()}
+    arguments = [str(BUNDLED["tiny"]), json.dumps(QUESTION), json.dumps(places)]
+    done = subprocess.run(
+        [sys.executable, "-c", _PEFT, *arguments], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise Failed(" ".join(done.stderr[-400:].split()))
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# --- measuring
+
+
+def measure(say: Said) -> dict[str, Any]:
+    """All of them, on the same files."""
+    rows: dict[str, Any] = {}
+    vllm = vllm_command()
+    with tempfile.TemporaryDirectory() as folder:
+        state = Path(folder) / "state"
+        names, other = make(state)
+        for case in CASES:
+            spoil(directory_of(state, names[case]), directory_of(state, other), case)
+        ways: dict[str, tuple[bool, Callable[[], Any]]] = {
+            "nip, embedded": (False, lambda: through_nip(state, names, "embedded", None)),
+            "PEFT": (False, lambda: through_peft(state, names)),
+            "nip over vLLM": (True, lambda: through_nip(state, names, "vllm", vllm)),
+            "vLLM": (True, lambda: through_vllm(state, names, vllm or Path(), state / "log")),
+        }
+        for name, (needs_vllm, ask) in ways.items():
+            if needs_vllm and vllm is None:
+                rows[name] = {"reason": "no vLLM here: scripts/build_vllm_cpu.sh, or NIP_VLLM"}
+                continue
+            try:
+                rows[name] = judged(ask())
+            except Exception as error:  # a row with its reason, whatever it is
+                rows[name] = {"reason": f"{type(error).__name__}: {error}"[:600]}
+            say(f"f {name}: {json.dumps(rows[name])}")
+    rows["transformers serve"] = {"reason": "it serves no adapter by name"}
+    return {"taught": TAUGHT, "other": OTHER, "rows": rows, "versions": versions(vllm)}
+
+
+def judged(outcomes: dict[str, Any]) -> dict[str, Any]:
+    """The outcomes, with whether what should be noticed was, and whether the control answered."""
+    for outcome in outcomes.values():
+        if "why" in outcome:  # without the directory of this run
+            outcome["why"] = re.sub(r"/\S*/models/", "models/", outcome["why"])
+    answered = outcomes[CONTROL].get("answer", "").strip().startswith(TAUGHT)
+    noticed = sum(outcomes[case]["noticed"] for case in CASES)
+    return {"cases": outcomes, "noticed": noticed, "of": len(CASES), "control_answers": answered}

@@ -1,0 +1,125 @@
+"""nip and its peers in one run, on the same stub, games, weights and machine.
+
+    scripts/build_peers.sh
+    python benchmarks/side_by_side.py [--only d e f ...] [--rounds 3] [--small]
+        [--out docs/results/side_by_side.json]
+
+    b   tokens per second of LoRA training, a job of ours and plain TRL
+    c   from trained weights on the disk to the first answer with them
+    d   schedule: games of nine turns on a stub that answers after 500 ms; ideal by real time
+    e   the price of a kill: calls made again, time to the next new answer
+    f   wrong weights under the right name: who notices before answering
+
+Peers run in environments of their own, as their documentation says, over HTTP. They take turns in
+rounds, in another order in each, so that what else the machine does falls on all; what is compared
+are ratios, with intervals by the bootstrap over rounds. A peer that cannot run is a row with its
+reason. Each part is written to the JSON file with its versions, its commit and the machine's load
+before and after; parts that are not chosen stay as they are there. The Markdown page beside it is
+made from all of them.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from beside import kills, schedule, swap, training, weights
+from beside.page import page
+from beside.players import PLAYERS, ROOT
+
+Part = Callable[[argparse.Namespace], dict[str, Any]]
+
+
+def say(text: str) -> None:
+    """Tell how far it is."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def part_b(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure training."""
+    size = training.Size()
+    if options.small:
+        size = replace(size, examples=64)
+    return training.measure(options.rounds, size, say)
+
+
+def part_c(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure swaps."""
+    return swap.measure(options.rounds, say)
+
+
+def part_d(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure the schedule; inspect's cache changes nothing about it."""
+    size = schedule.Size()
+    if options.small:
+        size = replace(size, games=64, in_flight=(16, 64), latency_s=0.2)
+    players = [player for player in PLAYERS if "cache" not in player.name]
+    return schedule.measure(players, options.rounds, size, say)
+
+
+def part_e(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure kills."""
+    size = kills.Size()
+    if options.small:
+        size = replace(size, games=24, in_flight=8)
+    return kills.measure(PLAYERS, options.rounds, size, say)
+
+
+def part_f(options: argparse.Namespace) -> dict[str, Any]:
+    """Serve wrong weights; once, as nothing of it is a time."""
+    return weights.measure(say)
+
+
+PARTS: dict[str, Part] = {"b": part_b, "c": part_c, "d": part_d, "e": part_e, "f": part_f}
+
+
+def main() -> None:
+    """Measure the chosen parts, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=[*PARTS], default=[*PARTS])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--small", action="store_true", help="small sizes, to see that all works")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    result: dict[str, Any] = {}
+    if options.out and options.out.exists():
+        result = json.loads(options.out.read_text())
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    for name in options.only:
+        load, began = os.getloadavg()[0], time.monotonic()
+        measured = PARTS[name](options)
+        result[name] = {
+            "command": shlex.join(["python", "benchmarks/side_by_side.py", *sys.argv[1:]]),
+            "commit": commit,
+            "took_s": round(time.monotonic() - began, 1),
+            "rounds": options.rounds,
+            "small": options.small,
+            "machine": {
+                "system": f"{platform.system()} {platform.machine()}",
+                "python": platform.python_version(),
+                "cores": os.cpu_count(),
+                "load_before": round(load, 2),
+                "load_after": round(os.getloadavg()[0], 2),
+            },
+            **measured,
+        }
+        print(json.dumps({name: result[name]}, indent=1), flush=True)
+        if options.out:  # after each part: one that fails costs no other
+            result = dict(sorted(result.items()))
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
+            options.out.with_suffix(".md").write_text(page(result))
+
+
+if __name__ == "__main__":
+    main()
