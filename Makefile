@@ -7,6 +7,7 @@ VLLM ?= .vllm
 ART ?= .art-env
 NAT ?= .nat-env
 CLIENTS ?= .clients-env
+PEERS ?= .peers
 NIP_GPU_MODEL ?= Qwen/Qwen2.5-3B-Instruct
 PIP_OPTIONS ?=
 # More than a small machine has cores: many tests wait for servers.
@@ -14,12 +15,12 @@ TEST_JOBS ?= 3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu clean
+.PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu study clean
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
 	@echo "make test           install, run the tests"
-	@echo "make test-long      what takes longer: make test-server, test-factory and test-kills"
+	@echo "make test-long      what takes longer: make test-server, test-factory, test-kills and more"
 	@echo "make test-server    train and generate with real models on lm_server"
 	@echo "make test-factory   build the bundled problems again, measure the tiny model"
 	@echo "make test-kills     kill a run 20 times, evenly over all that it does"
@@ -35,32 +36,40 @@ help:
 	@echo "make kill-matrix    kill runs and servers at every write and request, inject 1,000 faults"
 	@echo "make test-security  attack servers and more, on loopback: minutes, on a quiet machine"
 	@echo "make test-learning  measure learning over seeds and controls (about an hour)"
+	@echo "make study          the declared study, an hour of it: again until nothing is left"
 	@echo "make bench          the benchmarks"
+	@echo "make side-by-side   build environments with other projects and measure them and nip in one run"
 
 install: $(INSTALLED)
+
+# pip compiles one file after the other; compileall does it on all cores.
+INSTALL := --quiet --disable-pip-version-check --no-compile $(PIP_OPTIONS) -c constraints.txt
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] <= (3, 13), f"nip needs Python 3.11 to 3.13, this is {sys.version.split()[0]}; set PYTHON=..."'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt -e ".[local,dev]"
+	$(BIN)/python -m pip install $(INSTALL) torch==2.13.0
+	$(BIN)/python -m pip install $(INSTALL) -e ".[local,dev]"
+	@$(BIN)/python -m compileall -qq -j 0 --invalidation-mode timestamp $(VENV)/lib || :
 	@touch $(INSTALLED)
 
 quickstart: install
 	$(BIN)/nip train deployments/configs/quickstart.yaml
 
-PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder \
+	--durations=20 --durations-min=5
 
 test: install
 	$(PYTEST)
 
-# What is too long for `make test`: the next three at once, and all examples and pairs of settings of
-# tests of which `make test` tries a part. .ci/run runs it.
+# What is too long for `make test`, and all examples, kill points and pairs of settings of tests of
+# which `make test` tries a part. .ci/run runs it.
 THOROUGH := tests/scenarios/test_parsing.py tests/rollouts/test_matrix.py tests/stages/test_attack.py \
-	tests/evaluation/test_statistics_oracles.py
+	tests/stages/test_league.py tests/evaluation/test_statistics_oracles.py \
+	tests/durability/test_kill_matrix.py
 test-long: install
-	NIP_KILL_POINTS=20 NIP_THOROUGH=1 $(PYTEST) tests/lm_server/long tests/sweep/long tests/factory \
-		$(THOROUGH) tests/durability/test_kill_matrix.py
+	NIP_KILL_POINTS=20 NIP_THOROUGH=1 $(PYTEST) tests/lm_server/long tests/sweep/long tests/flows/long \
+		tests/factory $(THOROUGH)
 
 # Trainings, the embedded engine, servers and engines as processes.
 test-server: install
@@ -90,7 +99,7 @@ format: install
 # The real vLLM in an environment of its own, which the script builds once and keeps.
 test-engines: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_vllm_cpu.sh $(VLLM)
-	NIP_VLLM=$(abspath $(VLLM))/bin/vllm $(BIN)/python -m pytest tests/engines
+	NIP_VLLM=$(abspath $(VLLM))/bin/vllm $(PYTEST) tests/engines
 
 # OpenPipe ART's client in an environment of its own; the servers run in $(VENV).
 test-art: install
@@ -112,7 +121,9 @@ test-learning: install
 	$(BIN)/python benchmarks/server_learning.py --out docs/results/server_learning.json
 	$(BIN)/python benchmarks/learning.py --out docs/results/learning.json
 	$(BIN)/python benchmarks/learning.py --game arithmetic --out docs/results/arithmetic_learning.json
+	$(BIN)/python benchmarks/learning.py --game reading --out docs/results/reading_learning.json
 	$(BIN)/python benchmarks/methods.py --out docs/results/methods.json
+	$(BIN)/python benchmarks/policy_gradient.py --out docs/results/policy_gradient.json
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_art.sh $(ART)
 	$(BIN)/python benchmarks/art_learning.py --art $(ART)/bin/python --out docs/results/art_learning.json
 
@@ -150,6 +161,15 @@ test-security: install
 up: install
 	$(BIN)/nip up $(UP)
 
+# The declared study, for at most an hour; another start goes on where this one stopped (docs/study.md).
+# One thread for each of two runs at a time, so that it fits on two cores.
+STUDY_JOBS ?= 2
+study: install
+	$(BIN)/nip declare deployments/plans/study.yaml
+	@OMP_NUM_THREADS=1 timeout 57m $(BIN)/nip sweep deployments/sweeps/study.yaml --jobs $(STUDY_JOBS); \
+	status=$$?; \
+	if [ $$status = 124 ]; then echo "an hour is over; make study goes on"; else exit $$status; fi
+
 bench: install
 	$(BIN)/python benchmarks/chat_client.py
 	$(BIN)/python benchmarks/dataset.py --out docs/results/dataset.json
@@ -159,6 +179,13 @@ bench: install
 	$(BIN)/python benchmarks/prefect_share.py --out docs/results/prefect_share.json
 	$(BIN)/python benchmarks/embedded_engine.py --http
 	NIP_VLLM=$(abspath $(VLLM))/bin/vllm $(BIN)/python benchmarks/pass_through.py
+
+# Other projects in environments of their own, and nip, take turns; PEERS=DIR says where they are.
+side-by-side: install
+	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" PEERS=$(abspath $(PEERS)) scripts/build_peers.sh
+	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_vllm_cpu.sh $(VLLM)
+	NIP_VLLM=$(abspath $(VLLM))/bin/vllm PEERS=$(abspath $(PEERS)) \
+		$(BIN)/python benchmarks/side_by_side.py --out docs/results/side_by_side.json
 
 clean:
 	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*

@@ -56,7 +56,7 @@ TIERS = (
     # They need more than `make install`.
     *("engines", "art", "nat", "clients", "gpu", "cluster"),
     # They take long: what ships is built again, the server trains and generates with real models.
-    *("factory", "lm_server/long", "sweep/long"),
+    *("factory", "lm_server/long", "sweep/long", "flows/long"),
 )
 """Folders that run on their own: `make test-engines`, ..."""
 
@@ -77,6 +77,7 @@ SLOW_FILES = (
     *("test_trouble.py", "test_files.py", "test_matrix.py", "test_prompts.py", "test_parsing.py"),
     *("test_build_problems.py", "test_conformance.py", "test_resume.py", "test_secrets.py"),
     # Of the tiers.
+    *("test_sweep_whole.py", "test_league.py", "test_launch.py"),
     *("test_training.py", "test_problems.py", "test_embedded_stream.py", "test_families.py"),
     *("test_guided.py", "test_tiny_recipe.py", "test_pause.py", "test_learning_quick.py"),
 )

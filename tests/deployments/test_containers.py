@@ -22,7 +22,8 @@ SERVICE_KEYS = {
     "healthcheck",
     "stop_grace_period",
 }
-NOT_RUN = [FOLDER / "Dockerfile", FOLDER / "compose.yaml", *(FOLDER / "kubernetes").iterdir()]
+IMAGES = [FOLDER / "Dockerfile", FOLDER / "Dockerfile.cuda"]
+NOT_RUN = [*IMAGES, FOLDER / "compose.yaml", *(FOLDER / "kubernetes").iterdir()]
 
 
 @pytest.mark.parametrize("file", NOT_RUN, ids=lambda path: path.name)
@@ -54,8 +55,9 @@ def test_no_secret_stands_in_a_file():
         assert not re.search(r"(sk-|password: \w)", file.read_text())
 
 
-def test_the_image_copies_what_it_installs():
-    text = (FOLDER / "Dockerfile").read_text()
+@pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.name)
+def test_the_image_copies_what_it_installs(image):
+    text = image.read_text()
     root = FOLDER.parent
     sources = [
         part for line in re.findall(r"^COPY (.+)$", text, re.M) for part in line.split()[:-1]

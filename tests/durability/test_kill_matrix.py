@@ -1,8 +1,9 @@
 """A run killed at every write and every HTTP boundary ends as the one that was never killed.
 
-The points are those that two unbroken runs have in common. A run is killed several times, one after
-another: its first process dies of the first point, the one that goes on of the next. One point of
-each kind is a kill; with NIP_KILL_POINTS=all every point, with a number so many, evenly over all.
+The points are those that two unbroken runs have in common (without NIP_KILL_POINTS: those of one).
+A run is killed several times, one after another: its first process dies of the first point, the
+one that goes on of the next. One point of each kind is a kill; with NIP_KILL_POINTS=all every point,
+with a number so many, evenly over all.
 """
 
 import os
@@ -38,7 +39,7 @@ KINDS = (
     r"^answered POST server/v1/fine_tuning/jobs$",
     r"^link RUN/.*/0000/models\.json$",
 )
-"""One kill of each, in the order of a run. Of a server under a run, and of one's own: below."""
+"""One kill of each, in the order of a run. Of a server under a run: below."""
 
 Make = Callable[..., Place]
 
@@ -60,12 +61,15 @@ def make(
 @pytest.fixture(scope="module")
 def unbroken(make: Make, flows: Zygote, servers: Zygote) -> tuple[Place, list[Point], list[Point]]:
     """A run that was never killed; the points of its flow, and of its server."""
-    first, second = make(), make()
+    first = make()
     first.play()
     flows.warm(first.folder / "modules-flow")
     servers.warm(first.folder / "modules-server")
-    second.play()
-    assert first.outcome() == second.outcome()
+    second = first
+    if POINTS != "kinds":
+        second = make()
+        second.play()
+        assert first.outcome() == second.outcome()
     check(second, first.outcome(), {})
     flow, server = (
         [p for p in first.points(what) if p in set(second.points(what)) and _is_certain(p)]
@@ -191,6 +195,7 @@ def test_a_server_killed_under_a_run_changes_nothing_in_it(
     kill_at(picked, "server", make, place, results, kills_per_run=3)
 
 
+@pytest.mark.skipif(POINTS == "kinds", reason="make test-long tries it")
 @pytest.mark.timeout(3600)
 def test_a_flow_killed_with_a_server_of_its_own_takes_it_along(
     unbroken: tuple[Place, list[Point], list[Point]], make: Make, results: Results

@@ -159,6 +159,7 @@ def test_doctor_tells_what_is_there():
     assert "engine vllm" in found
     layers = found["sandbox"]["detail"]
     assert "untrusted code" in layers and "limits on time and memory" in layers
+    assert {"C compiler", "Python.h", "CUDA"} <= found.keys()
 
 
 def test_doctor_says_why_torch_cannot_be_imported_and_what_can_run_without_it(tmp_path):

@@ -28,7 +28,7 @@ async def trained(tmp_path_factory):
         "rl.rollouts_per_iteration=24",
         "agents.verifier.num_epochs=1",
         "agents._default.shared_model_group=both",
-        "dataset_options.max_test_size=8",
+        "dataset_options.max_test_size=4",
     ]
     with mock.patch("nip_lm_server.serving.placement.SubprocessTrainer", TrainerHere):
         result = await train_here(CONFIG, changes)

@@ -191,13 +191,6 @@ async def test_evaluation_tests_the_newest_models(trained):
     assert tested["test"]["accuracy"] == result["iterations"][2]["test"]["accuracy"]
 
 
-@pytest.mark.parametrize("protocol", ["adp", "solo_verifier"])
-async def test_other_protocols_run_through(protocol, tmp_path):
-    result = await train_here(write_config(tmp_path, interaction_protocol=protocol, rl=FEW))
-    assert result["status"] == "finished"
-    assert result["iterations"][1]["test"]["episodes"] == 20
-
-
 async def test_a_frozen_agent_keeps_its_model(tmp_path):
     result = await train_here(write_config(tmp_path, rl=FEW), ["agents.prover.freeze_agent=true"])
     assert set(result["iterations"][0]["jobs"]) == {"verifier"}

@@ -57,9 +57,14 @@ def missing(source: str) -> list[str]:
             module = modules.get(node.value.id)
             if module and node.attr not in (names_of(module) or ()) and "__" not in node.attr:
                 absent.append(f"{module}.{node.attr}")
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("setattr", "patch")):
+        elif isinstance(node, ast.Call) and _called(node.func).endswith(("setattr", "patch")):
             absent += _not_there(node.args[0])
     return absent
+
+
+def _called(function: ast.expr) -> str:
+    """The last name of what is called, "" where it has none."""
+    return str(getattr(function, "attr", getattr(function, "id", "")))
 
 
 def _not_there(replaced: ast.expr) -> list[str]:

@@ -187,6 +187,17 @@ def test_a_value_is_found_by_its_address():
         loaded.get("rl.nothing")
 
 
+def test_options_of_an_engine_are_what_yaml_makes_of_them():
+    options = ["threads=1", "share=0.5", "fast=true", "dtype=bfloat16"]
+    loaded = load_parameters("quickstart", [f"lm_server.options.{option}" for option in options])
+    assert loaded.lm_server.options == {
+        "threads": 1,
+        "share": 0.5,
+        "fast": True,
+        "dtype": "bfloat16",
+    }
+
+
 @pytest.mark.parametrize("text", ["2024", "1e5", "1.5", "on", "2024-01-01"])
 def test_an_override_of_a_text_setting_stays_text(text):
     overrides = [f"agents.prover.model_name={text}", f"lm_server.replies={text}"]

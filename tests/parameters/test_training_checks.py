@@ -146,6 +146,7 @@ def test_what_it_can_do_is_taken(settings):
         ({"pure_text_grpo": {"baseline": "critic"}}, "baseline"),
         ({"pure_text_grpo": {"clip_low": 1}}, "clip_low"),
         ({"pure_text_grpo": {"kl_penalty": -0.1}}, "kl_penalty"),
+        ({"pure_text_grpo": {"advantage_shift": -0.1}}, "advantage_shift"),
         ({"curriculum": {"initial_percentile": 0}}, "initial_percentile"),
         ({"curriculum": {"increment_percentile": 1.1}}, "increment_percentile"),
         ({"curriculum": {"expansion_interval": 0}}, "expansion_interval"),

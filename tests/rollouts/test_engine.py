@@ -131,6 +131,8 @@ async def test_nip_with_three_rounds_asks_answers_and_decides():
             "mutation": None,
             "seed": spec.seed,
             "prover_stance": None,
+            "opponent": None,
+            "opponent_iteration": None,
             "rounds": 3,
             "decision": 1,
             "decision_value": 1.0,
@@ -679,18 +681,15 @@ def test_the_hash_seed_of_the_process_does_not_change_the_rows():
     here = Path(__file__)
     command = "import asyncio, test_engine; print(asyncio.run(test_engine.play_unsteadily(16, 2)))"
     path = os.pathsep.join([str(here.parent), str(here.parents[1] / "helpers"), *sys.path])
-    digests = [
-        subprocess.run(
-            [sys.executable, "-c", command],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        ).stdout.strip()
-        for hash_seed in ("1", "2")
-    ]
-    assert digests == [asyncio.run(play_unsteadily(16, 2))] * 2
+    done = subprocess.run(
+        [sys.executable, "-c", command],
+        env={**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == asyncio.run(play_unsteadily(16, 2))
 
 
 # Scheduling

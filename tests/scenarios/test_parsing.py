@@ -331,10 +331,10 @@ LONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.timeout(30)  # what takes quadratic time would take hours
+@pytest.mark.timeout(10)  # what takes quadratic time would take much longer
 @pytest.mark.parametrize("piece", LONG, ids=repr)
 def test_the_longest_answers_of_any_kind_come_to_an_end(piece):
     forms = {"": form(reasoning=True, headers=HEADERS), "Decision: accept, ": form()}
     for before, form_ in forms.items():
-        text = before + piece * (200_000 // len(piece)) + "\nDecision: accept"
+        text = before + piece * (100_000 // len(piece)) + "\nDecision: accept"
         assert meaning(text, form_) is not None

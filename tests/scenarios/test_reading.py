@@ -182,15 +182,23 @@ def test_settings_of_passages_are_checked():
 # QuALITY.
 
 
-def question(number, gold=2, **more):
+def question(number, gold=2, distractor="untimed_best_distractor", **more):
+    """As QuALITY.v1.0.1.htmlstripped.dev has them, blanks at the ends included."""
+    reader = {
+        "untimed_annotator_id": "0031",
+        "untimed_answer": 2,
+        "untimed_eval1_answerability": 1,
+        "untimed_eval2_context": 3,
+        distractor: 3,
+    }
     return {
-        "question": f"What is in box {number}?",
+        "question": f"What is in box {number}? ",
         "question_unique_id": f"{number}_A",
-        "options": ["A shoe.", "A map.", "A cat.", "Nothing."],
-        "gold_label": gold,
+        "options": ["A shoe. ", "A map.  ", "A cat. \n", "Nothing."],
         "writer_label": gold,
-        "validation": [{"untimed_eval3_distractor": 3}, {"untimed_eval3_distractor": 3}],
-        "speed_validation": [],
+        "gold_label": gold,
+        "validation": [reader, {**reader, "untimed_annotator_id": "0012"}],
+        "speed_validation": [{"speed_annotator_id": "0013", "speed_answer": 2}],
         "difficult": number % 2,
         **more,
     }
@@ -201,12 +209,17 @@ def article(number, questions=None, **more):
     return {
         "article_id": f"{number:05}",
         "set_unique_id": f"{number:05}_W",
-        "writer_id": "1",
+        "batch_num": "11",
+        "writer_id": "1001",
+        "source": "Gutenberg",
         "title": "Boxes",
+        "year": 1950,
         "article": f"Box {number} stood alone.\n\nIn it was a map.",
         "questions": [question(f) for f in (2 * number, 2 * number + 1)]
         if questions is None
         else questions,
+        "url": "http://example.org/boxes.htm",
+        "license": "None.",
         **more,
     }
 
@@ -232,6 +245,13 @@ def test_quality_gives_the_right_answer_and_the_best_distractor(tmp_path):
     assert len(two) * 0.35 < sum(p.y for p in two) < len(two) * 0.65
     hard = load_problems(scenario(difficulty="hard"), path, "train")
     assert {p.difficulty for p in hard} == {"hard"}
+
+
+def test_a_distractor_may_have_the_name_that_quality_documents(tmp_path):
+    asked = [question(k, distractor="untimed_eval3_distractor") for k in range(50)]
+    path = write(tmp_path / "QuALITY.train", [article(k, [one]) for k, one in enumerate(asked)])
+    problems = load_problems(scenario(answers="one"), path, "train", make_balanced=False)
+    assert {p.solution for p in problems} == {"A map.", "A cat."}
 
 
 def test_quality_is_split_by_article(tmp_path):

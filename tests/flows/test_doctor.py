@@ -1,0 +1,39 @@
+"""What `nip doctor` says of a machine with a GPU, on machines that are made up."""
+
+import pytest
+import torch
+
+from nip_prefect.flows import doctor
+
+
+@pytest.mark.parametrize(
+    ("driver", "built_for", "works", "ok", "said"),
+    [
+        ("580.65.06", "13.0", True, True, "for CUDA 13.0"),
+        ("550.54.15", "13.0", False, False, "needs driver 580 or newer"),
+        ("550.54.15", "12.8", True, True, "driver 550.54.15"),
+        ("580.65.06", None, False, False, "a CPU build"),
+        (None, "13.0", False, False, "torch sees no device"),
+        (None, "13.0", True, True, "driver unknown"),
+    ],
+)
+def test_a_driver_or_a_torch_that_would_leave_the_gpu_idle_is_named(
+    monkeypatch, driver, built_for, works, ok, said
+):
+    monkeypatch.setattr(doctor, "driver_version", lambda: driver)
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: works)
+    finding = doctor._cuda(has_gpu=True)
+    assert finding.ok is ok and said in finding.detail
+
+
+def test_what_kernels_are_compiled_with_is_missed_on_a_gpu_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor.shutil, "which", lambda command: None)
+    monkeypatch.setattr(doctor.sysconfig, "get_path", lambda name: str(tmp_path))
+    with_gpu, without = (
+        {f.what: f for f in doctor._for_gpus(has_gpu) if f.what != "CUDA"}
+        for has_gpu in (True, False)
+    )
+    for what in ("C compiler", "Python.h"):
+        assert not with_gpu[what].ok and "apt-get install" in with_gpu[what].detail
+        assert without[what].ok
