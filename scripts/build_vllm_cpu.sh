@@ -55,4 +55,10 @@ target.mkdir(exist_ok=True)
 (target / "INSTALLER").write_text("nip\n")
 EOF
 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 "$DIR/bin/vllm" --version
+# A server is three processes; without this each would compile the same modules at the first start.
+PYTHONDONTWRITEBYTECODE= "$DIR/bin/python" -c "
+import vllm.entrypoints.openai.api_server
+import vllm.v1.engine.core
+import vllm.v1.worker.cpu_worker
+" > /dev/null 2>&1
 note_environment

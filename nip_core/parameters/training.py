@@ -303,7 +303,7 @@ class LmServerParameters(Parameters):
     the same one."""
     replies: str | None = None
     """The deterministic engine's replies file. None: the bundled one."""
-    start_timeout_s: Seconds = 180.0
+    start_timeout_s: Seconds = 900.0
     """Longest wait for the run's own server to answer, in seconds, above 0."""
 
     @model_validator(mode="after")

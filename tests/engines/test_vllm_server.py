@@ -15,7 +15,9 @@ from nip_lm_server import launch as owner
 from nip_lm_server.spec import ServerSpec
 
 TRAINING_TIMEOUT_S = 150.0
-BACK_TIMEOUT_S = 120.0
+# Three servers load at the same time, on two cores, from a disk that has not read vLLM before.
+START_TIMEOUT_S = 300.0
+BACK_TIMEOUT_S = 240.0
 QUESTION = [{"role": "user", "content": "Is it right?"}]
 
 
@@ -25,7 +27,7 @@ class Server:
     def __init__(self, base_path, options, state_dir):
         self.state_dir = state_dir
         self.spec = ServerSpec("vllm", str(base_path), served_model_name="tiny", options=options)
-        self.handle = owner.start_or_attach(self.spec, state_dir, timeout_s=BACK_TIMEOUT_S)
+        self.handle = owner.start_or_attach(self.spec, state_dir, timeout_s=START_TIMEOUT_S)
         self.client = openai.OpenAI(
             base_url=self.handle.url + "/v1", api_key=self.handle.api_key, max_retries=0
         )
