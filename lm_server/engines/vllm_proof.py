@@ -32,6 +32,8 @@ PLACES = 32
 """At how many places of a probe a model is compared. Each is a request of one token."""
 RIVALS = 6
 """So many other adapters are compared with, those that were loaded last."""
+KEPT_SCORES = 256
+"""So many scorings are remembered, the newest."""
 CPU_PLACES, CPU_TOKENS, CPU_RIVALS = 12, 48, 2
 """The same in float32 on a CPU, which has next to no noise, and how far into the probe: there a
 token takes 2 ms through an adapter's matrices at max_lora_rank 64, and a new adapter has to answer
@@ -135,7 +137,10 @@ class VllmProver:
         salt = secrets.token_hex(8)  # nothing that was computed before may answer
         each = [self._logprob(model, tokens[: place + 2], salt) for place in places]
         scores = tuple(await asyncio.gather(*each))
-        self._scores[(model, tokens)] = scores
+        self._scores.pop((model, tokens), None)
+        self._scores[(model, tokens)] = scores  # the newest stands last
+        while len(self._scores) > KEPT_SCORES:
+            del self._scores[next(iter(self._scores))]
         return scores
 
     async def _logprob(self, model: str, tokens: Tokens, salt: str) -> float:

@@ -296,7 +296,6 @@ class Records:
         before, self._rewinds = self._rewinds, None
         if before is not None and before != self.rewinds:
             self._forget()
-        self._over = {i for i, record in self._known.items() if i in self._over or record.is_over}
         self._known = {i: self._known[i] for i in self._over}
         return self
 
@@ -304,7 +303,12 @@ class Records:
         """The record of an iteration, on which there may be nothing."""
         if iteration not in self._known:
             self._read_block(iteration // BLOCK)
-        return self._known.setdefault(iteration, IterationRecord(self, iteration))
+        if iteration not in self._known:
+            record = self._known[iteration] = IterationRecord(self, iteration)
+            # Asked before the rest of it is read: what was read earlier could have changed since.
+            if record.is_over:
+                self._over.add(iteration)
+        return self._known[iteration]
 
     def whole(self, iteration: int) -> IterationRecord:
         """The record of an iteration with the breakdowns of its metrics, which blocks lack."""

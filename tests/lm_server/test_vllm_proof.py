@@ -100,6 +100,17 @@ def test_the_adapters_that_were_loaded_last_are_the_rivals(tmp_path):
         assert set(served.salts) == {"own", "base", *[*many][-rivals:]}
 
 
+def test_only_the_newest_scorings_are_remembered(tmp_path, monkeypatch):
+    monkeypatch.setattr("nip_lm_server.engines.vllm_proof.KEPT_SCORES", 4)
+    served = Served(base=BASE, **MODELS)
+    prover = served.prover()
+    adapters = {name: written(tmp_path / name, name) for name in MODELS}
+    for name in [*MODELS, *MODELS]:
+        asyncio.run(prover.prove(name, tmp_path / name, adapters, 4096))
+        assert len(prover._scores) <= 4
+        assert name in {model for model, _ in prover._scores}
+
+
 def test_an_answer_that_is_none_is_an_error(tmp_path, monkeypatch):
     async def call(method, path, body):
         return {"model": body["model"], "choices": [{"token_ids": [0]}]}
