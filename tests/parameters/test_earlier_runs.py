@@ -16,7 +16,7 @@ QUICKSTART = Path(__file__).parents[2] / "deployments" / "configs" / "quickstart
 EARLIER = json.loads((Path(__file__).parent / "earlier_run.json").read_text(encoding="utf-8"))
 """What version 0.1.0 wrote for the quick start, without the settings that came later."""
 SAME = ["agents.prover.lora_alpha=null", "agents.prover.lora_alpha_scale=1.0"]
-SAME += ["agents.prover.shared_model_group=provers"]
+SAME += ["agents.prover.shared_model_group=provers", "lm_server.start_timeout_s=180"]
 
 
 def identity(parameters: dict) -> Identity:
