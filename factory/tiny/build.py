@@ -3,10 +3,12 @@
     python -m factory.tiny.build --out DIRECTORY              train, then measure
     python -m factory.tiny.build --out DIRECTORY --evaluate   measure what is there
     python -m factory.tiny.build --recipe arithmetic ...      another model: one of `RECIPES`
+    python -m factory.tiny.build --parameters 64M --device cuda ...    the same recipe, larger
 
-A Llama of a million parameters or less learns from generated conversations over the training
-split of a scenario (see `lessons`); what the model itself says counts in the loss, what others say
-less or not at all (`Recipe.others_weight`). Recipes were chosen on the validation split.
+A Llama of a million parameters or less, or of as many as are asked for, learns from generated
+conversations over the training split of a scenario (see `lessons`); what the model itself says
+counts in the loss, what others say less or not at all (`Recipe.others_weight`). Recipes were chosen
+on the validation split.
 
 Seeded: the same seed, machine, number of threads and package versions give the same weights.
 Other processors or versions add numbers in another order, so the weights differ slightly and
@@ -27,6 +29,7 @@ from typing import Any, Literal
 from factory.tiny.card import machine
 from factory.tiny.conversations import Message
 from factory.tiny.lessons import Part, Recipe, find_lesson
+from factory.tiny.sizes import parse_parameters, resized
 from factory.tiny.tokenizer import END, build_tokenizer, save_tokenizer
 
 CONTEXT = 1024
@@ -133,8 +136,8 @@ def make_tokenizer(recipe: Recipe) -> Any:
     return build_tokenizer(texts, recipe.vocabulary, CONTEXT, source.lesson.labels)
 
 
-def make_model(recipe: Recipe, tokenizer: Any) -> Any:
-    """The untrained model, on the CPU, in float32."""
+def make_model(recipe: Recipe, tokenizer: Any, device: str = "cpu") -> Any:
+    """The untrained model, in float32. Its weights are drawn on the CPU: the same on any device."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -152,7 +155,7 @@ def make_model(recipe: Recipe, tokenizer: Any) -> Any:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         # Torch's fused attention is three times slower than this one for short texts on a CPU.
-        attn_implementation="eager",
+        attn_implementation="eager" if device == "cpu" else "sdpa",
         attention_bias=recipe.look_back > 0,
     )
     model = LlamaForCausalLM(config)
@@ -162,7 +165,7 @@ def make_model(recipe: Recipe, tokenizer: Any) -> Any:
         torch.nn.init.normal_(model.model.embed_tokens.weight, std=recipe.token_spread)
     if recipe.find_again:
         _find_again(model, recipe)
-    return model
+    return model.to(device)
 
 
 def _look_back(model: Any, head: int, tokens: int) -> None:
@@ -302,8 +305,11 @@ def _train(model: Any, tokenizer: Any, recipe: Recipe, seed: str, part: Part = "
     from torch.nn.functional import cross_entropy
 
     torch.set_num_threads(recipe.threads)
+    device = model.device
     source = Conversations(recipe, seed, part)
-    conclusions = torch.tensor(tokenizer.convert_tokens_to_ids([*source.lesson.conclusions]))
+    conclusions = torch.tensor(
+        tokenizer.convert_tokens_to_ids([*source.lesson.conclusions]), device=device
+    )
     lower = recipe.precision != "float32"
     optimizers = _optimizers(model, recipe)
     batches = source.batches(encoder(tokenizer))
@@ -311,12 +317,13 @@ def _train(model: Any, tokenizer: Any, recipe: Recipe, seed: str, part: Part = "
     model.train()
     for step in range(1, recipe.steps + 1):
         ids, spoken = _to_tensors(next(batches), tokenizer.pad_token_id)
+        ids, spoken = ids.to(device), spoken.to(device)
         self_said = spoken[:, 1:]
         real = ids[:, 1:] != tokenizer.pad_token_id
         learned = real if recipe.others_weight else self_said
         targets, self_said = ids[:, 1:][learned], self_said[learned]
         # Padding stands at the end, where no causal model can see it: no mask is needed.
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=lower):
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=lower):
             hidden = model.model(ids[:, :-1]).last_hidden_state[learned]
             scores = model.lm_head(hidden)
         weights = torch.where(torch.isin(targets, conclusions), recipe.conclusion_weight, 1.0)
@@ -330,9 +337,10 @@ def _train(model: Any, tokenizer: Any, recipe: Recipe, seed: str, part: Part = "
                 group["lr"] = group["full_lr"] * _lr_share(step, recipe)
             optimizer.step()
             optimizer.zero_grad()
-        recent.append(losses[self_said].mean().item())
+        recent.append(losses[self_said].detach().mean())  # read later: a GPU is not waited for
         if step % 100 == 0:
-            mean, elapsed = sum(recent) / len(recent), time.monotonic() - started
+            mean = float(torch.stack(recent).mean())
+            elapsed = time.monotonic() - started
             print(f"step {step}: loss {mean:.4f}, {elapsed:.0f} s", flush=True)
             recent.clear()
     model.eval()
@@ -352,12 +360,12 @@ def save(model: Any, tokenizer: Any, directory: Path) -> None:
         path.chmod(0o644)
 
 
-def load(directory: Path) -> tuple[Any, Any]:
+def load(directory: Path, device: str = "cpu") -> tuple[Any, Any]:
     """The saved model, in evaluation mode, and its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(directory, use_safetensors=True)
-    return model.eval(), AutoTokenizer.from_pretrained(directory)
+    return model.eval().to(device), AutoTokenizer.from_pretrained(directory)
 
 
 def fingerprint(recipe: str = "code_validation") -> str:
@@ -375,6 +383,21 @@ def _shortened(recipe: Recipe, steps: int) -> Recipe:
     return replace(recipe, steps=steps, **scaled)
 
 
+def _parameters(text: str) -> int:
+    try:
+        return parse_parameters(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _check_device(parser: argparse.ArgumentParser, device: str) -> None:
+    """Refuse a device before anything is made for it."""
+    import torch
+
+    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
+        parser.error(f"--device {device}: torch {torch.__version__} finds no such device here")
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Train and measure a bundled tiny model.")
@@ -383,15 +406,24 @@ def main() -> None:
     parser.add_argument("--recipe", "--scenario", choices=RECIPES, default="code_validation")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--steps", type=int, help="instead of the recipe's; its parts as well")
+    parser.add_argument("--batch-size", type=int, help="conversations in a step")
     parser.add_argument("--threads", type=int, default=Recipe.threads)
+    parser.add_argument(
+        "--parameters", type=_parameters, metavar="N", help="1M, 64M, 250M: width and depth"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     options = parser.parse_args()
+    _check_device(parser, options.device)
     record = options.out / "training.json"
     lesson, made_for = find_lesson(options.recipe), fingerprint(options.recipe)
     if not options.evaluate:
         recipe = replace(RECIPES[options.recipe], seed=options.seed, threads=options.threads)
         recipe = _shortened(recipe, options.steps or recipe.steps)
+        recipe = replace(recipe, batch_size=options.batch_size or recipe.batch_size)
+        if options.parameters:
+            recipe = resized(recipe, options.parameters)
         tokenizer = make_tokenizer(recipe)
-        model = make_model(recipe, tokenizer)
+        model = make_model(recipe, tokenizer, options.device)
         started = time.monotonic()
         train(model, tokenizer, recipe)
         took = round(time.monotonic() - started)
@@ -402,10 +434,10 @@ def main() -> None:
             "parameters": sum(p.numel() for p in model.parameters()),
             **lesson.facts(),
             "training_s": took,
-            "machine": machine(),
+            "machine": machine(options.device),
         }
         record.write_text(json.dumps(facts, indent=2) + "\n")
-    model, tokenizer = load(options.out)
+    model, tokenizer = load(options.out, options.device)
     splits = ("validation", "test")
     measured = {split: lesson.measured(model, tokenizer, split) for split in splits}
     evaluation = {"made_for": made_for, **measured}

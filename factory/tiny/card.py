@@ -113,12 +113,13 @@ def card(training: dict[str, Any], evaluation: dict[str, Any]) -> str:
     )
 
 
-def machine() -> str:
-    """The machine in a few words, for the card."""
+def machine(device: str = "cpu") -> str:
+    """The machine in a few words, for the card; with its GPU where the training was on it."""
     import torch
     import transformers
 
+    gpu = "" if device == "cpu" else f"{torch.cuda.get_device_name(device)}, "
     return (
-        f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, "
+        f"{gpu}{platform.system()} {platform.machine()}, Python {platform.python_version()}, "
         f"torch {torch.__version__}, transformers {transformers.__version__}"
     )

@@ -39,6 +39,7 @@ def generate(
             tokenize=False,
         )
         inputs = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
+        inputs = inputs.to(model.device)
         with torch.no_grad():
             tokens = model.generate(
                 input_ids=inputs["input_ids"],
