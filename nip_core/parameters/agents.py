@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from nip_core.parameters.addresses import Address, SchemeAndHost
 from nip_core.parameters.base import Parameters, group_for
 from nip_core.parameters.base_run import RunName
+from nip_core.parameters.dialects import ApiDialect, ReasoningEffort
 from nip_core.parameters.update_schedule import ConstantUpdateSchedule, UpdateSchedule
 
 Provider = Literal["OpenAI", "SelfHosted", "OpenRouter"]
@@ -221,6 +222,18 @@ class PureTextAgentParameters(AgentParameters):
     """How a history becomes a chat. "named": one message each, others with their name. For strict
     chat templates "alternating": user and assistant in turn after one system message, names in the
     text; "alternating_no_system": the same, with the system prompt in the first user message."""
+    api_dialect: ApiDialect = "auto"
+    """What the API takes otherwise than OpenAI's: "openai", "self_hosted" (an lm_server),
+    "openrouter", "gemini", "anthropic" or "mistral". "auto": by the host of base_url, where it is
+    known, else by model_provider."""
+    reasoning_effort: ReasoningEffort | None = None
+    """How much a model that thinks is to think: "none", "minimal", "low", "medium", "high" or
+    "xhigh"; models know some of them. None: the provider's default. Thoughts are recorded, never
+    shown to others, and count towards max_tokens_per_message. Not for an lm_server, whose models
+    follow lm_server.options.chat_template_kwargs."""
+    served_as: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Other names that may answer for model_name, as a gateway's do. An answer by any other name is
+    none. Needs freeze_agent: true."""
 
     @model_validator(mode="before")
     @classmethod

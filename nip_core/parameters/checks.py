@@ -17,6 +17,7 @@ is_deterministic whether it is answered by the deterministic engine
 from typing import TYPE_CHECKING
 
 from nip_core.parameters.agents import PureTextAgentParameters
+from nip_core.parameters.dialects import check_dialect, dialect_of
 from nip_core.parameters.update_schedule import AlternatingPeriodicUpdateSchedule
 from nip_core.protocols import ACCEPT, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS
@@ -29,6 +30,8 @@ GROUP_SETTINGS = (
     "model_provider",
     "model_name",
     "base_url",
+    "api_dialect",
+    "served_as",
     "language_model_server_scheme_host",
     "language_model_server_port",
     "vllm_server_port",
@@ -115,6 +118,11 @@ def check_log_probs(parameters: "HyperParameters") -> None:
             raise ValueError(
                 f"zk_protocol.similarity: agents.{name} plays with the deterministic engine, which "
                 "gives no log-probabilities; use text, or a model"
+            )
+        if not dialect_of(agent).takes_logprobs:
+            raise ValueError(
+                f"zk_protocol.similarity: the API of agents.{name} gives no log-probabilities; use "
+                "text"
             )
 
 
@@ -284,6 +292,7 @@ def check_schedules(parameters: "HyperParameters") -> None:
 def _check_provider(place: str, agent: PureTextAgentParameters) -> None:
     if agent.use_dummy_api:
         return
+    check_dialect(place, agent)
     if agent.model_provider == "OpenRouter" and not agent.freeze_agent:
         raise ValueError(
             f"{place}: OpenRouter can't fine-tune; set freeze_agent: true or another model_provider"

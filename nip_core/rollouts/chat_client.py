@@ -15,7 +15,7 @@ import json
 import math
 import random
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +24,7 @@ import aiohttp
 
 from nip_core.errors import NipError, ServerError, StageError
 from nip_core.redaction import redact
+from nip_core.rollouts.thoughts import MalformedAnswer, read_usage, said_and_thought
 
 _RETRIED = frozenset({408, 409, 425, 429})
 _FATAL = frozenset({401, 402, 403, 404})
@@ -48,6 +49,7 @@ class Endpoint:
 
     base_url: str  # with /v1
     api_key: str
+    served_as: tuple[str, ...] = ()  # names beside the one asked for that its answers may have
 
     def __repr__(self) -> str:
         return f"Endpoint({self.base_url!r})"
@@ -70,6 +72,10 @@ class ChatAnswer:
     """The prompt as the model read it, where ``return_token_ids`` asked for it."""
     token_ids: list[int] | None = None
     """The answer as it was generated, stop token included, where asked for."""
+    reasoning: str | None = None
+    """What a model that thinks thought, where the API gives it beside the text."""
+    reasoning_tokens: int | None = None
+    """How many of `completion_tokens` are thoughts, where the API counts them."""
 
 
 class ChatClient:
@@ -152,8 +158,8 @@ class ChatClient:
                         status = response.status
                         retry_after = response.headers.get("Retry-After")
                     if status == 200:
-                        asked, took_s = str(body["model"]), loop.time() - started
-                        answers = _read_answers(raw, asked, attempt, took_s)
+                        names = (str(body["model"]), *endpoint.served_as)
+                        answers = read_answers(raw, names, attempt, loop.time() - started)
                     else:
                         reason = f"HTTP {status}: {_error_message(raw, endpoint.api_key)}"
                         if status not in _RETRIED and status < 500:
@@ -161,7 +167,7 @@ class ChatClient:
                         pause_s = _seconds(retry_after)
                 except (aiohttp.ClientError, TimeoutError, ConnectionError, OSError) as error:
                     reason = redact(f"{type(error).__name__}: {error}", endpoint.api_key)
-                except _MalformedAnswer as error:
+                except MalformedAnswer as error:
                     reason = redact(str(error), endpoint.api_key)
                 if answers:
                     yield answers
@@ -179,56 +185,67 @@ class ChatClient:
         )
 
 
-class _MalformedAnswer(Exception):
-    pass
+def read_answers(
+    raw: bytes, names: Sequence[str], attempt: int, latency_s: float
+) -> list[ChatAnswer]:
+    """The choices of a response by index. `names`: the model that was asked for, and its aliases.
 
-
-def _read_answers(raw: bytes, asked: str, attempt: int, latency_s: float) -> list[ChatAnswer]:
+    Raises MalformedAnswer for what is no answer of that model.
+    """
     try:
         answer = json.loads(raw)
         choices = sorted(answer["choices"], key=lambda choice: int(choice.get("index") or 0))
-        usage = answer.get("usage") or {}
         served = str(answer["model"])
-        _refuse_other_model(asked, served)
+        _refuse_other_model(names, served)
         if not choices:
-            raise _MalformedAnswer("malformed answer (no choices)")
-        completion_tokens = int(usage.get("completion_tokens") or 0)
-        # Only their sum is counted, so what can't be split evenly is the first one's.
-        share = completion_tokens // len(choices)
-        first = completion_tokens - share * (len(choices) - 1)
+            raise MalformedAnswer("malformed answer (no choices)")
+        usage = read_usage(answer.get("usage") or {})
+        completion = _shares(usage.completion_tokens, len(choices))
+        thought = _shares(usage.reasoning_tokens, len(choices))
+        said = [said_and_thought(choice["message"]) for choice in choices]
         return [
             ChatAnswer(
-                text=_text_of(choice),
+                text=None if text is None else _storable(text),
                 finish_reason=_storable(choice.get("finish_reason") or "unknown"),
                 model=served,
-                prompt_tokens=int(usage.get("prompt_tokens") or 0),
-                completion_tokens=share if number else first,
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=completion[number] or 0,
                 transport_retries=attempt,
                 latency_s=latency_s,
                 tokens=_tokens(choice.get("logprobs")),
                 # OpenAI has no words for these; the names are vLLM's.
                 prompt_token_ids=_ids(answer.get("prompt_token_ids")),
                 token_ids=_ids(choice.get("token_ids")),
+                reasoning=None if reasoning is None else _storable(reasoning),
+                reasoning_tokens=thought[number],
             )
-            for number, choice in enumerate(choices)
+            for number, (choice, (text, reasoning)) in enumerate(zip(choices, said, strict=True))
         ]
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise _MalformedAnswer(f"malformed answer ({type(error).__name__}: {error})") from None
+        raise MalformedAnswer(f"malformed answer ({type(error).__name__}: {error})") from None
 
 
-def _refuse_other_model(asked: str, served: str) -> None:
+def _shares(total: int | None, parts: int) -> list[int | None]:
+    """By choice, its part of what was counted for all; what can't be split is the first's."""
+    if total is None:
+        return [None] * parts
+    share = total // parts
+    return [total - share * (parts - 1)] + [share] * (parts - 1)
+
+
+def _refuse_other_model(names: Sequence[str], served: str) -> None:
     """Count an answer of another model as none: the call is sent again, as after any bad answer.
 
     A provider may answer an alias with its dated name: gpt-4o-2024-08-06 is gpt-4o, gpt-4o-mini
     is not.
     """
-    if served != asked and not re.fullmatch(re.escape(asked) + r"-\d[\d-]*", served):
-        raise _MalformedAnswer(f"asked for model {asked!r} but {served!r} answered")
-
-
-def _text_of(choice: Mapping[str, Any]) -> str | None:
-    text = choice["message"].get("content")
-    return None if text is None else _storable(text)
+    if not any(
+        served == name or re.fullmatch(re.escape(name) + r"-\d[\d-]*", served) for name in names
+    ):
+        raise MalformedAnswer(
+            f"asked for model {names[0]!r} but {served!r} answered; if that is the same model by a "
+            "gateway's name, set served_as"
+        )
 
 
 def _storable(text: Any) -> str:

@@ -6,7 +6,6 @@ Call          what came of it: the answers, and the record of each
 random_answer what an agent without a model says
 read_again    the move in an answer that was recorded
 request_body  a request as JSON
-limit_name    what a provider calls the most tokens of an answer
 """
 
 import string
@@ -26,6 +25,7 @@ from nip_core.answers.parsing import (
 from nip_core.errors import StageError
 from nip_core.game.render import ChatMessage, Game, InvalidResponse
 from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
+from nip_core.parameters.dialects import dialect_of
 from nip_core.protocols import Move
 from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint
 from nip_core.rollouts.plan import EpisodeSpec
@@ -51,11 +51,10 @@ class Player:
 
     @property
     def gives_several(self) -> bool:
-        """Say whether one request can ask for several answers; OpenRouter's models give one."""
-        parameters = self.parameters
-        if isinstance(parameters, RandomAgentParameters):
+        """Say whether one request can ask for several answers."""
+        if isinstance(self.parameters, RandomAgentParameters):
             return False
-        return parameters.use_dummy_api or parameters.model_provider != "OpenRouter"
+        return dialect_of(self.parameters).takes_n
 
 
 @dataclass(frozen=True)
@@ -102,6 +101,8 @@ class Call:
             "invalid_reason": invalid,
             "prompt_tokens": answer.prompt_tokens,
             "completion_tokens": answer.completion_tokens,
+            "reasoning": answer.reasoning,
+            "reasoning_tokens": answer.reasoning_tokens,
             **_recorded_tokens(player, answer),
         }
         timing = {
@@ -136,7 +137,8 @@ async def ask(
     limit = game.parameters.max_tokens(player.agent)
     body = request_body(player.model, player.parameters, chat, seed, limit, n)
     top_logprobs = game.top_logprobs(player.agent)
-    if asked := max(top_logprobs, player.top_logprobs):
+    takes_logprobs = dialect_of(player.parameters).takes_logprobs
+    if takes_logprobs and (asked := max(top_logprobs, player.top_logprobs)):
         body |= {"logprobs": True, "top_logprobs": asked}
     if player.record_tokens:
         # Training takes the answers for samples of the model's own distribution, so nothing may
@@ -207,12 +209,11 @@ def request_body(
     It asks for `n` completions. They have one seed: what a server gives as the i-th of them need
     not be what it gives to any seed alone.
     """
-    body: Row = {
-        "model": model,
-        "messages": chat,
-        limit_name(parameters): max_tokens,
-        "seed": seed,
-    }
+    dialect = dialect_of(parameters)
+    body: Row = {"model": model, "messages": chat, dialect.limit: max_tokens}
+    if dialect.seed is not None:
+        body[dialect.seed] = seed
+    body |= dialect.effort_fields(parameters.reasoning_effort)
     if n > 1:
         body["n"] = n
     for setting in ("temperature", "top_p", "repetition_penalty"):
@@ -220,11 +221,6 @@ def request_body(
         if value is not None:
             body[setting] = value
     return body
-
-
-def limit_name(parameters: PureTextAgentParameters) -> str:
-    """OpenAI's newer models refuse the older name, which others know alone."""
-    return "max_completion_tokens" if parameters.model_provider == "OpenAI" else "max_tokens"
 
 
 def _read(answer: ChatAnswer, form: AnswerForm) -> tuple[Move, str | None]:

@@ -17,7 +17,7 @@ from nip_core.rollouts.schema import SCHEMA_VERSION
 _VERSION_KEY = b"nip.schema_version"
 
 # Unique strings get no dictionary, which would only add to them.
-_LENGTH_ENCODED = {"key", "parent_key", "text"}
+_LENGTH_ENCODED = {"key", "parent_key", "text", "reasoning"}
 _DELTA_ENCODED = {
     "started_at": "DELTA_BINARY_PACKED",
     "seed": "DELTA_BINARY_PACKED",
@@ -45,7 +45,9 @@ def parquet_bytes(table: pa.Table, compression: str = "zstd") -> bytes:
         compression=compression,
         use_dictionary=[c for c in columns if c not in plain],
         column_encoding=encoding,
-        write_statistics=[c for c in columns if c not in {"text", "question", "solution"}],
+        write_statistics=[
+            c for c in columns if c not in {"text", "reasoning", "question", "solution"}
+        ],
         data_page_version="2.0",
     )
     return buffer.getvalue()

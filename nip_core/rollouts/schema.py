@@ -18,12 +18,13 @@ below (in the order of the numbers), the others reach it by the beginning of the
 `parent_key` is the last valid generation of the node before. Without branching paths are "".
 
 Version 2 added `decision_value` and `token_logprobs`, version 3 `columns`, version 4 `opponent` and
-`opponent_iteration`; tables of earlier versions are read as if they had them, empty.
+`opponent_iteration`, version 5 `reasoning` and `reasoning_tokens`; tables of earlier versions are
+read as if they had them, empty.
 """
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 _METADATA = {"nip.schema_version": str(SCHEMA_VERSION)}
 
@@ -92,7 +93,9 @@ GENERATIONS = pa.schema(
         pa.field("finish_reason", pa.string(), nullable=False),
         pa.field("invalid_reason", pa.string()),  # null: the answer was valid and is in the history
         pa.field("prompt_tokens", pa.int32(), nullable=False),
-        pa.field("completion_tokens", pa.int32(), nullable=False),
+        pa.field("completion_tokens", pa.int32(), nullable=False),  # thoughts included
+        pa.field("reasoning", pa.string()),  # thoughts, where the API gives them beside the text
+        pa.field("reasoning_tokens", pa.int32()),  # how many of the completion's; null: not counted
         pa.field("prompt_token_ids", pa.list_(pa.int32())),
         pa.field("completion_token_ids", pa.list_(pa.int32())),
         pa.field("completion_logprobs", pa.list_(pa.float32())),

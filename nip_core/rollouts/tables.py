@@ -44,7 +44,7 @@ _OF_ATTACKS = {"choices": CHOICES}
 _KNOWN = {**_SCHEMAS, **_OF_ATTACKS}
 _SHARD_INPUT = "shard/"
 _DIGEST_VERSION = 2
-_LATER = ("columns", "opponent", "opponent_iteration")
+_LATER = ("columns", "opponent", "opponent_iteration", "reasoning", "reasoning_tokens")
 """What later versions of the schema have added, which is left out of digests where it is empty."""
 
 

@@ -77,7 +77,7 @@ def group_endpoints(
             f"its key in the environment variable {variable}, which is not set"
         )
     play, control = _addresses(parameters, agent, environment)
-    return Endpoints(Endpoint(play, key), Endpoint(control, key))
+    return Endpoints(Endpoint(play, key, agent.served_as), Endpoint(control, key))
 
 
 def key_variables(parameters: HyperParameters) -> list[str]:

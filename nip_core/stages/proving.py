@@ -16,8 +16,8 @@ from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
 from nip_core.jobs.server_calls import LmServer
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import takes_turns
+from nip_core.parameters.dialects import dialect_of
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
-from nip_core.rollouts.model_call import limit_name
 from nip_core.stages.models import ServedModel, candidates, models_for, opponents_for
 from nip_core.stages.providers import Endpoints, speaks_nip
 from nip_core.stages.session import Session
@@ -93,7 +93,7 @@ async def prove(
 
     async def ask() -> None:
         message = {"role": "user", "content": "-"}
-        body = {"model": model.model, "messages": [message], limit_name(agent): 1}
+        body = {"model": model.model, "messages": [message], dialect_of(agent).limit: 1}
         await client.complete(at.play, body)
 
     # 1. Is it there, and does its server prove it?

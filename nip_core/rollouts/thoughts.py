@@ -1,0 +1,94 @@
+"""What a model that thinks says and what it thinks, in the shapes that APIs give.
+
+said_and_thought   of a message, the text that is its answer, and its thoughts
+read_usage         how many tokens it took, thoughts included
+
+Thoughts stand in ``reasoning`` (vLLM, OpenRouter) or ``reasoning_content`` (older vLLM, DeepSeek
+and many gateways), in ``reasoning_details`` alone (OpenRouter, for some models), or as parts of the
+content that are of type ``thinking`` (Mistral). OpenAI, Gemini and Anthropic's endpoint for
+OpenAI's protocol give their number at most. A model that writes ``<think>`` into its text, with no
+parser in front of it, keeps it there: `nip_core.answers` leaves it out of what others read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+class MalformedAnswer(Exception):
+    """What came is no answer of the model that was asked; the call is sent again."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a call took, as the API counts it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    """Thoughts included, also where the API counts them apart."""
+    reasoning_tokens: int | None
+    """None: not counted."""
+
+
+def said_and_thought(message: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The text of an answer and the thoughts beside it; None: there is none.
+
+    Raises ValueError for content of a kind that is not known.
+    """
+    content, thought = message.get("content"), _field(message)
+    if isinstance(content, list):
+        content, in_parts = _of_parts(content)
+        thought = thought or in_parts
+    elif content is not None and not isinstance(content, str):
+        raise ValueError(f"content is of type {type(content).__name__}")
+    return content, thought or None
+
+
+def _field(message: Mapping[str, Any]) -> str | None:
+    for name in ("reasoning", "reasoning_content"):
+        thought = message.get(name)
+        if isinstance(thought, str) and thought:
+            return thought
+    details = message.get("reasoning_details")
+    if not isinstance(details, list):
+        return None
+    texts = (part.get("text") or part.get("summary") for part in details if isinstance(part, dict))
+    return "\n".join(text for text in texts if isinstance(text, str)) or None
+
+
+def _of_parts(parts: list[Any]) -> tuple[str | None, str | None]:
+    """The text and the thoughts in content that is a list of parts."""
+    said: list[str] = []
+    thought: list[str] = []
+    for part in parts:
+        kind = part.get("type")
+        if kind == "text":
+            said.append(str(part["text"]))
+        elif kind == "thinking":
+            inner = part["thinking"]
+            texts = [inner] if isinstance(inner, str) else [str(p.get("text", "")) for p in inner]
+            thought.extend(texts)
+        elif kind == "refusal":
+            said.append(str(part["refusal"]))
+        else:
+            raise ValueError(f"a part of content is of type {kind!r}")
+    return "".join(said) if said else None, "".join(thought) or None
+
+
+def read_usage(usage: Mapping[str, Any]) -> Usage:
+    """The counts of a response.
+
+    Where the total is more than prompt and completion, the rest was thought and not counted with
+    the completion (Gemini): it is paid as completion, so it counts as such.
+    """
+    prompt = int(usage.get("prompt_tokens") or 0)
+    completion = int(usage.get("completion_tokens") or 0)
+    details = usage.get("completion_tokens_details")
+    counted = details.get("reasoning_tokens") if isinstance(details, Mapping) else None
+    counted = usage.get("reasoning_tokens") if counted is None else counted
+    reasoning = None if counted is None else int(counted)
+    apart = int(usage.get("total_tokens") or 0) - prompt - completion
+    if apart > 0 and (reasoning is None or reasoning >= apart):
+        completion += apart
+        reasoning = max(reasoning or 0, apart)
+    return Usage(prompt, completion, reasoning)
