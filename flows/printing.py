@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -30,6 +31,7 @@ _ROOM_FOR_JOBS = 110  # columns, for the jobs of two groups in a line
 
 def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     """Settings with their defaults and an estimate; warnings go to standard error."""
+    from nip_core.parameters.shutdowns import shutdown_warnings
     from nip_core.stages.prepare import plan_run
     from nip_core.stages.providers import speaks_nip
     from nip_core.stages.too_long import in_words, recorded_of
@@ -38,6 +40,8 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     left_out = recorded_of(parameters)
     _warn_of_few_examples(parameters, estimate.train_episodes)
     _warn_of_unreachable_threshold(parameters)
+    for line in shutdown_warnings(parameters, datetime.now(UTC).date()):
+        print(f"nip: warning: {line}", file=sys.stderr)
     if as_json:
         counts = None if left_out is None else {s: len(out) for s, out in left_out.items()}
         known = {"estimate": asdict(estimate), "left_out": counts}

@@ -202,7 +202,7 @@ def read_answers(
         usage = read_usage(answer.get("usage") or {})
         completion = _shares(usage.completion_tokens, len(choices))
         thought = _shares(usage.reasoning_tokens, len(choices))
-        said = [said_and_thought(choice["message"]) for choice in choices]
+        contents = [said_and_thought(choice["message"]) for choice in choices]
         return [
             ChatAnswer(
                 text=None if text is None else _storable(text),
@@ -219,7 +219,9 @@ def read_answers(
                 reasoning=None if reasoning is None else _storable(reasoning),
                 reasoning_tokens=thought[number],
             )
-            for number, (choice, (text, reasoning)) in enumerate(zip(choices, said, strict=True))
+            for number, (choice, (text, reasoning)) in enumerate(
+                zip(choices, contents, strict=True)
+            )
         ]
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise MalformedAnswer(f"malformed answer ({type(error).__name__}: {error})") from None

@@ -58,21 +58,23 @@ def _field(message: Mapping[str, Any]) -> str | None:
 
 def _of_parts(parts: list[Any]) -> tuple[str | None, str | None]:
     """The text and the thoughts in content that is a list of parts."""
-    said: list[str] = []
-    thought: list[str] = []
+    texts: list[str] = []
+    thoughts: list[str] = []
     for part in parts:
         kind = part.get("type")
         if kind == "text":
-            said.append(str(part["text"]))
+            texts.append(str(part["text"]))
         elif kind == "thinking":
             inner = part["thinking"]
-            texts = [inner] if isinstance(inner, str) else [str(p.get("text", "")) for p in inner]
-            thought.extend(texts)
+            if isinstance(inner, str):
+                thoughts.append(inner)
+            else:
+                thoughts.extend(str(piece.get("text", "")) for piece in inner)
         elif kind == "refusal":
-            said.append(str(part["refusal"]))
+            texts.append(str(part["refusal"]))
         else:
             raise ValueError(f"a part of content is of type {kind!r}")
-    return "".join(said) if said else None, "".join(thought) or None
+    return "".join(texts) if texts else None, "".join(thoughts) or None
 
 
 def read_usage(usage: Mapping[str, Any]) -> Usage:

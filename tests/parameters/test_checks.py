@@ -120,6 +120,8 @@ OTHER_VALUES = {
     "model_provider": "SelfHosted",
     "model_name": "another",
     "base_url": URL,
+    "api_dialect": "gemini",
+    "served_as": ["another"],
     "language_model_server_scheme_host": "http://host",
     "language_model_server_port": 1,
     "vllm_server_port": 1,

@@ -1,10 +1,13 @@
 """What each API takes: a test per row of the table, against the body of a request."""
 
+from datetime import date
+
 import pytest
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
 from nip_core.parameters.dialects import DIALECTS
+from nip_core.parameters.shutdowns import LAST_JOBS, SHUTDOWNS, shutdown_warnings
 from nip_core.rollouts.model_call import request_body
 from nip_core.stages.providers import group_endpoints
 
@@ -27,7 +30,7 @@ BODIES = {
 }
 
 
-def agent(**settings):
+def run(**settings):
     defaults = {"model_name": "m", "freeze_agent": True, "chat_format": "alternating"}
     values = {
         "run_name": "a",
@@ -35,7 +38,11 @@ def agent(**settings):
         "interaction_protocol": "solo_verifier",
         "agents": {"verifier": {**defaults, **settings}},
     }
-    return load_parameters(values).model_agents["verifier"]
+    return load_parameters(values)
+
+
+def agent(**settings):
+    return run(**settings).model_agents["verifier"]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -81,9 +88,26 @@ def test_what_an_api_would_refuse_or_drop_is_refused_first(settings, said):
 
 
 def test_aliases_reach_whoever_asks():
-    values = {"verifier": {"model_name": "m", "freeze_agent": True, "served_as": ["vendor/m"]}}
-    parameters = load_parameters(
-        {"run_name": "a", "dataset": "x", "interaction_protocol": "solo_verifier", "agents": values}
-    )
-    endpoints = group_endpoints(parameters, "verifier", {"OPENAI_API_KEY": "key"})
+    endpoints = group_endpoints(run(served_as=["vendor/m"]), "verifier", {"OPENAI_API_KEY": "key"})
     assert endpoints is not None and endpoints.play.served_as == ("vendor/m",)
+
+
+@pytest.mark.parametrize("model", ["gpt-4o-mini-2024-07-18", "ft:gpt-4o-mini-2024-07-18:me::a1"])
+def test_a_model_that_ends_is_warned_of(model):
+    day = SHUTDOWNS["gpt-4o-mini-2024-07-18"]
+    (before,) = shutdown_warnings(run(model_name=model), date(2026, 11, 24))
+    ends = "agents.verifier: OpenAI shuts gpt-4o-mini-2024-07-18 and all fine-tunes of it down"
+    assert before == f"{ends} in 51 days, on 2027-01-14"
+    (after,) = shutdown_warnings(run(model_name=model), day)
+    assert after.endswith("of it down on 2027-01-14") and "has shut" in after
+
+
+def test_training_at_openai_is_warned_of_and_others_are_not():
+    trains = {"freeze_agent": False, "chat_format": "named"}
+    (line,) = shutdown_warnings(run(**trains), date(2026, 11, 24))
+    assert line.startswith("OpenAI takes no new fine-tune jobs from 2027-01-06 on")
+    (line,) = shutdown_warnings(run(**trains), LAST_JOBS)
+    assert line.startswith("OpenAI has taken no new")
+    for other in ({"model_provider": "SelfHosted"}, {"base_url": "http://localhost:1/v1"}):
+        ending = run(model_name="gpt-4o", **trains, **other)
+        assert shutdown_warnings(ending, LAST_JOBS) == []

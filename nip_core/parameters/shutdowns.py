@@ -1,0 +1,59 @@
+"""When OpenAI shuts models down, as far as it is announced: a table of data.
+
+Source: https://developers.openai.com/api/docs/deprecations, read in November 2026. The API itself
+says it in a model's ``shutdown_date``.
+"""
+
+from collections.abc import Iterator
+from datetime import date
+
+from nip_core.parameters.agents import PureTextAgentParameters
+from nip_core.parameters.dialects import dialect_name
+from nip_core.parameters.hyper_parameters import HyperParameters
+
+_DECEMBER, _JANUARY, _APRIL = date(2026, 12, 11), date(2027, 1, 14), date(2027, 4, 1)
+SHUTDOWNS: dict[str, date] = {
+    **dict.fromkeys(("gpt-5", "gpt-5-2025-08-07"), _DECEMBER),
+    **dict.fromkeys(("gpt-5-mini", "gpt-5-mini-2025-08-07"), _DECEMBER),
+    **dict.fromkeys(("gpt-5-nano", "gpt-5-pro", "o3", "o3-pro"), _DECEMBER),
+    **dict.fromkeys(("gpt-4o", "gpt-4o-2024-08-06", "gpt-4o-2024-11-20"), _JANUARY),
+    **dict.fromkeys(("gpt-4o-mini", "gpt-4o-mini-2024-07-18"), _JANUARY),
+    **dict.fromkeys(("gpt-4.1", "gpt-4.1-2025-04-14"), _JANUARY),
+    **dict.fromkeys(("gpt-4.1-mini", "gpt-4.1-mini-2025-04-14"), _JANUARY),
+    "gpt-5.1": _APRIL,
+}
+"""The last day of a model and of all fine-tunes of it."""
+LAST_JOBS = date(2027, 1, 6)
+"""From then on OpenAI takes no new fine-tune job."""
+
+
+def shutdown_warnings(parameters: HyperParameters, today: date) -> list[str]:
+    """Say of each model at OpenAI that ends, or has ended, when; one line each."""
+    lines = dict.fromkeys(
+        line
+        for name, agent in parameters.model_agents.items()
+        if _is_at_openai(agent)
+        for line in _warnings(name, agent, today)
+    )
+    return list(lines)
+
+
+def _is_at_openai(agent: PureTextAgentParameters) -> bool:
+    return not agent.use_dummy_api and agent.base_url is None and dialect_name(agent) == "openai"
+
+
+def _warnings(name: str, agent: PureTextAgentParameters, today: date) -> Iterator[str]:
+    base = (
+        agent.model_name.split(":")[1] if agent.model_name.startswith("ft:") else agent.model_name
+    )
+    day = SHUTDOWNS.get(base)
+    if day is not None:
+        models = f"{base} and all fine-tunes of it"
+        if today < day:
+            days = (day - today).days
+            yield f"agents.{name}: OpenAI shuts {models} down in {days} days, on {day}"
+        else:
+            yield f"agents.{name}: OpenAI has shut {models} down on {day}"
+    if not agent.freeze_agent:
+        ends = "takes" if today < LAST_JOBS else "has taken"
+        yield f"OpenAI {ends} no new fine-tune jobs from {LAST_JOBS} on; an lm_server does"
