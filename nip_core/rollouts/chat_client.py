@@ -227,7 +227,7 @@ def read_answers(
         raise MalformedAnswer(f"malformed answer ({type(error).__name__}: {error})") from None
 
 
-def _shares(total: int | None, parts: int) -> list[int | None]:
+def _shares(total: int | None, parts: int) -> Sequence[int | None]:
     """By choice, its part of what was counted for all; what can't be split is the first's."""
     if total is None:
         return [None] * parts
