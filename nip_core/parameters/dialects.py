@@ -112,17 +112,18 @@ def check_dialect(place: str, agent: "PureTextAgentParameters") -> None:
             else "leave it out"
         )
         raise ValueError(
-            f"{place}.reasoning_effort: {name} takes none (got {agent.reasoning_effort}); {instead}"
+            f"{place}.reasoning_effort: api_dialect {name} takes none (got "
+            f"{agent.reasoning_effort}); {instead}"
         )
     if agent.chat_format == "named" and not dialect.takes_names:
         raise ValueError(
-            f"{place}.chat_format: {name} takes no names of speakers, so nobody would know who "
-            "says what; set chat_format: alternating"
+            f"{place}.chat_format: api_dialect {name} takes no names of speakers, so nobody would "
+            "know who says what; set chat_format: alternating"
         )
     if agent.temperature is not None and agent.temperature > dialect.max_temperature:
         raise ValueError(
-            f"{place}.temperature: {name} takes at most {dialect.max_temperature:g} (got "
-            f"{agent.temperature:g})"
+            f"{place}.temperature: api_dialect {name} takes at most {dialect.max_temperature:g} "
+            f"(got {agent.temperature:g})"
         )
     if agent.served_as and not agent.freeze_agent:
         raise ValueError(

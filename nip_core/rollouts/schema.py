@@ -95,7 +95,7 @@ GENERATIONS = pa.schema(
         pa.field("prompt_tokens", pa.int32(), nullable=False),
         pa.field("completion_tokens", pa.int32(), nullable=False),  # thoughts included
         pa.field("reasoning", pa.string()),  # thoughts, where the API gives them beside the text
-        pa.field("reasoning_tokens", pa.int32()),  # how many of the completion's; null: not counted
+        pa.field("reasoning_tokens", pa.int32()),  # of the completion's; null: none counted
         pa.field("prompt_token_ids", pa.list_(pa.int32())),
         pa.field("completion_token_ids", pa.list_(pa.int32())),
         pa.field("completion_logprobs", pa.list_(pa.float32())),

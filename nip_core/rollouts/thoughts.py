@@ -27,7 +27,7 @@ class Usage:
     completion_tokens: int
     """Thoughts included, also where the API counts them apart."""
     reasoning_tokens: int | None
-    """None: not counted."""
+    """None: there were none, or they are not counted."""
 
 
 def said_and_thought(message: Mapping[str, Any]) -> tuple[str | None, str | None]:
@@ -88,7 +88,7 @@ def read_usage(usage: Mapping[str, Any]) -> Usage:
     details = usage.get("completion_tokens_details")
     counted = details.get("reasoning_tokens") if isinstance(details, Mapping) else None
     counted = usage.get("reasoning_tokens") if counted is None else counted
-    reasoning = None if counted is None else int(counted)
+    reasoning = int(counted or 0) or None
     apart = int(usage.get("total_tokens") or 0) - prompt - completion
     if apart > 0 and (reasoning is None or reasoning >= apart):
         completion += apart

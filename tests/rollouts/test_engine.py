@@ -167,6 +167,8 @@ async def test_nip_with_three_rounds_asks_answers_and_decides():
             "invalid_reason": None,
             "prompt_tokens": 7,
             "completion_tokens": 3,
+            "reasoning": None,
+            "reasoning_tokens": None,
             "prompt_token_ids": None,
             "completion_token_ids": None,
             "completion_logprobs": None,

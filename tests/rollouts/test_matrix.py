@@ -91,6 +91,9 @@ def _a_number(annotation: Any) -> tuple[Value, ...] | None:
     )
 
 
+OF_REQUESTS = (*GROUP_SETTINGS, "reasoning_effort")  # whom to ask and how, not what is played
+
+
 @cache
 def dimensions(protocol: str) -> dict[str, tuple[Value, ...]]:
     """By address, the values of every setting that concerns a game of this protocol, the default
@@ -110,7 +113,7 @@ def dimensions(protocol: str) -> dict[str, tuple[Value, ...]]:
             values = ROUNDS.get(name) or values_of(field.annotation)
             if field.metadata and values is None:
                 values = values_of(Annotated[field.annotation, *field.metadata])
-            if values is None or len(values) < 2 or name in GROUP_SETTINGS:
+            if values is None or len(values) < 2 or name in OF_REQUESTS:
                 continue
             default = field.get_default(call_default_factory=True)
             others = [v for v in values if v != default and type(v) is not type(default)]

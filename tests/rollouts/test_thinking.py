@@ -130,6 +130,12 @@ async def test_nothing_of_an_answer_is_lost(said, counted, thought, tokens, of_t
     assert answer.reasoning_tokens == of_them
 
 
+async def test_a_model_that_does_not_think_has_no_thoughts():
+    none = {"completion_tokens_details": {"reasoning_tokens": 0}}
+    answer = await ask(response("m", message(reasoning=None), usage(11, 5, **none)))
+    assert (answer.reasoning, answer.reasoning_tokens, answer.completion_tokens) == (None, None, 5)
+
+
 async def test_thoughts_that_used_up_the_limit_are_kept():
     answer = await ask(response("m", message(None, reasoning=THOUGHT), usage(11, 45)))
     assert answer.text is None and answer.reasoning == THOUGHT
