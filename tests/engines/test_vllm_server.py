@@ -105,7 +105,7 @@ def test_each_fine_tune_carries_its_proof(server, models):
     for name in models.values():
         proof = server.client.models.retrieve(name).nip["proof"]
         assert proof["matches"] is True
-        assert proof["detail"]["distance_max"] < proof["detail"]["tolerance"]
+        assert proof["detail"]["distance"] < proof["detail"]["tolerance"]
         assert proof["detail"]["unchanged"] is False
 
 

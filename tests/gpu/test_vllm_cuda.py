@@ -5,7 +5,6 @@ vLLM has kernels for (head size 64 or more): NIP_GPU_MODEL, a directory or a hub
 small random Llama that is made here. Nothing skips: without them these tests fail.
 """
 
-import asyncio
 import json
 import subprocess
 from pathlib import Path
@@ -83,15 +82,16 @@ async def engine(base, adapters, tmp_path_factory):
 
 
 async def answers(engine: VllmEngine, names: list[str]) -> list[str]:
+    """Greedy answers, one after the other: in a batch of another shape bfloat16 rounds otherwise."""
     upstream = engine.upstream
     async with openai.AsyncOpenAI(
         base_url=f"{upstream.url}/v1", api_key=upstream.api_key, max_retries=0
     ) as client:
         create = client.chat.completions.create
-        results = await asyncio.gather(
-            *(create(model=name, messages=MESSAGES, max_tokens=16, temperature=0.0)
-              for name in names)
-        )  # fmt: skip
+        results = [
+            await create(model=name, messages=MESSAGES, max_tokens=16, temperature=0.0)
+            for name in names
+        ]
     assert [result.model for result in results] == names
     return [result.choices[0].message.content for result in results]
 

@@ -1,0 +1,185 @@
+"""SIGKILL of each process, and how long it takes until everything is as before.
+
+trainer   in the middle of a job, while an engine that shares its device is away
+engine    vLLM's engine process, with chats in flight
+server    and another one on its state directory
+"""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+from beside.runs import Failed
+
+from gpu_pieces.chats import adapter_of
+from gpu_pieces.jobs import small_rows
+from gpu_pieces.load import Load, body_of, chats
+from gpu_pieces.results import Piece, Row
+from gpu_pieces.serving import JOB_S, POLL_S, START_S, Served, engine_names
+from gpu_pieces.sizes import Session
+from nip_lm_server import launch
+
+JOB_STEPS, MOST_EPOCHS = 300, 50
+CHATS = 64
+
+
+def wait(done: Callable[[], Any], what: str, most_s: float = JOB_S) -> Any:
+    """What `done` gives, once it is something. Raises Failed."""
+    deadline = time.monotonic() + most_s
+    while not (value := done()):
+        if time.monotonic() > deadline:
+            raise Failed(f"{what} took more than {most_s:g} s")
+        time.sleep(POLL_S)
+    return value
+
+
+def below(served: Served, text: str) -> list[psutil.Process]:
+    """The processes below the server whose command has `text`."""
+    hits = []
+    for process in psutil.Process(served.handle.pid).children(recursive=True):
+        try:
+            if text in " ".join(process.cmdline()):
+                hits.append(process)
+        except psutil.Error:
+            continue
+    return hits
+
+
+def progress(served: Served, id: str) -> list[int]:
+    """The steps that a job's training has told of."""
+    path = served.state / "jobs" / id / "events.jsonl"
+    if not path.exists():
+        return []
+    events = []
+    for line in path.read_text().splitlines():
+        try:
+            events.append(json.loads(line))
+        except ValueError:  # half a line, of a training that was killed
+            continue
+    return [event["step"] for event in events if event.get("type") == "progress"]
+
+
+def answered(served: Served, model: str = "base") -> bool:
+    """Ask one chat."""
+    place = served.through
+    load = Load()
+
+    async def ask() -> None:
+        import aiohttp
+
+        async with aiohttp.ClientSession() as session:
+            await load.ask(session, place, body_of(model, "Is it right?", 4))
+
+    asyncio.run(ask())
+    return bool(load.answered)
+
+
+def trainer(session: Session, served: Served) -> Row:
+    """Kill the training process of a job."""
+    epochs = max(1, min(MOST_EPOCHS, JOB_STEPS // session.sizes.jobs_steps))
+    served.handle  # noqa: B018 (its start is no part of what is measured)
+    began = time.monotonic()
+    id = served.submit(small_rows(session, 5), 5, n_epochs=epochs, learning_rate=1e-4)
+    wait(lambda: len(progress(served, id)) > 2, "the first steps")
+    states = {"engine": served.engine()["state"], "at_step": progress(served, id)[-1]}
+    told = len(progress(served, id))
+    running_s = round(time.monotonic() - began, 2)
+    hits = below(served, id)
+    for process in hits:
+        process.send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    if not hits:
+        raise Failed("there was no training process to kill")
+    wait(lambda: len(progress(served, id)) > told, "the next step")
+    resumed_s = round(time.monotonic() - killed, 2)
+    job = served.wait(id)
+    ended_s = round(time.monotonic() - killed, 2)
+    wait(lambda: answered(served), "the first answer")
+    return {
+        **states,
+        "to_the_kill_s": running_s,
+        "to_the_next_step_s": resumed_s,
+        "to_succeeded_s": ended_s,
+        "to_the_first_answer_s": round(time.monotonic() - killed, 2),
+        "adapter_answers": answered(served, job["fine_tuned_model"]),
+        "training": served.result(job["fine_tuned_model"]),
+    }
+
+
+async def _kill_under_load(session: Session, served: Served, model: str) -> Row:
+    in_flight = min(CHATS, max(session.sizes.in_flight))
+    bodies = [body_of(name, "Is it right?", session.sizes.chat_tokens) for name in ("base", model)]
+    async with chats(served.through, bodies, in_flight) as load:
+        await _until(lambda: len(load.answered) >= in_flight, "the first answers")
+        before, epoch = dict(load.ended), served.engine()["epoch"]
+        (core,) = below(served, "VLLM::EngineCore")
+        core.send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        await _until(lambda: load.first_after(killed + 1.0) is not None, "the next answer")
+    return {
+        "in_flight": in_flight,
+        "before": before,
+        "after": dict(load.ended - type(load.ended)(before)),
+        "to_the_next_answer_s": (load.first_after(killed + 1.0) or 0.0) + 1.0,
+        "epochs": [epoch, served.engine()["epoch"]],
+        "adapter_answers": await asyncio.to_thread(answered, served, model),
+    }
+
+
+async def _until(done: Callable[[], bool], what: str) -> None:
+    await asyncio.to_thread(wait, done, what)
+
+
+def engine(session: Session, served: Served, model: str) -> Row:
+    """Kill vLLM's engine process."""
+    return asyncio.run(_kill_under_load(session, served, model))
+
+
+def server(session: Session, served: Served, model: str) -> Row:
+    """Kill the server, and start another one on its state."""
+    handle = served.handle
+    os.kill(handle.pid, signal.SIGKILL)
+    killed = time.monotonic()
+    launch.stop(handle)  # it is our child, and has ended
+    served.restarted()
+    served.handle  # noqa: B018
+    healthy_s = round(time.monotonic() - killed, 2)
+    wait(lambda: answered(served), "the first answer", START_S)
+    base_s = round(time.monotonic() - killed, 2)
+    wait(lambda: answered(served, model), "the first answer of the adapter", START_S)
+    return {
+        "to_healthy_s": healthy_s,
+        "to_the_first_answer_s": base_s,
+        "to_the_adapters_answer_s": round(time.monotonic() - killed, 2),
+    }
+
+
+def measure(session: Session, piece: Piece) -> None:
+    """One kill after the other, over the smallest shape."""
+    engines, vllm = engine_names(session)
+    shape = session.sizes.shapes[0]
+    for name, reason in engines.items():
+        small_job, *kinds = (
+            f"{name} {kind}" for kind in ("a small job", "trainer", "engine", "server")
+        )
+        if reason:
+            piece.without(reason, small_job, *kinds)
+        if name == "embedded":
+            piece.without("it is a part of the server's process", kinds[1])
+        state: Path = session.scratch / "kills" / name
+        with Served(session, shape, name, state, vllm) as served:
+            trained = piece.row(small_job, partial(adapter_of, session, served))
+            if trained is None:
+                piece.without("there is no adapter", *kinds)
+            model = trained["name"] if trained else ""
+            piece.row(kinds[0], partial(trainer, session, served))
+            piece.row(kinds[1], partial(engine, session, served, model))
+            piece.row(kinds[2], partial(server, session, served, model))
+    piece.finish()

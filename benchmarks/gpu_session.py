@@ -1,0 +1,224 @@
+"""A session on a GPU: everything that has to be measured on one, in pieces of at most ten minutes.
+
+    python benchmarks/gpu_session.py PIECE... --out FILE [--again] [--rehearse] [--scratch DIR]
+
+    machine        facts, `nip doctor`, a kernel, virtual memory, what the card can do at most
+    train-3b, -8b  tokens per second and peak memory of sft, dpo, trajectories; packed and padded;
+                   activations kept and computed again
+    head           memory of a policy gradient step at a large vocabulary (head_memory.py)
+    engines        start (cold, warm), load, prove, sleep, wake: seconds and memory
+    chats          64, 128 and 200 chats in flight, through nip and direct, base and adapter
+    noise          200 proofs alone and under load; every difference in FILE's -noise.json
+    kills          of trainer, engine and server: seconds until all is as before
+    quickstart     `nip train quickstart.yaml` on this machine's engine
+    iteration-3b, -8b   200 episodes of nine rounds and two jobs, against 5 and 8 minutes
+    all            every one of them, in this order
+
+    tests-training, tests-serving, tests-engines   the tests that need a GPU (`make test-gpu`)
+
+Each piece is a section of FILE, and each of its rows is written as soon as it is measured. A piece
+that is finished is skipped, unless --again asks for it; one that was ended, by its time or by a
+kill, goes on with the rows that are missing: the same command again. Exit status 1 if one is not
+finished, or a test failed. FILE's .md has the rows for readers.
+
+Nothing is downloaded: models have the shapes of Llama 3.2 3B and Llama 3.1 8B and random weights,
+the tokenizer of 128,256 ids and all data are made here, in --scratch (about 25 GB, kept for the
+next command). vLLM is what NIP_VLLM names. Where there is none its rows have the reason, and the
+embedded engine is measured in its place. Without nip installed, but with what it needs, it runs
+from the repository: PYTHONPATH is set for all that it starts.
+
+--rehearse runs every piece on the CPU at the bundled tiny model's size, so that the script is known
+to run from end to end. Its figures say nothing about a GPU.
+"""
+
+import argparse
+import contextlib
+import importlib
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+sys.path[:0] = [str(HERE), str(ROOT)]
+
+from gpu_pieces.page import page  # noqa: E402
+from gpu_pieces.results import Piece, Results  # noqa: E402
+from gpu_pieces.sizes import GPU, PIECE_S, REHEARSAL, Session  # noqa: E402
+
+END_S = 40.0
+"""A server has so long to end, with its engine."""
+PIECES: dict[str, tuple[str, tuple[Any, ...]]] = {
+    # name: module of gpu_pieces, arguments of its `measure`
+    "machine": ("machine", ()),
+    "train-3b": ("jobs", ("3b",)),
+    "train-8b": ("jobs", ("8b",)),
+    "head": ("head", ()),
+    "engines": ("engines", ()),
+    "chats": ("chats", ()),
+    "noise": ("noise", ()),
+    "kills": ("kills", ()),
+    "quickstart": ("quickstart", ()),
+    "iteration-3b": ("iteration", ("3b",)),
+    "iteration-8b": ("iteration", ("8b",)),
+    "tests-training": ("tests", ("training",)),
+    "tests-serving": ("tests", ("serving",)),
+    "tests-engines": ("tests", ("engines",)),
+}
+ALL = [name for name, (module, _) in PIECES.items() if module != "tests"]
+
+
+def measure(name: str, options: argparse.Namespace) -> None:
+    """Measure a piece in this process."""
+    results = Results(options.out, rehearsal=options.rehearse)
+    session = Session(REHEARSAL if options.rehearse else GPU, options.scratch, options.rehearse)
+    module, arguments = PIECES[name]
+    if name == "noise":
+        arguments = (options.out.with_name(f"{options.out.stem}-noise.json"),)
+    piece = Piece(results, name)
+    importlib.import_module(f"gpu_pieces.{module}").measure(session, piece, *arguments)
+
+
+def run(name: str, options: argparse.Namespace) -> bool:
+    """Measure a piece in a process of its own, which is ended when its time is over.
+
+    Returns whether the piece is finished.
+    """
+    load, began = os.getloadavg()[0], time.monotonic()
+    command = [sys.executable, __file__, name, "--inner", "--out", str(options.out)]
+    command += ["--scratch", str(options.scratch)] + ["--rehearse"] * options.rehearse
+    process = subprocess.Popen(command, env=environment(options), start_new_session=True)
+    try:
+        process.wait(options.seconds)
+    except subprocess.TimeoutExpired:
+        print(f"{name}: {options.seconds:g} s are over; the same command goes on", file=sys.stderr)
+    finally:
+        end(process)
+    results = Results(options.out, rehearsal=options.rehearse)
+    section = results.section(name)
+    section["runs"] = [
+        *section.get("runs", []),
+        {
+            "commit": commit(),
+            "command": shlex.join(["python", "benchmarks/gpu_session.py", *sys.argv[1:]]),
+            "took_s": round(time.monotonic() - began, 1),
+            "exit": process.returncode,
+            "cores": os.cpu_count(),
+            "load_before": round(load, 2),
+            "python": platform.python_version(),
+        },
+    ]
+    results.write()
+    options.out.with_suffix(".md").write_text(page(results.value))
+    return results.is_finished(name)
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """End a piece, and wait until all that it started has ended, or the next has no memory."""
+    below = []
+    with contextlib.suppress(psutil.Error):
+        below = psutil.Process(process.pid).children(recursive=True)
+    for kind in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, kind)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+            break
+    # Servers are not in its group; they end with the process that owns them.
+    _, left = psutil.wait_procs(below, END_S)
+    for child in left:
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+
+
+def environment(options: argparse.Namespace) -> dict[str, str]:
+    """The environment of a piece: nothing from the hub, nip from here; a rehearsal sees no GPU."""
+    paths = [str(HERE), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    settings = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "HF_HUB_OFFLINE": "1",
+        "DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if options.rehearse:
+        settings["CUDA_VISIBLE_DEVICES"] = ""
+    return settings
+
+
+def commit() -> str:
+    """The commit of what runs, "" outside of a repository."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def has_gpu() -> bool:
+    """Return whether torch computes on a GPU here."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line. Raises SystemExit for what can't be done."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pieces", nargs="+", choices=[*PIECES, "all"], metavar="PIECE")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--again", action="store_true", help="measure finished pieces again")
+    parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on the CPU")
+    parser.add_argument("--scratch", type=Path, help="where models lie, and are kept")
+    parser.add_argument("--seconds", type=float, default=PIECE_S, help="the most for a piece")
+    parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.seconds <= 0:
+        parser.error(f"--seconds is {options.seconds:g}, expected more than 0")
+    if options.scratch is None:
+        kind = "rehearsal" if options.rehearse else "session"
+        options.scratch = Path(tempfile.gettempdir()) / f"nip-gpu-{kind}"
+    options.out, options.scratch = options.out.absolute(), options.scratch.absolute()
+    if "all" in options.pieces:
+        options.pieces = ALL
+    return options
+
+
+def main() -> None:
+    """Measure the pieces that are asked for."""
+    options = parse()
+    if options.inner:
+        measure(options.pieces[0], options)
+        return
+    Results(options.out, rehearsal=options.rehearse)  # what can't be used is refused at once
+    if not options.rehearse and not has_gpu():
+        raise SystemExit("torch finds no GPU here: this measures one; --rehearse tries it without")
+    options.scratch.mkdir(parents=True, exist_ok=True)
+    unfinished, failed = [], []
+    for name in dict.fromkeys(options.pieces):
+        results = Results(options.out, rehearsal=options.rehearse)
+        if options.again:
+            results.drop(name)
+        if results.is_finished(name):
+            print(f"{name}: is finished; --again measures it again", file=sys.stderr)
+        elif not run(name, options):
+            unfinished.append(name)
+        results = Results(options.out, rehearsal=options.rehearse)
+        failed += [name] if results.section(name).get("failed") else []
+    problems = {"not finished": unfinished, "failed": failed}
+    if any(problems.values()):
+        said = (f"{what}: {', '.join(names)}" for what, names in problems.items() if names)
+        raise SystemExit("; ".join(said))
+
+
+if __name__ == "__main__":
+    main()
