@@ -15,7 +15,7 @@ TEST_JOBS ?= 3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu study clean
+.PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -30,7 +30,9 @@ help:
 	@echo "make test-art       build an environment with OpenPipe ART's client and run the tests on it"
 	@echo "make test-nat       build an environment with NeMo Agent Toolkit and run its fine-tuning command"
 	@echo "make test-clients   build an environment with clients of other projects, run the tests on it"
-	@echo "make test-gpu       what needs CUDA; NIP_VLLM names the vllm command"
+	@echo "make test-gpu       the tests that need CUDA; NIP_VLLM names the vllm command"
+	@echo "make gpu-session    measure everything on a GPU, in pieces of ten minutes, nothing downloaded"
+	@echo "make paper-iteration   one iteration of the paper's size on a GPU, with a model of the hub"
 	@echo "make up             PostgreSQL, Prefect and a worker; Ctrl-C ends them"
 	@echo "make test-cluster   Prefect's UI in a browser, dead workers, make up, object stores"
 	@echo "make kill-matrix    kill runs and servers at every write and request, inject 1,000 faults"
@@ -127,11 +129,20 @@ test-learning: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_art.sh $(ART)
 	$(BIN)/python benchmarks/art_learning.py --art $(ART)/bin/python --out docs/results/art_learning.json
 
-# NIP_VLLM: the `vllm` command of a CUDA build, in an environment of its own. NIP_GPU_MODEL: a model of
-# a few billion parameters, by name or path, for an iteration of the paper's size.
+# NIP_VLLM: the `vllm` command of a CUDA build, in an environment of its own. Without it what needs
+# vLLM is a row with that reason. Each piece is ended after ten minutes and goes on with what is
+# missing when the same is made again; GPU_SESSION="noise --again" measures one once more.
+GPU_SESSION ?= all
+gpu-session: install
+	$(BIN)/python benchmarks/gpu_session.py $(GPU_SESSION) --out docs/results/gpu_session.json
+
+# The tests that need CUDA; what came of each is in docs/results/gpu_tests.json.
 test-gpu: install
-	$(BIN)/python -m pytest tests/gpu
-	$(BIN)/python benchmarks/packing.py
+	$(BIN)/python benchmarks/gpu_session.py tests-training tests-serving tests-engines --again \
+		--seconds 1800 --out docs/results/gpu_tests.json
+
+# NIP_GPU_MODEL: a model of a few billion parameters, by name or path. Needs the network.
+paper-iteration: install
 	$(BIN)/python benchmarks/paper_iteration.py --model $(NIP_GPU_MODEL) --out docs/results/paper_iteration.json
 
 kill-matrix: install

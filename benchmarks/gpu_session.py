@@ -80,7 +80,8 @@ ALL = [name for name, (module, _) in PIECES.items() if module != "tests"]
 def measure(name: str, options: argparse.Namespace) -> None:
     """Measure a piece in this process."""
     results = Results(options.out, rehearsal=options.rehearse)
-    session = Session(REHEARSAL if options.rehearse else GPU, options.scratch, options.rehearse)
+    sizes = REHEARSAL if options.rehearse else GPU
+    session = Session(sizes, options.scratch, options.rehearse, options.seconds)
     module, arguments = PIECES[name]
     if name == "noise":
         arguments = (options.out.with_name(f"{options.out.stem}-noise.json"),)
@@ -95,7 +96,8 @@ def run(name: str, options: argparse.Namespace) -> bool:
     """
     load, began = os.getloadavg()[0], time.monotonic()
     command = [sys.executable, __file__, name, "--inner", "--out", str(options.out)]
-    command += ["--scratch", str(options.scratch)] + ["--rehearse"] * options.rehearse
+    command += ["--scratch", str(options.scratch), "--seconds", str(options.seconds)]
+    command += ["--rehearse"] * options.rehearse
     process = subprocess.Popen(command, env=environment(options), start_new_session=True)
     try:
         process.wait(options.seconds)

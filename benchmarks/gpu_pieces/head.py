@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpu_pieces import models
 from gpu_pieces.results import Piece, Row
-from gpu_pieces.sizes import PIECE_S, Session
+from gpu_pieces.sizes import Session
 
 SCRIPT = models.ROOT / "benchmarks" / "head_memory.py"
 
@@ -17,7 +17,7 @@ def head(session: Session) -> Row:
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "head.json"
         command = [sys.executable, str(SCRIPT), *session.sizes.head, "--out", str(out)]
-        models.run(command, PIECE_S)
+        models.run(command, session.seconds)
         figures: Row = json.loads(out.read_text())
     return figures
 

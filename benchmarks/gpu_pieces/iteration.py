@@ -115,7 +115,7 @@ def play(session: Session, served: Served, engine: str, models: list[str], dump:
 
 
 def _datasets(session: Session, dump: Path) -> list[list[dict[str, Any]]]:
-    """What each job trains on: the transcripts that were played, or made ones of their lengths."""
+    """The rows of each job: the transcripts that were played, or made ones of their lengths."""
     sizes = session.sizes
     if dump.exists():
         seen = json.loads(dump.read_text())

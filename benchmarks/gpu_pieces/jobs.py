@@ -21,7 +21,7 @@ from packing import SETTINGS
 from gpu_pieces import models
 from gpu_pieces.models import words
 from gpu_pieces.results import Piece, Row
-from gpu_pieces.sizes import FLEX, PIECE_S, Session
+from gpu_pieces.sizes import FLEX, Session
 from nip_lm_server.formats import to_jsonl
 
 JOB = Path(__file__).with_name("training_job.py")
@@ -119,7 +119,7 @@ def train(
     }
     (place / "job.json").write_text(json.dumps(job))
     try:
-        models.run([sys.executable, str(JOB), str(place)], PIECE_S)
+        models.run([sys.executable, str(JOB), str(place)], session.seconds)
     except Failed as error:
         raise Failed(_reason(place) or str(error)) from None
     return json.loads((place / "took.json").read_text()) | {

@@ -31,7 +31,7 @@ CHATS = 64
 
 
 def wait(done: Callable[[], Any], what: str, most_s: float = JOB_S) -> Any:
-    """What `done` gives, once it is something. Raises Failed."""
+    """Return what `done` gives, once it is something. Raises Failed."""
     deadline = time.monotonic() + most_s
     while not (value := done()):
         if time.monotonic() > deadline:

@@ -27,7 +27,6 @@ from beside.runs import Failed
 from gpu_pieces.sizes import Session, Shape
 
 LOGITS_DEVIATION = 4.0
-MAKE_S = 300.0
 ROOT = Path(__file__).parents[2]
 WORDS = (
     *("the", "list", "is", "sorted", "by", "key", "and", "then", "returned", "wrong", "case"),
@@ -100,7 +99,7 @@ def model(session: Session, shape: Shape) -> Path:
     made = directory / "made.json"
     if made.exists() and json.loads(made.read_text()) == request:
         return directory
-    run([sys.executable, __file__, json.dumps(request)], MAKE_S)
+    run([sys.executable, __file__, json.dumps(request)], session.seconds)
     made.write_text(json.dumps(request))
     return directory
 
@@ -124,7 +123,7 @@ def adapter(session: Session, shape: Shape, seed: int) -> Path:
 
 
 def run(command: list[str], most_s: float) -> str:
-    """What a command prints. Raises Failed with the end of its errors."""
+    """Run a command; returns its output. Raises Failed with the end of its errors."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=most_s, cwd=ROOT, check=False

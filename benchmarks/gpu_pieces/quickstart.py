@@ -14,7 +14,7 @@ from beside.runs import Failed
 from gpu_pieces import models
 from gpu_pieces.results import Piece, Row
 from gpu_pieces.serving import engine_names
-from gpu_pieces.sizes import PIECE_S, Session
+from gpu_pieces.sizes import Session
 
 CONFIG = models.ROOT / "deployments" / "configs" / "quickstart.yaml"
 RUN = "gpu-session"
@@ -37,7 +37,7 @@ def run(session: Session, engine: str, vllm: Path | None) -> Row:
         command += ["--set", setting]
     os.environ["PREFECT_HOME"] = str(session.scratch / "prefect")
     began = time.monotonic()
-    models.run(command, PIECE_S)
+    models.run(command, session.seconds)
     iterations = sorted((store / RUN / "iterations").iterdir())
     return {
         "whole_s": round(time.monotonic() - began, 1),

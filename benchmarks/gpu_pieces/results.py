@@ -17,7 +17,7 @@ from typing import Any
 
 from beside.runs import Failed
 
-TRIES = 2
+TRIES = 3
 """So often a row is begun."""
 
 Row = dict[str, Any]

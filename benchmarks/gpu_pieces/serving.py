@@ -25,7 +25,8 @@ from nip_lm_server import launch
 from nip_lm_server.formats import to_jsonl
 from nip_lm_server.spec import ServerSpec
 
-START_S, JOB_S = 560.0, 560.0
+START_S, JOB_S = 500.0, 500.0
+"""Within a piece's ten minutes; a rehearsal on a busy machine takes longer."""
 POLL_S = 0.05
 
 
@@ -48,7 +49,7 @@ def find_vllm(*, rehearsal: bool) -> tuple[Path | None, str]:
 
 
 def engine_names(session: Session) -> tuple[dict[str, str], Path | None]:
-    """What to measure, by engine, with why not; and the Python of vLLM's environment.
+    """The engines, each with the reason why it is not measured ("": it is); and vLLM's Python.
 
     The embedded engine is measured where vLLM can't be, and beside it in a rehearsal.
     """
@@ -99,6 +100,7 @@ class Served:
         self._options = options_for(session, engine, vllm, **options)
         self._handle: launch.ServerHandle | None = None
         self._failure: str | None = None
+        self._start_s = (3 if session.rehearsal else 1) * START_S
         self.start_s = 0.0
 
     def __enter__(self) -> Self:
@@ -129,7 +131,7 @@ class Served:
             )
             began = time.monotonic()
             try:
-                self._handle = launch.start_or_attach(spec, self._state, timeout_s=START_S)
+                self._handle = launch.start_or_attach(spec, self._state, timeout_s=self._start_s)
             except launch.OwnerError as error:
                 self._failure = f"the server did not start: {str(error)[-1500:]}"
                 raise Failed(self._failure) from None

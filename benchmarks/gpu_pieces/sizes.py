@@ -122,6 +122,8 @@ class Session:
     sizes: Sizes
     scratch: Path
     rehearsal: bool
+    seconds: float = PIECE_S
+    """The most that a piece may take."""
 
     def shape(self, name: str) -> Shape:
         """A shape by its name."""

@@ -13,11 +13,12 @@ from functools import partial
 from pathlib import Path
 
 from beside.runs import Failed
+
 from gpu_pieces.machine import facts
 from gpu_pieces.models import ROOT
 from gpu_pieces.results import Piece, Row
 from gpu_pieces.serving import find_vllm
-from gpu_pieces.sizes import PIECE_S, Session
+from gpu_pieces.sizes import Session
 
 FILES = {
     "training": ("gpu/test_training_cuda.py", "gpu/test_training_memory_cuda.py"),
@@ -29,7 +30,7 @@ MESSAGE = 600
 
 
 def outcomes(report: Path) -> Row:
-    """What a report of pytest's in JUnit's form says."""
+    """Read a report of pytest's in JUnit's form."""
     row: Row = {"passed": 0, "failed": {}, "skipped": {}, "seconds": {}}
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         name = str(case.get("name"))
@@ -60,7 +61,7 @@ def run(session: Session, file: str) -> Row:
             command,
             capture_output=True,
             text=True,
-            timeout=PIECE_S,
+            timeout=session.seconds,
             cwd=ROOT,
             env=environment,
             check=False,

@@ -1,0 +1,177 @@
+"""benchmarks/gpu_session.py: its file, its pieces, its data. No GPU is needed, nothing is measured."""
+
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_the_path():
+    sys.path.insert(0, str(BENCHMARKS))
+    yield
+    sys.path.remove(str(BENCHMARKS))
+
+
+def piece(path, name="machine"):
+    from gpu_pieces.results import Piece, Results
+
+    return Piece(Results(path, rehearsal=True), name)
+
+
+def rows(path, name="machine"):
+    return json.loads(path.read_text())["pieces"][name]["rows"]
+
+
+def never():
+    raise AssertionError("it is measured again")
+
+
+def test_rows_are_written_as_they_come_and_measured_once(tmp_path):
+    out = tmp_path / "out.json"
+    begun = piece(out)
+    begun.row("first", lambda: {"speed": 1})
+    assert rows(out)["first"]["speed"] == 1  # before the piece is finished
+    again = piece(out)
+    assert again.row("first", never)["speed"] == 1
+    again.row("second", lambda: {"speed": 2})
+    again.finish()
+    assert [*rows(out)] == ["first", "second"]
+    assert json.loads(out.read_text())["pieces"]["machine"]["finished"] is True
+
+
+def test_what_fails_is_a_reason_and_what_never_ends_is_given_up(tmp_path):
+    from beside.runs import Failed
+    from gpu_pieces.results import TRIES
+
+    def fail(error):
+        raise error
+
+    out = tmp_path / "out.json"
+    measured = piece(out)
+    assert measured.row("absent", lambda: fail(Failed("no vLLM here"))) is None
+    assert measured.row("broken", lambda: fail(ValueError("a number"))) is None
+    assert rows(out)["absent"]["reason"] == "no vLLM here"
+    assert rows(out)["broken"]["reason"] == "ValueError: a number"
+    for _ in range(TRIES):
+        with pytest.raises(KeyboardInterrupt):  # as if the piece was killed in the middle of it
+            piece(out).row("slow", lambda: fail(KeyboardInterrupt()))
+    assert piece(out).row("slow", never) is None
+    assert "did not end in time" in rows(out)["slow"]["reason"]
+
+
+def test_a_rehearsal_and_a_session_are_not_mixed(tmp_path):
+    from gpu_pieces.results import Results
+
+    out = tmp_path / "out.json"
+    Results(out, rehearsal=True).write()
+    with pytest.raises(SystemExit, match="holds a rehearsal"):
+        Results(out, rehearsal=False)
+    out.write_text("[]")
+    with pytest.raises(SystemExit, match="holds no session"):
+        Results(out, rehearsal=False)
+
+
+def test_every_piece_has_its_measure():
+    import gpu_session
+    from gpu_pieces.sizes import GPU, REHEARSAL
+
+    for name, (module, arguments) in gpu_session.PIECES.items():
+        measure = importlib.import_module(f"gpu_pieces.{module}").measure
+        given = 2 + len(arguments) + (name == "noise")
+        assert len(inspect.signature(measure).parameters) == given, name
+    assert "tests-training" not in gpu_session.ALL
+    assert [shape.name for shape in REHEARSAL.shapes] == [shape.name for shape in GPU.shapes]
+
+
+def test_the_command_line_refuses_what_it_does_not_know(tmp_path, capsys):
+    import gpu_session
+
+    out = ["--out", str(tmp_path / "out.json")]
+    assert gpu_session.parse(["all", *out]).pieces == gpu_session.ALL
+    for wrong in (["trian-3b", *out], ["machine"], ["machine", "--seconds", "0", *out]):
+        with pytest.raises(SystemExit):
+            gpu_session.parse(wrong)
+    assert "invalid choice: 'trian-3b'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["supervised", "dpo", "trajectories"])
+def test_rows_of_every_method_are_what_the_server_takes(method):
+    from gpu_pieces.jobs import METHOD_SETTINGS, lengths, rows_for
+
+    from nip_lm_server.formats import validate
+
+    assert method in METHOD_SETTINGS
+    sizes = lengths(12, 200, uneven=False)
+    made = rows_for(method, sizes)
+    assert validate(method, enumerate(made, start=1)) == []
+    assert len(made) == 12 and all(170 <= size <= 230 for size in sizes)
+    uneven = lengths(100, 2000, uneven=True)
+    assert max(uneven) > 8 * sorted(uneven)[20]
+
+
+def test_a_transcript_is_as_long_as_it_says():
+    from gpu_pieces.jobs import transcript
+
+    said = " ".join(message["content"] for message in transcript(1000, 3))
+    assert len(said.split()) == pytest.approx(1000, rel=0.02)
+    assert transcript(1000, 3) != transcript(1000, 4)
+
+
+def test_the_end_of_a_piece_is_the_end_of_what_it_started(monkeypatch):
+    import gpu_session
+
+    monkeypatch.setattr(gpu_session, "END_S", 0.2)
+    start = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", start], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    child = psutil.Process(int(process.stdout.readline()))
+    gpu_session.end(process)
+    process.stdout.close()
+    assert process.returncode is not None
+    deadline = time.monotonic() + 10
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_outcomes_of_tests_are_read_from_their_report(tmp_path):
+    from gpu_pieces.tests import outcomes
+
+    report = tmp_path / "report.xml"
+    report.write_text(
+        '<testsuites><testsuite><testcase name="right" time="1.5"/>'
+        '<testcase name="wrong" time="2"><failure message="2 is not 1">tail</failure></testcase>'
+        '<testcase name="left" time="0"><skipped message="needs two CUDA devices"/></testcase>'
+        "</testsuite></testsuites>"
+    )
+    row = outcomes(report)
+    assert (row["passed"], row["skipped"]) == (1, {"left": "needs two CUDA devices"})
+    assert row["failed"] == {"wrong": "2 is not 1 tail"} and row["seconds"]["right"] == 1.5
+
+
+def test_the_page_says_what_is_missing(tmp_path):
+    from gpu_pieces.page import page
+
+    out = tmp_path / "out.json"
+    measured = piece(out, "engines")
+    measured.row("vllm cold", lambda: {"start_s": 90.5, "running": {"gpu_used_gb": 55.0}})
+    measured.without("there is no vLLM | here", "vllm warm")
+    text = page(json.loads(out.read_text()))
+    assert "start_s 90.5" in text and '{"gpu_used_gb": 55.0}' in text
+    assert "not measured: there is no vLLM / here" in text
+    assert "A rehearsal" in text and "**Not finished.**" in text
