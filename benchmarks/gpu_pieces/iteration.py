@@ -14,6 +14,7 @@ Starts of servers are not counted: they are rows of the piece `engines`.
 
 import asyncio
 import json
+import os
 import time
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from gpu_pieces.results import Piece, Row
 from gpu_pieces.serving import Served, engine_names
 from gpu_pieces.sizes import Session, Shape
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
+from nip_lm_server.devices import compile_caches
 
 AGENTS = 2
 BATCH_SIZE = 8
@@ -183,6 +185,8 @@ def measure(session: Session, piece: Piece, shape_name: str) -> None:
     """Everything over one shape; only what has not been measured starts a server."""
     engines, vllm = engine_names(session)
     shape = session.shape(shape_name)
+    # What one server compiled, the next one has.
+    os.environ.update(compile_caches(session.scratch / "caches"))
     beside = {} if session.rehearsal else {"gpu_memory_utilization": session.sizes.stays_beside}
     for engine, reason in engines.items():
         agents, played, trained, asleep, whole = names = [

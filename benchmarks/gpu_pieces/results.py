@@ -94,11 +94,10 @@ class Piece:
         began = time.monotonic()
         try:
             row = measure()
-        except Failed as error:
-            row = {"reason": str(error)}
         except Exception as error:
-            traceback.print_exc()
-            row = {"reason": f"{type(error).__name__}: {str(error)[-1500:]}"}
+            if not isinstance(error, Failed):
+                traceback.print_exc()
+            row = {"reason": _told(error)}
         row["took_s"] = round(time.monotonic() - began, 2)
         self.put(name, row)
         return None if "reason" in row else row
@@ -120,3 +119,10 @@ class Piece:
         del self._section["tries"]
         self._section.update(facts, finished=True)
         self._results.write()
+
+
+def _told(error: Exception) -> str:
+    """The words of an error; of several that came together, those of the first."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"[-1500:]

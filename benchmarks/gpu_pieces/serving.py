@@ -100,7 +100,7 @@ class Served:
         self._options = options_for(session, engine, vllm, **options)
         self._handle: launch.ServerHandle | None = None
         self._failure: str | None = None
-        self._start_s = (3 if session.rehearsal else 1) * START_S
+        self._start_s = (6 if session.rehearsal else 1) * START_S
         self.start_s = 0.0
 
     def __enter__(self) -> Self:

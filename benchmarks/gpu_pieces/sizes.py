@@ -111,7 +111,7 @@ REHEARSAL = Sizes(
         "dataset_options.max_train_size=100",
         "agents.verifier.num_epochs=1",
     ),
-    options={"enforce_eager": True, "max_num_seqs": 16},
+    options={"enforce_eager": True, "max_num_seqs": 16, "start_timeout_s": 3000.0},
 )
 
 
