@@ -1,7 +1,8 @@
 """Chats in flight, through nip and directly: tokens per second, seconds to the first byte.
 
 `benchmarks/pass_through.py` measures, over the largest shape: with the base model, and with an
-adapter. The embedded engine has no address of its own and is asked through nip alone.
+adapter. The embedded engine has no address of its own and is asked through nip alone, as
+`benchmarks/embedded_engine.py` asks it.
 """
 
 import argparse
@@ -9,12 +10,12 @@ import asyncio
 import time
 from functools import partial
 from statistics import median
-from typing import Any
 
-from pass_through import compare, run
+import aiohttp
+from embedded_engine import flight, http_ways
+from pass_through import compare
 
 from gpu_pieces.jobs import small_rows
-from gpu_pieces.load import body_of
 from gpu_pieces.results import Piece, Row
 from gpu_pieces.serving import Served, engine_names
 from gpu_pieces.sizes import Session
@@ -22,6 +23,7 @@ from gpu_pieces.sizes import Session
 
 def adapter_of(session: Session, served: Served) -> Row:
     """Train a small adapter; its name, and what a job of no length takes."""
+    served.handle  # noqa: B018 (its start is told by itself)
     began = time.monotonic()
     job = served.wait(served.submit(small_rows(session, 1), 1, learning_rate=1e-3))
     name = job["fine_tuned_model"]
@@ -45,14 +47,27 @@ def chats(session: Session, served: Served, model: str, in_flight: int) -> Row:
     direct = served.direct
     if direct is not None:
         return asyncio.run(compare([direct, served.through], model, options))
-    body = body_of(model, "Is it right?", sizes.chat_tokens)
-    rounds = []
-    for _ in range(sizes.chat_rounds):
-        rounds.append(asyncio.run(run(served.through, body, in_flight, options.requests)))
-    speed: dict[str, Any] = {
-        f"median_{name}": median(figures[name] for figures in rounds) for name in rounds[0]
-    }
-    return {"through_nip": speed, "rounds": rounds}
+    return asyncio.run(_through_nip(session, served, model, options))
+
+
+async def _through_nip(
+    session: Session, served: Served, model: str, options: argparse.Namespace
+) -> Row:
+    """The same for an engine in the server's process, whose answers may end by themselves."""
+    options.words = session.sizes.prompt_tokens // 10
+    headers = {"Authorization": f"Bearer {served.handle.api_key}"}
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=600)
+    row: Row = {"not_streamed": [], "streamed": []}
+    async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as http:
+        ways = http_ways(http, served.handle, options)
+        await flight(ways[0], [model], options)  # not counted
+        for _ in range(options.rounds):
+            for rounds, ask in zip(row.values(), ways, strict=True):
+                rounds.append(await flight(ask, [model], options))
+    speed = "generated_tokens_per_s"
+    medians = {f"median_{name}": median(r[speed] for r in rounds) for name, rounds in row.items()}
+    return {**medians, **row}
 
 
 def measure(session: Session, piece: Piece) -> None:
