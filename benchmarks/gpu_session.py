@@ -143,7 +143,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def environment(options: argparse.Namespace) -> dict[str, str]:
-    """The environment of a piece: nothing from the hub, nip from here; a rehearsal sees no GPU."""
+    """The environment of a piece: nothing from the hub, nip from here, one GPU; a rehearsal: none."""
     paths = [str(HERE), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     settings = {
         **os.environ,
@@ -152,6 +152,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    settings.setdefault("CUDA_VISIBLE_DEVICES", "0")
     if options.rehearse:
         settings["CUDA_VISIBLE_DEVICES"] = ""
     return settings
