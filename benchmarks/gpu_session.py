@@ -143,7 +143,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def environment(options: argparse.Namespace) -> dict[str, str]:
-    """The environment of a piece: nothing from the hub, nip from here, one GPU; a rehearsal: none."""
+    """Return a piece's environment: nothing from the hub, nip from here, one GPU or none."""
     paths = [str(HERE), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     settings = {
         **os.environ,
