@@ -73,7 +73,8 @@ class Players:
                 },
             )
             self._count(answer)
-            text = answer.text or ""
+            # Tokens that stand for no text, one after the other, are nothing to learn from.
+            text = answer.text if (answer.text or "").strip() else words(1, turn)
             seen[agent].append({"role": "assistant", "content": text})
             said = f"{text}{words(sizes.said_tokens, turn)}"
             _hear(seen[1 - agent], said)
