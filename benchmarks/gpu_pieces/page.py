@@ -1,9 +1,8 @@
 """The rows of a session for readers: a table for each piece."""
 
-import json
 from typing import Any
 
-LONGEST = 300
+LONGEST = 700
 
 
 def page(value: dict[str, Any]) -> str:
@@ -35,18 +34,25 @@ def page(value: dict[str, Any]) -> str:
 
 
 def _cell(figures: dict[str, Any]) -> str:
-    """The figures that fit into a line: the plain ones, and what failed."""
+    """The figures that fit into a cell: the plain ones, and those one level below."""
     if "reason" in figures:
         return "not measured: " + _short(figures["reason"])
-    plain = [f"{key} {value}" for key, value in figures.items() if _is_plain(value)]
+    parts = []
     if failed := figures.get("failed"):
-        plain.append("failed: " + ", ".join(failed))
-    nested = [
-        f"{key} {json.dumps(value)}"
-        for key, value in figures.items()
-        if isinstance(value, dict) and key != "failed" and all(map(_is_plain, value.values()))
-    ]
-    return _short("; ".join([*plain, *nested]))
+        parts.append("failed: " + ", ".join(failed))
+    for key, value in figures.items():
+        if _is_plain(value):
+            parts.append(f"{key} {value}")
+        elif isinstance(value, dict) and key != "failed":
+            parts += [f"{key}: {_plain(value)}"] if _plain(value) else []
+        elif isinstance(value, list):
+            entries = [_plain(entry) for entry in value if isinstance(entry, dict)]
+            parts += [f"{key}: {' / '.join(entries)}"] if any(entries) else []
+    return _short("; ".join(parts))
+
+
+def _plain(figures: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in figures.items() if _is_plain(value))
 
 
 def _is_plain(value: Any) -> bool:
