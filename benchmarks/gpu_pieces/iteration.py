@@ -22,7 +22,7 @@ from typing import Any
 
 from gpu_pieces.chats import adapter_of
 from gpu_pieces.jobs import small_rows, transcript
-from gpu_pieces.kills import answered, wait
+from gpu_pieces.kills import answered
 from gpu_pieces.models import words
 from gpu_pieces.results import Piece, Row
 from gpu_pieces.serving import Served, engine_names
@@ -99,7 +99,7 @@ def _hear(seen: Messages, said: str) -> None:
 def play(session: Session, served: Served, engine: str, models: list[str], dump: Path) -> Row:
     """All episodes; their transcripts are kept for the jobs."""
     players = Players(session, served, models, ignores_end=engine == "vllm")
-    wait(lambda: all(answered(served, model) for model in models), "the first answers")
+    served.until(lambda: all(answered(served, model) for model in models), "the first answers")
     began = time.monotonic()
     seen = asyncio.run(players.play())
     play_s = time.monotonic() - began
@@ -140,7 +140,7 @@ def _until_answer(messages: Messages) -> Messages:
 def jobs(session: Session, served: Served, dump: Path) -> Row:
     """Two jobs, one after the other on one card, until both models answer."""
     datasets = _datasets(session, dump)
-    wait(lambda: answered(served), "the first answer")
+    served.until(lambda: answered(served), "the first answer")
     epochs = session.sizes.epochs
     began = time.monotonic()
     ids = [
@@ -151,7 +151,7 @@ def jobs(session: Session, served: Served, dump: Path) -> Row:
     for id in ids:
         job = served.wait(id)
         name = job["fine_tuned_model"]
-        wait(partial(answered, served, name), f"the first answer of {name}")
+        served.until(partial(answered, served, name), f"the first answer of {name}")
         training = served.result(name)
         figures.append(
             {

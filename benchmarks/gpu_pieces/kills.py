@@ -10,10 +10,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 from beside.runs import Failed
@@ -22,22 +20,12 @@ from gpu_pieces.chats import adapter_of
 from gpu_pieces.jobs import small_rows
 from gpu_pieces.load import Load, body_of, chats
 from gpu_pieces.results import Piece, Row
-from gpu_pieces.serving import JOB_S, POLL_S, START_S, Served, engine_names
+from gpu_pieces.serving import Served, engine_names
 from gpu_pieces.sizes import Session
 from nip_lm_server import launch
 
 JOB_STEPS, MOST_EPOCHS = 300, 50
 CHATS = 64
-
-
-def wait(done: Callable[[], Any], what: str, most_s: float = JOB_S) -> Any:
-    """Return what `done` gives, once it is something. Raises Failed."""
-    deadline = time.monotonic() + most_s
-    while not (value := done()):
-        if time.monotonic() > deadline:
-            raise Failed(f"{what} took more than {most_s:g} s")
-        time.sleep(POLL_S)
-    return value
 
 
 def below(served: Served, text: str) -> list[psutil.Process]:
@@ -87,7 +75,7 @@ def trainer(session: Session, served: Served) -> Row:
     served.handle  # noqa: B018 (its start is no part of what is measured)
     began = time.monotonic()
     id = served.submit(small_rows(session, 5), 5, n_epochs=epochs, learning_rate=1e-4)
-    wait(lambda: len(progress(served, id)) > 2, "the first steps")
+    served.until(lambda: len(progress(served, id)) > 2, "the first steps")
     states = {"engine": served.engine()["state"], "at_step": progress(served, id)[-1]}
     told = len(progress(served, id))
     running_s = round(time.monotonic() - began, 2)
@@ -97,11 +85,11 @@ def trainer(session: Session, served: Served) -> Row:
     killed = time.monotonic()
     if not hits:
         raise Failed("there was no training process to kill")
-    wait(lambda: len(progress(served, id)) > told, "the next step")
+    served.until(lambda: len(progress(served, id)) > told, "the next step")
     resumed_s = round(time.monotonic() - killed, 2)
     job = served.wait(id)
     ended_s = round(time.monotonic() - killed, 2)
-    wait(lambda: answered(served), "the first answer")
+    served.until(lambda: answered(served), "the first answer")
     return {
         **states,
         "to_the_kill_s": running_s,
@@ -117,12 +105,16 @@ async def _kill_under_load(session: Session, served: Served, model: str) -> Row:
     in_flight = min(CHATS, max(session.sizes.in_flight))
     bodies = [body_of(name, "Is it right?", session.sizes.chat_tokens) for name in ("base", model)]
     async with chats(served.through, bodies, in_flight) as load:
-        await _until(lambda: len(load.answered) >= in_flight, "the first answers")
+        await asyncio.to_thread(
+            served.until, lambda: len(load.answered) >= in_flight, "the first answers"
+        )
         before, epoch = dict(load.ended), served.engine()["epoch"]
         (core,) = below(served, "VLLM::EngineCore")
         core.send_signal(signal.SIGKILL)
         killed = time.monotonic()
-        await _until(lambda: load.first_after(killed + 1.0) is not None, "the next answer")
+        await asyncio.to_thread(
+            served.until, lambda: load.first_after(killed + 1.0) is not None, "the next answer"
+        )
     return {
         "in_flight": in_flight,
         "before": before,
@@ -131,10 +123,6 @@ async def _kill_under_load(session: Session, served: Served, model: str) -> Row:
         "epochs": [epoch, served.engine()["epoch"]],
         "adapter_answers": await asyncio.to_thread(answered, served, model),
     }
-
-
-async def _until(done: Callable[[], bool], what: str) -> None:
-    await asyncio.to_thread(wait, done, what)
 
 
 def engine(session: Session, served: Served, model: str) -> Row:
@@ -151,9 +139,9 @@ def server(session: Session, served: Served, model: str) -> Row:
     served.restarted()
     served.handle  # noqa: B018
     healthy_s = round(time.monotonic() - killed, 2)
-    wait(lambda: answered(served), "the first answer", START_S)
+    served.until(lambda: answered(served), "the first answer")
     base_s = round(time.monotonic() - killed, 2)
-    wait(lambda: answered(served, model), "the first answer of the adapter", START_S)
+    served.until(lambda: answered(served, model), "the first answer of the adapter")
     return {
         "to_healthy_s": healthy_s,
         "to_the_first_answer_s": base_s,

@@ -11,7 +11,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,7 +26,7 @@ from nip_lm_server.formats import to_jsonl
 from nip_lm_server.spec import ServerSpec
 
 START_S, JOB_S = 500.0, 500.0
-"""Within a piece's ten minutes; a rehearsal on a busy machine takes longer."""
+"""Within a piece's ten minutes; times `Session.patience`."""
 POLL_S = 0.05
 
 
@@ -100,7 +100,7 @@ class Served:
         self._options = options_for(session, engine, vllm, **options)
         self._handle: launch.ServerHandle | None = None
         self._failure: str | None = None
-        self._start_s = (6 if session.rehearsal else 1) * START_S
+        self._start_s, self.job_s = session.patience * START_S, session.patience * JOB_S
         self.start_s = 0.0
 
     def __enter__(self) -> Self:
@@ -157,7 +157,9 @@ class Served:
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """POST to a path of the server's. Raises Failed for anything but 200."""
-        status, answer = call(self.handle.url + path, self.handle.api_key, dict(body or {}), JOB_S)
+        status, answer = call(
+            self.handle.url + path, self.handle.api_key, dict(body or {}), self.job_s
+        )
         if status != 200:
             raise Failed(f"POST {path}: {status} {str(answer)[:600]}")
         return answer
@@ -187,16 +189,25 @@ class Served:
                 extra_body={"nip": {"lora_rank": rank, "lora_alpha": 2 * rank, **settings}},
             ).id
 
-    def wait(self, id: str, most_s: float = JOB_S) -> dict[str, Any]:
+    def until(self, done: Callable[[], Any], what: str) -> Any:
+        """Return what `done` gives, once it is something. Raises Failed after `job_s`."""
+        deadline = time.monotonic() + self.job_s
+        while not (value := done()):
+            if time.monotonic() > deadline:
+                raise Failed(f"{what} took more than {self.job_s:g} s")
+            time.sleep(POLL_S)
+        return value
+
+    def wait(self, id: str) -> dict[str, Any]:
         """The job, once it has succeeded. Raises Failed with its reason."""
-        deadline = time.monotonic() + most_s
-        while (job := self.get(f"/v1/fine_tuning/jobs/{id}")[1])["status"] != "succeeded":
+
+        def succeeded() -> dict[str, Any] | None:
+            job: dict[str, Any] = self.get(f"/v1/fine_tuning/jobs/{id}")[1]
             if job["status"] in ("failed", "cancelled"):
                 raise Failed(f"the job {job['status']}: {job['error']}")
-            if time.monotonic() > deadline:
-                raise Failed(f"the job is {job['status']} after {most_s:g} s")
-            time.sleep(POLL_S)
-        return dict(job)
+            return job if job["status"] == "succeeded" else None
+
+        return dict(self.until(succeeded, "the job"))
 
     def result(self, name: str) -> dict[str, Any]:
         """The figures of the training that made a model."""

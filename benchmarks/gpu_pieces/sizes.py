@@ -125,6 +125,11 @@ class Session:
     seconds: float = PIECE_S
     """The most that a piece may take."""
 
+    @property
+    def patience(self) -> float:
+        """How many times as long as on a GPU is waited: a rehearsal may share two processors."""
+        return 6.0 if self.rehearsal else 1.0
+
     def shape(self, name: str) -> Shape:
         """A shape by its name."""
         return next(shape for shape in self.sizes.shapes if shape.name == name)
