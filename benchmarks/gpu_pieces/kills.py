@@ -6,6 +6,7 @@ server    and another one on its state directory
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -40,17 +41,18 @@ def below(served: Served, text: str) -> list[psutil.Process]:
     return hits
 
 
-def progress(served: Served, id: str) -> list[int]:
-    """The steps that a job's training has told of."""
+def progress(served: Served, id: str, since: float = 0.0) -> list[int]:
+    """The steps that a job's training has told of, unless it told nothing since a moment.
+
+    Each attempt at a training has a file of its own, in the place of the one before.
+    """
     path = served.state / "jobs" / id / "events.jsonl"
-    if not path.exists():
-        return []
     events = []
-    for line in path.read_text().splitlines():
-        try:
-            events.append(json.loads(line))
-        except ValueError:  # half a line, of a training that was killed
-            continue
+    with contextlib.suppress(FileNotFoundError):
+        lines = path.read_text().splitlines() if path.stat().st_mtime > since else []
+        for line in lines:
+            with contextlib.suppress(ValueError):  # half a line, of a training that was killed
+                events.append(json.loads(line))
     return [event["step"] for event in events if event.get("type") == "progress"]
 
 
@@ -76,22 +78,23 @@ def trainer(session: Session, served: Served) -> Row:
     began = time.monotonic()
     id = served.submit(small_rows(session, 5), 5, n_epochs=epochs, learning_rate=1e-4)
     served.until(lambda: len(progress(served, id)) > 2, "the first steps")
-    states = {"engine": served.engine()["state"], "at_step": progress(served, id)[-1]}
-    told = len(progress(served, id))
+    state, told = served.engine()["state"], progress(served, id)[-1]
     running_s = round(time.monotonic() - began, 2)
     hits = below(served, id)
     for process in hits:
         process.send_signal(signal.SIGKILL)
-    killed = time.monotonic()
+    killed, moment = time.monotonic(), time.time()
     if not hits:
         raise Failed("there was no training process to kill")
-    served.until(lambda: len(progress(served, id)) > told, "the next step")
+    resumed = served.until(lambda: progress(served, id, moment), "the next step")
     resumed_s = round(time.monotonic() - killed, 2)
     job = served.wait(id)
     ended_s = round(time.monotonic() - killed, 2)
     served.until(lambda: answered(served), "the first answer")
     return {
-        **states,
+        "engine": state,
+        "killed_at_step": told,
+        "next_step": resumed[0],
         "to_the_kill_s": running_s,
         "to_the_next_step_s": resumed_s,
         "to_succeeded_s": ended_s,
