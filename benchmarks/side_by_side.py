@@ -1,9 +1,10 @@
 """nip and its peers in one run, on the same stub, games, weights and machine.
 
     scripts/build_peers.sh
-    python benchmarks/side_by_side.py [--only d e f ...] [--rounds 3] [--small]
+    python benchmarks/side_by_side.py [--only a b ...] [--rounds 3] [--small]
         [--out docs/results/side_by_side.json]
 
+    a   generated tokens per second at 1, 8, 64 requests in flight, 0, 1, 3 adapters mixed
     b   tokens per second of LoRA training, a job of ours and plain TRL
     c   from trained weights on the disk to the first answer with them
     d   schedule: games of nine turns on a stub that answers after 500 ms; ideal by real time
@@ -31,7 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from beside import kills, schedule, swap, training, weights
+from beside import kills, load, schedule, swap, training, weights
 from beside.page import page
 from beside.players import PLAYERS, ROOT
 
@@ -41,6 +42,14 @@ Part = Callable[[argparse.Namespace], dict[str, Any]]
 def say(text: str) -> None:
     """Tell how far it is."""
     print(text, file=sys.stderr, flush=True)
+
+
+def part_a(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure serving."""
+    size = load.Size()
+    if options.small:
+        size = replace(size, in_flight=(1, 8), tokens=16, words=20, run_s=1.0)
+    return load.measure(options.rounds, size, say)
 
 
 def part_b(options: argparse.Namespace) -> dict[str, Any]:
@@ -78,7 +87,14 @@ def part_f(options: argparse.Namespace) -> dict[str, Any]:
     return weights.measure(say)
 
 
-PARTS: dict[str, Part] = {"b": part_b, "c": part_c, "d": part_d, "e": part_e, "f": part_f}
+PARTS: dict[str, Part] = {
+    "a": part_a,
+    "b": part_b,
+    "c": part_c,
+    "d": part_d,
+    "e": part_e,
+    "f": part_f,
+}
 
 
 def main() -> None:

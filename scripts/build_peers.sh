@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds the environments of the projects that benchmarks/side_by_side.py measures beside nip, each
-# with one of them and what it requires.
+# Builds the environments of the projects that benchmarks/side_by_side.py measures beside nip, and
+# of the load generator with which it does so, each with one of them and what it requires.
 #
-#   scripts/build_peers.sh [PEER]...     verifiers, inspect; all unless some are named
+#   scripts/build_peers.sh [PEER]...     verifiers, inspect, locust; all unless some are named
 #
 #   PEERS=DIR            where, .peers in the repository root unless given; each in DIR/PEER
 #   PYTHON=python3.12    the interpreter to build them with (3.11 to 3.13)
@@ -11,7 +11,8 @@
 #
 # It takes about a minute for each; 0.4 GB each, no torch. They are environments of their own
 # because they do not install together: verifiers asks for openai<3, inspect-ai for openai>=3, as
-# nip does. vLLM is built by scripts/build_vllm_cpu.sh; TRL is in nip's own environment.
+# nip does. vLLM is built by scripts/build_vllm_cpu.sh; TRL and `transformers serve` are in nip's
+# own environment. locust brings Flask and gevent, 0.1 GB.
 #
 # Does nothing for an environment that is up to date.
 set -euo pipefail
@@ -21,12 +22,13 @@ case "$#:${1:-}" in
     1:verifiers) PACKAGES="verifiers==0.4.0" COMMAND=vf-eval ;;
     # inspect-ai asks for a provider's package only when a model of that provider is named.
     1:inspect) PACKAGES="inspect-ai==0.3.285 openai==3.54.0" COMMAND=inspect ;;
+    1:locust) PACKAGES="locust==2.47.0" COMMAND=locust ;;
     1:*)
-        echo "no peer is called $1: verifiers, inspect" >&2
+        echo "no peer is called $1: verifiers, inspect, locust" >&2
         exit 1
         ;;
     *)
-        [ "$#" -gt 0 ] || set -- verifiers inspect
+        [ "$#" -gt 0 ] || set -- verifiers inspect locust
         for peer in "$@"; do
             "${BASH_SOURCE[0]}" "$peer"
         done

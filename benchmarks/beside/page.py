@@ -12,7 +12,7 @@ _QUIET_LOAD = 1.0  # more than that per run, and other programs had a part of th
 
 def page(result: dict[str, Any]) -> str:
     """The results as Markdown, part by part."""
-    sections = {"b": training, "c": swap, "d": schedule, "e": kills, "f": weights}
+    sections = {"a": load, "b": training, "c": swap, "d": schedule, "e": kills, "f": weights}
     parts = [sections[name](part) for name, part in result.items() if name in sections]
     head = (
         "nip and other projects in one run, on the same stub, games, weights and machine, each "
@@ -57,6 +57,46 @@ def _versions(rows: dict[str, Any]) -> str:
     pairs = [pair for row in rows.values() for pair in row.get("versions", {}).items()]
     every = dict.fromkeys(f"{name} {v}" for name, v in pairs if name != "python")
     return _filled("Versions: " + ", ".join(every) + ".")
+
+
+def load(part: dict[str, Any]) -> str:
+    """Tokens per second under load."""
+    settings, rows = part["settings"], part["rows"]
+    lines = ["## Serving", "", _made(part), ""]
+    text = (
+        "Generated tokens per second while so many requests are in flight, for the base model, for "
+        "one adapter, and for several that the requests name in turn. Locust, in an environment of "
+        f"its own, asks for whole chats of {settings['words']} words and {settings['tokens']} "
+        f"tokens, greedy, {settings['run_s']:g} s for each figure, and waits for what is then in "
+        "flight. All serve the bundled tiny model, its end token taken away so that every answer "
+        "is as long as asked for, and the same adapters of rank "
+        f"{settings['lora_rank']}. All servers stay up, vLLM with `--enforce-eager`, `transformers "
+        "serve` with `--continuous-batching`. Medians over the rounds. guidellm is not the load "
+        "generator because it has one model per run."
+    )
+    cells = [(a, n) for a in part["adapters"] for n in part["in_flight"]]
+    titles = [f"{a}, {n}" for a, n in cells]
+    lines += [_filled(text), "", f"| adapters, in flight: | {' | '.join(titles)} |"]
+    lines.append("|---" * (len(cells) + 1) + "|")
+    for name, row in rows.items():
+        measured = [row.get("cells", {}).get(f"{a} adapters, {n} in flight") for a, n in cells]
+        if any(measured):
+            figures = [
+                f"{median(f['tokens_per_s'] for f in each):,.0f}" if each else ""
+                for each in measured
+            ]
+            lines.append(f"| {name} | {' | '.join(figures)} |")
+    lines += ["", "| tokens per second of / by those of | adapters | in flight | ratio | 95 % |"]
+    lines.append("|---|---|---|---|---|")
+    for r in part["ratios"]:
+        span = f"{r['low']:.2f} to {r['high']:.2f}" if r["rounds"] > 1 else "one round"
+        pair = f"{r['of']} / {r['to']}"
+        lines.append(f"| {pair} | {r['adapters']} | {r['in_flight']} | {r['ratio']:.2f} | {span} |")
+    refused = [
+        f"- {n} serves no adapters: {r['refused']}" for n, r in rows.items() if r.get("refused")
+    ]
+    missing = [*_reasons({**rows, **part["absent"]}), *refused]
+    return "\n".join([*lines, "", *missing, "", _versions({"all": {"versions": part["versions"]}})])
 
 
 def training(part: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ import os
 import secrets
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -17,7 +18,9 @@ from beside.players import ROOT, Nip
 from beside.runs import Failed
 
 QUESTION = [{"role": "user", "content": "Is it right?"}]
-START_S, JOB_S = 400.0, 240.0
+START_S, JOB_S = 900.0, 600.0
+LORA_RANK, LORAS = 8, 8
+"""Of the adapters that are trained, and how many of them vLLM takes in one batch."""
 
 
 def call(url: str, key: str, body: Any = None, most_s: float = 120.0) -> tuple[int, Any]:
@@ -58,16 +61,20 @@ def why(answer: Any) -> str:
 
 
 @contextmanager
-def server(engine: str, state: Path, vllm: Path | None) -> Iterator[Any]:
-    """An lm_server on the tiny model."""
+def server(
+    engine: str, state: Path, vllm: Path | None, model: Path | None = None, most: int = 8
+) -> Iterator[Any]:
+    """An lm_server on a model, the tiny one unless said; over vLLM with so many sequences."""
     from nip_core.models import BUNDLED
     from nip_lm_server import launch
     from nip_lm_server.spec import ServerSpec
 
     options: dict[str, Any] = {}
     if engine == "vllm":
-        options = {"executable": str(vllm), "enforce_eager": True, "max_num_seqs": 8}
-    spec = ServerSpec(engine, str(BUNDLED["tiny"]), served_model_name="tiny", options=options)
+        options = {"executable": str(vllm), "enforce_eager": True, "max_num_seqs": most}
+        options |= {"max_lora_rank": LORA_RANK, "max_loras": LORAS}
+    path = str(model or BUNDLED["tiny"])
+    spec = ServerSpec(engine, path, served_model_name="tiny", options=options)
     handle = launch.start_or_attach(spec, state, timeout_s=START_S)
     try:
         yield handle
@@ -88,7 +95,7 @@ def train(handle: Any, answer: str, seed: int) -> str:
             training_file=file.id,
             seed=seed,
             hyperparameters={"n_epochs": 20, "batch_size": 5},
-            extra_body={"nip": {"learning_rate": 0.01, "lora_rank": 8}},
+            extra_body={"nip": {"learning_rate": 0.01, "lora_rank": LORA_RANK}},
         )
         deadline = time.monotonic() + JOB_S
         while job.status not in ("succeeded", "failed", "cancelled"):
@@ -113,14 +120,13 @@ def load_by_hand(url: str, key: str, name: str, place: Path) -> tuple[int, Any]:
 
 
 @contextmanager
-def vllm_server(vllm: Path, log: Path) -> Iterator[tuple[str, str]]:
-    """vLLM by itself on the tiny model, with adapters to be loaded by its API; address and key."""
+def vllm_server(
+    vllm: Path, log: Path, model: Path | None = None, most: int = 8
+) -> Iterator[tuple[str, str]]:
+    """vLLM by itself, with adapters to be loaded by its API; address and key. See `server`."""
     from nip_core.models import BUNDLED
 
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    key, url = secrets.token_hex(16), f"http://127.0.0.1:{port}"
+    key, port = secrets.token_hex(16), free_port()
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
         "PATH": f"{vllm.parent}:{os.environ.get('PATH', os.defpath)}",
@@ -130,9 +136,39 @@ def vllm_server(vllm: Path, log: Path) -> Iterator[tuple[str, str]]:
         "VLLM_NO_USAGE_STATS": "1",
     }
     command = [str(vllm.with_name("python")), "-m", "vllm.entrypoints.cli.main", "serve"]
-    command += [str(BUNDLED["tiny"]), "--served-model-name", "tiny", "--port", str(port)]
-    command += ["--host", "127.0.0.1", "--enable-lora", "--max-lora-rank", "8", "--max-loras", "8"]
-    command += ["--enforce-eager", "--max-num-seqs", "8"]
+    command += [str(model or BUNDLED["tiny"]), "--served-model-name", "tiny", "--port", str(port)]
+    command += ["--host", "127.0.0.1", "--enable-lora", "--enforce-eager"]
+    command += ["--max-lora-rank", str(LORA_RANK), "--max-loras", str(LORAS)]
+    command += ["--max-num-seqs", str(most)]
+    with started("vLLM", command, environment, port, key, log) as url:
+        yield url, key
+
+
+@contextmanager
+def transformers_server(log: Path) -> Iterator[str]:
+    """`transformers serve` of nip's environment; a model's name is its directory. Its address."""
+    port = free_port()
+    command = [str(Path(sys.executable).with_name("transformers")), "serve"]
+    command += ["--continuous-batching", "--device", "cpu"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(log.parent / "hub")}
+    with started("transformers serve", command, environment, port, "none", log) as url:
+        yield url
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def started(
+    name: str, command: list[str], environment: dict[str, str], port: int, key: str, log: Path
+) -> Iterator[str]:
+    """A server's process from when it is healthy; its address. Raises Failed."""
+    url = f"http://127.0.0.1:{port}"
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, env=environment, stdout=out, stderr=out, start_new_session=True
@@ -142,9 +178,9 @@ def vllm_server(vllm: Path, log: Path) -> Iterator[tuple[str, str]]:
         while call(f"{url}/health", key, most_s=5)[0] != 200:
             if process.poll() is not None or time.monotonic() > deadline:
                 tail = " ".join(log.read_text(errors="replace")[-800:].split())
-                raise Failed(f"vLLM does not answer: {tail}")
+                raise Failed(f"{name} does not answer: {tail}")
             time.sleep(0.5)
-        yield url, key
+        yield url
     finally:
         process.terminate()
         try:

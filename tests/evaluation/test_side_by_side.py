@@ -65,3 +65,75 @@ def test_the_page_says_what_was_not_measured_and_that_a_machine_was_loaded():
     assert "| nip | 50% | 8 | 9 | 1 | 2.0 | 1 |" in text
     assert "- peer is not measured throughout: not built" in text
     assert "loaded by other programs" in text
+
+
+LOCUST = """\
+Type,Name,Request Count,Failure Count,Median Response Time,Average Response Time,Min Response Time,\
+Max Response Time,Average Content Size,Requests/s,Failures/s,50%,66%,75%,80%,90%,95%,98%,99%,99.9%,\
+99.99%,100%
+POST,/v1/chat/completions,24,{failed},320.0,331.5,290.1,402.9,612.0,5.5,0.0,320,330,340,350,390,400,\
+400,400,400,400,400
+,Aggregated,24,{failed},320.0,331.5,290.1,402.9,612.0,5.5,0.0,320,330,340,350,390,400,400,400,400,\
+400,400
+"""
+
+
+def test_a_run_of_locust_in_which_a_request_failed_is_no_measurement():
+    from beside.load import read_table
+    from beside.runs import Failed
+
+    found = read_table(LOCUST.format(failed=0), 32)
+    assert found == {"tokens_per_s": 176.0, "requests": 24, "median_ms": 320.0, "p95_ms": 400.0}
+    with pytest.raises(Failed, match="2 of 24 requests failed"):
+        read_table(LOCUST.format(failed=2), 32)
+    with pytest.raises(Failed, match="nothing was answered"):
+        read_table("", 32)
+
+
+def test_models_are_asked_in_turn_with_prompts_that_differ():
+    from beside.load import Server, Size, chats
+
+    server, size = Server("http://h", "k", "base", ["x", "y", "z"]), Size(words=20)
+    bodies = chats(server, 3, size, "seed")["bodies"]
+    assert [body["model"] for body in bodies[:4]] == ["x", "y", "z", "x"]
+    assert len({body["messages"][0]["content"] for body in bodies}) == len(bodies)
+    assert {body["model"] for body in chats(server, 0, size, "seed")["bodies"]} == {"base"}
+    assert chats(server, 3, size, "seed")["bodies"] == bodies
+
+
+def test_the_model_that_is_served_under_load_names_no_end(tmp_path):
+    from beside.load import endless
+    from transformers import AutoTokenizer
+
+    from nip_lm_server.formats.chat_template import stop_token_ids
+
+    place = endless(tmp_path / "tiny")
+    tokenizer = AutoTokenizer.from_pretrained(place)
+    assert stop_token_ids(tokenizer) == {tokenizer.pad_token_id}
+
+
+def test_the_page_of_serving_says_who_serves_no_adapters_and_compares_by_cells():
+    from beside.load import key, ratios
+    from beside.page import page
+
+    def row(*speeds):
+        figures = [{"tokens_per_s": speed} for speed in speeds]
+        return {"refused": "", "cells": {key(0, 8): figures, key(3, 8): figures}}
+
+    rows = {"nip, embedded": row(200.0, 220.0), "vLLM": row(100.0, 110.0)}
+    rows["transformers serve"] = {"refused": "404", "cells": {key(0, 8): [{"tokens_per_s": 50.0}]}}
+    found = ratios(rows, [(0, 8), (3, 8)])
+    assert [(r["to"], r["adapters"], r["ratio"]) for r in found] == [
+        ("vLLM", 0, 2.0),
+        ("vLLM", 3, 2.0),
+    ]
+    machine = {"cores": 2, "python": "3.11", "load_before": 0.1, "load_after": 1.5}
+    made = {"command": "c", "commit": "d", "took_s": 1.0, "machine": machine, "small": False}
+    settings = {"tokens": 32, "words": 80, "run_s": 4.0, "lora_rank": 8}
+    size = {"settings": settings, "in_flight": [8], "adapters": [0, 3], "versions": {"nip": "1"}}
+    absent = {"peer": {"reason": "not built"}}
+    text = page({"a": {**made, **size, "rows": rows, "absent": absent, "ratios": found}})
+    assert "| nip, embedded | 210 | 210 |" in text and "| transformers serve | 50 |  |" in text
+    assert "- transformers serve serves no adapters: 404" in text
+    assert "| nip, embedded / vLLM | 3 | 8 | 2.00 | 2.00 to 2.00 |" in text
+    assert "- peer is not measured throughout: not built" in text

@@ -1,0 +1,328 @@
+"""Part a: generated tokens per second while so many requests are in flight, adapters mixed.
+
+nip with its own engine and over vLLM, vLLM by itself and `transformers serve` all serve the same
+model and the same adapters, which a job of nip has trained and PEFT has saved. They stay up, and
+are asked in turn, in another order in each round, by Locust in an environment of its own: a closed
+loop of whole chats, each of a prompt of its own, that goes through the models in turn. When its
+time is over Locust waits for what is in flight, so that the rate is that of requests from the
+first's start to the last's end.
+
+The model is the bundled tiny one with its end token taken away, so that each answer has as many
+tokens as are asked for, which no request parameter does that all of them take. Locust checks it.
+
+Why Locust: guidellm has one model per run, so adapters are mixed only by several runs side by side,
+which neither begin together nor can share one request in flight; each starts two processes with
+torch, longer than a cell is measured. AIPerf mixes models, but starts a dozen processes. The
+benchmark of vLLM is a part of a peer.
+"""
+
+import csv
+import json
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from beside import serving
+from beside.players import GAMES, PEERS
+from beside.runs import Failed, ratio
+
+WORDS = ("the", "list", "is", "sorted", "by", "key", "and", "then", "returned", "wrong", "case")
+EMBEDDED, OVER_VLLM = "nip, embedded", "nip over vLLM"
+VLLM, TRANSFORMERS = "vLLM", "transformers serve"
+OURS, PEERS_NAMES = (EMBEDDED, OVER_VLLM), (VLLM, TRANSFORMERS)
+NO_VLLM = "no vLLM here: scripts/build_vllm_cpu.sh, or NIP_VLLM"
+# Who serves nothing that could be measured here, and why.
+ABSENT_SERVERS = {
+    "skyrl-tx": {
+        "reason": "it speaks Tinker's protocol, whose samples are futures that are polled, which "
+        "no load generator does; it has no OpenAI endpoint, and asks for transformers<5"
+    }
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is asked."""
+
+    in_flight: tuple[int, ...] = (1, 8, 64)
+    adapters: tuple[int, ...] = (0, 1, 3)
+    tokens: int = 32
+    """Of each answer."""
+    words: int = 80
+    """Of each prompt."""
+    run_s: float = 4.0
+    """After that Locust sends nothing more."""
+    most_s: float = 240.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """One that is up: its address and key, the base model's name, and those of the adapters."""
+
+    url: str
+    key: str
+    base: str
+    adapters: Sequence[str]
+    refused: str = ""
+    """Why it serves no adapters, if it does not."""
+
+    def models(self, adapters: int) -> list[str]:
+        """Give what is asked for where so many adapters are mixed."""
+        return list(self.adapters[:adapters]) or [self.base]
+
+
+# --- serving
+
+
+def endless(place: Path) -> Path:
+    """The tiny model without an end token: neither its settings nor its template name one."""
+    from nip_core.models import BUNDLED
+
+    shutil.copytree(BUNDLED["tiny"], place)
+    pad = json.loads((place / "config.json").read_text())["pad_token_id"]
+    for name in ("config.json", "generation_config.json"):
+        settings = json.loads((place / name).read_text())
+        (place / name).write_text(json.dumps(settings | {"eos_token_id": pad}))
+    path = place / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    end = settings["eos_token"]
+    path.write_text(json.dumps(settings | {"eos_token": settings["pad_token"]}))
+    template = place / "chat_template.jinja"
+    template.write_text(template.read_text().replace(end, "\\n"))
+    return place
+
+
+@contextmanager
+def servers(place: Path, size: Size, say: Any) -> Iterator[dict[str, Server | str]]:
+    """All of them, each with the same adapters; the reason of one that does not serve here."""
+    vllm, most = serving.vllm_command(), max(size.in_flight)
+    model = endless(place / "tiny")
+    with ExitStack() as stack:
+        # 1. nip trains the adapters.
+        state = place / "embedded"
+        own = stack.enter_context(serving.server("embedded", state, None, model))
+        names = [serving.train(own, "accept", seed) for seed in range(max(size.adapters))]
+        say(f"a trained {', '.join(names)}")
+
+        # 2. The others are given them.
+        def over_vllm() -> Server:
+            from nip_lm_server.client import import_models
+
+            target = place / "over"
+            import_models(state, target, dict.fromkeys(names))
+            handle = stack.enter_context(serving.server("vllm", target, vllm, model, most))
+            return Server(handle.url, handle.api_key, "tiny", names)
+
+        def by_vllm() -> Server:
+            started = serving.vllm_server(vllm or Path(), place / "vllm.log", model, most)
+            url, key = stack.enter_context(started)
+            for name in names:
+                path = serving.directory_of(state, name)
+                status, answer = serving.load_by_hand(url, key, name, path)
+                if status != 200:
+                    raise Failed(f"{name} is not loaded: {answer}")
+            return Server(url, key, "tiny", names)
+
+        def by_transformers() -> Server:
+            log = place / "transformers.log"
+            url = stack.enter_context(serving.transformers_server(log))
+            paths = [str(serving.directory_of(state, name)) for name in names]
+            outcome = serving.asked(url, "none", paths[0])
+            if outcome["noticed"]:
+                why = f"an adapter's directory as model gets {outcome['status']}: {outcome['why']}"
+                return Server(url, "none", str(model), [], why.replace(str(place), "…"))
+            return Server(url, "none", str(model), paths)
+
+        able: dict[str, Server | str] = {EMBEDDED: Server(own.url, own.api_key, "tiny", names)}
+        ways: dict[str, Callable[[], Server]] = {
+            OVER_VLLM: over_vllm,
+            VLLM: by_vllm,
+            TRANSFORMERS: by_transformers,
+        }
+        for name, start in ways.items():
+            try:
+                if vllm is None and name in (OVER_VLLM, VLLM):
+                    raise Failed(NO_VLLM)
+                able[name] = start()
+                say(f"a {name} is up")
+            except Exception as error:  # a row with its reason, whatever it is
+                able[name] = f"{type(error).__name__}: {error}"[:600]
+                say(f"a {name}: {able[name]}")
+        yield able
+
+
+# --- asking
+
+
+def chats(server: Server, adapters: int, size: Size, seed: str) -> dict[str, Any]:
+    """What Locust is told: as many chats as will hardly be asked, the models in turn."""
+    drawn = random.Random(seed)
+    models = server.models(adapters)
+    bodies = [
+        {
+            "model": models[number % len(models)],
+            "messages": [{"role": "user", "content": " ".join(drawn.choices(WORDS, k=size.words))}],
+            "temperature": 0,
+            "max_tokens": size.tokens,
+        }
+        for number in range(768)
+    ]
+    return {"url": server.url, "key": server.key, "tokens": size.tokens, "bodies": bodies}
+
+
+def ask(plan: dict[str, Any], in_flight: int, run_s: float, size: Size) -> dict[str, float]:
+    """One run of Locust, and what its table says of it. Raises Failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "chats.json").write_text(json.dumps(plan))
+        command = [str(locust()), "--locustfile", str(GAMES / "chats.py"), "--headless"]
+        command += ["--users", str(in_flight), "--spawn-rate", str(in_flight)]
+        command += ["--run-time", f"{run_s:g}s", "--stop-timeout", f"{size.most_s:g}"]
+        command += ["--csv", str(place / "out"), "--loglevel", "WARNING", "--only-summary"]
+        environment = {name: v for name, v in os.environ.items() if not name.startswith("PYTHON")}
+        environment["CHATS"] = str(place / "chats.json")
+        try:
+            done = subprocess.run(
+                command,
+                env=environment,
+                cwd=place,
+                capture_output=True,
+                text=True,
+                timeout=size.most_s + 60,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise Failed(f"it took more than {size.most_s:g} s") from None
+        try:
+            return read_table((place / "out_stats.csv").read_text(), size.tokens)
+        except (OSError, Failed) as error:
+            tail = " ".join((done.stderr + done.stdout)[-600:].split())
+            raise Failed(f"{error}: {tail}") from None
+
+
+def read_table(text: str, tokens: int) -> dict[str, float]:
+    """The line of all requests of Locust's table. Raises Failed if one of them failed."""
+    lines = [line for line in csv.DictReader(text.splitlines()) if line["Name"] == "Aggregated"]
+    if not lines or int(lines[0]["Request Count"]) == 0:
+        raise Failed("nothing was answered")
+    line = lines[0]
+    if failed := int(line["Failure Count"]):
+        raise Failed(f"{failed} of {line['Request Count']} requests failed")
+    rate = float(line["Requests/s"])
+    return {
+        "tokens_per_s": round(rate * tokens, 1),
+        "requests": int(line["Request Count"]),
+        "median_ms": float(line["Median Response Time"]),
+        "p95_ms": float(line["95%"]),
+    }
+
+
+def locust() -> Path:
+    """Locust's command. Raises Failed where it is not built."""
+    path = PEERS / "locust" / "bin" / "locust"
+    if not path.exists():
+        raise Failed("Locust is not built: scripts/build_peers.sh locust")
+    return path
+
+
+# --- measuring
+
+
+def measure(rounds: int, size: Size, say: Any) -> dict[str, Any]:
+    """All in turn on servers that stay up; each is asked for all of its models once before."""
+    locust()
+    with tempfile.TemporaryDirectory() as folder, servers(Path(folder), size, say) as able:
+        rows: dict[str, dict[str, Any]] = {
+            name: {"reason": server} if isinstance(server, str) else {"refused": server.refused}
+            for name, server in able.items()
+        }
+        up = {name: server for name, server in able.items() if isinstance(server, Server)}
+        for name, server in up.items():
+            try:
+                plan = chats(server, len(server.adapters), size, "before")
+                ask(plan, max(size.in_flight), size.run_s / 2, size)
+            except Failed as error:
+                rows[name]["reason"] = str(error)
+                say(f"a {name}: {error}")
+        cells = [(adapters, flight) for adapters in size.adapters for flight in size.in_flight]
+        for number in range(rounds):
+            for index, cell in enumerate(cells):
+                turn = (number + index) % len(up)
+                for name in [*up, *up][turn : turn + len(up)]:
+                    _cell(rows[name], name, up[name], cell, number, size, say)
+    return {
+        "settings": {
+            "tokens": size.tokens,
+            "words": size.words,
+            "run_s": size.run_s,
+            "lora_rank": serving.LORA_RANK,
+        },
+        "in_flight": list(size.in_flight),
+        "adapters": list(size.adapters),
+        "rows": rows,
+        "absent": ABSENT_SERVERS,
+        "ratios": ratios(rows, cells),
+        "versions": versions(),
+    }
+
+
+def _cell(
+    row: dict[str, Any],
+    name: str,
+    server: Server,
+    cell: tuple[int, int],
+    number: int,
+    size: Size,
+    say: Any,
+) -> None:
+    """One cell of one round; where it fails, the reason, and no more rounds of this row."""
+    adapters, in_flight = cell
+    if "reason" in row or adapters > len(server.adapters):
+        return
+    try:
+        plan = chats(server, adapters, size, f"{number} {cell}")
+        figures = ask(plan, in_flight, size.run_s, size)
+    except Failed as error:
+        row["reason"] = f"{adapters} adapters, {in_flight} in flight: {error}"
+        say(f"a {name}: {row['reason']}")
+        return
+    row.setdefault("cells", {}).setdefault(key(*cell), []).append(figures)
+    say(f"a {number} {name} {adapters} adapters, {in_flight} in flight: {figures}")
+
+
+def key(adapters: int, in_flight: int) -> str:
+    """A cell's name in the JSON file."""
+    return f"{adapters} adapters, {in_flight} in flight"
+
+
+def ratios(rows: dict[str, Any], cells: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+    """Our tokens per second over each peer's, cell by cell, by rounds that both finished."""
+    found = []
+    for own in OURS:
+        for peer in PEERS_NAMES:
+            for adapters, in_flight in cells:
+                both = [
+                    [f["tokens_per_s"] for f in rows[name].get("cells", {}).get(cell, [])]
+                    for name in (own, peer)
+                    for cell in [key(adapters, in_flight)]
+                ]
+                if both[0] and len(both[0]) == len(both[1]):
+                    cell = {"of": own, "to": peer, "adapters": adapters, "in_flight": in_flight}
+                    found.append(cell | ratio(*both))
+    return found
+
+
+def versions() -> dict[str, str]:
+    """The versions of what took part, and of Locust."""
+    python = locust().with_name("python")
+    code = "from importlib.metadata import version; print(version('locust'))"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    found = done.stdout.strip() or "unknown"
+    return {**serving.versions(serving.vllm_command()), "locust": found}
