@@ -18,12 +18,13 @@ from beside.players import ROOT, Nip
 from beside.runs import Failed
 
 QUESTION = [{"role": "user", "content": "Is it right?"}]
-START_S, JOB_S = 900.0, 600.0
+START_S, JOB_S, ANSWER_S = 1800.0, 1800.0, 600.0
+"""Long, so that a busy machine is not taken for one that hangs."""
 LORA_RANK, LORAS = 8, 8
 """Of the adapters that are trained, and how many of them vLLM takes in one batch."""
 
 
-def call(url: str, key: str, body: Any = None, most_s: float = 120.0) -> tuple[int, Any]:
+def call(url: str, key: str, body: Any = None, most_s: float = ANSWER_S) -> tuple[int, Any]:
     """Ask for an address, or post JSON to it; the status and the JSON or text of the answer."""
     data = None if body is None else json.dumps(body).encode()
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
