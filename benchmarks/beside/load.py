@@ -57,7 +57,7 @@ class Size:
     """Of each answer."""
     words: int = 80
     """Of each prompt."""
-    run_s: float = 4.0
+    run_s: float = 3.0
     """After that Locust sends nothing more."""
     most_s: float = 240.0
 

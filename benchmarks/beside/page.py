@@ -7,13 +7,28 @@ from typing import Any
 from beside.weights import CASES
 
 WIDTH = 120
+_UNMEASURED = {
+    "a": """## Serving
+
+Not yet measured on a quiet machine. In an environment of nip's with `scripts/build_peers.sh locust` and
+`scripts/build_vllm_cpu.sh` done, in about ten minutes:
+
+    python benchmarks/side_by_side.py --only a --out docs/results/side_by_side.json
+
+It measures generated tokens per second at 1, 8 and 64 requests in flight with 0, 1 and 3 adapters mixed: nip with its
+own engine and over vLLM, vLLM itself, and `transformers serve`, which serves no adapters."""
+}
 _QUIET_LOAD = 1.0  # more than that per run, and other programs had a part of the machine
 
 
 def page(result: dict[str, Any]) -> str:
     """The results as Markdown, part by part."""
     sections = {"a": load, "b": training, "c": swap, "d": schedule, "e": kills, "f": weights}
-    parts = [sections[name](part) for name, part in result.items() if name in sections]
+    parts = [
+        sections[name](result[name]) if name in result else _UNMEASURED[name]
+        for name in sections
+        if name in result or name in _UNMEASURED
+    ]
     head = (
         "nip and other projects in one run, on the same stub, games, weights and machine, each "
         "in an environment of its own (`scripts/build_peers.sh`), over HTTP, as its own "
