@@ -10,10 +10,10 @@ first's start to the last's end.
 The model is the bundled tiny one with its end token taken away, so that each answer has as many
 tokens as are asked for, which no request parameter does that all of them take. Locust checks it.
 
-Why Locust: guidellm has one model per run, so adapters are mixed only by several runs side by side,
-which neither begin together nor can share one request in flight; each starts two processes with
-torch, longer than a cell is measured. AIPerf mixes models, but starts a dozen processes. The
-benchmark of vLLM is a part of a peer.
+Why Locust: guidellm (0.8) has one model per run, so adapters are mixed only by several runs side by
+side, which neither begin together nor can share one request in flight; and each imports torch in
+several processes, which takes longer than a cell is measured. AIPerf mixes models, but spreads its
+work over more processes than two cores have room for. The benchmark of vLLM is a part of a peer.
 """
 
 import csv
@@ -36,7 +36,7 @@ from beside.runs import Failed, ratio
 WORDS = ("the", "list", "is", "sorted", "by", "key", "and", "then", "returned", "wrong", "case")
 EMBEDDED, OVER_VLLM = "nip, embedded", "nip over vLLM"
 VLLM, TRANSFORMERS = "vLLM", "transformers serve"
-OURS, PEERS_NAMES = (EMBEDDED, OVER_VLLM), (VLLM, TRANSFORMERS)
+OURS, OTHERS = (EMBEDDED, OVER_VLLM), (VLLM, TRANSFORMERS)
 NO_VLLM = "no vLLM here: scripts/build_vllm_cpu.sh, or NIP_VLLM"
 # Who serves nothing that could be measured here, and why.
 ABSENT_SERVERS = {
@@ -304,18 +304,19 @@ def key(adapters: int, in_flight: int) -> str:
 
 def ratios(rows: dict[str, Any], cells: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
     """Our tokens per second over each peer's, cell by cell, by rounds that both finished."""
+
+    def speeds(name: str, cell: tuple[int, int]) -> list[float]:
+        measured = rows.get(name, {}).get("cells", {}).get(key(*cell), [])
+        return [figures["tokens_per_s"] for figures in measured]
+
     found = []
     for own in OURS:
-        for peer in PEERS_NAMES:
-            for adapters, in_flight in cells:
-                both = [
-                    [f["tokens_per_s"] for f in rows[name].get("cells", {}).get(cell, [])]
-                    for name in (own, peer)
-                    for cell in [key(adapters, in_flight)]
-                ]
-                if both[0] and len(both[0]) == len(both[1]):
-                    cell = {"of": own, "to": peer, "adapters": adapters, "in_flight": in_flight}
-                    found.append(cell | ratio(*both))
+        for peer in OTHERS:
+            for cell in cells:
+                ours, others = speeds(own, cell), speeds(peer, cell)
+                if ours and len(ours) == len(others):
+                    names = {"of": own, "to": peer, "adapters": cell[0], "in_flight": cell[1]}
+                    found.append(names | ratio(ours, others))
     return found
 
 
