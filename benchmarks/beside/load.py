@@ -107,8 +107,8 @@ def servers(place: Path, size: Size, say: Any) -> Iterator[dict[str, Server | st
     with ExitStack() as stack:
         # 1. nip trains the adapters.
         state = place / "embedded"
-        own = stack.enter_context(serving.server("embedded", state, None, model))
-        names = [serving.train(own, "accept", seed) for seed in range(max(size.adapters))]
+        trainer = stack.enter_context(serving.server("embedded", state, None, model))
+        names = [serving.train(trainer, "accept", seed) for seed in range(max(size.adapters))]
         say(f"a trained {', '.join(names)}")
 
         # 2. The others are given them.
@@ -140,7 +140,9 @@ def servers(place: Path, size: Size, say: Any) -> Iterator[dict[str, Server | st
                 return Server(url, "none", str(model), [], why.replace(str(place), "…"))
             return Server(url, "none", str(model), paths)
 
-        able: dict[str, Server | str] = {EMBEDDED: Server(own.url, own.api_key, "tiny", names)}
+        able: dict[str, Server | str] = {
+            EMBEDDED: Server(trainer.url, trainer.api_key, "tiny", names)
+        }
         ways: dict[str, Callable[[], Server]] = {
             OVER_VLLM: over_vllm,
             VLLM: by_vllm,
@@ -162,7 +164,7 @@ def servers(place: Path, size: Size, say: Any) -> Iterator[dict[str, Server | st
 
 
 def chats(server: Server, adapters: int, size: Size, seed: str) -> dict[str, Any]:
-    """What Locust is told: as many chats as will hardly be asked, the models in turn."""
+    """Plan a run of Locust: more chats than will be asked, the models in turn."""
     drawn = random.Random(seed)
     models = server.models(adapters)
     bodies = [
@@ -309,15 +311,14 @@ def ratios(rows: dict[str, Any], cells: Sequence[tuple[int, int]]) -> list[dict[
         measured = rows.get(name, {}).get("cells", {}).get(key(*cell), [])
         return [figures["tokens_per_s"] for figures in measured]
 
-    found = []
-    for own in OURS:
-        for peer in OTHERS:
-            for cell in cells:
-                ours, others = speeds(own, cell), speeds(peer, cell)
-                if ours and len(ours) == len(others):
-                    names = {"of": own, "to": peer, "adapters": cell[0], "in_flight": cell[1]}
-                    found.append(names | ratio(ours, others))
-    return found
+    pairs = [(name, peer, cell) for name in OURS for peer in OTHERS for cell in cells]
+    compared = []
+    for name, peer, cell in pairs:
+        figures, of_peer = speeds(name, cell), speeds(peer, cell)
+        if figures and len(figures) == len(of_peer):
+            facts = {"of": name, "to": peer, "adapters": cell[0], "in_flight": cell[1]}
+            compared.append(facts | ratio(figures, of_peer))
+    return compared
 
 
 def versions() -> dict[str, str]:

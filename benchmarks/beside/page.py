@@ -104,7 +104,7 @@ def load(part: dict[str, Any]) -> str:
 
 
 def unmeasured() -> str:
-    """What stands in the place of part a until it is measured."""
+    """Say how part a is measured, in its place until it is."""
     before = (
         "Not yet measured on a quiet machine. With `scripts/build_peers.sh locust` and "
         "`scripts/build_vllm_cpu.sh` done, this takes about ten minutes:"
