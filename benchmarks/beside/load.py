@@ -153,9 +153,11 @@ def servers(place: Path, size: Size, say: Any) -> Iterator[dict[str, Server | st
                 if vllm is None and name in (OVER_VLLM, VLLM):
                     raise Failed(NO_VLLM)
                 able[name] = start()
-                say(f"a {name} is up")
+            except Failed as error:
+                able[name] = str(error)
             except Exception as error:  # a row with its reason, whatever it is
                 able[name] = f"{type(error).__name__}: {error}"[:600]
+            if isinstance(able[name], str):
                 say(f"a {name}: {able[name]}")
         yield able
 
