@@ -48,7 +48,7 @@ def part_a(options: argparse.Namespace) -> dict[str, Any]:
     """Measure serving."""
     size = load.Size()
     if options.small:
-        size = replace(size, in_flight=(8,), adapters=(0, 2), tokens=8, words=10, run_s=1.0)
+        size = replace(size, in_flight=(8,), adapters=(0, 2), tokens=8, words=10, run_s=1)
     return load.measure(options.rounds, size, say)
 
 

@@ -16,10 +16,10 @@ several processes, which takes longer than a cell is measured. AIPerf mixes mode
 work over more processes than two cores have room for. The benchmark of vLLM is a part of a peer.
 """
 
-import csv
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import tempfile
@@ -57,9 +57,9 @@ class Size:
     """Of each answer."""
     words: int = 80
     """Of each prompt."""
-    run_s: float = 3.0
-    """After that Locust sends nothing more."""
-    most_s: float = 240.0
+    run_s: int = 3
+    """After that Locust sends nothing more. It takes whole seconds."""
+    most_s: int = 240
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def servers(place: Path, size: Size, say: Any) -> Iterator[dict[str, Server | st
             paths = [str(serving.directory_of(state, name)) for name in names]
             outcome = serving.asked(url, "none", paths[0])
             if outcome["noticed"]:
-                why = f"an adapter's directory as model gets {outcome['status']}: {outcome['why']}"
+                why = f"an adapter's directory as model gets {outcome['status']}: {_error(log)}"
                 return Server(url, "none", str(model), [], why.replace(str(place), "…"))
             return Server(url, "none", str(model), paths)
 
@@ -162,6 +162,13 @@ def servers(place: Path, size: Size, say: Any) -> Iterator[dict[str, Server | st
         yield able
 
 
+def _error(log: Path) -> str:
+    """The last error of a server's log, in one line."""
+    lines = log.read_text(errors="replace").splitlines()
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    return errors[-1][:300] if errors else "no reason in its log"
+
+
 # --- asking
 
 
@@ -181,15 +188,16 @@ def chats(server: Server, adapters: int, size: Size, seed: str) -> dict[str, Any
     return {"url": server.url, "key": server.key, "tokens": size.tokens, "bodies": bodies}
 
 
-def ask(plan: dict[str, Any], in_flight: int, run_s: float, size: Size) -> dict[str, float]:
-    """One run of Locust, and what its table says of it. Raises Failed."""
+def ask(plan: dict[str, Any], in_flight: int, run_s: int, size: Size) -> dict[str, float]:
+    """One run of Locust, and what it counted. Raises Failed."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        (place / "chats.json").write_text(json.dumps(plan))
+        out = place / "counted.json"
+        (place / "chats.json").write_text(json.dumps({**plan, "out": str(out)}))
         command = [str(locust()), "--locustfile", str(GAMES / "chats.py"), "--headless"]
         command += ["--users", str(in_flight), "--spawn-rate", str(in_flight)]
-        command += ["--run-time", f"{run_s:g}s", "--stop-timeout", f"{size.most_s:g}"]
-        command += ["--csv", str(place / "out"), "--loglevel", "WARNING", "--only-summary"]
+        command += ["--run-time", f"{run_s}s", "--stop-timeout", str(size.most_s)]
+        command += ["--loglevel", "WARNING", "--only-summary"]
         environment = {name: v for name, v in os.environ.items() if not name.startswith("PYTHON")}
         environment["CHATS"] = str(place / "chats.json")
         try:
@@ -203,28 +211,23 @@ def ask(plan: dict[str, Any], in_flight: int, run_s: float, size: Size) -> dict[
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise Failed(f"it took more than {size.most_s:g} s") from None
-        try:
-            return read_table((place / "out_stats.csv").read_text(), size.tokens)
-        except (OSError, Failed) as error:
-            tail = " ".join((done.stderr + done.stdout)[-600:].split())
-            raise Failed(f"{error}: {tail}") from None
+            raise Failed(f"it took more than {size.most_s} s") from None
+        if not out.exists():
+            raise Failed(f"Locust failed: {' '.join((done.stderr + done.stdout)[-600:].split())}")
+        return figures_of(json.loads(out.read_text()), size.tokens)
 
 
-def read_table(text: str, tokens: int) -> dict[str, float]:
-    """The line of all requests of Locust's table. Raises Failed if one of them failed."""
-    lines = [line for line in csv.DictReader(text.splitlines()) if line["Name"] == "Aggregated"]
-    if not lines or int(lines[0]["Request Count"]) == 0:
+def figures_of(counted: dict[str, Any], tokens: int) -> dict[str, float]:
+    """The figures of a run. Raises Failed if a request failed, or none was answered."""
+    if counted["failures"]:
+        raise Failed(f"requests failed: {'; '.join(counted['failures'])[:400]}")
+    if not counted["requests"]:
         raise Failed("nothing was answered")
-    line = lines[0]
-    if failed := int(line["Failure Count"]):
-        raise Failed(f"{failed} of {line['Request Count']} requests failed")
-    rate = float(line["Requests/s"])
     return {
-        "tokens_per_s": round(rate * tokens, 1),
-        "requests": int(line["Request Count"]),
-        "median_ms": float(line["Median Response Time"]),
-        "p95_ms": float(line["95%"]),
+        "tokens_per_s": round(counted["requests_per_s"] * tokens, 1),
+        "requests": counted["requests"],
+        "median_ms": round(counted["median_ms"], 1),
+        "p95_ms": round(counted["p95_ms"], 1),
     }
 
 
@@ -251,7 +254,7 @@ def measure(rounds: int, size: Size, say: Any) -> dict[str, Any]:
         for name, server in up.items():
             try:
                 plan = chats(server, len(server.adapters), size, "before")
-                ask(plan, max(size.in_flight), size.run_s / 2, size)
+                ask(plan, max(size.in_flight), 1, size)
             except Failed as error:
                 rows[name]["reason"] = str(error)
                 say(f"a {name}: {error}")
@@ -328,5 +331,5 @@ def versions() -> dict[str, str]:
     python = locust().with_name("python")
     code = "from importlib.metadata import version; print(version('locust'))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-    found = done.stdout.strip() or "unknown"
-    return {**serving.versions(serving.vllm_command()), "locust": found}
+    known = serving.versions(serving.vllm_command())
+    return known | {"locust": done.stdout.strip() or "unknown"}

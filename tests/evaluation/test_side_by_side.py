@@ -67,27 +67,18 @@ def test_the_page_says_what_was_not_measured_and_that_a_machine_was_loaded():
     assert "loaded by other programs" in text
 
 
-LOCUST = """\
-Type,Name,Request Count,Failure Count,Median Response Time,Average Response Time,Min Response Time,\
-Max Response Time,Average Content Size,Requests/s,Failures/s,50%,66%,75%,80%,90%,95%,98%,99%,99.9%,\
-99.99%,100%
-POST,/v1/chat/completions,24,{failed},320.0,331.5,290.1,402.9,612.0,5.5,0.0,320,330,340,350,390,400,\
-400,400,400,400,400
-,Aggregated,24,{failed},320.0,331.5,290.1,402.9,612.0,5.5,0.0,320,330,340,350,390,400,400,400,400,\
-400,400
-"""
-
-
 def test_a_run_of_locust_in_which_a_request_failed_is_no_measurement():
-    from beside.load import read_table
+    from beside.load import figures_of
     from beside.runs import Failed
 
-    found = read_table(LOCUST.format(failed=0), 32)
-    assert found == {"tokens_per_s": 176.0, "requests": 24, "median_ms": 320.0, "p95_ms": 400.0}
-    with pytest.raises(Failed, match="2 of 24 requests failed"):
-        read_table(LOCUST.format(failed=2), 32)
+    counted = {"requests": 24, "failures": [], "requests_per_s": 5.5, "median_ms": 320.04}
+    counted["p95_ms"] = 400.0
+    figures = {"tokens_per_s": 176.0, "requests": 24, "median_ms": 320.0, "p95_ms": 400.0}
+    assert figures_of(counted, 32) == figures
+    with pytest.raises(Failed, match="31 tokens"):
+        figures_of({**counted, "failures": ["31 tokens"]}, 32)
     with pytest.raises(Failed, match="nothing was answered"):
-        read_table("", 32)
+        figures_of({**counted, "requests": 0}, 32)
 
 
 def test_models_are_asked_in_turn_with_prompts_that_differ():
