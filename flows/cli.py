@@ -3,7 +3,8 @@
 Exit codes: 0 done; 1 an error that is nobody's fault but ours; 2 wrong settings, data or
 arguments (nothing was spent); 3 stopped cleanly, running again continues; 4 another runner holds
 the run; 5 damaged files, running again does not help; 6 a fine-tune job ended without a model, see
---retry-failed-jobs; 130 interrupted and 143 terminated, running again continues.
+--retry-failed-jobs; 7 a cap of the run's budget is reached, raising it and running again continues;
+130 interrupted and 143 terminated, running again continues.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ import typer.core
 
 from nip_core import __version__
 from nip_core.errors import (
+    BudgetError,
     CorruptionError,
     DatasetError,
     JobError,
@@ -109,6 +111,7 @@ _EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (RunConflictError, 2),
     (CorruptionError, 5),
     (JobError, 6),
+    (BudgetError, 7),
     (StageError, 3),
     (ServerError, 3),
     (StoreError, 3),

@@ -102,10 +102,13 @@ def _live(
     stop: threading.Event,
 ) -> None:
     rates, clock = _Rates(), _Clock()
-    started_s = time.monotonic()
+    started_s, warned = time.monotonic(), False
     with Live(console=console, refresh_per_second=1 / _REFRESH_S, transient=True) as live:
         live.update(Text(progress.stage, style="bold"))
         while not stop.wait(_REFRESH_S):
+            if progress.warning and not warned:
+                warned = True
+                live.console.print(f"warning: {progress.warning}", style="yellow", soft_wrap=True)
             now_s = time.monotonic()
             calls, tokens = rates.add(now_s, progress.calls, progress.completion_tokens)
             left = clock.left_s(progress, now_s)
@@ -142,9 +145,12 @@ def _lines(
     console: Console,
     stop: threading.Event,
 ) -> None:
-    stage, said_s, started_s = "", 0.0, time.monotonic()
+    stage, said_s, started_s, warned = "", 0.0, time.monotonic(), False
     while not stop.wait(_REFRESH_S if stage else 0.0):
         now_s = time.monotonic()
+        if progress.warning and not warned:
+            warned = True
+            print(f"warning: {progress.warning}", file=console.file, flush=True)
         if progress.stage == stage and now_s - said_s < _LINE_EVERY_S:
             continue
         stage, said_s = progress.stage, now_s

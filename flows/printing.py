@@ -21,6 +21,7 @@ from nip_core.evaluation.attack import worst_words
 from nip_core.evaluation.league import opponent_words
 from nip_core.evaluation.report_text import gate_line, plain_percent, problems_words
 from nip_core.parameters import HyperParameters
+from nip_core.stages.costs import USD, cost_rows
 
 if TYPE_CHECKING:
     from nip_core.stages.estimate import Estimate
@@ -49,7 +50,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
         return
     print(yaml.safe_dump(parameters.to_dict(), sort_keys=False).rstrip())
     print()
-    print(f"{estimate.iterations} iterations, nothing was started. At most:")
+    print(f"{estimate.iterations} iterations, nothing was started:")
     print(f"  {estimate.train_episodes} training and {estimate.test_episodes} test episodes")
     if estimate.attack_episodes:
         print(f"  {estimate.attack_episodes} problems on which the verifier is attacked")
@@ -62,14 +63,41 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
         print(f"  {in_words(left_out) or 'no problems left out, too long for a model'}")
     elif measures and parameters.dataset_options.on_too_long == "leave_out":
         print("  problems too long for a model are left out, which its server says at the start")
-    print(f"  {estimate.calls} calls, not counting answers that have to be asked for again")
-    print(f"  {estimate.prompt_tokens} prompt and {estimate.completion_tokens} generated tokens")
-    print(f"  {estimate.training_tokens} tokens trained on")
-    print(f"  {estimate.disk_bytes / 1e6:.0f} MB on disk, models not counted")
-    if estimate.usd is None:
+    print(f"  at most {estimate.disk_bytes / 1e6:.0f} MB on disk, models not counted")
+    _print_costs(estimate)
+    _print_budget(parameters, estimate)
+
+
+def _print_costs(estimate: "Estimate") -> None:
+    rows = {
+        "calls": (estimate.expected_calls, estimate.calls),
+        "prompt tokens": (estimate.expected_prompt_tokens, estimate.prompt_tokens),
+        "generated tokens": (estimate.expected_completion_tokens, estimate.completion_tokens),
+        "tokens trained on": (estimate.expected_training_tokens, estimate.training_tokens),
+    }
+    print(f"  {'':<20}{'expected':>16}{'at most':>16}")
+    for name, (expected, most) in rows.items():
+        print(f"  {name:<20}{expected:>16}{most:>16}")
+    if estimate.usd is None or estimate.expected_usd is None:
         print(f"  cost unknown: set prices for {', '.join(estimate.missing_prices)}")
     else:
-        print(f"  ${estimate.usd:.2f}")
+        print(f"  {'US dollars':<20}{estimate.expected_usd:>16.2f}{estimate.usd:>16.2f}")
+    print("  Answers that have to be asked for again are not counted.")
+
+
+def _print_budget(parameters: HyperParameters, estimate: "Estimate") -> None:
+    """The caps, with a warning where the run is expected to reach one."""
+    from nip_core.stages.budget import amount, caps_of
+
+    expected = {"usd": estimate.expected_usd, "tokens": estimate.expected_tokens}
+    for cap, most in caps_of(parameters).items():
+        print(f"  budget: {amount(cap, most)}")
+        if (expected[cap] or 0) > most:
+            print(
+                f"nip: warning: budget.{cap}: the run is expected to take "
+                f"{amount(cap, expected[cap] or 0)} and stops at {amount(cap, most)}",
+                file=sys.stderr,
+            )
 
 
 def _detectable(estimate: "Estimate") -> str:
@@ -169,6 +197,21 @@ def _show_attack(attack: dict[str, Any], console: Console) -> None:
         print(f"exploitability: {100 * change['difference']:+.1f} points of soundness ({sure})")
 
 
+def _show_costs(costs: dict[str, dict[str, float | None]], console: Console) -> None:
+    """Print what the run has spent beside what it was expected to."""
+    rows = cost_rows(costs)
+    has_budget = any(row[-1] is not None for row in rows.values())
+    table = Table(box=SIMPLE_HEAD, padding=0)
+    table.add_column("of the whole run", no_wrap=True)
+    for heading in ("spent", "expected", "at most", *(["budget"] if has_budget else [])):
+        table.add_column(heading, justify="right", no_wrap=True, min_width=10)
+    for name, row in rows.items():
+        form = "{:,.2f}" if name == USD else "{:,.0f}"
+        cells = ("-" if value is None else form.format(value) for value in row)
+        table.add_row(name, *list(cells)[: 4 if has_budget else 3])
+    console.print(table)
+
+
 def _show_league(iterations: list[dict[str, Any]], console: Console) -> None:
     """Print how training episodes ended against the models of each iteration."""
     print("training episodes by opponent:")
@@ -227,6 +270,7 @@ def show_run(result: dict[str, Any]) -> None:
         print(f"intervals are by question: {asked} were tested")
     if any("league" in entry for entry in result["iterations"]):
         _show_league(result["iterations"], console)
+    _show_costs(result["costs"], console)
     if "attack" in result:
         _show_attack(result["attack"], console)
     for entry in result["iterations"]:

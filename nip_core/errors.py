@@ -37,6 +37,10 @@ class StageError(NipError, RuntimeError):
     """A stage stopped cleanly; what finished is kept and running again continues."""
 
 
+class BudgetError(StageError):
+    """A cap of the run's budget is reached; what was in flight is counted and kept."""
+
+
 class JobError(StageError):
     """A fine-tune job ended without a model, or its outcome could not be learned."""
 

@@ -117,6 +117,8 @@ class ReportData:
     Holm as ``p_holm``."""
     created_at: str | None = None  # when the run was created
     code_version: str | None = None
+    costs: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    """By kind of token, and "US dollars": spent, expected, at most, and the budget."""
     left_out: str | None = None  # how many problems were too long to be played, in words
 
 

@@ -5,6 +5,7 @@ agents            one agent: model, sampling, training
 game              protocol, rewards, rounds, dataset, prompts
 training          the loop: iterations, selection, rollouts, jobs, server, prices
 attack            another run whose verifier is attacked
+budget            the most that a run may spend
 opponents         whether agents also meet models of earlier iterations
 load              YAML and ``a.b=c`` overrides, with errors for people
 """
@@ -18,6 +19,7 @@ from nip_core.parameters.agents import (
 )
 from nip_core.parameters.attack import AttackParameters
 from nip_core.parameters.base_run import BaseRunParameters
+from nip_core.parameters.budget import BudgetParameters
 from nip_core.parameters.game import (
     CodeValidationParameters,
     CommonProtocolParameters,
@@ -58,6 +60,7 @@ __all__ = [
     "AlternatingPeriodicUpdateSchedule",
     "AttackParameters",
     "BaseRunParameters",
+    "BudgetParameters",
     "CodeValidationAgentParameters",
     "CodeValidationParameters",
     "CommonProtocolParameters",

@@ -6,6 +6,7 @@ check_schedules  agents that alternate do so in step
 check_log_probs  who is compared by log-probabilities has some
 check_attack     an attack attacks another run, with provers that have a model
 check_training   the trainer can train who is to be trained, as it is set up
+check_budget     a cap in dollars has all prices that it needs
 
 And what several of them, and those who start servers, ask of agents:
 
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from nip_core.parameters.agents import PureTextAgentParameters
 from nip_core.parameters.dialects import check_dialect, dialect_of
+from nip_core.parameters.prices import missing_prices
 from nip_core.parameters.update_schedule import AlternatingPeriodicUpdateSchedule
 from nip_core.protocols import ACCEPT, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS
@@ -202,6 +204,16 @@ def check_attack(parameters: "HyperParameters") -> None:
         raise ValueError(
             f"attack.run: {parameters.scenario} has its labels from play, so it is not known "
             "beforehand which problems are wrong"
+        )
+
+
+def check_budget(parameters: "HyperParameters") -> None:
+    """A cap in dollars needs the price of everything that is paid for."""
+    missing = missing_prices(parameters) if parameters.budget.usd is not None else ()
+    if missing:
+        raise ValueError(
+            f"budget.usd: what {', '.join(missing)} costs is not known; set "
+            f"{', '.join(f'prices.{name}' for name in missing)}, or cap tokens with budget.tokens"
         )
 
 

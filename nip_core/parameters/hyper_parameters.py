@@ -14,9 +14,11 @@ from nip_core.parameters.agents import (
 from nip_core.parameters.attack import AttackParameters
 from nip_core.parameters.base import Parameters
 from nip_core.parameters.base_run import BaseRunParameters, RunName
+from nip_core.parameters.budget import BudgetParameters
 from nip_core.parameters.checks import (
     check_agents,
     check_attack,
+    check_budget,
     check_groups,
     check_log_probs,
     check_schedules,
@@ -53,6 +55,7 @@ from nip_core.scenarios.checked import raised
 
 DATA_NEUTRAL = frozenset(
     {
+        "budget",
         "run_store",
         "rl.num_iterations",
         "rollouts",
@@ -137,7 +140,8 @@ class HyperParameters(Parameters):
     rollouts: RolloutParameters = RolloutParameters()
     fine_tuning: FineTuningParameters = FineTuningParameters()
     prices: dict[str, Price] = Field(default_factory=dict)
-    """US dollars per million tokens by base model, for the cost estimate."""
+    """US dollars per million tokens by base model, for the cost estimate and the budget."""
+    budget: BudgetParameters = BudgetParameters()
 
     @model_validator(mode="before")
     @classmethod
@@ -198,6 +202,7 @@ class HyperParameters(Parameters):
         check_training(self)
         check_attack(self)
         check_opponents(self)
+        check_budget(self)
         if self.base_run.run_id == self.run_name:
             raise ValueError("base_run.run_id is this run itself; name another run, or resume it")
         return self

@@ -6,10 +6,13 @@ settings price its model.
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from nip_core.parameters.agents import PureTextAgentParameters
-from nip_core.parameters.hyper_parameters import HyperParameters
 from nip_core.parameters.training import Price
+
+if TYPE_CHECKING:
+    from nip_core.parameters.hyper_parameters import HyperParameters
 
 _FREE = Price()
 
@@ -19,14 +22,14 @@ def is_paid(agent: PureTextAgentParameters) -> bool:
     return not agent.use_dummy_api and agent.model_provider != "SelfHosted"
 
 
-def missing_prices(parameters: HyperParameters) -> tuple[str, ...]:
+def missing_prices(parameters: "HyperParameters") -> tuple[str, ...]:
     """The models that are paid for and have no price in the settings, sorted."""
     paid = {a.model_name for a in parameters.model_agents.values() if is_paid(a)}
     return tuple(sorted(paid - set(parameters.prices)))
 
 
 def calls_usd(
-    parameters: HyperParameters, tokens: Mapping[str, tuple[float, float]]
+    parameters: "HyperParameters", tokens: Mapping[str, tuple[float, float]]
 ) -> float | None:
     """US dollars for the calls of agents, from their prompt and generated tokens by agent's name.
 
@@ -42,13 +45,13 @@ def calls_usd(
     return usd
 
 
-def training_usd(parameters: HyperParameters, group: str, tokens: float) -> float | None:
+def training_usd(parameters: "HyperParameters", group: str, tokens: float) -> float | None:
     """US dollars for training a model group on so many tokens; None without a price."""
     price = _price(parameters, parameters.group_parameters(group))
     return None if price is None else tokens * price.training_usd / 1e6
 
 
-def _price(parameters: HyperParameters, agent: PureTextAgentParameters) -> Price | None:
+def _price(parameters: "HyperParameters", agent: PureTextAgentParameters) -> Price | None:
     if agent.use_dummy_api:  # stands for a model and is sent no bill
         return _FREE
     return parameters.prices.get(agent.model_name, None if is_paid(agent) else _FREE)

@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from nip_core.parameters.agents import PureTextAgentParameters
 from nip_core.parameters.base import Parameters, walk
+from nip_core.parameters.budget import BudgetParameters
 from nip_core.parameters.hyper_parameters import HyperParameters
+from nip_core.parameters.training import Price
 
 
 def with_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -18,6 +21,24 @@ def with_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
 def from_stored(stored: Mapping[str, Any]) -> HyperParameters:
     """A run's settings on record as settings of today. Raises ValueError if they can't be."""
     return HyperParameters.from_dict(with_defaults(stored), ignore_extra_keys=True)
+
+
+def priced(stored: Mapping[str, Any]) -> HyperParameters:
+    """Of a run's settings on record what its cost goes by: agents, prices and budget.
+
+    The rest is missing, so that a run is shown whatever version wrote it, without its scenario.
+    """
+    settings = with_defaults(stored)
+    parts: dict[str, Any] = {
+        "agents": {
+            name: PureTextAgentParameters.model_construct(**agent)
+            for name, agent in settings["agents"].items()
+            if not agent.get("is_random")
+        },
+        "prices": {name: Price.model_construct(**of) for name, of in settings["prices"].items()},
+        "budget": BudgetParameters.model_construct(**settings["budget"]),
+    }
+    return HyperParameters.model_construct(**parts)
 
 
 def _complete(kind: type[Parameters], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import math
 import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -91,13 +92,15 @@ class ChatClient:
         timeout_s: float,
         retries: int,
         on_retry: Callable[[str], None] = lambda reason: None,
+        admit: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ):
-        """`sleep` is how pauses between tries are made."""
+        """`admit` is entered for as long as a call is in flight, and may raise instead of letting
+        it begin; `sleep` is how pauses between tries are made."""
         self._concurrency = concurrency
         self._timeout_s = timeout_s
         self._retries = retries
-        self._on_retry, self._sleep = on_retry, sleep
+        self._on_retry, self._admit, self._sleep = on_retry, admit, sleep
         self._slots = asyncio.Semaphore(concurrency)
         self._session: aiohttp.ClientSession | None = None
 
@@ -149,7 +152,7 @@ class ChatClient:
         reason = ""
         for attempt in range(self._retries + 1):
             pause_s: float | None = None
-            async with self._slots:
+            async with self._slots, self._admit():
                 started = loop.time()
                 answers: list[ChatAnswer] = []
                 try:

@@ -256,6 +256,11 @@ def one_frame(lines: list[bytes]) -> bytes:
     return FILE_HEADER + _frame(b"\n".join(lines))
 
 
+def parse_begun(data: bytes, path: str) -> list[dict[str, Any]]:
+    """The records of a journal whose last frame may be incomplete. Raises CorruptionError."""
+    return _parse(data, path)[0]
+
+
 def parse_whole(data: bytes, path: str) -> list[dict[str, Any]]:
     """The records of a journal that can't be torn. Raises CorruptionError for any damage."""
     records, end = _parse(data, path)

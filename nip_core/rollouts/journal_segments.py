@@ -2,6 +2,7 @@
 
 open_journal     the journal of a shard, on a disk or not
 remove_journal   delete it without opening it
+read_journal     what is in it, for who does not play the shard
 SegmentJournal   the one on an object store
 
 ``<shard>.journal/000004-000017`` is the 17th segment of the runner with epoch 4. A segment is
@@ -15,7 +16,14 @@ from collections.abc import Callable
 from typing import Any
 
 from nip_core.errors import CorruptionError, StoreError
-from nip_core.rollouts.journal import GroupCommits, Journal, encode_line, one_frame, parse_whole
+from nip_core.rollouts.journal import (
+    GroupCommits,
+    Journal,
+    encode_line,
+    one_frame,
+    parse_begun,
+    parse_whole,
+)
 from nip_core.run_store.store import Store
 
 SEGMENT_INTERVAL_S = 0.5
@@ -35,6 +43,22 @@ def remove_journal(store: Store, path: str) -> None:
         return
     for name in store.list(path):
         store.delete(f"{path}/{name}")
+
+
+def read_journal(store: Store, path: str) -> list[dict[str, Any]]:
+    """The durable records of a journal to which somebody may be writing; nothing is changed.
+
+    Raises CorruptionError for a damaged one.
+    """
+    if (local := store.local_path(path)) is not None:
+        return parse_begun(local.read_bytes(), path) if local.exists() else []
+    segments = sorted(_numbers(path, name) for name in store.list(path))
+    records: list[dict[str, Any]] = []
+    for epoch, number in segments:
+        if epoch == segments[-1][0]:
+            segment = _segment(path, epoch, number)
+            records += parse_whole(store.get(segment), segment)
+    return records
 
 
 class SegmentJournal(GroupCommits):
@@ -102,7 +126,11 @@ class SegmentJournal(GroupCommits):
         self._next += 1
 
     def _segment(self, epoch: int, number: int) -> str:
-        return f"{self._path}/{epoch:06d}-{number:06d}"
+        return _segment(self._path, epoch, number)
+
+
+def _segment(path: str, epoch: int, number: int) -> str:
+    return f"{path}/{epoch:06d}-{number:06d}"
 
 
 def _numbers(path: str, name: str) -> tuple[int, int]:

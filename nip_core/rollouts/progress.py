@@ -1,4 +1,4 @@
-"""Counters of what is being played, for a live view. They decide nothing."""
+"""Counters of what is being played, for a live view; a budget goes by the tokens."""
 
 from dataclasses import dataclass, field
 
@@ -21,6 +21,8 @@ class Progress:
     completion_tokens: int = 0
     tokens_by_agent: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Prompt and generated tokens, by agent."""
+    warning: str = ""
+    """What people should see at once."""
 
     def start_stage(self, stage: str, episodes: int, done: int = 0, failed: int = 0) -> None:
         """Begin counting the episodes of a new stage, of which some may be done, and have failed;

@@ -4,6 +4,7 @@ RolloutTables    episodes and generations, of a shard or of a whole split
 Tables           these and the timings of a shard (see `nip_core.rollouts.schema`)
 build_tables     rows as dictionaries -> Tables, in an order that does not depend on timing
 commit_shard     Tables -> files with a manifest of their own
+committed_shards what is committed of a split that may still be played
 join_shards      all shards of a split -> the manifest that makes them readable
 read_rollouts    the committed split as two tables
 StoredRollouts   several committed splits, read by column or shard by shard
@@ -43,6 +44,9 @@ _SCHEMAS = {"episodes": EPISODES, "generations": GENERATIONS, "timings": TIMINGS
 _OF_ATTACKS = {"choices": CHOICES}
 _KNOWN = {**_SCHEMAS, **_OF_ATTACKS}
 _SHARD_INPUT = "shard/"
+SHARED_PROMPTS = "shared_prompts"
+"""In a shard's manifest: by agent, tokens of prompts that stand in several rows and were read once
+(see `nip_core.stages.spending`)."""
 _DIGEST_VERSION = 2
 _LATER = ("columns", "opponent", "opponent_iteration", "reasoning", "reasoning_tokens")
 """What later versions of the schema have added, which is left out of digests where it is empty."""
@@ -156,6 +160,17 @@ def shard_is_committed(store: Store, directory: str, shard: str) -> bool:
     return is_committed(store, directory, shard_manifest(shard))
 
 
+def committed_shards(store: Store, directory: str) -> dict[str, Manifest]:
+    """The manifests of the shards of a split that are committed, by shard."""
+    prefix, suffix = shard_manifest("").split(".")
+    shards = [
+        name.removeprefix(prefix).removesuffix(f".{suffix}")
+        for name in store.list(directory)
+        if name.startswith(prefix)
+    ]
+    return {shard: read_manifest(store, directory, shard_manifest(shard)) for shard in shards}
+
+
 def shards_of(split: Manifest) -> tuple[str, ...]:
     """The shards that a committed split consists of."""
     return tuple(name.removeprefix(_SHARD_INPUT) for name in split.inputs)
@@ -204,6 +219,13 @@ class StoredRollouts:
         self._store, self._directories = store, tuple(directories)
         self._manifests: list[Manifest] | None = None
 
+    @classmethod
+    def of_shard(cls, store: Store, manifest: Manifest) -> "StoredRollouts":
+        """One committed shard, whether its split is or not."""
+        rollouts = cls(store, [manifest.directory])
+        rollouts._manifests = [manifest]
+        return rollouts
+
     def episodes(self, columns: Sequence[str]) -> pa.Table:
         """These columns of all episodes."""
         return self._columns("episodes", columns)
@@ -223,12 +245,7 @@ class StoredRollouts:
 
     def parts(self) -> "list[StoredRollouts]":
         """Each shard as rollouts of its own, which can be sent to another process."""
-        parts = []
-        for manifest in self._shards():
-            part = StoredRollouts(self._store, [manifest.directory])
-            part._manifests = [manifest]
-            parts.append(part)
-        return parts
+        return [StoredRollouts.of_shard(self._store, manifest) for manifest in self._shards()]
 
     def _shards(self) -> list[Manifest]:
         if self._manifests is None:

@@ -8,11 +8,15 @@ for servers that can do so. Invalid answers that are asked for again come on top
 
 An estimate of training tokens counts everything as chosen: every conversation; of trees, a pair of
 each agent at each node that branches; of trajectories, every turn with its whole prompt.
+
+What is expected takes the mean instead of the dearest, messages half as long as they may be, an end
+in the middle of the rounds in which the verifier may end the game, and half of what was played as
+chosen for training, where examples are chosen. It guesses at what models do, and is no promise.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from nip_core.evaluation.spread import shared_text
 from nip_core.evaluation.statistics.power import detectable_change
@@ -36,7 +40,7 @@ _TABLES_AND_JOURNAL = 3  # what is journalled is written again as Parquet; room 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Upper bounds for a whole run."""
+    """Upper bounds for a whole run, and what of them is expected."""
 
     iterations: int
     train_episodes: int  # or trees of them
@@ -48,6 +52,11 @@ class Estimate:
     completion_tokens: int
     training_tokens: int
     usd: float | None  # None: a price is missing
+    expected_calls: int
+    expected_prompt_tokens: int
+    expected_completion_tokens: int
+    expected_training_tokens: int
+    expected_usd: float | None
     missing_prices: tuple[str, ...]
     disk_bytes: int
     test_problems: int  # of one test
@@ -55,6 +64,12 @@ class Estimate:
     smallest_change: float | None
     """Of accuracy between two tests that they probably show, in (0, 1), see `detectable_change`;
     None where there are less than two tests or two questions."""
+
+    @property
+    def expected_tokens(self) -> int:
+        """All tokens that are expected, trained ones included."""
+        played = self.expected_prompt_tokens + self.expected_completion_tokens
+        return played + self.expected_training_tokens
 
 
 def is_tested(parameters: HyperParameters, iteration: int) -> bool:
@@ -104,8 +119,69 @@ Loads = dict[str, _Load]
 """By agent with a model."""
 
 
+@dataclass(frozen=True)
+class _Assumed:
+    """By what the tokens of an episode are counted."""
+
+    share_of_limit: float  # that a message is long
+    share_chosen: float  # of what was played, for training by examples that are chosen
+    is_bound: bool  # count the dearest of what may be played to its last round, not the mean
+
+
+_AT_MOST = _Assumed(1.0, 1.0, is_bound=True)
+_EXPECTED = _Assumed(0.5, 0.5, is_bound=False)
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Episodes of a whole run, or trees of them."""
+
+    per_iteration: int  # in training
+    test: int
+    gate: int
+    attack: int
+
+
+@dataclass
+class _Totals:
+    """What a whole run takes, under what is assumed."""
+
+    calls: float = 0
+    prompt_tokens: float = 0
+    completion_tokens: float = 0
+    recorded_tokens: float = 0
+    training: dict[str, float] = field(default_factory=dict)  # tokens by group
+    calls_usd: float = 0
+
+    @property
+    def training_tokens(self) -> float:
+        return sum(self.training.values())
+
+    def add(
+        self, parameters: HyperParameters, count: int, possible: Sequence[Loads], assumed: _Assumed
+    ) -> None:
+        """Add `count` episodes, or trees, each as one of those that are `possible`."""
+        played = [max(possible, key=_tokens)] if assumed.is_bound else possible
+        for load in (load for loads in played for load in loads.values()):
+            self.calls += count * load.calls / len(played)
+            self.prompt_tokens += count * load.prompt_tokens / len(played)
+            self.completion_tokens += count * load.completion_tokens / len(played)
+        prices = [_usd(parameters, loads) for loads in possible]
+        # What has the most tokens need not be the dearest.
+        usd = max(prices) if assumed.is_bound else sum(prices) / len(prices)
+        self.calls_usd += count * usd
+
+    def usd(self, parameters: HyperParameters) -> float | None:
+        """All of it in US dollars; None where a price is missing."""
+        if missing_prices(parameters):
+            return None
+        trained = (training_usd(parameters, g, n) or 0.0 for g, n in self.training.items())
+        return self.calls_usd + sum(trained)
+
+
 def estimate_run(game: Game, problems: Mapping[str, Sequence[Problem]]) -> Estimate:
-    """Upper bounds from settings and problems; no call is made."""
+    """Upper bounds, and what is expected, from settings and problems; no call is made."""
+    # 1. How much is played, trained and tested.
     parameters = game.parameters
     iterations = parameters.rl.num_iterations
     trains = parameters.base_run.base_run_type != "rerun_tests"
@@ -119,58 +195,82 @@ def estimate_run(game: Game, problems: Mapping[str, Sequence[Problem]]) -> Estim
     sizes = _questions(game, problems["test"][:per_test])
     tests = sum(is_tested(parameters, i) for i in range(iterations + 1))
     gates = sum(_may_be_gated(parameters, i) for i in range(iterations)) * trains
-    played = [*problems["train"], *problems["test"]]
-    size = sum(len(text.encode()) for p in played for text in p.texts.values())
-    problem_tokens = size // max(len(played), 1) // _BYTES_PER_TOKEN
-
-    plain = [_loads_of(game, seed, problem_tokens) for seed in range(_SEEDS)]
-    test, gate = tests * per_test * times, gates * 2 * len(problems["validation"]) * times
-    stages = [(test + gate, plain)]
     attacks = 0
     if attacks_by_choice(parameters):
         attacks = len(plan_episodes(parameters, problems["test"], ATTACK, iterations))
-        stages.append((attacks, [_attack_loads(game, seed, plain[seed]) for seed in range(_SEEDS)]))
-    training = dict.fromkeys(parameters.trainable_groups if trains else (), 0)
-    recorded = 0
-    for iteration in range(iterations * trains):
-        method = parameters.method(iteration)
-        possible = plain
-        if method == "dpo":
-            possible = _trees(game, problems["train"], iteration, problem_tokens)
-        stages.append((per_iteration, possible))
-        loads = max(possible, key=_tokens)
-        for group, tokens in _training_tokens(parameters, iteration, loads).items():
-            training[group] += per_iteration * tokens
-        if method == "trajectories":
-            recorded += per_iteration * _tokens(loads)
-    # Money, by the dearest of what may be played.
-    missing = missing_prices(parameters)
-    usd = None
-    if not missing:  # what has the most tokens need not be the dearest
-        usd = sum(
-            count * max(_usd(parameters, loads) for loads in possible) for count, possible in stages
-        ) + sum(training_usd(parameters, g, tokens) or 0.0 for g, tokens in training.items())
-    dearest = [(count, max(possible, key=_tokens)) for count, possible in stages]
-    completion = sum(count * load.completion_tokens for count, load in _each(dearest))
-    episodes = sum(count for count, _ in stages)
-    text = (episodes * (problem_tokens + _PROMPT_TOKENS) + completion) * _BYTES_PER_TOKEN
+    counts = _Counts(
+        per_iteration,
+        test=tests * per_test * times,
+        gate=gates * 2 * len(problems["validation"]) * times,
+        attack=attacks,
+    )
+    # 2. What that takes.
+    played = [*problems["train"], *problems["test"]]
+    size = sum(len(text.encode()) for p in played for text in p.texts.values())
+    problem_tokens = size // max(len(played), 1) // _BYTES_PER_TOKEN
+    most = _totals(game, problems["train"], problem_tokens, counts, _AT_MOST)
+    expected = _totals(game, problems["train"], problem_tokens, counts, _EXPECTED)
+    # 3. Room on the disk, for all texts and for what is recorded of tokens.
+    episodes = iterations * trains * per_iteration + counts.test + counts.gate + counts.attack
+    text = episodes * (problem_tokens + _PROMPT_TOKENS) + most.completion_tokens
+    disk_bytes = text * _BYTES_PER_TOKEN + most.recorded_tokens * _BYTES_PER_RECORDED_TOKEN
     return Estimate(
         iterations=iterations,
         train_episodes=iterations * per_iteration * trains,
-        test_episodes=test,
-        gate_episodes=gate,
+        test_episodes=counts.test,
+        gate_episodes=counts.gate,
         attack_episodes=attacks,
-        calls=sum(count * load.calls for count, load in _each(dearest)),
-        prompt_tokens=sum(count * load.prompt_tokens for count, load in _each(dearest)),
-        completion_tokens=completion,
-        training_tokens=sum(training.values()),
-        usd=usd,
-        missing_prices=missing,
-        disk_bytes=(text + recorded * _BYTES_PER_RECORDED_TOKEN) * _TABLES_AND_JOURNAL,
+        calls=round(most.calls),
+        prompt_tokens=round(most.prompt_tokens),
+        completion_tokens=round(most.completion_tokens),
+        training_tokens=round(most.training_tokens),
+        usd=most.usd(parameters),
+        expected_calls=round(expected.calls),
+        expected_prompt_tokens=round(expected.prompt_tokens),
+        expected_completion_tokens=round(expected.completion_tokens),
+        expected_training_tokens=round(expected.training_tokens),
+        expected_usd=expected.usd(parameters),
+        missing_prices=missing_prices(parameters),
+        disk_bytes=round(disk_bytes * _TABLES_AND_JOURNAL),
         test_problems=per_test,
         test_questions=len(sizes),
         smallest_change=detectable_change(sizes) if tests > 1 else None,
     )
+
+
+def _totals(
+    game: Game,
+    train: Sequence[Problem],
+    problem_tokens: int,
+    counts: _Counts,
+    assumed: _Assumed,
+) -> _Totals:
+    """What the whole run takes, under what is assumed."""
+    parameters, iterations = game.parameters, game.parameters.rl.num_iterations
+    trains = parameters.base_run.base_run_type != "rerun_tests"
+    totals = _Totals(training=dict.fromkeys(parameters.trainable_groups if trains else (), 0.0))
+    # 1. Episodes that are evaluated, as they are.
+    plain = [_loads_of(game, seed, problem_tokens, assumed) for seed in range(_SEEDS)]
+    totals.add(parameters, counts.test + counts.gate, plain, assumed)
+    if counts.attack:
+        attacks = [_attack_loads(game, seed, loads) for seed, loads in enumerate(plain)]
+        totals.add(parameters, counts.attack, attacks, assumed)
+    # 2. Those of training, and what is trained on them.
+    for iteration in range(iterations * trains):
+        method = parameters.method(iteration)
+        possible = plain
+        if method == "dpo":
+            possible = _trees(game, train, iteration, problem_tokens, assumed)
+        totals.add(parameters, counts.per_iteration, possible, assumed)
+        played = [max(possible, key=_tokens)] if assumed.is_bound else possible
+        chosen = 1.0 if method == "trajectories" else assumed.share_chosen
+        for loads in played:
+            for group, tokens in _training_tokens(parameters, iteration, loads).items():
+                part = counts.per_iteration * tokens / len(played)
+                totals.training[group] += chosen * part
+            if method == "trajectories":
+                totals.recorded_tokens += counts.per_iteration * _tokens(loads) / len(played)
+    return totals
 
 
 def _questions(game: Game, problems: Sequence[Problem]) -> list[int]:
@@ -178,10 +278,6 @@ def _questions(game: Game, problems: Sequence[Problem]) -> list[int]:
     split_by = game.scenario.split_by
     keys = (shared_text(p.question_id, p.columns, split_by) for p in problems)
     return list(Counter(keys).values())
-
-
-def _each(stages: Sequence[tuple[int, Loads]]) -> Iterator[tuple[int, _Load]]:
-    return ((count, load) for count, loads in stages for load in loads.values())
 
 
 def _may_be_gated(parameters: HyperParameters, iteration: int) -> bool:
@@ -194,18 +290,23 @@ def _tokens(loads: Loads) -> int:
 
 
 def _loads_of(
-    game: Game, seed: int, problem_tokens: int, shape: Sequence[int] | None = None
+    game: Game,
+    seed: int,
+    problem_tokens: int,
+    assumed: _Assumed,
+    shape: Sequence[int] | None = None,
 ) -> Loads:
     """By agent, in an episode of this seed; or in a tree, `shape` being the children by round."""
     protocol, agents = game.protocol, game.parameters.model_agents
     loads = {agent: _Load(conversation_tokens=problem_tokens + _PROMPT_TOKENS) for agent in agents}
+    answers = {a: round(assumed.share_of_limit * game.parameters.max_tokens(a)) for a in agents}
     nodes = 1
-    for round_ in range(protocol.max_message_rounds):
+    for round_ in range(_rounds(game, seed, assumed)):
         active = protocol.active(round_, seed)
         children = 1 if shape is None else shape[round_]
         for agent in active:
             if agent in loads:  # a random agent costs nothing
-                load, answer = loads[agent], game.parameters.max_tokens(agent)
+                load, answer = loads[agent], answers[agent]
                 load.calls += nodes
                 load.prompt_tokens += nodes * load.conversation_tokens
                 load.completion_tokens += nodes * children * answer
@@ -213,11 +314,23 @@ def _loads_of(
                     load.pair_tokens += nodes * 2 * (load.conversation_tokens + answer)
         nodes *= children
         for agent, channels in active.items():
-            tokens = game.parameters.max_tokens(agent) if agent in agents else _RANDOM_TOKENS
+            tokens = answers.get(agent, _RANDOM_TOKENS)
             for reader, load in loads.items():
                 if reader == agent or set(channels) & set(protocol.visible_channels(reader)):
                     load.conversation_tokens += tokens
     return loads
+
+
+def _rounds(game: Game, seed: int, assumed: _Assumed) -> int:
+    """The rounds of an episode: all, or those until the middle one of its possible ends."""
+    protocol = game.protocol
+    last = protocol.max_message_rounds - 1
+    if assumed.is_bound:
+        return last + 1
+    first = protocol.min_message_rounds - 1
+    ends = [r for r in range(first, last) if "verifier" in protocol.active(r, seed)]
+    ends.append(last)
+    return ends[len(ends) // 2] + 1
 
 
 def _attack_loads(game: Game, seed: int, plain: Loads) -> Loads:
@@ -240,15 +353,16 @@ def _attack_loads(game: Game, seed: int, plain: Loads) -> Loads:
 
 
 def _trees(
-    game: Game, problems: Sequence[Problem], iteration: int, problem_tokens: int
+    game: Game, problems: Sequence[Problem], iteration: int, problem_tokens: int, assumed: _Assumed
 ) -> list[Loads]:
-    """The loads of some of the trees that the iteration may play, where no episode ends early."""
+    """The loads of some of the trees that the iteration may play."""
     parameters = game.parameters
     branching = Branching(parameters, game.protocol, iteration)
     trees = []
     for problem in problems[:_TREES]:
         spec = episode_spec(parameters, "train", iteration, problem, 0)
-        trees.append(_loads_of(game, spec.seed, problem_tokens, branching.shape(spec)))
+        shape = branching.shape(spec)
+        trees.append(_loads_of(game, spec.seed, problem_tokens, assumed, shape))
     return trees
 
 

@@ -42,6 +42,7 @@ from nip_core.rollouts.plan import (
     replayed,
 )
 from nip_core.rollouts.tables import (
+    SHARED_PROMPTS,
     build_tables,
     commit_shard,
     join_shards,
@@ -53,6 +54,7 @@ from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.stages.models import candidates, models_for, opponents_for
 from nip_core.stages.rerun import stage_of_split
 from nip_core.stages.session import Session
+from nip_core.stages.spending import shared_prompts
 
 _LIKELIEST = 5  # tokens at each place: both verdicts are among them
 _EPISODES_READY = 4  # under way or waiting for a place, for each call in flight
@@ -189,6 +191,7 @@ class SplitPlay:
         )
         played.choices.sort(key=lambda row: (order[row["problem"], row["sample"]], row["n"]))
         failed = set(played.failed)
+        shared = shared_prompts(played.generations, played.timings)
         return commit_shard(
             self.store,
             self.directory,
@@ -202,6 +205,7 @@ class SplitPlay:
             extra={
                 "failed": [spec.key for spec in specs if spec.key in failed],
                 **({"labels": label_counts(played.labels)} if played.labels else {}),
+                **({SHARED_PROMPTS: shared} if shared else {}),
             },
             lease=self.session.lease,
         )
@@ -394,6 +398,7 @@ def commit_split(session: Session, iteration: int, split: str) -> dict[str, Any]
             f"--rerun-from {iteration}:{stage_of_split(split)}, or raise the threshold",
         )
     manifest = join_shards(play.store, play.directory, play.plan.shards, lease=session.lease)
+    session.budget.tell(session.log)
     return {
         "rows": dict(manifest.rows),
         "canonical_digest": manifest.extra["canonical_digest"],

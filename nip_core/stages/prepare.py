@@ -31,6 +31,7 @@ from nip_core.run_store.store import MissingFileError, open_store, walk
 from nip_core.scenarios import Problem, Scenario, find_scenario, make_scenario
 from nip_core.scenarios.checked import drawn, raised, text_of, written
 from nip_core.scenarios.datasets import check_splits, load_problems
+from nip_core.stages.budget import check_budget
 from nip_core.stages.estimate import Estimate, estimate_run
 from nip_core.stages.kept_models import ADAPTERS
 from nip_core.stages.origin import Origin, find_origin, resolved, takes_over
@@ -149,7 +150,7 @@ def prepare(
     neutral = DATA_NEUTRAL | {f"{kind.settings_block}.{name}" for name in kind.data_neutral}
     places = places_of(game)
     identity = Identity(settings, version, parameters.seed, contents, neutral, places)
-    run.check_same(identity)
+    check_budget(run, parameters, run.check_same(identity))
     # 4. It must not end for want of disk space.
     estimate = estimate_run(game, problems)
     free = store.free_bytes()

@@ -12,15 +12,13 @@ from typing import Any
 from nip_core.errors import CorruptionError
 from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.prices import calls_usd, training_usd
-from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError
-from nip_core.stages.models import NOT_SCHEDULED
 from nip_core.stages.prepare import code_version
 from nip_core.stages.records import BLOCK, IterationRecord, Records
 from nip_core.stages.session import Session
 from nip_core.stages.showing import report_location, write_report
+from nip_core.stages.spending import Spent, add_up, set_aside
 
 _SHOWN = 5
 _NEWEST = 20  # iterations whose stages a table of costs names one by one
@@ -143,84 +141,45 @@ def _swaps(records: Iterable[IterationRecord]) -> dict[str, dict[str, str]]:
     }
 
 
-# By split, in the order of an iteration.
-_STAGES = {
-    TEST: "test",
-    ATTACK: "attack",
-    TRAIN: "play",
-    VALIDATION: "gate, old",
-    CANDIDATE: "gate, new",
-}
 _COUNTED = ("calls", "prompt tokens", "generated tokens", "trained tokens")
 
 
 def spent(
     run: RunStore, parameters: HyperParameters, records: Records | None = None
 ) -> list[dict[str, Any]]:
-    """One row per stage that is committed, and a last one with the sums.
+    """One row per stage that has begun, and a last one with the sums.
 
-    Of a long run the stages of all but the newest iterations are one row together. Tokens are
-    counts, ``USD`` a text: "0.00" on hardware of one's own, "unknown" where `parameters.prices`
-    lacks the price of a model that somebody sends a bill for. Answers that were thrown away by a
-    crash before they were recorded are not in it.
+    Of a long run the stages of all but the newest iterations are one row together, and so is what
+    was set aside to be done again. Tokens are counts, ``USD`` a text: "0.00" on hardware of one's
+    own, "unknown" where `parameters.prices` lacks the price of a model that somebody sends a bill
+    for. What is counted, `nip_core.stages.spending` says.
     """
-    known = (records or Records(run)).look_again().all()
-    stages = [(record.iteration, _stages(run, parameters, record)) for record in known]
-    earlier = [of for _, of in stages[:-_NEWEST]]
-    rows = [_row(i, stage, cost) for i, of in stages[-_NEWEST:] for stage, cost in of.items()]
-    if earlier:
-        rows.insert(0, _row("earlier", "sum", _sum(each for of in earlier for each in of.values())))
-    return [*rows, _row("all", "sum", _sum(each for _, of in stages for each in of.values()))]
+    records = (records or Records(run)).look_again()
+    stages = [
+        (record.iteration, {stage: Spent.of(facts) for stage, facts in record.spent.items()})
+        for record in records.all()
+    ]
+    earlier = add_up(each for _, of in stages[:-_NEWEST] for each in of.values())
+    rows = [
+        _row(i, stage, each, parameters)
+        for i, of in stages[-_NEWEST:]
+        for stage, each in of.items()
+    ]
+    if len(stages) > _NEWEST:
+        rows.insert(0, _row("earlier", "sum", earlier, parameters))
+    aside = set_aside(records)
+    if aside != Spent():
+        rows.append(_row("set aside", "sum", aside, parameters))
+    everything = add_up([aside, *(each for _, of in stages for each in of.values())])
+    return [*rows, _row("all", "sum", everything, parameters)]
 
 
-_Cost = tuple[list[int], float | None]  # counts as in `_COUNTED`, and dollars if they are known
-
-
-def _stages(
-    run: RunStore, parameters: HyperParameters, record: IterationRecord
-) -> dict[str, _Cost]:
-    """By stage of an iteration, in their order, what it has cost."""
-    if "costs" in record.derived:
-        return dict(record.derived["costs"])
-    stages: dict[str, _Cost] = {}
-    for split, stage in _STAGES.items():
-        metrics = record.stored_metrics(split)
-        if metrics is not None and "generations" in metrics:  # else a summary of tests
-            names = ("generations", "prompt_tokens", "completion_tokens")
-            counts = [*(metrics.get(name) or 0 for name in names), 0]
-            stages[stage] = counts, _calls_usd(parameters, metrics)
-    for group in parameters.trainable_groups:
-        job = record.jobs.get(group)
-        if job is not None and job["status"] != NOT_SCHEDULED:
-            tokens = job["trained_tokens"] or 0
-            stages[f"train {group}"] = [0, 0, 0, tokens], training_usd(parameters, group, tokens)
-    record.derived["costs"] = stages
-    return stages
-
-
-def _sum(costs: Iterable[_Cost]) -> _Cost:
-    """All together; what is not known of one is not known of all."""
-    counts, dollars = [0] * len(_COUNTED), list[float | None]()
-    for each, usd in costs:
-        counts = [total + count for total, count in zip(counts, each, strict=True)]
-        dollars.append(usd)
-    known = [usd for usd in dollars if usd is not None]
-    return counts, sum(known) if len(known) == len(dollars) else None
-
-
-def _row(place: int | str, stage: str, cost: _Cost) -> dict[str, Any]:
-    counts, usd = cost
+def _row(place: int | str, stage: str, spent: Spent, parameters: HyperParameters) -> dict[str, Any]:
+    counts = (spent.calls, spent.prompt_tokens, spent.generated_tokens, spent.trained_tokens)
+    usd = spent.usd(parameters)
     return {
         "iteration": place,
         "stage": stage,
         **dict(zip(_COUNTED, counts, strict=True)),
         "USD": "unknown" if usd is None else f"{usd:.2f}",
     }
-
-
-def _calls_usd(parameters: HyperParameters, metrics: Mapping[str, Any]) -> float | None:
-    tokens = {
-        name: (used.get("prompt_tokens") or 0, used.get("completion_tokens") or 0)
-        for name, used in (metrics.get("agents") or {}).items()
-    }
-    return calls_usd(parameters, tokens)

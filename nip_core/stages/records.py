@@ -26,6 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from nip_core.errors import CorruptionError, StoreError
 from nip_core.evaluation.embedding import thinned
 from nip_core.evaluation.metrics import paired_difference
+from nip_core.jobs.document import billed_tokens
 from nip_core.parameters.stored import with_defaults
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
@@ -39,6 +40,7 @@ from nip_core.stages.estimate import scheme_tests
 from nip_core.stages.intervals import shown_metrics, split_by_of
 from nip_core.stages.models import NOT_SCHEDULED, Decision
 from nip_core.stages.providers import dummy_name
+from nip_core.stages.spending import stages_of, tree_splits
 from nip_lm_server.client import base_served_name
 
 BLOCK = 25
@@ -51,11 +53,15 @@ _NOT_DUE = {
     "status": NOT_SCHEDULED,
     "reason": "no agent of the group trains in this iteration (update_schedule)",
     "trained_tokens": None,
+    "billed_tokens": 0,
     "loss": (),
 }
 _OF_A_JOB = ("id", "outcome", "status", "reason", "trained_tokens")
 _OF_A_DATASET = ("episodes", "examples", "method", "counts", "tokens", "training_usd")
-_PARTS = ("swap", "served", "promotion", "jobs", "datasets", "stage_s", "manifests", "change")
+_PARTS = (
+    *("swap", "served", "promotion", "jobs", "datasets", "spent", "stage_s", "manifests"),
+    "change",
+)
 _BREAKDOWNS = ("by_difficulty", "by_mutation")  # shown of the first test and the last alone
 _MOST_LOSSES = 100  # of a job, which is more than the curve of the report has room for
 _PROMOTION = TypeAdapter(Decision)
@@ -190,9 +196,26 @@ class IterationRecord:
             job = document(self._run, path, "id", "outcome", "status", "reason")
             if job is not None:
                 jobs[group] = {name: job.get(name) for name in _OF_A_JOB} | {"loss": _losses(job)}
+                jobs[group]["billed_tokens"] = billed_tokens(job, self._expected_tokens(group, job))
             elif group in (self.swap or {}).get("not_scheduled", ()):
                 jobs[group] = dict(_NOT_DUE)
         return jobs
+
+    def _expected_tokens(self, group: str, job: Mapping[str, Any]) -> int | None:
+        """The tokens that training takes by what its dataset says, None where that is not known."""
+        directory = self._run.dataset(self.iteration, group)
+        if job.get("trained_tokens") is not None or not is_committed(self._run.store, directory):
+            return None
+        tokens = read_manifest(self._run.store, directory).extra.get("tokens")
+        epochs = (job.get("settings") or {}).get("n_epochs")
+        return None if tokens is None or epochs is None else int(tokens) * int(epochs)
+
+    @cached_property
+    def spent(self) -> dict[str, dict[str, Any]]:
+        """By stage, the `facts` of what it has spent, see `nip_core.stages.spending`."""
+        trees = tree_splits(self._records.shown.record.parameters)
+        stages = stages_of(self._run, self.iteration, self.stored_metrics, self.jobs, trees)
+        return {stage: spent.facts() for stage, spent in stages.items()}
 
     @cached_property
     def datasets(self) -> dict[str, dict[str, Any]]:

@@ -23,6 +23,7 @@ from nip_core.rollouts.progress import Progress
 from nip_core.run_store.lease import borrow
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
+from nip_core.stages.budget import Budget
 from nip_core.stages.origin import Origin
 from nip_core.stages.prepare import load_all_problems, problems_digest
 from nip_core.stages.providers import Endpoints, remote_endpoints
@@ -73,7 +74,9 @@ async def open_apart(ticket: Ticket) -> AsyncIterator[Session]:
             "the run was started; give every process the same files and the same version of nip"
         )
     left_out, progress = recorded(run) or {}, Progress()
-    async with chat_client(parameters, progress) as client:
+    budget = Budget(run, parameters, progress)
+    budget.look()
+    async with chat_client(parameters, progress, budget) as client:
         yield Session(
             parameters=parameters,
             game=Game(parameters),
@@ -84,6 +87,7 @@ async def open_apart(ticket: Ticket) -> AsyncIterator[Session]:
             endpoints=_endpoints(parameters, ticket),
             client=client,
             progress=progress,
+            budget=budget,
             origin=Origin.of(ticket["origin"]).models,
         )
 

@@ -67,6 +67,7 @@ async def rerun(session: "Session", iteration: int, stage: Stage, *, token: str)
     await cancel_jobs(run, session.parameters, control, set_aside)
     # 2. Only then is anything moved.
     await asyncio.to_thread(rewind, run, session.lease, iteration, stage, token=token)
+    session.budget.look()
 
 
 def rewind(

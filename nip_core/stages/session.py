@@ -23,12 +23,14 @@ from nip_core.rollouts.progress import Progress
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.run import RunStore
 from nip_core.scenarios import Problem
+from nip_core.stages.budget import Budget
 from nip_core.stages.checks import (
     check_engines,
     check_prompts,
     check_reachable,
     check_version,
 )
+from nip_core.stages.costs import record_estimate
 from nip_core.stages.kept_models import keep_models, restore
 from nip_core.stages.models import ServedModel
 from nip_core.stages.origin import bring
@@ -65,6 +67,7 @@ class Session:
     endpoints: Mapping[str, Endpoints]  # by group; those on the run's own server are not there
     client: ChatClient
     progress: Progress
+    budget: Budget
     left_out: LeftOut = field(default_factory=dict)
     """By split, the problems that are not among `problems`: too long for a model."""
     server: OwnServer | None = None
@@ -137,6 +140,9 @@ async def open_session(
             stack.callback(server.stop)
             await server.ensure()
         known = recorded(run)
+        budget = Budget(run, prepared.parameters, progress)
+        budget.look()
+        client = chat_client(prepared.parameters, progress, budget)
         session = Session(
             parameters=prepared.parameters,
             game=prepared.game,
@@ -144,8 +150,9 @@ async def open_session(
             lease=lease,
             problems=without(prepared.problems, known or {}),
             endpoints=prepared.endpoints,
-            client=await stack.enter_async_context(chat_client(prepared.parameters, progress)),
+            client=await stack.enter_async_context(client),
             progress=progress,
+            budget=budget,
             server=server,
             retry_failed_jobs=retry_failed_jobs,
             origin=prepared.origin.models,
@@ -156,7 +163,8 @@ async def open_session(
         too_long = await check_prompts(session)
         left_out = settle(prepared.parameters, prepared.problems, known, too_long)
         # 4. Only now is the run created.
-        run.create_or_open(prepared.identity, now=datetime.now(UTC), lease=lease)
+        opened = run.create_or_open(prepared.identity, now=datetime.now(UTC), lease=lease)
+        record_estimate(run, prepared.estimate, opened.created or bool(opened.changed), lease)
         record(run, left_out, lease)
         if words := in_words(left_out):
             _log.warning("run %r: %s", run.name, words)
@@ -184,11 +192,14 @@ async def _own_server(
     return OwnServer(spec, directory, timeout_s=timeout_s, environment=environment)
 
 
-def chat_client(parameters: HyperParameters, progress: Progress) -> ChatClient:
+def chat_client(
+    parameters: HyperParameters, progress: Progress, budget: Budget | None = None
+) -> ChatClient:
     """The client of all chats of a run in one process."""
     return ChatClient(
         concurrency=parameters.rollouts.concurrency,
         timeout_s=parameters.rollouts.request_timeout_s,
         retries=parameters.rollouts.transport_retries,
         on_retry=progress.count_retry,
+        admit=contextlib.nullcontext if budget is None else budget.call,
     )

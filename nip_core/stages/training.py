@@ -58,7 +58,11 @@ async def submit_job(session: Session, iteration: int, group: str) -> dict[str, 
     stored = _stored(session, iteration, group)
     if stored is not None and stored.key == spec.key and stored.id is not None:
         return _submitted(session, stored)
-    note = describe(facts, spec.hyper_parameters["n_epochs"])
+    epochs, tokens = spec.hyper_parameters["n_epochs"], facts.get("tokens")
+    note = describe(facts, epochs)
+    if stored is None or stored.key != spec.key or not stored.creates_open:
+        what = f"the job of group {group}, iteration {iteration},"
+        session.budget.admit_job(what, group, None if tokens is None else epochs * tokens)
 
     # 3. The ledger alone creates jobs, and looks first whether this one was.
     async def create() -> JobRecord:

@@ -17,6 +17,7 @@ from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN
 from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.lease import read_lease
 from nip_core.run_store.manifest import MANIFEST, Manifest, measure
+from nip_core.stages.costs import ESTIMATE
 from nip_core.stages.measuring import CHECKSUM_SUFFIX
 from nip_core.stages.models import opponents_on_record
 from nip_core.stages.records import BLOCKS, open_shown
@@ -63,6 +64,7 @@ def _root(check: Check) -> Any:
     for name in openings:
         check.document(f"{root}/openings/{name}")
     check.document(f"{root}/left_out.json")
+    check.document(f"{root}/{ESTIMATE}")
     check.known |= set(
         check.under(f"{root}/{BLOCKS}")
     )  # derived, and read only where they are whole

@@ -1,0 +1,220 @@
+"""A capped run stops cleanly, over its cap by no more than what was in flight, and goes on.
+
+Whatever provider is asked, and however models are trained: all go through the same gate. What is
+spent is read from the records, and compared here with what servers have answered.
+"""
+
+import asyncio
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from playing import MemoryLog, make_context, problems
+from scripted_server import scripted_server
+from server_here import servers_here
+from small_game import FEW, write_config
+
+from nip_core import loop
+from nip_core.errors import BudgetError, SettingsError
+from nip_core.game.render import Game
+from nip_core.jobs.document import billed_tokens
+from nip_core.parameters import load_parameters
+from nip_core.rollouts.chat_client import ChatClient
+from nip_core.rollouts.engine import play_episodes
+from nip_core.rollouts.episode import no_branching
+from nip_core.rollouts.plan import plan_episodes
+from nip_core.rollouts.progress import Progress
+from nip_core.rollouts.trees import Branching
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+from nip_core.stages.budget import Budget
+from nip_core.stages.records import Records
+from nip_core.stages.rerun import rerun
+from nip_core.stages.session import open_session
+from nip_core.stages.spending import shared_prompts, spent_so_far
+from nip_core.stages.verification import verify_run
+
+CONCURRENCY = 4
+PRICE = {"prompt_usd": 1.0, "completion_usd": 2.0, "training_usd": 3.0}
+PROMPT, ANSWER = 7, 3  # tokens that the scripted server says
+CAPS = {"tokens": 130, "usd": 170e-6}  # reached by the 13th plain call
+PROVIDERS = {
+    "OpenAI": {"model_provider": "OpenAI", "model_name": "gpt-4o-mini"},
+    "OpenRouter": {"model_provider": "OpenRouter", "model_name": "some/model"},
+    "SelfHosted": {"model_provider": "SelfHosted", "model_name": "deterministic"},
+    "stand-in": {"model_provider": "OpenAI", "model_name": "m", "use_dummy_api": True},
+}
+METHODS = {
+    "supervised": {},
+    "dpo": {"trainer": "pure_text_malt"},
+    "trajectories": {"trainer": "pure_text_grpo"},
+}
+CASES = [
+    (provider, method, cap)
+    for provider in PROVIDERS
+    for method in METHODS
+    for cap in CAPS
+    if not (provider == "OpenRouter" and method != "supervised")  # trains nobody
+    and not (provider == "OpenAI" and method == "trajectories")  # gives no token ids
+    and not (provider == "stand-in" and cap == "usd")  # is free
+]
+
+
+def capped(folder, provider, method, cap):
+    agent = {"max_tokens_per_message": 32, **PROVIDERS[provider]}
+    agent["freeze_agent"] = provider == "OpenRouter"
+    if method == "trajectories":
+        agent["fine_tune_from_scratch"] = False
+    changes = {
+        "agents": {"_default": agent},
+        "prices": {agent["model_name"]: PRICE},
+        "budget": {cap: CAPS[cap]},
+        "rollouts": {"concurrency": CONCURRENCY},
+        "rl": FEW | {"rollouts_per_iteration": 16},
+    }
+    return load_parameters(write_config(folder, **changes, **METHODS[method]))
+
+
+@pytest.mark.parametrize(("provider", "method", "cap"), CASES)
+async def test_calls_stop_at_a_cap_and_overshoot_it_by_what_was_in_flight(
+    provider, method, cap, tmp_path
+):
+    parameters = capped(tmp_path, provider, method, cap)
+    progress, log, game = Progress(), MemoryLog(), Game(parameters)
+    budget = Budget(RunStore(open_store(tmp_path / "runs"), "small"), parameters, progress)
+    budget.look()
+
+    async def script(body):
+        await asyncio.sleep(0.005)
+        return ["Why?"] * body.get("n", 1)
+
+    specs = plan_episodes(parameters, problems(16), "train", 0)
+    branch = Branching(parameters, game.protocol, 0) if method == "dpo" else no_branching
+    async with (
+        scripted_server(script) as server,
+        ChatClient(concurrency=CONCURRENCY, timeout_s=10, retries=0, admit=budget.call) as client,
+    ):
+        context = make_context(game, server.url, client, log, progress=progress, branch=branch)
+        with pytest.raises(BudgetError, match=rf"budget\.{cap}: .* is reached, .* is spent; raise"):
+            await play_episodes(specs, context)
+        assert server.in_flight == 0 and server.most_in_flight == CONCURRENCY
+    # 1. All that the server has answered is on record, and counted as it was billed.
+    rows = [record["generation"] for record in log.records]
+    shared = shared_prompts(rows, [record["timing"] for record in log.records])
+    billed = [(PROMPT, ANSWER * body.get("n", 1)) for body in server.bodies]
+    assert sum(row["prompt_tokens"] for row in rows) - sum(shared.values()) == sum(
+        prompt for prompt, _ in billed
+    )
+    assert budget.spent.tokens == sum(map(sum, billed))
+    assert bool(shared) == (method == "dpo" and provider != "OpenRouter")
+    # 2. Without those that were in flight at the end the cap was not reached.
+    worth = [prompt + answer if cap == "tokens" else (prompt + 2 * answer) / 1e6
+             for prompt, answer in billed]  # fmt: skip
+    assert CAPS[cap] <= sum(worth) + 1e-12
+    assert sum(worth) - sum(sorted(worth)[-CONCURRENCY:]) < CAPS[cap]
+    # 3. It was said before that little was left.
+    assert progress.warning.startswith(f"budget.{cap}: ")
+
+
+@pytest.mark.parametrize("cap", [*CAPS, None])
+def test_a_job_begins_only_if_it_fits_into_what_is_left(cap, tmp_path, monkeypatch):
+    changes = {
+        "agents": {"_default": PROVIDERS["SelfHosted"]},
+        "prices": {"deterministic": PRICE},
+        "budget": {} if cap is None else {cap: {"tokens": 1000, "usd": 3000e-6}[cap]},
+    }
+    parameters = load_parameters(write_config(tmp_path, **changes))
+    budget = Budget(RunStore(open_store(tmp_path / "runs"), "small"), parameters, Progress())
+    budget.admit_job("the job", "prover", 1000)
+    budget.admit_job("the job", "prover", None)
+    if cap is None:
+        budget.admit_job("the job", "prover", 10**9)
+        return
+    with pytest.raises(
+        BudgetError, match=rf"budget\.{cap}: the job takes about .* is left; it was not"
+    ):
+        budget.admit_job("the job", "prover", 1001)
+
+
+def test_a_job_that_goes_on_counts_with_what_it_is_expected_to_take():
+    attempt = {"trained_tokens": 5}
+    assert billed_tokens({"previous": [attempt], "trained_tokens": 7}, 100) == 12
+    assert billed_tokens({"id": "j", "previous": [attempt]}, 100) == 105
+    assert billed_tokens({"creates_open": 1}, 100) == 100
+    assert billed_tokens({"id": "j", "outcome": "succeeded"}, 100) == 100
+    assert billed_tokens({"id": "j", "outcome": "failed"}, 100) == 0
+    assert billed_tokens({"state": "intent"}, 100) == 0
+
+
+async def go(config, *changes):
+    """What came of a run that is started, or goes on; and how many calls were answered."""
+    progress = Progress()
+    with servers_here():
+        parameters = load_parameters(str(config), changes)
+        try:
+            async with open_session(parameters, progress=progress) as session:
+                result = await loop.go_on(session)
+        except BudgetError as error:
+            result = error
+    return SimpleNamespace(result=result, calls=progress.calls, warning=progress.warning)
+
+
+async def test_a_run_that_is_stopped_by_its_budget_goes_on_and_pays_nothing_again(tmp_path):
+    config = write_config(tmp_path, rl=FEW, rollouts={"concurrency": CONCURRENCY})
+    run = RunStore(open_store(tmp_path / "runs"), "small")
+
+    def spent():
+        return spent_so_far(Records(run))
+
+    # 1. It stops in the middle of a shard, over the cap by what was in flight.
+    first = await go(config, "budget.tokens=30000")
+    assert isinstance(first.result, BudgetError) and "30000 tokens is reached" in str(first.result)
+    stopped_at = spent()
+    assert 30_000 <= stopped_at.tokens < 30_000 + CONCURRENCY * 500
+    assert stopped_at.calls == first.calls and first.warning
+    # 2. The same again stops at once; less than is spent is refused, with both figures.
+    again = await go(config, "budget.tokens=30000")
+    assert isinstance(again.result, BudgetError) and again.calls == 0
+    with pytest.raises(SettingsError) as refused:
+        await go(config, "budget.tokens=29999")
+    for words in ("budget.tokens: 29999 tokens is below", f"{stopped_at.tokens} tokens"):
+        assert words in str(refused.value)
+    # 3. Enough to play, not to train: no job is asked for.
+    dear = ("prices.deterministic.training_usd=1000000", "budget.usd=1")
+    second = await go(config, *dear)
+    assert "budget.usd: the job of group" in str(second.result)
+    assert "$1.00 of $1.00 is left; it was not submitted" in str(second.result)
+    assert spent().trained_tokens == 0
+    # 4. Without a cap it ends, and every answer was paid once.
+    last = await go(config)
+    assert last.result["status"] == "finished" and not last.warning
+    calls = first.calls + second.calls + last.calls
+    assert spent().calls == calls == 240
+    assert spent().tokens == last.result["costs"]["tokens"]["spent"]
+    # 5. It is the run that it would have been without stopping, and shows what was expected.
+    assert not verify_run(run).problems
+    costs = last.result["costs"]["tokens"]
+    assert 0 < costs["expected"] < costs["at_most"] and costs["budget"] is None
+    html = (tmp_path / "runs" / "small" / "report.html").read_text()
+    assert "Estimate and costs of the whole run" in html
+    # 6. What is done again was spent all the same; a fork has paid nothing of what it copies.
+    before = spent()
+    with servers_here():
+        async with open_session(load_parameters(str(config), ["budget.tokens=900000"])) as session:
+            await rerun(session, 0, "play", token="t")
+            assert session.budget.spent.tokens == before.tokens
+    assert spent() == before
+    shutil.rmtree(tmp_path / "runs")
+
+
+def test_a_cap_in_dollars_needs_prices_and_caps_are_above_zero(tmp_path):
+    paid = {"agents": {"_default": {"model_provider": "OpenAI", "model_name": "gpt-4o-mini"}}}
+    for changes, said in (
+        ({**paid, "budget": {"usd": 5}}, "budget.usd: what gpt-4o-mini costs is not known"),
+        ({"budget": {"usd": 0}}, "budget.usd"),
+        ({"budget": {"tokens": -1}}, "budget.tokens"),
+        ({"budget": {"dollars": 5}}, "budget.dollars"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            load_parameters(write_config(tmp_path, **changes))
+    load_parameters(write_config(tmp_path, budget=None))
