@@ -39,6 +39,7 @@ from nip_core.parameters import HyperParameters, load_parameters
 from nip_lm_server.client import serve_command
 from nip_prefect.flows.attack import attack
 from nip_prefect.flows.clean import clean
+from nip_prefect.flows.compare import compare, diff
 from nip_prefect.flows.launch import (
     is_unreachable,
     no_prefect,
@@ -382,6 +383,8 @@ app.command()(sweep)
 app.command()(declare)
 app.command()(attack)
 app.command()(verify)
+app.command()(diff)
+app.command()(compare)
 app.command()(clean)
 app.add_typer(problems, name="problems")
 app.command("serve", context_settings={"obj": resolve_model})(serve_command())

@@ -48,10 +48,13 @@ def learning_curve_svg(points: MetricsByIteration) -> str:
     )
 
 
-def arms_svg(arms: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+def arms_svg(
+    arms: Sequence[tuple[str, Mapping[str, Any]]], what: str = "arms of a sweep"
+) -> str:
     """The arms of a sweep below each other, each metric a mark with the range of its runs.
 
-    `arms` holds (name, metrics), a metric being None or its `mean`, `lowest` and `highest`.
+    `arms` holds (name, metrics), a metric being None or its `mean`, `lowest` and `highest`;
+    `what` says in plural, to who can't see it, what they are.
     """
     width, row, around = _SIZE_INCHES[0], 0.42, 0.9
     height = around + row * len(arms)
@@ -62,7 +65,7 @@ def arms_svg(arms: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         lambda figure: _draw_arms(figure.add_axes(box), arms),
         (width, height),
         "nip-arms",
-        f"{len(arms)} arms of a sweep",
+        f"{len(arms)} {what}",
     )
 
 

@@ -4,6 +4,8 @@ check_run_name   the rule for names
 Identity         what a run's name stands for
 RunStore         the tree of one run: its paths, run.json, small JSON documents, forking
 list_runs        names of the runs in a store
+settings_difference   what two runs on record were told differently
+flatten          nested settings as leaves by dotted key
 
 The tree lies directly under the store::
 
@@ -204,12 +206,12 @@ class RunStore:
         given, neutral = identity.settings(), identity.data_neutral
         difference = _difference(
             {**_settings_on_record(stored.parameters, given), "seed (of the run)": stored.seed},
-            {**_flatten(given), "seed (of the run)": identity.seed},
+            {**flatten(given), "seed (of the run)": identity.seed},
         )
         # 2. Without what changes no data.
         conflicts = {k: v for k, v in difference.items() if not _is_neutral(k, neutral)}
         # 3. A file of the same name may hold something else by now.
-        changed_contents = _difference(_flatten(stored.contents), _flatten(identity.contents))
+        changed_contents = _difference(flatten(stored.contents), flatten(identity.contents))
         conflicts |= {f"content of {key}": value for key, value in changed_contents.items()}
         if conflicts:
             places = {f"content of {key}": place for key, place in identity.places.items()}
@@ -405,20 +407,28 @@ def _part(name: str) -> str:
     return name
 
 
-def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     """Leaves by dotted key; lists and empty mappings are leaves."""
     if isinstance(value, Mapping) and value:
         leaves: dict[str, Any] = {}
         for key, inner in value.items():
-            leaves |= _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+            leaves |= flatten(inner, f"{prefix}.{key}" if prefix else str(key))
         return leaves
     return {prefix: value} if prefix else {}
 
 
+def settings_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """By dotted key, where the settings on record of two runs differ, with both values.
+
+    Settings that the version which wrote one of them did not have yet count as their defaults.
+    """
+    return _difference(flatten(with_defaults(a)), flatten(with_defaults(b)))
+
+
 def _settings_on_record(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The stored leaves, and defaults for those of `given` that came to be after it was stored."""
-    named = {*_flatten(stored), *_flatten(given)}
-    return {key: value for key, value in _flatten(with_defaults(stored)).items() if key in named}
+    named = {*flatten(stored), *flatten(given)}
+    return {key: value for key, value in flatten(with_defaults(stored)).items() if key in named}
 
 
 def _difference(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -165,6 +165,8 @@ def stages_of(
 
 def set_aside(records: "Records") -> Spent:
     """What was spent on what was done again since, see `nip_core.stages.rerun`."""
+    if records.rewinds == 0:
+        return Spent()
     if "set aside" not in records.memory:
         run, trees = records.run, tree_splits(records.shown.record.parameters)
         place = f"{run.root}/superseded"

@@ -6,4 +6,7 @@ baselines  what those among the arms say of the others
 page       that page
 declaration    what a study will show, said before it is run
 outcomes   what came of that
+played     runs on record, whatever sweep they are of
+diff       what is different about two of them
+comparison several of them side by side
 """

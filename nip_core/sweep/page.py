@@ -2,6 +2,7 @@
 
 page     the table, what was declared, and what did not end
 table    the arms, one a row
+markdown_table   any table
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +38,7 @@ def table(results: Results) -> str:
     attacks = [*results["arms"][0].get("attacks", {})]
     for attack in attacks:
         heads += [f"{attack}: {name}" for name in (*AFTER_ATTACK, EXPLOITABILITY)]
-    lines = [_row(heads), "|---" * len(heads) + "|"]
+    rows = []
     for arm in results["arms"]:
         count = f"{arm['finished']}" + (
             f" of {arm['runs']}" if arm["finished"] < arm["runs"] else ""
@@ -49,7 +50,13 @@ def table(results: Results) -> str:
             attacked = arm["attacks"][attack]
             cells += [_cell(attacked[metric]) for metric in AFTER_ATTACK]
             cells.append(_change(attacked[EXPLOITABILITY]))
-        lines.append(_row(cells))
+        rows.append(cells)
+    return markdown_table(heads, rows)
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table as Markdown, whatever its texts have in them."""
+    lines = [_row(heads), "|---" * len(heads) + "|", *map(_row, rows)]
     return "\n".join(lines) + "\n"
 
 

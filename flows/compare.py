@@ -1,0 +1,150 @@
+"""The commands `nip diff` and `nip compare`: two runs, and several, against each other."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from nip_core.errors import DatasetError
+from nip_core.evaluation.report_text import plain_percent
+from nip_prefect.flows.printing import print_json
+
+Store = Annotated[
+    str, typer.Option(help="Where runs are kept that are named without a path or an address.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="A run: its name, or STORE/NAME.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another run, of this store or another.")],
+    run_store: Store = "runs",
+    as_json: AsJson = False,
+) -> None:
+    """Show how two runs differ: settings, code, data, models, and results paired by problem."""
+    from nip_core.sweep.diff import difference
+    from nip_core.sweep.played import find_run
+
+    found = difference(find_run(a, run_store), find_run(b, run_store))
+    if as_json:
+        print_json(found)
+    else:
+        _show_difference(found)
+    if found["not_compared"] is not None:
+        sys.stdout.flush()
+        raise DatasetError(f"results not compared: {found['not_compared']}")
+
+
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names, or STORE/NAME.")],
+    out: Annotated[Path, typer.Option(help="Directory for the page and its parts.")] = Path(
+        "comparison"
+    ),
+    run_store: Store = "runs",
+    as_json: AsJson = False,
+) -> None:
+    """Put runs side by side: one table, one figure, one page, written to OUT."""
+    from nip_core.sweep.comparison import compare as compare_runs
+    from nip_core.sweep.comparison import write
+    from nip_core.sweep.played import find_run
+
+    results = compare_runs([find_run(name, run_store) for name in runs])
+    page = write(results, out)
+    if as_json:
+        print_json({**results, "page": str(page)})
+        return
+    _show_comparison(results)
+    print(f"page: {page}")
+
+
+def _show_difference(found: dict[str, Any]) -> None:
+    width = max(shutil.get_terminal_size((80, 24)).columns, 80)
+    console = Console(width=width, highlight=False)
+    for letter, run in zip("ab", found["runs"], strict=True):
+        print(f"{letter}  {run['run']}, {run['status']} ({run['place']})")
+    print(f"\nsettings: {'' if found['settings'] else 'the same'}".rstrip())
+    for key, values in found["settings"].items():
+        _show_pair(key, [_text(value) for value in values], width)
+    first, second = found["code"]
+    print(f"code: {first}" if first == second else f"code: a {first}, b {second}")
+    names = ", ".join(found["data"])
+    print(f"data: {f'not the same: {names}' if names else 'the same'}")
+    for group, of in found["models"].items():
+        for when, pair in of.items():
+            same = {True: "the same", False: "not the same", None: "not known to be the same"}
+            print(f"models: {group}, {when}: {same[pair['same']]}")
+            for letter in "ab":
+                model = pair[letter]
+                if model is not None and pair["same"] is not True:
+                    digest = f" ({model['digest'][:12]})" if model["digest"] else ""
+                    print(f"  {letter}  {model['model']}{digest}")
+    if found["results"]:
+        console.print(_results_table(found["results"]))
+        print("b less a in points, paired by problem; p exact, after McNemar")
+
+
+def _results_table(results: list[dict[str, Any]]) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("test", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for heading in ("a", "b", "b - a", "95 % interval", "p"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for entry in results:
+        place = f"{entry['test']} ({entry['iterations'][0]}, {entry['iterations'][1]})"
+        for rate, of in entry["rates"].items():
+            interval, gap, p = of["ci95"], of["difference"], of["p"]
+            table.add_row(
+                place,
+                rate,
+                plain_percent(of["a"]),
+                plain_percent(of["b"]),
+                "-" if gap is None else f"{100 * gap:+.1f}",
+                f"{100 * interval[0]:+.1f} to {100 * interval[1]:+.1f}" if interval else "-",
+                "-" if p is None else ("< 0.0001" if p < 0.0001 else f"{p:.2g}"),
+            )
+            place = ""
+    return table
+
+
+def _show_comparison(results: dict[str, Any]) -> None:
+    console = Console(width=max(shutil.get_terminal_size((80, 24)).columns, 80), highlight=False)
+    table = Table(box=SIMPLE_HEAD, padding=0)
+    table.add_column("run", overflow="fold")
+    for heading in ("accuracy", "95 % interval", "compl.", "sound.", "gain", "against 1st", "p"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in results["runs"]:
+        interval, against = row["accuracy_ci95"], row["against"] or {}
+        p, gap = against.get("p_holm"), against.get("difference")
+        table.add_row(
+            row["label"] + ("" if row["status"] == "finished" else f" ({row['status']})"),
+            plain_percent(row["accuracy"]),
+            f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",
+            plain_percent(row["completeness"]),
+            plain_percent(row["soundness"]),
+            "-" if row["gain"] is None else f"{100 * row['gain']:+.1f}",
+            "-" if gap is None else f"{100 * gap:+.1f}",
+            "-" if p is None else ("< 0.0001" if p < 0.0001 else f"{p:.2g}"),
+        )
+    console.print(table)
+
+
+def _show_pair(key: str, texts: list[str], width: int) -> None:
+    """A setting with both values, in a line where there is room."""
+    line = f"  {key}: {texts[0]} -> {texts[1]}"
+    if len(line) <= width:
+        print(line)
+        return
+    print(f"  {key}:")
+    for letter, text in zip("ab", texts, strict=True):
+        room = width - 7
+        print(f"    {letter}  {text if len(text) <= room else text[: room - 1] + '…'}")
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,113 @@
+"""Runs on record as they are compared: which they are, what they were tested on, and how far apart.
+
+PlayedRun    a run by its place, with what comparing needs of it
+find_run     the run that a name, or a path to it, stands for
+check_alike  refuse runs that were tested on different problems
+paired       how much better one test is than another, problem by problem
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow.compute as pc
+
+from nip_core.errors import DatasetError, SettingsError
+from nip_core.evaluation.metrics import paired_difference
+from nip_core.rollouts.plan import TEST
+from nip_core.run_store.run import RunRecord, RunStore, list_runs
+from nip_core.run_store.store import open_store
+from nip_core.stages.intervals import split_by_of
+from nip_core.stages.records import Records
+from nip_core.stages.showing import status_of
+
+LABELS: Mapping[str, int | None] = {"accuracy": None, "completeness": 1, "soundness": 0}
+"""The rates that are compared, with the label of the problems that each is about."""
+
+
+@dataclass(frozen=True)
+class PlayedRun:
+    """A run on record. Nothing is written."""
+
+    tree: RunStore
+
+    @property
+    def name(self) -> str:
+        """Its name, without its place."""
+        return self.tree.name
+
+    @property
+    def place(self) -> str:
+        """Its store and its name."""
+        return f"{self.tree.store.url}/{self.name}"
+
+    @cached_property
+    def records(self) -> Records:
+        """What is on record of its iterations."""
+        return Records(self.tree)
+
+    @property
+    def record(self) -> RunRecord:
+        """Its settings, version and contents."""
+        return self.records.shown.record
+
+    @cached_property
+    def status(self) -> str:
+        """running, finished or stopped."""
+        return status_of(self.tree, self.records)
+
+    @cached_property
+    def tests(self) -> tuple[int, ...]:
+        """The iterations whose models were tested."""
+        known = self.records.all()
+        return tuple(r.iteration for r in known if r.stored_metrics(TEST) is not None)
+
+    def test(self, iteration: int) -> dict[str, Any]:
+        """The metrics of a test that there is."""
+        return dict(self.records.of(iteration).metrics(TEST) or {})
+
+
+def find_run(name: str, run_store: str) -> PlayedRun:
+    """The run called `name` in `run_store`, or at the path or address STORE/NAME.
+
+    Raises SettingsError if it is not there.
+    """
+    place, _, run = name.rstrip("/").rpartition("/")
+    store = open_store(place or run_store, read_only=True)
+    if run not in (there := list_runs(store)):
+        raise SettingsError(
+            f"run {run!r} is not in {place or run_store!r}; there are {', '.join(there) or 'none'}"
+        )
+    return PlayedRun(RunStore(store, run))
+
+
+def check_alike(a: PlayedRun, b: PlayedRun) -> None:
+    """Raise DatasetError if the runs were tested on different problems."""
+    digests = [(run.record.contents.get("problems") or {}).get(TEST) for run in (a, b)]
+    if None not in digests and digests[0] != digests[1]:
+        raise DatasetError(
+            f"runs {a.name!r} and {b.name!r} are tested on different problems, so their results "
+            "can't be paired; compare runs with the same dataset, dataset_options and "
+            "test_dataset_split"
+        )
+
+
+def paired(
+    a: tuple[PlayedRun, int], b: tuple[PlayedRun, int], rates: Sequence[str] = tuple(LABELS)
+) -> dict[str, dict[str, Any]]:
+    """By rate, how much higher it is in the test of `b` than in that of `a` (a run and an iteration
+    each), as `paired_difference` gives it. Raises DatasetError for different problems."""
+    check_alike(a[0], b[0])
+    tables = [run.records.test_episodes(iteration) for run, iteration in (a, b)]
+    settings = a[0].record.parameters
+    split_by = split_by_of(settings)
+    differences = {}
+    for rate in rates:
+        label = LABELS[rate]
+        parts = tables
+        if label is not None:
+            parts = [table.filter(pc.equal(table["y"], label)) for table in tables]
+        seed = a[0].record.seed
+        differences[rate] = paired_difference(parts[0], parts[1], seed, split_by=split_by)
+    return differences
