@@ -48,9 +48,7 @@ def learning_curve_svg(points: MetricsByIteration) -> str:
     )
 
 
-def arms_svg(
-    arms: Sequence[tuple[str, Mapping[str, Any]]], what: str = "arms of a sweep"
-) -> str:
+def arms_svg(arms: Sequence[tuple[str, Mapping[str, Any]]], what: str = "arms of a sweep") -> str:
     """The arms of a sweep below each other, each metric a mark with the range of its runs.
 
     `arms` holds (name, metrics), a metric being None or its `mean`, `lowest` and `highest`;
