@@ -52,6 +52,7 @@ from nip_prefect.flows.problems import problems
 from nip_prefect.flows.stopping import Stopped
 from nip_prefect.flows.sweep import declare, sweep
 from nip_prefect.flows.temporary_prefect import end_temporary
+from nip_prefect.flows.track import track
 from nip_prefect.flows.up import up
 from nip_prefect.flows.verify import verify
 
@@ -385,6 +386,7 @@ app.command()(attack)
 app.command()(verify)
 app.command()(diff)
 app.command()(compare)
+app.command()(track)
 app.command()(clean)
 app.add_typer(problems, name="problems")
 app.command("serve", context_settings={"obj": resolve_model})(serve_command())

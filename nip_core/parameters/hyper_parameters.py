@@ -36,6 +36,7 @@ from nip_core.parameters.game import (
 )
 from nip_core.parameters.not_for_text import UNAVAILABLE
 from nip_core.parameters.opponents import OpponentsParameters, check_opponents
+from nip_core.parameters.tracking import Trackers
 from nip_core.parameters.training import (
     CurriculumParameters,
     FineTuningParameters,
@@ -76,6 +77,7 @@ DATA_NEUTRAL = frozenset(
         "text_rl.test_interval",
         "text_rl.test_scheme",
         "text_rl.transcript_format",
+        "tracking",
     }
 )
 """Settings that a resumed run may change: they decide how much is done, not what."""
@@ -142,6 +144,9 @@ class HyperParameters(Parameters):
     prices: dict[str, Price] = Field(default_factory=dict)
     """US dollars per million tokens by base model, for the cost estimate and the budget."""
     budget: BudgetParameters = BudgetParameters()
+    tracking: Trackers = ()
+    """Trackers that are shown the metrics of the run and the losses of its jobs: trackio, wandb,
+    mlflow, tensorboard; each a name or a block with options, see docs/tracking.md."""
 
     @model_validator(mode="before")
     @classmethod

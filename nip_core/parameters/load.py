@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import yaml
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from nip_core.errors import SettingsError
 from nip_core.parameters.agents import AGENT_KINDS
 from nip_core.parameters.base import Parameters, groups_in, may_hold
 from nip_core.parameters.hyper_parameters import HyperParameters
+from nip_core.parameters.tracking import TrackerParameters, Trackers
 
 _BUNDLED = Path(__file__).parents[1] / "configs"
 
@@ -61,6 +62,15 @@ def merged_settings(config: str | Path, overrides: Iterable[str] = ()) -> dict[s
     for override in overrides:
         values = _with_override(values, override)
     return values
+
+
+def load_trackers(values: Any, place: str) -> tuple[TrackerParameters, ...]:
+    """Trackers from a list like that of ``tracking``. Raises SettingsError, which names `place`."""
+    try:
+        trackers: tuple[TrackerParameters, ...] = TypeAdapter(Trackers).validate_python(values)
+    except ValidationError as error:
+        raise SettingsError(f"{place}: " + "; ".join(_lines(error))) from None
+    return trackers
 
 
 def _problems(values: Mapping[str, Any]) -> list[str]:

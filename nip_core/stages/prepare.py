@@ -46,6 +46,7 @@ from nip_core.stages.too_long import (
     recorded_of,
     without,
 )
+from nip_core.stages.trackers import check_trackers
 
 _TRIED = 8  # problems of a split, about, and what a prover might write about them
 _MESSAGE = "The answer is in the first line."
@@ -134,6 +135,7 @@ def prepare(
     run = RunStore(store, parameters.run_name)
     record = _record(run if forked_from is None else forked_from)
     check_named(parameters)
+    check_trackers(parameters.tracking, environment)
     parameters = resolved(parameters, store, record)
     # 2. What they name: prompts, problems, keys, the model's path, other runs' models.
     game = Game(parameters)
@@ -203,6 +205,7 @@ def _try_written(scenario: Scenario, problem: Problem) -> None:
 def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate]:
     """The settings with which a run would be played, and what it would take; nothing is written."""
     check_named(parameters)
+    check_trackers(parameters.tracking)
     if takes_over(parameters):
         store = open_store(parameters.run_store, read_only=True)
         record = _record(RunStore(store, parameters.run_name))

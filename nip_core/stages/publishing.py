@@ -1,6 +1,6 @@
 """Publishing the state of a run where others can read it, and comparing its store with that.
 
-publish       bring the report up to date
+publish       bring the report up to date, and tell the trackers
 state_of      the run's state as a document: its manifests, models and where they are
 spent         tokens and money so far by stage
 check_store   refuse a store that lacks what was published: going on would play and pay it again
@@ -29,11 +29,14 @@ def publish(
 ) -> None:
     """Write the report of everything that is committed so far, where `report`.
 
+    Trackers are told that there is something new, and not waited for.
     It takes longer than the rest, which is for whoever shows more: `after` is the stage that was
     done last, `iterations_done` counts the last test as one, and with `samples` episodes were
     played since the last time.
     """
     session.lease.check()
+    if session.feeders is not None:
+        session.feeders.look()
     if report:
         is_finished = iterations_done > session.parameters.rl.num_iterations
         status = "finished" if is_finished else "running"

@@ -31,6 +31,7 @@ from nip_core.stages.checks import (
     check_version,
 )
 from nip_core.stages.costs import record_estimate
+from nip_core.stages.feeders import Feeders
 from nip_core.stages.kept_models import keep_models, restore
 from nip_core.stages.models import ServedModel
 from nip_core.stages.origin import bring
@@ -80,6 +81,8 @@ class Session:
     """[i]: by group, the model of another run that plays iteration i, see `origin`."""
     splits: dict[tuple[int, str], "SplitPlay"] = field(default_factory=dict)
     """By iteration and split, what is being played."""
+    feeders: Feeders | None = None
+    """Of the run's trackers; None: there are none."""
 
     @cached_property
     def places(self) -> asyncio.Semaphore:
@@ -168,7 +171,10 @@ async def open_session(
         record(run, left_out, lease)
         if words := in_words(left_out):
             _log.warning("run %r: %s", run.name, words)
-        yield replace(session, problems=without(prepared.problems, left_out), left_out=left_out)
+        # 5. What shows the run to others ends before the run is let go of.
+        feeders = await stack.enter_async_context(Feeders(run, prepared.parameters.tracking))
+        problems = without(prepared.problems, left_out)
+        yield replace(session, problems=problems, left_out=left_out, feeders=feeders)
 
 
 async def _own_server(

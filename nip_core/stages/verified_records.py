@@ -68,6 +68,7 @@ def _root(check: Check) -> Any:
     check.known |= set(
         check.under(f"{root}/{BLOCKS}")
     )  # derived, and read only where they are whole
+    _tracking(check)
     path = f"{root}/report.html"
     if path in check.present:
         check.known.add(path)
@@ -390,6 +391,16 @@ class _Iteration:
             named = f"{model['model']} of job {model.get('job_id')}"
             what = f"{group} has another model than its job made"
             check.compare(path, what, made, named)
+
+
+def _tracking(check: Check) -> None:
+    """What trackers were sent, and what each has received."""
+    place = f"{check.run.root}/tracking"
+    files = set(check.under(place))
+    for path in sorted(files):
+        if path.endswith(".json"):
+            check.document(path)
+    check.known |= files  # beside documents, the leases and logs of the processes that send
 
 
 def _superseded(check: Check, directory: str) -> None:

@@ -1,0 +1,73 @@
+"""The command `nip track`: sends trackers what they lack of a run."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+import yaml
+
+from nip_core.errors import ServerError, SettingsError
+from nip_core.parameters.load import load_trackers
+from nip_core.parameters.stored import with_defaults
+from nip_core.parameters.tracking import TRACKERS
+from nip_prefect.flows.printing import print_json
+
+
+def track(
+    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TRACKER",
+            help=f"{', '.join(TRACKERS)}, or a block such as '{{kind: mlflow, uri: ...}}'; may be "
+            "repeated. Default: those of the run's settings.",
+        ),
+    ] = None,
+    run_store: Annotated[str, typer.Option(help="Where runs are kept.")] = "runs",
+    patience: Annotated[
+        float, typer.Option(min=1.0, help="Seconds that a tracker may be silent.")
+    ] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Send trackers what they lack of RUN. What they have is not sent again; exit code 3 if one
+    does not take it."""
+    from nip_core.run_store.run import RunStore, list_runs
+    from nip_core.run_store.store import open_store
+    from nip_core.stages.feeders import Feeders
+    from nip_core.stages.rerun import unfinished_rewinds
+    from nip_core.stages.trackers import check_trackers
+
+    store = open_store(run_store)
+    if run not in list_runs(store):
+        there = ", ".join(list_runs(store)) or "none"
+        raise SettingsError(f"run {run!r} is not in {run_store!r}; there are {there}")
+    tree = RunStore(store, run)
+    if to:
+        try:
+            trackers = load_trackers([yaml.safe_load(text) for text in to], "--to")
+        except yaml.YAMLError as error:
+            raise SettingsError(f"--to is not YAML: {error}") from None
+    else:
+        stored = with_defaults(tree.open().parameters)
+        trackers = load_trackers(stored["tracking"], f"run {run!r}")
+    if not trackers:
+        raise SettingsError(
+            f"run {run!r} has no tracking in its settings; name a tracker: --to {TRACKERS[0]}"
+        )
+    check_trackers(trackers)
+    if unfinished_rewinds(tree):
+        raise SettingsError(
+            f"run {run!r} is half set aside to be done again; run nip train first, which goes on"
+        )
+    # Trouble is printed below.
+    feedings = Feeders(tree, trackers, warn=lambda _: None).finish(patience)
+    if as_json:
+        print_json({"run": run, "trackers": [asdict(feeding) for feeding in feedings]})
+    else:
+        for feeding in feedings:
+            print(f"{feeding.tracker:<12}{feeding.trouble or 'has everything'}  ({feeding.place})")
+    lacking = [feeding.tracker for feeding in feedings if feeding.trouble is not None]
+    if lacking:
+        raise ServerError(
+            f"run {run!r}: not everything was sent to {', '.join(lacking)}; running again continues"
+        )

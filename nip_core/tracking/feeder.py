@@ -1,0 +1,192 @@
+"""The process that sends one tracker what it lacks of one run.
+
+Feeder   the work: look at the run, send, put down what was sent
+serve    the process around it: commands on stdin, what it does as JSON lines on what was stdout
+
+A process of its own for each tracker: its packages take seconds to import, and a tracker that does
+not answer holds up nobody but this process, which may be killed at any time. What a tracker has
+received stands in ``<run>/tracking/<tracker>-<digest of its address>/cursor.json`` beside the lease
+that lets one feeder at a time send to it. After trouble the process ends; the next one goes on.
+
+Commands are lines: ``look`` (something was committed) and ``end`` (send it all, then end). If stdin
+ends without ``end``, who started this process was killed: it ends at once, and what it has started
+with it.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from nip_core.errors import LeaseError, NipError
+from nip_core.parameters.tracking import TrackerParameters
+from nip_core.run_store.documents import encode
+from nip_core.run_store.lease import Lease, acquire
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+from nip_core.stages.trackers import tracker_directory
+from nip_core.tracking.point_log import PointLog
+from nip_core.tracking.trackers import RunToTrack, Tracker, TrackerError, make_tracker
+
+LOOK, END = "look", "end"
+_LEAST_PRIORITY = 19
+# Packages of trackers that would tell others, or the terminal, what nobody asked for.
+_QUIET = {
+    "DO_NOT_TRACK": "1",
+    "GIT_PYTHON_REFRESH": "quiet",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "WANDB_ERROR_REPORTING": "false",
+}
+
+Tell = Callable[..., None]
+
+
+class Feeder:
+    """Sends the points of a run to a tracker. `tell(state, ...)` hears what is being done."""
+
+    def __init__(
+        self,
+        run: RunStore,
+        tracker: Tracker,
+        directory: str,
+        lease: Lease,
+        tell: Tell,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`directory`: of the tracker's cursor in the run store, over which `lease` is held."""
+        self._run, self._tracker, self._lease = run, tracker, lease
+        self._path = f"{directory}/cursor.json"
+        self._tell, self._clock = tell, clock
+        self._log = PointLog(run)
+        self._rewinds: int | None = None
+        self._received = 0
+        self._sent_at_s = clock()
+
+    def look(self, is_last: bool) -> None:
+        """Send what was committed since. `is_last`: also what may wait to be sent together."""
+        count = self._log.extend()
+        if count == 0 or not (is_last or self._is_due()):
+            self._tell("idle", received=self._received, batches=count)
+            return
+        if self._rewinds is None:
+            self._open()
+        elif self._rewinds != self._log.rewinds:
+            raise TrackerError("the run is done again from an earlier place, as another one")
+        batches = [self._log.read(number) for number in range(self._received, count)]
+        # What waits to be sent together is sent together; else each batch counts once it is sent.
+        lots = [batches] if self._tracker.waits_s else [[batch] for batch in batches]
+        for lot in filter(None, lots):
+            self._tell("asking", received=self._received, batches=count)
+            self._tracker.send(lot)
+            self._received = lot[-1].number + 1
+            self._write(rows=lot[-1].next_row)
+        self._sent_at_s = self._clock()
+        self._tell("answered", received=self._received, batches=count)
+
+    def close(self) -> None:
+        """Wait until everything has arrived."""
+        self._tell("asking")
+        self._tracker.close()
+        self._tell("answered")
+
+    def _is_due(self) -> bool:
+        return self._clock() - self._sent_at_s >= self._tracker.waits_s
+
+    def _open(self) -> None:
+        self._tell("starting")
+        self._tracker.load()
+        log = self._log
+        run = RunToTrack(log.run_id, log.run_name, log.settings, log.facts)
+        cursor = self._run.read_json_or_none(self._path) or {}
+        is_same = cursor.get("run_id") == run.id
+        self._tell("asking")
+        self._received = self._tracker.open(run, cursor if is_same else {})
+        self._tell("answered")
+        self._rewinds = log.rewinds
+
+    def _write(self, rows: int) -> None:
+        document = {
+            "format_version": 1,
+            "run_id": self._log.run_id,
+            "place": self._tracker.place,
+            "received": self._received,
+            "rows": rows,
+            **self._tracker.cursor(),
+        }
+        self._run.store.put(self._path, encode(document), fence=self._lease.fence)
+
+
+def serve(task: dict[str, Any]) -> int:
+    """Do what stdin asks for; the exit status: 0, or 3 after trouble, which was told.
+
+    `task`: ``run_store`` and ``run``, the options of the ``tracker``, and whether to work
+    ``in_background``.
+    """
+    if task["in_background"]:
+        os.nice(_LEAST_PRIORITY)
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    # Whatever a package prints goes to stderr; what was stdout is for the caller alone.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def tell(state: str, **facts: Any) -> None:
+        with contextlib.suppress(OSError):  # nobody listens any longer
+            answers.write(json.dumps({"state": state, **facts}) + "\n")
+
+    commands = _commands(sys.stdin)
+    try:
+        _feed(task, commands, tell)
+    except Exception as error:
+        tell("trouble", error=_in_words(error))
+        if not isinstance(error, NipError):
+            raise
+        return 3
+    tell("done")
+    return 0
+
+
+def _feed(task: dict[str, Any], commands: "queue.SimpleQueue[str]", tell: Tell) -> None:
+    tracker = TrackerParameters.model_validate(task["tracker"])
+    run = RunStore(open_store(task["run_store"]), task["run"])
+    directory = tracker_directory(run, tracker)
+    with acquire(run.store, directory) as lease:
+        feeder = Feeder(run, make_tracker(tracker), directory, lease, tell)
+        command = LOOK
+        while command != END:
+            command = commands.get()
+            while command == LOOK and not commands.empty():
+                command = commands.get()  # one look sees what was committed by then
+            feeder.look(is_last=command == END)
+        feeder.close()
+
+
+def _commands(stream: TextIO) -> "queue.SimpleQueue[str]":
+    """The lines of a stream, from a thread."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in stream:
+            lines.put(line.strip())
+            if line.strip() == END:
+                return
+        if os.getpgrp() == os.getpid():  # the group was made for this process
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, LeaseError):
+        return "another process sends to it"
+    first = str(error).strip().partition("\n")[0][:300]
+    return first if isinstance(error, NipError) else f"{type(error).__name__}: {first}"

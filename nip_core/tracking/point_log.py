@@ -1,0 +1,171 @@
+"""The points of a run in the order in which trackers are sent them, written down in the run.
+
+Batch      points that were written down together
+PointLog   all batches of a run: read, and extended by what was committed since
+
+``<run>/tracking/points/<rewinds>/000000.json`` is the first batch. None ever changes: what a
+tracker was sent is sent again as it was, with its times. A run that is done again from some place
+begins a new list, and trackers a new run: a point that was shown is not taken back.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from nip_core.errors import CorruptionError
+from nip_core.hashing import digest
+from nip_core.run_store.documents import encode
+from nip_core.run_store.run import RunStore
+from nip_core.stages.records import Records
+from nip_core.tracking.points import Row, Spans, is_in, parts_of, rows_of, with_part
+
+_FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows with their times; `first_row` counts those of all batches before."""
+
+    number: int
+    first_row: int
+    rows: tuple[Row, ...]
+    at: float
+    """When it was written, in seconds since the epoch."""
+    spans: Spans = field(default_factory=dict)
+    """What is in this batch and those before."""
+
+    @property
+    def next_row(self) -> int:
+        """The number of the first row of the next batch."""
+        return self.first_row + len(self.rows)
+
+    def time_of(self, row: Row) -> float:
+        """Seconds since the epoch."""
+        return self.at if row.at is None else row.at
+
+
+class PointLog:
+    """The batches of one run. What is committed is looked at by `extend` alone."""
+
+    def __init__(
+        self, run: RunStore, records: Records | None = None, now: Callable[[], float] = time.time
+    ) -> None:
+        """Reads nothing yet."""
+        self._run, self._now = run, now
+        self._records = records or Records(run)
+        self._rewinds: int | None = None
+        self._last: Batch | None = None
+
+    @property
+    def rewinds(self) -> int:
+        """The number of times that the run was done again from some place."""
+        return self._records.rewinds
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run in every tracker: 16 hex digits, the same for as long as its points
+        stay."""
+        record = self._records.shown.record
+        return digest(["tracker run", self._run.name, record.created_at, self.rewinds])[:16]
+
+    @property
+    def run_name(self) -> str:
+        """The name that trackers show."""
+        return self._run.name + (f"-again-{self.rewinds}" if self.rewinds else "")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the run, as trackers show them."""
+        return dict(self._records.shown.record.parameters)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What else is told of the run, by name."""
+        record = self._records.shown.record
+        return {
+            "nip.run": self._run.name,
+            "nip.run_id": self.run_id,
+            "nip.store": f"{self._run.store.url}/{self._run.root}",
+            "nip.code_version": record.code_version,
+            "nip.created_at": record.created_at,
+        }
+
+    def extend(self) -> int:
+        """Write what was committed since as a new batch; how many batches there are then."""
+        while True:
+            self._records.look_again()
+            if self._rewinds != self.rewinds:
+                self._rewinds, self._last = self.rewinds, None
+            self._catch_up()
+            batch = self._next()
+            if batch is None:
+                return self._count()
+            path, document = self._path(batch.number), encode(_document(batch))
+            # Another process may write the same number: what it has written is read then.
+            if self._run.store.put_if_absent(path, document):
+                self._last = batch
+
+    def read(self, number: int) -> Batch:
+        """A batch. Raises MissingFileError or CorruptionError."""
+        path = self._path(number)
+        document = self._run.read_json(path)
+        try:
+            if document["format_version"] != _FORMAT_VERSION:
+                raise ValueError(f"format version {document['format_version']}")
+            return Batch(
+                number,
+                document["first_row"],
+                tuple(Row(**row) for row in document["rows"]),
+                document["at"],
+                document["spans"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptionError(
+                f"{path}: damaged, not a list of points ({error}); restore it from a copy, or "
+                "delete the run's directory tracking: trackers then begin a new run"
+            ) from error
+
+    def _count(self) -> int:
+        return 0 if self._last is None else self._last.number + 1
+
+    def _catch_up(self) -> None:
+        if self._last is None:
+            names = self._run.store.list(f"{self._run.root}/tracking/points/{self.rewinds:04d}")
+            numbers = [int(name.partition(".")[0]) for name in names if name[0].isdigit()]
+            self._last = self.read(max(numbers)) if numbers else None
+        while self._run.store.exists(self._path(self._count())):
+            self._last = self.read(self._count())
+
+    def _next(self) -> Batch | None:
+        """The batch of what is not logged yet, None if all is."""
+        spans = {} if self._last is None else self._last.spans
+        rows: list[Row] = []
+        rewinds = self.rewinds
+        is_new = False
+        for record in self._records.all():
+            for part in parts_of(record):
+                if is_in(spans, part, record.iteration):
+                    continue
+                rows += rows_of(self._run, self._records, record.iteration, part)
+                spans = with_part(spans, part, record.iteration)
+                is_new = True
+        # Of what was being set aside meanwhile nothing may be told.
+        self._records.look_again()
+        if not is_new or self.rewinds != rewinds:
+            return None
+        first = 0 if self._last is None else self._last.next_row
+        return Batch(self._count(), first, tuple(rows), round(self._now(), 3), spans)
+
+    def _path(self, number: int) -> str:
+        return f"{self._run.root}/tracking/points/{self.rewinds:04d}/{number:06d}.json"
+
+
+def _document(batch: Batch) -> dict[str, Any]:
+    return {
+        "format_version": _FORMAT_VERSION,
+        "first_row": batch.first_row,
+        "at": batch.at,
+        "rows": [asdict(row) for row in batch.rows],
+        "spans": batch.spans,
+    }

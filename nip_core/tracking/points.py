@@ -1,0 +1,144 @@
+"""The numbers of a run that trackers are shown, from what is committed.
+
+Row       numbers of one place: an iteration, or a step of a group's fine-tune jobs
+Part      what is committed together: the metrics of a split, a job, the times of an iteration
+parts_of  the parts of an iteration that will not change any more
+rows_of   the rows of one of them
+
+An iteration's numbers have the iteration as their step. Those of jobs go on from one iteration to
+the next: the first step of a group's second job follows the last of its first.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from nip_core.jobs.document import read_job
+from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.run_store.run import RunStore
+from nip_core.stages.models import NOT_SCHEDULED
+from nip_core.stages.records import IterationRecord, Records
+
+Part = str
+"""The name of a split, "times", or "job-" and the name of a group."""
+
+ITERATION = "iteration"
+STEP = "step"
+"""The axes: the number of an iteration, or of a step in all of a group's jobs."""
+
+_SPLITS = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
+_JOB = "job-"
+_TIMES = "times"
+_WITH_INTERVAL = ("accuracy", "completeness", "soundness", "mean_reward")
+_BREAKDOWNS = ("by_difficulty", "by_mutation", "bounds")  # one number for each kind of problem
+_NO_FIGURE = ("step", "total_steps", "time_left_s")  # of a step of a job
+
+
+@dataclass(frozen=True)
+class Row:
+    """Numbers that belong to one place of one axis."""
+
+    axis: str
+    """`ITERATION` or `STEP`."""
+    step: int
+    at: float | None
+    """Seconds since the epoch; None: when the batch was written."""
+    values: Mapping[str, float]
+    """By name, parts separated by "/"."""
+
+
+def parts_of(record: IterationRecord) -> list[Part]:
+    """The parts of an iteration that are committed and stay, in the order of an iteration.
+
+    A job that has ended without a model may be tried again, until the iteration is over.
+    """
+    parts = [split for split in _SPLITS if record.stored_metrics(split) is not None]
+    for group, job in record.jobs.items():
+        is_due = job["status"] != NOT_SCHEDULED
+        if is_due and (job["outcome"] == "succeeded" or record.swap is not None):
+            parts.append(f"{_JOB}{group}")
+    return [*parts, *([_TIMES] if record.stage_s else [])]
+
+
+def rows_of(run: RunStore, records: Records, iteration: int, part: Part) -> list[Row]:
+    """The rows of a part, in order; [] where it has no numbers."""
+    if part.startswith(_JOB):
+        return _rows_of_job(run, records, iteration, part.removeprefix(_JOB))
+    record = records.whole(iteration)
+    if part == _TIMES:
+        values = {f"seconds/{name}": float(s) for name, s in record.stage_s.items()}
+    else:
+        values = dict(_numbers(record.metrics(part) or {}, part))
+    return [Row(ITERATION, iteration, None, values)] if values else []
+
+
+def _rows_of_job(run: RunStore, records: Records, iteration: int, group: str) -> list[Row]:
+    job = read_job(run, run.job(iteration, group))
+    if job is None:
+        return []
+    # 1. Of a step that several attempts of the back-end have reported, the last counts.
+    steps: dict[int, tuple[float | None, dict[str, float]]] = {}
+    for event in job.backend_events:
+        data = event.get("data") or {}
+        if event.get("type") == "metrics" and data.get("step") is not None:
+            figures = {
+                k: v for k, v in _numbers(data, f"training/{group}") if _last(k) not in _NO_FIGURE
+            }
+            steps[int(data["step"])] = (event.get("created_at"), figures)
+    # 2. Steps go on where the group's job before has ended.
+    before = sum(_steps_of(records.of(i), group) for i in range(iteration))
+    rows = [
+        Row(STEP, before + step, None if at is None else float(at), figures)
+        for step, (at, figures) in sorted(steps.items())
+        if figures
+    ]
+    # 3. The job as a whole.
+    whole = {"examples": job.examples, "trained_tokens": job.trained_tokens}
+    values = {f"jobs/{group}/{k}": float(v) for k, v in whole.items() if v is not None}
+    return [*rows, Row(ITERATION, iteration, job.finished_at, values)]
+
+
+def _steps_of(record: IterationRecord, group: str) -> int:
+    """The last step with a loss: 0 where there was no job."""
+    losses = (record.jobs.get(group) or {}).get("loss") or ()
+    return max((int(step) for step, _ in losses), default=0)
+
+
+def _numbers(values: Mapping[str, Any], place: str) -> Iterator[tuple[str, float]]:
+    """The numbers in a document, by path; of intervals those of the figures that are told most."""
+    for name, value in values.items():
+        if isinstance(value, bool) or name in _BREAKDOWNS:
+            continue
+        if isinstance(value, int | float):
+            yield f"{place}/{name}", float(value)
+        elif isinstance(value, Mapping):
+            yield from _numbers(value, f"{place}/{name}")
+        elif name.removesuffix("_ci95") in _WITH_INTERVAL and isinstance(value, list | tuple):
+            low, high = value
+            yield from ((f"{place}/{name}/low", float(low)), (f"{place}/{name}/high", float(high)))
+
+
+def _last(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+Spans = dict[Part, list[list[int]]]
+"""By part the iterations that are logged, as pairs of a first and a last."""
+
+
+def is_in(spans: Spans, part: Part, iteration: int) -> bool:
+    """Return whether the part of the iteration is among those logged."""
+    return any(first <= iteration <= last for first, last in spans.get(part, ()))
+
+
+def with_part(spans: Spans, part: Part, iteration: int) -> Spans:
+    """`spans` and one more part."""
+    numbers = sorted([*spans.get(part, ()), [iteration, iteration]])
+    merged = numbers[:1]
+    for _, (first, last) in pairwise(numbers):
+        if first <= merged[-1][1] + 1:
+            merged[-1] = [merged[-1][0], max(last, merged[-1][1])]
+        else:
+            merged.append([first, last])
+    return {**spans, part: merged}

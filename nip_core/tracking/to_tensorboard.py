@@ -1,0 +1,79 @@
+"""TensorBoard: one event file for each batch, which appears whole or not at all.
+
+The files of a run are ``<directory>/<run>-<start of its id>/events.out.tfevents.<batch>.nip``, in
+the order in which TensorBoard reads them. Which are there says what it has.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nip_core.tracking.point_log import Batch
+from nip_core.tracking.trackers import RunToTrack
+
+_UNFINISHED = ".unfinished-"
+
+
+class TensorboardTracker:
+    """Event files in a directory."""
+
+    waits_s = 0.0
+
+    def __init__(self, directory: Path) -> None:
+        """Below `directory` each run has its own."""
+        self._directory = directory
+        self._run_directory = directory
+        self.place = str(directory)
+
+    def load(self) -> None:
+        """Import tensorboardX."""
+        import tensorboardX  # noqa: F401
+
+    def open(self, run: RunToTrack, cursor: Mapping[str, Any]) -> int:
+        """The first batch of which there is no file."""
+        self._run_directory = self._directory / f"{run.name}-{run.id[:6]}"
+        self._run_directory.mkdir(parents=True, exist_ok=True)
+        for leftover in self._run_directory.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(leftover)  # of a process that was killed
+        first = 0
+        while self._file(first).exists():
+            first += 1
+        return first
+
+    def cursor(self) -> dict[str, Any]:
+        """Nothing: the files say it."""
+        return {}
+
+    def send(self, batches: list[Batch]) -> None:
+        """Write the file of each batch that has none."""
+        for batch in batches:
+            if not self._file(batch.number).exists():
+                self._write(batch)
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+    def _file(self, number: int) -> Path:
+        return self._run_directory / f"events.out.tfevents.{number:010d}.nip"
+
+    def _write(self, batch: Batch) -> None:
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
+
+        place = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self._run_directory))
+        writer = EventsWriter(str(place / "events"))
+        for row in batch.rows:
+            for name, value in row.values.items():
+                writer.write_event(
+                    Event(wall_time=batch.time_of(row), step=row.step, summary=scalar(name, value))
+                )
+        writer.close()
+        [written] = place.iterdir()
+        with written.open("rb") as file:
+            os.fsync(file.fileno())
+        written.rename(self._file(batch.number))
+        place.rmdir()

@@ -1,0 +1,108 @@
+"""trackio: its SQLite files on this machine, or a server of it.
+
+Every row has an id that derives from the run's and its number. trackio's table takes an id once,
+so a row that is sent again changes nothing.
+"""
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from nip_core.redaction import read_key
+from nip_core.tracking.point_log import Batch
+from nip_core.tracking.trackers import RunToTrack, TrackerError
+
+_TIMEOUT_S = 20.0
+
+
+class TrackioTracker:
+    """A run of a trackio project."""
+
+    waits_s = 0.0
+
+    def __init__(self, project: str, server: str | None, directory: str | None) -> None:
+        """`server`: its address; None: the files in `directory`, by default trackio's own."""
+        self._project, self._server, self._directory = project, server, directory
+        self._run: RunToTrack | None = None
+        self._client: Any = None
+        self.place = (server or directory or "trackio").partition("?")[0]
+
+    def load(self) -> None:
+        """Import trackio, which reads where its files are when it is imported."""
+        if self._directory is not None:
+            os.environ["TRACKIO_DIR"] = self._directory
+        import trackio  # noqa: F401
+
+    def open(self, run: RunToTrack, cursor: Mapping[str, Any]) -> int:
+        """The first batch that may be lacking: of files, 0 where they have nothing of the run."""
+        self._run = run
+        received = int(cursor.get("received", 0))
+        if self._server is not None:
+            from trackio.remote_client import RemoteClient
+
+            token = read_key(os.environ, "TRACKIO_WRITE_TOKEN")
+            timeout = {"timeout": _TIMEOUT_S}
+            self._client = RemoteClient(
+                self._server.partition("?")[0],
+                write_token=token or None,
+                httpx_kwargs=timeout,
+                verbose=False,
+            )
+            return received
+        from trackio import SQLiteStorage
+
+        SQLiteStorage.validate_project_name(self._project)
+        rows = SQLiteStorage.get_log_count(self._project, run.name, run_id=run.id)
+        return received if rows >= int(cursor.get("rows", 0)) else 0
+
+    def cursor(self) -> dict[str, Any]:
+        """Nothing but what is counted for every tracker."""
+        return {}
+
+    def send(self, batches: list[Batch]) -> None:
+        """Send the rows of each batch, in one transaction."""
+        for batch in batches:
+            self._send(batch)
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+    def _send(self, batch: Batch) -> None:
+        assert self._run is not None  # it was opened
+        run, numbers = self._run, range(batch.first_row, batch.next_row)
+        if not batch.rows:
+            return
+        ids = [f"{run.id}-{number}" for number in numbers]
+        config = {**run.facts, **run.settings}
+        if self._server is None:
+            from trackio import SQLiteStorage
+
+            times = [datetime.fromtimestamp(batch.time_of(row), UTC) for row in batch.rows]
+            SQLiteStorage.bulk_log(
+                project=self._project,
+                run=run.name,
+                run_id=run.id,
+                metrics_list=[dict(row.values) for row in batch.rows],
+                steps=[row.step for row in batch.rows],
+                timestamps=[time.isoformat() for time in times],
+                log_ids=ids,
+                config=config,
+            )
+            return
+        entries = [
+            {
+                "project": self._project,
+                "run": run.name,
+                "run_id": run.id,
+                "metrics": dict(row.values),
+                "step": row.step,
+                "config": config if number == batch.first_row else None,
+                "log_id": id,
+            }
+            for row, number, id in zip(batch.rows, numbers, ids, strict=True)
+        ]
+        try:
+            self._client.predict(api_name="/bulk_log", logs=entries, hf_token=None)
+        except RuntimeError as error:
+            raise TrackerError(f"trackio: {error}") from error

@@ -1,0 +1,77 @@
+"""What all trackers have in common, and which there are.
+
+Tracker       the interface: open a run, send batches, close
+RunToTrack    what a tracker is told of the run
+TrackerError  a tracker refuses, or does not answer
+make_tracker  the tracker that settings name; its package is imported by `open`
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from nip_core.errors import NipError
+from nip_core.parameters.tracking import TrackerParameters
+from nip_core.stages.trackers import tensorboard_files, trackio_server, wandb_files, wandb_mode
+from nip_core.tracking.point_log import Batch
+
+
+class TrackerError(NipError, RuntimeError):
+    """A tracker refuses what it is sent, or does not answer. The run goes on."""
+
+
+@dataclass(frozen=True)
+class RunToTrack:
+    """The run as trackers are to show it."""
+
+    id: str
+    """16 hex digits, the same whenever the run goes on."""
+    name: str
+    settings: Mapping[str, Any]
+    facts: Mapping[str, str]
+
+
+class Tracker(Protocol):
+    """A run in one tracker. Every method may be called again after it has raised or was killed."""
+
+    waits_s: float
+    """How long points may wait to be sent together, in seconds; 0: not at all."""
+    place: str
+    """Where the points go, for people; no secrets."""
+
+    def load(self) -> None:
+        """Import the tracker's package."""
+
+    def open(self, run: RunToTrack, cursor: Mapping[str, Any]) -> int:
+        """Find the run, or create it; the number of the first batch that may be lacking there.
+
+        `cursor` is what `cursor` gave when batches were last sent, {} the first time.
+        """
+
+    def cursor(self) -> dict[str, Any]:
+        """Return what `open` needs to find the run again, as JSON."""
+
+    def send(self, batches: list[Batch]) -> None:
+        """Send batches, in their order. What is there already is not sent twice."""
+
+    def close(self) -> None:
+        """Wait until everything has arrived that `send` has taken."""
+
+
+def make_tracker(tracker: TrackerParameters) -> Tracker:
+    """The tracker of these settings. Nothing is imported or asked before `load` and `open`."""
+    from nip_core.tracking.to_mlflow import MlflowTracker
+    from nip_core.tracking.to_tensorboard import TensorboardTracker
+    from nip_core.tracking.to_trackio import TrackioTracker
+    from nip_core.tracking.to_wandb import WandbOffline, WandbOnline
+
+    match tracker.kind:
+        case "mlflow":
+            return MlflowTracker(tracker.uri, tracker.project)
+        case "tensorboard":
+            return TensorboardTracker(tensorboard_files(tracker))
+        case "trackio":
+            return TrackioTracker(tracker.project, trackio_server(tracker), tracker.directory)
+        case "wandb":
+            kind = WandbOffline if wandb_mode(tracker) == "offline" else WandbOnline
+            return kind(tracker.project, tracker.entity, wandb_files(tracker))
