@@ -6,6 +6,7 @@ VENV ?= .venv
 VLLM ?= .vllm
 ART ?= .art-env
 NAT ?= .nat-env
+TRACKERS ?= .trackers-env
 CLIENTS ?= .clients-env
 PEERS ?= .peers
 NIP_GPU_MODEL ?= Qwen/Qwen2.5-3B-Instruct
@@ -16,6 +17,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean
+.PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-trackers test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu study clean
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -29,6 +31,7 @@ help:
 	@echo "make test-engines   build an environment with vLLM (CPU) and run the tests on it"
 	@echo "make test-art       build an environment with OpenPipe ART's client and run the tests on it"
 	@echo "make test-nat       build an environment with NeMo Agent Toolkit and run its fine-tuning command"
+	@echo "make test-trackers  build an environment with all trackers and run the tests on them"
 	@echo "make test-clients   build an environment with clients of other projects, run the tests on it"
 	@echo "make test-gpu       the tests that need CUDA; NIP_VLLM names the vllm command"
 	@echo "make gpu-session    measure everything on a GPU, in pieces of ten minutes, nothing downloaded"
@@ -112,6 +115,12 @@ test-art: install
 test-nat: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_nat.sh $(NAT)
 	NIP_PYTHON=$(abspath $(BIN))/python $(NAT)/bin/python -m pytest tests/nat
+
+# trackio, W&B, MLflow and TensorBoard in an environment of their own, with nip as it is installed.
+test-trackers: install
+	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_trackers.sh $(TRACKERS)
+	$(TRACKERS)/bin/python -m pytest tests/trackers
+
 # openai, litellm, langchain-openai, instructor, dspy and openai of npm; writes the table of the docs.
 test-clients: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_clients.sh $(CLIENTS)

@@ -18,7 +18,7 @@ from nip_core.hashing import digest
 from nip_core.run_store.documents import encode
 from nip_core.run_store.run import RunStore
 from nip_core.stages.records import Records
-from nip_core.tracking.points import Row, Spans, is_in, parts_of, rows_of, with_part
+from nip_core.tracking.points import Row, Spans, Steps, is_in, parts_of, rows_of, with_part
 
 _FORMAT_VERSION = 1
 
@@ -34,6 +34,8 @@ class Batch:
     """When it was written, in seconds since the epoch."""
     spans: Spans = field(default_factory=dict)
     """What is in this batch and those before."""
+    steps: Steps = field(default_factory=dict)
+    """The steps of jobs in this batch and those before."""
 
     @property
     def next_row(self) -> int:
@@ -119,6 +121,7 @@ class PointLog:
                 tuple(Row(**row) for row in document["rows"]),
                 document["at"],
                 document["spans"],
+                document["steps"],
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptionError(
@@ -140,6 +143,7 @@ class PointLog:
     def _next(self) -> Batch | None:
         """The batch of what is not logged yet, None if all is."""
         spans = {} if self._last is None else self._last.spans
+        steps = {} if self._last is None else self._last.steps
         rows: list[Row] = []
         rewinds = self.rewinds
         is_new = False
@@ -147,7 +151,8 @@ class PointLog:
             for part in parts_of(record):
                 if is_in(spans, part, record.iteration):
                     continue
-                rows += rows_of(self._run, self._records, record.iteration, part)
+                of_part, steps = rows_of(self._run, self._records, record.iteration, part, steps)
+                rows += of_part
                 spans = with_part(spans, part, record.iteration)
                 is_new = True
         # Of what was being set aside meanwhile nothing may be told.
@@ -155,7 +160,7 @@ class PointLog:
         if not is_new or self.rewinds != rewinds:
             return None
         first = 0 if self._last is None else self._last.next_row
-        return Batch(self._count(), first, tuple(rows), round(self._now(), 3), spans)
+        return Batch(self._count(), first, tuple(rows), round(self._now(), 3), spans, steps)
 
     def _path(self, number: int) -> str:
         return f"{self._run.root}/tracking/points/{self.rewinds:04d}/{number:06d}.json"
@@ -168,4 +173,5 @@ def _document(batch: Batch) -> dict[str, Any]:
         "at": batch.at,
         "rows": [asdict(row) for row in batch.rows],
         "spans": batch.spans,
+        "steps": batch.steps,
     }

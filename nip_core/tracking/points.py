@@ -11,7 +11,6 @@ the next: the first step of a group's second job follows the last of its first.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from nip_core.jobs.document import read_job
@@ -22,6 +21,9 @@ from nip_core.stages.records import IterationRecord, Records
 
 Part = str
 """The name of a split, "times", or "job-" and the name of a group."""
+
+Steps = dict[str, int]
+"""By group, the number of steps of its jobs so far."""
 
 ITERATION = "iteration"
 STEP = "step"
@@ -61,48 +63,46 @@ def parts_of(record: IterationRecord) -> list[Part]:
     return [*parts, *([_TIMES] if record.stage_s else [])]
 
 
-def rows_of(run: RunStore, records: Records, iteration: int, part: Part) -> list[Row]:
-    """The rows of a part, in order; [] where it has no numbers."""
+def rows_of(
+    run: RunStore, records: Records, iteration: int, part: Part, steps: Steps
+) -> tuple[list[Row], Steps]:
+    """The rows of a part, in order, [] where it has no numbers; and `steps` after it."""
     if part.startswith(_JOB):
-        return _rows_of_job(run, records, iteration, part.removeprefix(_JOB))
+        return _rows_of_job(run, iteration, part.removeprefix(_JOB), steps)
     record = records.whole(iteration)
     if part == _TIMES:
         values = {f"seconds/{name}": float(s) for name, s in record.stage_s.items()}
     else:
         values = dict(_numbers(record.metrics(part) or {}, part))
-    return [Row(ITERATION, iteration, None, values)] if values else []
+    return ([Row(ITERATION, iteration, None, values)] if values else []), steps
 
 
-def _rows_of_job(run: RunStore, records: Records, iteration: int, group: str) -> list[Row]:
+def _rows_of_job(
+    run: RunStore, iteration: int, group: str, steps: Steps
+) -> tuple[list[Row], Steps]:
     job = read_job(run, run.job(iteration, group))
     if job is None:
-        return []
+        return [], steps
     # 1. Of a step that several attempts of the back-end have reported, the last counts.
-    steps: dict[int, tuple[float | None, dict[str, float]]] = {}
+    told: dict[int, tuple[float | None, dict[str, float]]] = {}
     for event in job.backend_events:
         data = event.get("data") or {}
         if event.get("type") == "metrics" and data.get("step") is not None:
-            figures = {
-                k: v for k, v in _numbers(data, f"training/{group}") if _last(k) not in _NO_FIGURE
-            }
-            steps[int(data["step"])] = (event.get("created_at"), figures)
+            figures = {name: x for name, x in data.items() if name not in _NO_FIGURE}
+            at = event.get("created_at")
+            told[int(data["step"])] = at, dict(_numbers(figures, f"training/{group}"))
     # 2. Steps go on where the group's job before has ended.
-    before = sum(_steps_of(records.of(i), group) for i in range(iteration))
+    before = steps.get(group, 0)
     rows = [
         Row(STEP, before + step, None if at is None else float(at), figures)
-        for step, (at, figures) in sorted(steps.items())
+        for step, (at, figures) in sorted(told.items())
         if figures
     ]
     # 3. The job as a whole.
     whole = {"examples": job.examples, "trained_tokens": job.trained_tokens}
     values = {f"jobs/{group}/{k}": float(v) for k, v in whole.items() if v is not None}
-    return [*rows, Row(ITERATION, iteration, job.finished_at, values)]
-
-
-def _steps_of(record: IterationRecord, group: str) -> int:
-    """The last step with a loss: 0 where there was no job."""
-    losses = (record.jobs.get(group) or {}).get("loss") or ()
-    return max((int(step) for step, _ in losses), default=0)
+    rows.append(Row(ITERATION, iteration, job.finished_at, values))
+    return rows, {**steps, group: before + max(told, default=0)}
 
 
 def _numbers(values: Mapping[str, Any], place: str) -> Iterator[tuple[str, float]]:
@@ -119,10 +119,6 @@ def _numbers(values: Mapping[str, Any], place: str) -> Iterator[tuple[str, float
             yield from ((f"{place}/{name}/low", float(low)), (f"{place}/{name}/high", float(high)))
 
 
-def _last(name: str) -> str:
-    return name.rpartition("/")[2]
-
-
 Spans = dict[Part, list[list[int]]]
 """By part the iterations that are logged, as pairs of a first and a last."""
 
@@ -136,7 +132,7 @@ def with_part(spans: Spans, part: Part, iteration: int) -> Spans:
     """`spans` and one more part."""
     numbers = sorted([*spans.get(part, ()), [iteration, iteration]])
     merged = numbers[:1]
-    for _, (first, last) in pairwise(numbers):
+    for first, last in numbers[1:]:
         if first <= merged[-1][1] + 1:
             merged[-1] = [merged[-1][0], max(last, merged[-1][1])]
         else:

@@ -1,0 +1,34 @@
+"""A tracker in trouble neither stops nor slows a run."""
+
+import asyncio
+import time
+
+from nip_core.parameters import load_parameters
+from nip_core.parameters.tracking import TrackerParameters
+from nip_core.run_store.run import Identity, RunStore
+from nip_core.run_store.store import open_store
+from nip_core.stages.feeders import Feeders
+
+RUN = {"run_name": "a", "dataset": "problems"}
+
+
+def test_trouble_is_told_once_and_the_run_goes_on(tmp_path):
+    run = RunStore(open_store(tmp_path), "a")
+    run.create_or_open(Identity(load_parameters(RUN).to_dict(), "1", 1))
+    run.store.put(run.metrics(0, "train"), b'{"accuracy": 0.5}')
+    tracker = TrackerParameters(kind="tensorboard", directory=str(tmp_path / "board"))
+    told: list[str] = []
+    feeders = Feeders(run, [tracker], told.append)
+    feeders.look()
+    deadline = time.monotonic() + 120
+    while not told and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for _ in range(3):  # it is not started again at once
+        feeders.look()
+    began = time.monotonic()
+    asyncio.run(feeders.close())
+    assert time.monotonic() - began < 1
+    [trouble] = told
+    assert "tensorboard: ModuleNotFoundError: No module named 'tensorboardX'" in trouble
+    assert "the run goes on" in trouble
+    assert not (tmp_path / "board").exists()
