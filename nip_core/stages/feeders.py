@@ -68,10 +68,16 @@ class _Process:
         self.has_answered = False
         self.facts: dict[str, Any] = {}
         self.trouble: str | None = None
+        self._warned: str | None = None
 
     @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it has more to do than to leave."""
+        return self.is_running and self.state not in ("done", "trouble")
 
     @property
     def in_state_s(self) -> float:
@@ -157,9 +163,10 @@ class _Process:
             self._pause_s = _PAUSES_S[0]
         if self.state == "trouble":
             error = str(told.pop("error"))
-            if error != self.trouble:
-                self._warn(f"{self.tracker.kind}: {error}; the run goes on without it")
-            self.trouble = error
+            if error != self._warned:
+                later = f"the run goes on, and nip track {self._run.name} sends later what it lacks"
+                self._warn(f"{self.tracker.kind}: {error}; {later}")
+            self.trouble = self._warned = error
             self._next_start_s = time.monotonic() + self._pause_s
             self._pause_s = min(2 * self._pause_s, _PAUSES_S[1])
         self.facts |= told
@@ -202,14 +209,14 @@ class Feeders:
         `UNKNOWN_S` or a hundredth of the run's time. `hurried`: after an error or a signal.
         """
         began_s = time.monotonic()
-        waiting = [process for process in self._processes if process.is_running]
+        waiting = [process for process in self._processes if process.is_at_work]
         for process in waiting:
             process.end()
         try:
             while waiting:
                 waited_s = time.monotonic() - began_s
                 limits = {id(p): _HURRIED_S if hurried else self._limit_s(p) for p in waiting}
-                waiting = [p for p in waiting if p.is_running and waited_s < limits[id(p)]]
+                waiting = [p for p in waiting if p.is_at_work and waited_s < limits[id(p)]]
                 await asyncio.sleep(_LOOK_S if waiting else 0)
         finally:
             for process in self._processes:
@@ -225,9 +232,9 @@ class Feeders:
         return 0.0 if is_silent else ANSWERING_S
 
     def _end(self, process: _Process) -> None:
-        was_running, was_asked = process.is_running, process.state == "asking"
+        was_at_work, was_asked = process.is_at_work, process.state == "asking"
         process.kill()
-        if was_running and process.state != "done":
+        if was_at_work and process.state != "done":
             why = "no answer" if was_asked else "there was no time"
             self._warn(
                 f"{process.tracker.kind}: not everything was sent ({why}); nip track "
@@ -240,13 +247,13 @@ class Feeders:
             process.look(in_background=False)
             process.end()
         try:
-            while any(p.is_running and p.in_state_s < patience_s for p in self._processes):
+            while any(p.is_at_work and p.in_state_s < patience_s for p in self._processes):
                 time.sleep(_LOOK_S)
         finally:
             for process in self._processes:
-                was_running = process.is_running
+                was_at_work = process.is_at_work
                 process.kill()
-                if was_running and process.state != "done":
+                if was_at_work and process.state != "done":
                     process.trouble = f"no answer for {patience_s:g} s"
         return [
             Feeding(

@@ -10,6 +10,7 @@ import importlib.metadata
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from nip_core import how_to_install
 from nip_core.errors import SettingsError
@@ -72,19 +73,26 @@ def address(tracker: TrackerParameters, environment: Mapping[str, str] = os.envi
     match tracker.kind:
         case "mlflow":
             uri = tracker.uri or environment.get("MLFLOW_TRACKING_URI") or str(Path.cwd())
-            return f"{uri.rpartition('@')[2]} {tracker.project}"
+            return f"{_without_user(uri)} {tracker.project}"
         case "wandb" if wandb_mode(tracker, environment) == "offline":
             return f"{wandb_files(tracker, environment)} {tracker.project}"
         case "wandb":
             base = environment.get("WANDB_BASE_URL") or "https://api.wandb.ai"
             entity = tracker.entity or environment.get("WANDB_ENTITY") or ""
-            return f"{base} {entity}/{tracker.project}"
+            return f"{_without_user(base)} {entity}/{tracker.project}"
         case "trackio":
             server = trackio_server(tracker, environment)
             files = tracker.directory or environment.get("TRACKIO_DIR") or ""
-            return f"{server or files} {tracker.project}"
+            return f"{_without_user(server or files)} {tracker.project}"
         case "tensorboard":
             return str(tensorboard_files(tracker))
+
+
+def _without_user(address: str) -> str:
+    parts = urlsplit(address)
+    if "@" not in parts.netloc:
+        return address
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 
 
 def is_remote(tracker: TrackerParameters, environment: Mapping[str, str] = os.environ) -> bool:

@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import sys
 import threading
@@ -26,11 +27,12 @@ from typing import Any, TextIO
 
 from nip_core.errors import LeaseError, NipError
 from nip_core.parameters.tracking import TrackerParameters
+from nip_core.redaction import redact
 from nip_core.run_store.documents import encode
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.trackers import tracker_directory
+from nip_core.stages.trackers import address, tracker_directory
 from nip_core.tracking.point_log import PointLog
 from nip_core.tracking.trackers import RunToTrack, Tracker, TrackerError, make_tracker
 
@@ -45,6 +47,14 @@ _QUIET = {
     "WANDB_ERROR_REPORTING": "false",
 }
 
+_KEYS = (
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+    "TRACKIO_WRITE_TOKEN",
+    "WANDB_API_KEY",
+)
+_PASSWORD = re.compile(r"//[^/@\s]*@")
+
 Tell = Callable[..., None]
 
 
@@ -56,13 +66,17 @@ class Feeder:
         run: RunStore,
         tracker: Tracker,
         directory: str,
+        place: str,
         lease: Lease,
         tell: Tell,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`directory`: of the tracker's cursor in the run store, over which `lease` is held."""
+        """`directory`: of the tracker's cursor in the run store, over which `lease` is held.
+
+        `place`: where the tracker is, for people.
+        """
         self._run, self._tracker, self._lease = run, tracker, lease
-        self._path = f"{directory}/cursor.json"
+        self._path, self._place = f"{directory}/cursor.json", place
         self._tell, self._clock = tell, clock
         self._log = PointLog(run)
         self._rewinds: int | None = None
@@ -115,7 +129,7 @@ class Feeder:
         document = {
             "format_version": 1,
             "run_id": self._log.run_id,
-            "place": self._tracker.place,
+            "place": self._place,
             "received": self._received,
             "rows": rows,
             **self._tracker.cursor(),
@@ -158,7 +172,7 @@ def _feed(task: dict[str, Any], commands: "queue.SimpleQueue[str]", tell: Tell) 
     run = RunStore(open_store(task["run_store"]), task["run"])
     directory = tracker_directory(run, tracker)
     with acquire(run.store, directory) as lease:
-        feeder = Feeder(run, make_tracker(tracker), directory, lease, tell)
+        feeder = Feeder(run, make_tracker(tracker), directory, address(tracker), lease, tell)
         command = LOOK
         while command != END:
             command = commands.get()
@@ -188,5 +202,8 @@ def _commands(stream: TextIO) -> "queue.SimpleQueue[str]":
 def _in_words(error: Exception) -> str:
     if isinstance(error, LeaseError):
         return "another process sends to it"
-    first = str(error).strip().partition("\n")[0][:300]
-    return first if isinstance(error, NipError) else f"{type(error).__name__}: {first}"
+    first = str(error).strip().partition("\n")[0]
+    text = first if isinstance(error, NipError) else f"{type(error).__name__}: {first}"
+    # An address of the environment may have a password, and a tracker may repeat what it was sent.
+    text = _PASSWORD.sub("//", text)
+    return redact(text, *(os.environ.get(name, "").strip() for name in _KEYS))[:300]

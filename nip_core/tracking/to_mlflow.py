@@ -32,7 +32,6 @@ class MlflowTracker:
         self._client: Any = None
         self._run_id = ""
         self._in_doubt = True  # whether the next batch may be there, or a part of it
-        self.place = uri or os.environ.get("MLFLOW_TRACKING_URI") or "mlflow"
 
     def load(self) -> None:
         """Import MLflow, which waits for a server without an answer for minutes if nobody says

@@ -26,7 +26,6 @@ class TensorboardTracker:
         """Below `directory` each run has its own."""
         self._directory = directory
         self._run_directory = directory
-        self.place = str(directory)
 
     def load(self) -> None:
         """Import tensorboardX."""

@@ -26,7 +26,6 @@ class TrackioTracker:
         self._project, self._server, self._directory = project, server, directory
         self._run: RunToTrack | None = None
         self._client: Any = None
-        self.place = (server or directory or "trackio").partition("?")[0]
 
     def load(self) -> None:
         """Import trackio, which reads where its files are when it is imported."""

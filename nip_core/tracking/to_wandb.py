@@ -7,7 +7,6 @@ when it is whole; ``wandb sync`` puts them together. The names of these director
 there.
 """
 
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -39,6 +38,7 @@ class _WandbRun:
             x_disable_meta=True,
             x_disable_stats=True,
             x_disable_machine_info=True,
+            x_save_requirements=False,
             init_timeout=_TIMEOUT_S,
         )
         self._run = wandb.init(
@@ -89,7 +89,6 @@ class WandbOnline:
         """W&B keeps its own files in `directory`."""
         self._project, self._entity, self._directory = project, entity, directory
         self._run: _WandbRun | None = None
-        self.place = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
 
     def load(self) -> None:
         """Import W&B."""
@@ -130,7 +129,6 @@ class WandbOffline:
         self._project, self._entity = project, entity
         self._directory = directory / "wandb"
         self._run: RunToTrack | None = None
-        self.place = str(self._directory)
 
     def load(self) -> None:
         """Import W&B."""

@@ -36,8 +36,6 @@ class Tracker(Protocol):
 
     waits_s: float
     """How long points may wait to be sent together, in seconds; 0: not at all."""
-    place: str
-    """Where the points go, for people; no secrets."""
 
     def load(self) -> None:
         """Import the tracker's package."""

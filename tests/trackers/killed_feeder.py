@@ -25,7 +25,8 @@ def feed(task: dict) -> None:
     tracker = TrackerParameters.model_validate(task["tracker"])
     directory = tracker_directory(run, tracker)
     with acquire(run.store, directory) as lease:
-        feeder = Feeder(run, make_tracker(tracker), directory, lease, lambda *_, **__: None)
+        made = make_tracker(tracker)
+        feeder = Feeder(run, made, directory, "there", lease, lambda *_, **__: None)
         feeder.look(is_last=True)
         feeder.close()
 

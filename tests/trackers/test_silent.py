@@ -108,7 +108,7 @@ def test_one_that_refuses_is_told_of_and_the_run_goes_on(run, kind, tmp_path, mo
     feeders.look()
     until(lambda: told)
     assert told[0].startswith(f"{kind}: ")
-    assert "the run goes on without it" in told[0]
+    assert "the run goes on, and nip track" in told[0]
     assert closed_in_s(feeders) < 1
 
 

@@ -27,8 +27,8 @@ def test_trouble_is_told_once_and_the_run_goes_on(tmp_path):
         feeders.look()
     began = time.monotonic()
     asyncio.run(feeders.close())
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5  # nobody waits for it, on however busy a machine
     [trouble] = told
     assert "tensorboard: ModuleNotFoundError: No module named 'tensorboardX'" in trouble
-    assert "the run goes on" in trouble
+    assert "; the run goes on, and nip track a sends later what it lacks" in trouble
     assert not (tmp_path / "board").exists()

@@ -95,6 +95,8 @@ def test_each_address_has_a_cursor_of_its_own(tmp_path):
     places = [tracker_directory(run, tracker, environment) for tracker in several]
     assert len({*places}) == len(places)
     assert [is_remote(t, environment) for t in several] == [True] * 4 + [False] * 3
+    secret = {"MLFLOW_TRACKING_URI": "http://me:secret@h:1"}
+    assert tracker_directory(run, several[0], secret) == places[0]
     [same] = trackers({"kind": "mlflow", "uri": "http://h:1"})
     assert tracker_directory(run, same, environment) == places[0]
 
