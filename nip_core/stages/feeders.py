@@ -76,7 +76,7 @@ class _Process:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it has more to do than to leave."""
+        """Tell whether it has more to do than to leave."""
         return self.is_running and self.state not in ("done", "trouble")
 
     @property

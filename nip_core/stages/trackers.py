@@ -69,7 +69,7 @@ def tracker_directory(
 
 
 def address(tracker: TrackerParameters, environment: Mapping[str, str] = os.environ) -> str:
-    """Where the tracker is, with its project; no secrets."""
+    """The place of the tracker and its project; no secrets."""
     match tracker.kind:
         case "mlflow":
             uri = tracker.uri or environment.get("MLFLOW_TRACKING_URI") or str(Path.cwd())

@@ -83,7 +83,7 @@ class PointLog:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What else is told of the run, by name."""
+        """Further facts of the run, by name."""
         record = self._records.shown.record
         return {
             "nip.run": self._run.name,

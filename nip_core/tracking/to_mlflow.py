@@ -31,7 +31,7 @@ class MlflowTracker:
         self._uri, self._experiment = uri, experiment
         self._client: Any = None
         self._run_id = ""
-        self._in_doubt = True  # whether the next batch may be there, or a part of it
+        self._in_doubt = True  # the next batch may be there, or a part of it
 
     def load(self) -> None:
         """Import MLflow, which waits for a server without an answer for minutes if nobody says
@@ -60,7 +60,10 @@ class MlflowTracker:
         return {"mlflow_run_id": self._run_id}
 
     def send(self, batches: list[Batch]) -> None:
-        """Send what is not there, at most 1000 numbers a call."""
+        """Send what is not there, at most 1000 numbers a call.
+
+        After the first batch of which nothing is there, nothing of later ones is.
+        """
         from mlflow.entities import Metric
 
         for batch in batches:
@@ -69,13 +72,14 @@ class MlflowTracker:
                 for row in batch.rows
                 for name, value in row.values.items()
             ]
+            lacking = metrics
             if self._in_doubt:
-                there = {name: self._steps(name) for name in {metric.key for metric in metrics}}
-                metrics = [m for m in metrics if m.step not in there[m.key]]
-            self._in_doubt = True
-            for part in _parts(metrics, _METRICS_PER_CALL):
+                known = {name: self._steps(name) for name in {metric.key for metric in metrics}}
+                lacking = [m for m in metrics if m.step not in known[m.key]]
+            self._in_doubt = True  # until all of it was taken
+            for part in _parts(lacking, _METRICS_PER_CALL):
                 self._client.log_batch(self._run_id, metrics=part)
-            self._in_doubt = False
+            self._in_doubt = len(lacking) < len(metrics) or not metrics
 
     def close(self) -> None:
         """Nothing is under way."""
@@ -131,14 +135,14 @@ class MlflowTracker:
         )
         return str(created.info.run_id)
 
-    def _log_parameters(self, run: RunToTrack, there: Mapping[str, str]) -> None:
+    def _log_parameters(self, run: RunToTrack, known: Mapping[str, str]) -> None:
         """Tell the settings that MLflow does not have; it lets nobody change one."""
         from mlflow.entities import Param
 
         lacking = [
             Param(name, value[:_VALUE_CHARACTERS])
             for name, value in _flat(run.settings)
-            if name not in there
+            if name not in known
         ]
         for part in _parts(lacking, _PARAMETERS_PER_CALL):
             self._client.log_batch(self._run_id, params=part)

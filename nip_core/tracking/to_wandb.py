@@ -18,7 +18,6 @@ from nip_core.tracking.points import ITERATION, Row
 from nip_core.tracking.trackers import RunToTrack, TrackerError
 
 _BY_ITERATION = ("test", "train", "validation", "candidate", "attack", "jobs", "seconds")
-_TIMEOUT_S = 30.0
 _TOGETHER_S = 600.0  # each offline run costs a directory and a second; nobody sees it before a sync
 _OFFLINE = re.compile(r"offline-run-\d+_\d+-(?P<id>[0-9a-f]{16})-(?P<first>\d+)-(?P<next>\d+)")
 
@@ -39,7 +38,6 @@ class _WandbRun:
             x_disable_stats=True,
             x_disable_machine_info=True,
             x_save_requirements=False,
-            init_timeout=_TIMEOUT_S,
         )
         self._run = wandb.init(
             id=run.id,

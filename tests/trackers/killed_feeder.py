@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 from nip_core.parameters.tracking import TrackerParameters
@@ -53,8 +54,9 @@ def in_fork(task: dict) -> dict:
             sys.setprofile(None)
             counted.write_text(str(calls))
             status = 0
+        except Exception:
+            traceback.print_exc()
         finally:
-            sys.stderr.flush()
             os._exit(status)
     _, status = os.waitpid(pid, 0)
     calls = int(counted.read_text()) if counted.exists() else None
