@@ -7,6 +7,7 @@ VLLM ?= .vllm
 ART ?= .art-env
 NAT ?= .nat-env
 TRACKERS ?= .trackers-env
+INSPECT ?= .inspect-env
 CLIENTS ?= .clients-env
 PEERS ?= .peers
 NIP_GPU_MODEL ?= Qwen/Qwen2.5-3B-Instruct
@@ -18,6 +19,7 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean
 .PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-trackers test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu study clean
+.PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-inspect test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu study clean
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -32,6 +34,7 @@ help:
 	@echo "make test-art       build an environment with OpenPipe ART's client and run the tests on it"
 	@echo "make test-nat       build an environment with NeMo Agent Toolkit and run its fine-tuning command"
 	@echo "make test-trackers  build an environment with all trackers and run the tests on them"
+	@echo "make test-inspect   build an environment with inspect_ai and run the tests on it"
 	@echo "make test-clients   build an environment with clients of other projects, run the tests on it"
 	@echo "make test-gpu       the tests that need CUDA; NIP_VLLM names the vllm command"
 	@echo "make gpu-session    measure everything on a GPU, in pieces of ten minutes, nothing downloaded"
@@ -120,6 +123,12 @@ test-nat: install
 test-trackers: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_trackers.sh $(TRACKERS)
 	$(TRACKERS)/bin/python -m pytest tests/trackers
+# inspect_ai and nip in an environment of their own; its view is opened in a browser, from the
+# system's packages: apt-get install chromium, or NIP_CHROMIUM. Quick: make test-inspect EPISODES=20
+EPISODES ?= 200
+test-inspect:
+	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_inspect.sh $(INSPECT)
+	NIP_INSPECT_EPISODES=$(EPISODES) $(INSPECT)/bin/python -m pytest -n $(TEST_JOBS) --dist loadfile tests/inspect
 
 # openai, litellm, langchain-openai, instructor, dspy and openai of npm; writes the table of the docs.
 test-clients: install

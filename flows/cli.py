@@ -40,6 +40,7 @@ from nip_lm_server.client import serve_command
 from nip_prefect.flows.attack import attack
 from nip_prefect.flows.clean import clean
 from nip_prefect.flows.compare import compare, diff
+from nip_prefect.flows.export import export
 from nip_prefect.flows.launch import (
     is_unreachable,
     no_prefect,
@@ -387,6 +388,7 @@ app.command()(verify)
 app.command()(diff)
 app.command()(compare)
 app.command()(track)
+app.command()(export)
 app.command()(clean)
 app.add_typer(problems, name="problems")
 app.command("serve", context_settings={"obj": resolve_model})(serve_command())

@@ -3,6 +3,7 @@
 evaluate            every metric of one batch, with intervals and breakdowns
 paired_difference   how much better one batch is than another on the same problems
 mean_by_problem     accuracy or a reward, every problem counting the same
+weights_of          how much each episode counts
 
 Conventions
 - An episode is right when the verifier decided and its decision equals `y`. No decision counts
@@ -243,11 +244,11 @@ def _columns(episodes: pa.Table) -> _Columns:
     failed = _equals(episodes["outcome"], "failed")
     decision = np.where(failed, NO_DECISION, _integers(episodes["decision"]))
     y = _integers(episodes["y"])
-    weight = _weights(episodes)
+    weight = weights_of(episodes)
     return _Columns(_integers(problem), tuple(ids), y, decision, failed, decision == y, weight)
 
 
-def _weights(episodes: pa.Table) -> Floats:
+def weights_of(episodes: pa.Table) -> Floats:
     """Return how much each episode counts: 1, or as a leaf its share of its tree."""
     weights = np.ones(episodes.num_rows)
     is_leaf = pc.not_equal(episodes["branch_path"], "")

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import aiohttp
 
@@ -77,6 +77,15 @@ class ChatAnswer:
     """What a model that thinks thought, where the API gives it beside the text."""
     reasoning_tokens: int | None = None
     """How many of `completion_tokens` are thoughts, where the API counts them."""
+
+
+class ChatCompletions(Protocol):
+    """What playing needs of a client: answers to a request."""
+
+    def answers(
+        self, endpoint: Endpoint, body: Mapping[str, Any]
+    ) -> contextlib.AbstractAsyncContextManager[list[ChatAnswer]]:
+        """See `ChatClient.answers`."""
 
 
 class ChatClient:

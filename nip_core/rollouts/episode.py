@@ -35,8 +35,12 @@ from nip_core.errors import StageError
 from nip_core.game.render import ChatMessage, Game, columns_json, situation_of, tokens_of
 from nip_core.parameters import RandomAgentParameters
 from nip_core.protocols import NO_DECISION, Move, Turn
-from nip_core.rollouts.chat_client import ChatClient, ContextLengthError, RequestRefusedError
-from nip_core.rollouts.journal import GroupCommits
+from nip_core.rollouts.chat_client import (
+    ChatCompletions,
+    ContextLengthError,
+    RequestRefusedError,
+)
+from nip_core.rollouts.journal import Appends
 from nip_core.rollouts.labels import LabelRow, objection, with_solution
 from nip_core.rollouts.model_call import Call, Player, Row, ask, read_again
 from nip_core.rollouts.plan import EpisodeSpec
@@ -80,8 +84,8 @@ class ShardContext:
 
     game: Game
     players: Mapping[str, Player]
-    client: ChatClient
-    log: GroupCommits  # where finished generations are made durable
+    client: ChatCompletions
+    log: Appends  # where finished generations are made durable
     recorded: Mapping[str, Row]  # journal records by generation key
     progress: Progress
     failures: Failures | None = None  # None: the shard is the whole split

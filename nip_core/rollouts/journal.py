@@ -1,5 +1,6 @@
 """The journal of a shard that is still being played: what was paid for is on disk at once.
 
+Appends           what playing needs of a journal
 GroupCommits      what all journals have: appends that wait together
 Journal.replay    the records that survived, in order; call it once, before appending
 Journal.append    add a record; returns when it is on the disk. append_all: several, without asyncio
@@ -27,7 +28,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from nip_core.errors import CorruptionError, NipError, StoreError
 from nip_core.run_store.local_store import make_directories, sync_directory, translate_error
@@ -37,6 +38,13 @@ SYNC_INTERVAL_S = 0.010
 _MAGIC = b"\xf5NJ\n"  # not valid UTF-8, so it stands in no payload
 _HEADER = struct.Struct("<4sIII")
 _HEADER_BODY = struct.Struct("<4sII")
+
+
+class Appends(Protocol):
+    """What playing needs of a journal."""
+
+    async def append(self, record: dict[str, Any]) -> None:
+        """Add a record and return when it is kept."""
 
 
 class GroupCommits:

@@ -27,7 +27,7 @@ from nip_core.game.render import ChatMessage, Game, InvalidResponse
 from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
 from nip_core.parameters.dialects import dialect_of
 from nip_core.protocols import Move
-from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint
+from nip_core.rollouts.chat_client import ChatAnswer, ChatCompletions, Endpoint
 from nip_core.rollouts.plan import EpisodeSpec
 
 Row = dict[str, Any]
@@ -117,7 +117,7 @@ class Call:
 @asynccontextmanager
 async def ask(
     game: Game,
-    client: ChatClient,
+    client: ChatCompletions,
     player: Player,
     chat: Sequence[ChatMessage],
     form: AnswerForm,

@@ -234,6 +234,10 @@ class StoredRollouts:
         """These columns of all generations."""
         return self._columns("generations", columns)
 
+    def timings(self) -> pa.Table:
+        """Tell when each call was made, and how long it took."""
+        return self._columns("timings", TIMINGS.names)
+
     def choices(self) -> pa.Table:
         """Return what an attack chose; damaged files, and none, raise CorruptionError."""
         return self._columns("choices", CHOICES.names)

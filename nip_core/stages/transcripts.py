@@ -3,6 +3,7 @@
 RunTranscripts     those in the report: what went wrong first, then a sample; of an attack, those
                    that count with the most messages to choose from
 ShownTranscripts   these, and what is left out
+committed_rollouts the tables of a split; game_of, the game of settings on record
 shown_iterations   of a long run, the iterations that the report has any of
 newest_sample      a few of what was played last
 
@@ -139,7 +140,7 @@ class RunTranscripts:
         """Choose from a split, if it is committed."""
         if (iteration, split) in self._choices:
             return self._choices[iteration, split]
-        rollouts = _committed(self._run, iteration, split)
+        rollouts = committed_rollouts(self._run, iteration, split)
         if rollouts is None:
             return None
         why = reasons(rollouts.episodes, rollouts.generations, self._before(iteration, split))
@@ -173,7 +174,7 @@ class RunTranscripts:
     def _game(self) -> Game | None:
         memory = self._records.memory
         if "game" not in memory:
-            memory["game"] = _game_of(self._records.shown.record)
+            memory["game"] = game_of(self._records.shown.record)
         game: Game | None = memory["game"]
         return game
 
@@ -183,10 +184,10 @@ def newest_sample(run: RunStore, limit: int, records: Records | None = None) -> 
     records = records or Records(run)
     for iteration in reversed(records.iterations()):
         for split in (TEST, ATTACK, TRAIN):
-            rollouts = _committed(run, iteration, split)
+            rollouts = committed_rollouts(run, iteration, split)
             if rollouts is not None:
                 why = reasons(rollouts.episodes, rollouts.generations, {})
-                return _chosen(rollouts, why, limit, limit, _game_of(records.shown.record))
+                return _chosen(rollouts, why, limit, limit, game_of(records.shown.record))
     return []
 
 
@@ -216,7 +217,9 @@ def _chosen(
     )
 
 
-def _committed(run: RunStore, iteration: int, split: str) -> RolloutTables | None:
+def committed_rollouts(run: RunStore, iteration: int, split: str) -> RolloutTables | None:
+    """The tables of a split, None where it is not committed; of an attack, the episodes that count
+    with the most messages to choose from."""
     directory = run.rollouts(iteration, split)
     if not is_committed(run.store, directory):
         return None
@@ -227,7 +230,7 @@ def _committed(run: RunStore, iteration: int, split: str) -> RolloutTables | Non
     return counted(rollouts, choices, pc.max(choices["n"]).as_py())
 
 
-def _game_of(record: RunRecord) -> Game | None:
+def game_of(record: RunRecord) -> Game | None:
     """The game of settings on record; None where its protocol or its templates are not here, or
     are others by now, and then neither channels nor prompts are shown."""
     try:

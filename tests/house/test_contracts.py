@@ -46,7 +46,8 @@ BROKEN = {
 def verdicts(tmp_path_factory):
     """What the contracts say of a copy of the sources with all of these imports, in one run."""
     copy = tmp_path_factory.mktemp("house")
-    for name in ("nip_core", "nip_prefect", "lm_server", "factory", "flows", "tasks"):
+    houses = ("nip_core", "nip_inspect", "nip_prefect", "lm_server", "factory", "flows", "tasks")
+    for name in houses:
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=_all_but_code)
     (copy / "nip_lm_server").symlink_to("lm_server")
     shutil.copy(ROOT / "pyproject.toml", copy)

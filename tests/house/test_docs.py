@@ -48,7 +48,8 @@ def _is_there(name):
 
 def test_every_module_that_a_docstring_or_a_page_names_is_there():
     files = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
-    for folder in ("nip_core", "lm_server", "flows", "tasks", "factory", "benchmarks", "scripts"):
+    houses = ("nip_core", "nip_inspect", "lm_server", "flows", "tasks", "factory")
+    for folder in (*houses, "benchmarks", "scripts"):
         files += (ROOT / folder).rglob("*.py")
     stale = {
         f"{file.relative_to(ROOT)}: {name}"

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("nip_core", "lm_server", "flows", "tasks", "factory", "benchmarks")
+FOLDERS = ("nip_core", "nip_inspect", "lm_server", "flows", "tasks", "factory", "benchmarks")
 WORDS = {"found", "one", "own", "given", "kept", "wanted", "said", "theirs", "there", "others"}
 WORDS |= {"rest", "mine"}
 LINES = 5

@@ -1,0 +1,62 @@
+"""`nip export`: what a run has, in the form of another program."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nip_core import how_to_install
+from nip_core.errors import SettingsError
+from nip_core.run_store.run import RunStore, list_runs
+from nip_core.run_store.store import open_store
+from nip_prefect.flows.printing import print_json
+
+INSPECT = "inspect"
+_FORMS = (INSPECT,)
+
+
+def export(
+    run: Annotated[str, typer.Argument(help="Name of the run.", show_default=False)],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where to write.", show_default=False)
+    ],
+    to: Annotated[
+        str, typer.Option(help="inspect: logs of inspect_ai, one per iteration and split.")
+    ],
+    split: Annotated[
+        list[str] | None,
+        typer.Option(help="test, train, validation, candidate or attack; default: all played."),
+    ] = None,
+    iteration: Annotated[
+        list[int] | None, typer.Option(min=0, help="Which iterations; default: all.")
+    ] = None,
+    run_store: Annotated[str, typer.Option(help="Where runs are kept.")] = "runs",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Write what RUN has to DIR, in the form of another program. The run stays as it is."""
+    if to not in _FORMS:
+        raise SettingsError(f"--to {to!r}: use {' or '.join(_FORMS)}")
+    tree = _run(run, run_store)
+    try:
+        from nip_inspect.export import export_run
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "inspect_ai":
+            raise
+        needed = how_to_install("inspect")
+        raise SettingsError(f"--to inspect: needs the package inspect_ai: {needed}") from None
+    files = [str(path) for path in export_run(tree, directory, split or (), iteration or ())]
+    if as_json:
+        print_json({"run": tree.name, "files": files})
+        return
+    for file in files:
+        print(file)
+
+
+def _run(name: str, run_store: str) -> RunStore:
+    if "://" not in run_store and not Path(run_store).is_dir():
+        raise SettingsError(f"--run-store {run_store!r}: there is no such directory")
+    store = open_store(run_store, read_only=True)
+    if name not in list_runs(store):
+        there = ", ".join(list_runs(store)) or "none"
+        raise SettingsError(f"run {name!r} is not in {run_store!r}; there are {there}")
+    return RunStore(store, name)

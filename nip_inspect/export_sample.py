@@ -1,0 +1,292 @@
+"""One episode of a run as a sample of a log.
+
+sample_of  the sample, with the transcript of its calls
+usage_by   tokens by model or agent
+Split      what the samples of a split share
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from inspect_ai.dataset import Sample
+from inspect_ai.event import (
+    Event,
+    InfoEvent,
+    ModelEvent,
+    SampleInitEvent,
+    ScoreEvent,
+    SpanBeginEvent,
+    SpanEndEvent,
+)
+from inspect_ai.log import EvalSample
+from inspect_ai.model import (
+    ChatCompletionChoice,
+    ChatMessage,
+    ChatMessageAssistant,
+    ChatMessageSystem,
+    ChatMessageUser,
+    GenerateConfig,
+    ModelOutput,
+    ModelUsage,
+    StopReason,
+)
+from inspect_ai.scorer import Score
+
+from nip_core.evaluation.transcripts import DECISION_WORDS
+from nip_core.game.render import Game, InvalidResponse, Situation, columns_of
+from nip_core.protocols import Turn
+from nip_core.rollouts.model_call import RANDOM_MODEL
+from nip_core.rollouts.tables import agent_order
+from nip_core.scenarios import NO_LABEL
+from nip_inspect.scoring import QUESTION, reward_score, verdict_score
+from nip_inspect.transcript import Moves, conversation, problem_text, remarks
+
+Row = dict[str, Any]
+_KINDS = {
+    "system": ChatMessageSystem,
+    "user": ChatMessageUser,
+    "assistant": ChatMessageAssistant,
+}
+_STOP_REASONS: Mapping[str, StopReason] = {
+    "stop": "stop",
+    "length": "max_tokens",
+    "tool_calls": "tool_calls",
+    "content_filter": "content_filter",
+}
+_FACTS = (
+    *("key", "problem", "question_id", "sample", "branch_path", "protocol", "y", "difficulty"),
+    *("mutation", "seed", "prover_stance", "opponent", "opponent_iteration", "rounds"),
+    *("decision", "decision_value", "outcome", "error"),
+)
+
+
+@dataclass(frozen=True)
+class Split:
+    """What the samples of a split share."""
+
+    game: Game | None
+    times: Mapping[str, Row]  # by key of the generation
+    questions: Mapping[str, str]  # by problem, what it shares with its variants
+    settings: Mapping[str, Any]
+    weights: Mapping[int, float]  # by number of the episode; below 1 for the leaves of trees
+
+
+def sample_of(split: Split, number: int, episode: Row, rows: list[Row], epoch: int) -> EvalSample:
+    """The episode with this number, whose generations are `rows`."""
+    place = agent_order(episode)
+    rows.sort(key=lambda row: (row["round"], place(row["agent"]), row["attempt"]))
+    game = split.game
+    if game is not None and game.protocol.name != episode["protocol"]:
+        game = None
+    # 1. What was said, as the game took it.
+    turns: list[Turn] = []
+    if game is not None:
+        try:
+            turns = game.turns(rows, episode["seed"])
+        except InvalidResponse:  # taken for valid by another version
+            game = None
+    moves = {(turn.round, turn.agent): turn.move for turn in turns}
+    # 2. The sample as a dataset has it.
+    columns = columns_of(episode["columns"])
+    texts = {"question": episode["question"], "solution": episode["solution"], **columns}
+    metadata = {name: episode[name] for name in _FACTS}
+    metadata |= {QUESTION: split.questions[episode["problem"]], "weight": split.weights[number]}
+    sample = Sample(
+        id=episode["problem"],
+        input=problem_text(game, texts),
+        target="" if episode["y"] == NO_LABEL else DECISION_WORDS[episode["y"]],
+        metadata=metadata,
+    )
+    # 3. Its transcript.
+    scores = {"verdict": verdict_score(episode), "rewards": reward_score(episode)}
+    clock = _Clock(split.times, rows)
+    calls = _Calls(split, game, _situation(episode, columns), turns, moves, clock)
+    events = [*_begin(sample, clock), *calls.events(rows), *_end(sample, scores, clock)]
+    # 4. What it took.
+    asked_here = [row for row in rows if row["episode"] == episode["key"]]
+    last = rows[-1] if rows else {"model_served": "", "text": ""}
+    return EvalSample(
+        id=episode["problem"],
+        epoch=epoch,
+        input=sample.input,
+        target=sample.target,
+        messages=[ChatMessageUser(content=str(sample.input)), *conversation(game, rows, moves)],
+        output=ModelOutput.from_content(last["model_served"], last["text"]),
+        scores=scores,
+        metadata=metadata,
+        events=events,
+        model_usage=usage_by("model_served", asked_here),
+        role_usage=usage_by("agent", asked_here),
+        started_at=clock.iso(clock.started),
+        completed_at=clock.iso(clock.completed),
+        total_time=clock.seconds(clock.completed),
+        uuid=episode["key"],
+        turn_count=len(rows),
+    )
+
+
+def usage_by(column: str, rows: Sequence[Row]) -> dict[str, ModelUsage]:
+    """Tokens of the generations by a column; random agents, who have no model, are left out."""
+    tokens: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for row in rows:
+        if row["model_asked"] != RANDOM_MODEL:
+            tokens[row[column]][0] += row["prompt_tokens"]
+            tokens[row[column]][1] += row["completion_tokens"]
+    return {
+        name: ModelUsage(input_tokens=i, output_tokens=o, total_tokens=i + o)
+        for name, (i, o) in tokens.items()
+    }
+
+
+def _situation(episode: Row, columns: Mapping[str, str]) -> Situation:
+    return Situation(
+        episode["question"],
+        episode["solution"],
+        episode["prover_stance"],
+        episode["seed"],
+        columns,
+    )
+
+
+class _Clock:
+    """When the calls of an episode were made."""
+
+    def __init__(self, times: Mapping[str, Row], rows: Sequence[Row]) -> None:
+        self._times = times
+        spans = [self.of(row) for row in rows if row["key"] in times]
+        self.started = min((start for start, _ in spans), default=None)
+        self.completed = max((end for _, end in spans), default=None)
+
+    def of(self, row: Row) -> tuple[datetime, datetime]:
+        """Tell when a call began and ended."""
+        time = self._times[row["key"]]
+        return time["started_at"], time["started_at"] + timedelta(seconds=time["latency_s"])
+
+    def seconds(self, moment: datetime | None) -> float | None:
+        """Since the episode began."""
+        if moment is None or self.started is None:
+            return None
+        return (moment - self.started).total_seconds()
+
+    @staticmethod
+    def iso(moment: datetime | None) -> str | None:
+        return None if moment is None else moment.isoformat()
+
+    def stamp(self, moment: datetime | None) -> dict[str, Any]:
+        """The fields of an event that say when it was."""
+        if moment is None:
+            return {"working_start": 0.0}
+        return {"timestamp": moment, "working_start": self.seconds(moment) or 0.0}
+
+
+@dataclass
+class _Calls:
+    """The events of an episode's calls."""
+
+    split: Split
+    game: Game | None
+    situation: Situation
+    turns: Sequence[Turn]
+    moves: Moves
+    clock: _Clock
+
+    def __post_init__(self) -> None:
+        self._messages: dict[tuple[str, str, str | None], ChatMessage] = {}
+
+    def events(self, rows: Sequence[Row]) -> Iterator[Event]:
+        """Of each call: a span of its agent with the call and what came of it."""
+        for row in rows:
+            start, end = self.clock.started, self.clock.completed
+            if row["key"] in self.split.times:
+                start, end = self.clock.of(row)
+            first, last = self.clock.stamp(start), self.clock.stamp(end)
+            key, agent = row["key"], row["agent"]
+            yield SpanBeginEvent(id=key, span_id=key, name=agent, type="agent", **first)
+            if row["model_asked"] != RANDOM_MODEL:
+                yield self._call(row, first, end)
+            for remark in remarks(self.game, row, self.moves):
+                info = {"source": remark.source, "data": remark.data}
+                if remark.channel is None:
+                    yield InfoEvent(span_id=key, **info, **last)
+                    continue
+                inner = f"{key}-{remark.channel}"
+                yield SpanBeginEvent(
+                    id=inner,
+                    parent_id=key,
+                    span_id=inner,
+                    name=remark.channel,
+                    type="channel",
+                    **last,
+                )
+                yield InfoEvent(span_id=inner, **info, **last)
+                yield SpanEndEvent(id=inner, span_id=inner, **last)
+            yield SpanEndEvent(id=key, span_id=key, **last)
+
+    def _call(self, row: Row, first: Mapping[str, Any], end: datetime | None) -> ModelEvent:
+        agent, model = row["agent"], row["model_served"]
+        sampling = self.split.settings["agents"][agent]
+        answer = ChatMessageAssistant(content=row["text"], model=model, source="generate")
+        tokens = row["prompt_tokens"], row["completion_tokens"]
+        latency = self.split.times.get(row["key"], {}).get("latency_s")
+        return ModelEvent(
+            uuid=row["key"],
+            span_id=row["key"],
+            model=model,
+            role=agent,
+            input=self._chat(row),
+            tools=[],
+            tool_choice="auto",
+            config=GenerateConfig(
+                max_tokens=self.game.parameters.max_tokens(agent) if self.game else None,
+                temperature=sampling.get("temperature"),
+                top_p=sampling.get("top_p"),
+            ),
+            output=ModelOutput(
+                model=model,
+                choices=[
+                    ChatCompletionChoice(
+                        message=answer,
+                        stop_reason=_STOP_REASONS.get(row["finish_reason"], "unknown"),
+                    )
+                ],
+                usage=ModelUsage(
+                    input_tokens=tokens[0], output_tokens=tokens[1], total_tokens=sum(tokens)
+                ),
+                time=latency,
+            ),
+            completed=end,
+            working_time=latency,
+            **first,
+        )
+
+    def _chat(self, row: Row) -> list[ChatMessage]:
+        """The chat that the model was asked with; [] where its prompts are not here any more."""
+        if self.game is None:
+            return []
+        before = [turn for turn in self.turns if turn.round < row["round"]]
+        chat = self.game.render(row["agent"], self.situation, before, row["round"])
+        return [self._message(message) for message in chat]
+
+    def _message(self, message: Mapping[str, str]) -> ChatMessage:
+        """A message as an object, the same one each time that it stands in a chat of the episode,
+        as logs keep each once."""
+        role, content, name = message["role"], message["content"], message.get("name")
+        known = self._messages.get((role, content, name))
+        if known is None:
+            metadata = None if name is None else {"name": name}
+            known = _KINDS[role](content=content, metadata=metadata)
+            self._messages[role, content, name] = known
+        return known
+
+
+def _begin(sample: Sample, clock: _Clock) -> Iterator[Event]:
+    yield SampleInitEvent(sample=sample, state={}, **clock.stamp(clock.started))
+
+
+def _end(sample: Sample, scores: Mapping[str, Score], clock: _Clock) -> Iterator[Event]:
+    for name, score in scores.items():
+        stamp = clock.stamp(clock.completed)
+        yield ScoreEvent(score=score, target=sample.target, scorer=name, **stamp)

@@ -1,0 +1,124 @@
+"""Model calls over Inspect: requests as nip makes them, sent by whatever provider Inspect knows.
+
+RoleModels   answers of models by agent, in the place of `ChatClient`
+messages_of  a chat as Inspect's messages
+config_of    the other settings of a request as Inspect's
+
+Inspect retries, counts, caches and logs the calls by its own rules. What a request says is nip's:
+Inspect's options fill in only what nip's settings leave to the provider, such as the temperature.
+"""
+
+import contextlib
+import math
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any
+
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageAssistant,
+    ChatMessageSystem,
+    ChatMessageUser,
+    GenerateConfig,
+    Logprobs,
+    Model,
+    ModelOutput,
+    ModelUsage,
+)
+from inspect_ai.util import span
+
+from nip_core.rollouts.chat_client import (
+    ChatAnswer,
+    ContextLengthError,
+    Endpoint,
+    RequestRefusedError,
+)
+
+_MESSAGES = {
+    "system": ChatMessageSystem,
+    "user": ChatMessageUser,
+    "assistant": ChatMessageAssistant,
+}
+_LIMITS = ("max_tokens", "max_completion_tokens")
+_SAME_NAME = ("seed", "temperature", "top_p", "logprobs", "top_logprobs")
+_FINISH_REASONS = {"max_tokens": "length"}  # of those that Inspect calls otherwise
+
+
+class RoleModels:
+    """Inspect's models by agent, as the `ChatCompletions` that an episode is played with."""
+
+    def __init__(self, models: Mapping[str, Model]) -> None:
+        """`models` by agent; the addresses of `Endpoint`s are the agents' names here."""
+        self._models = models
+
+    @contextlib.asynccontextmanager
+    async def answers(
+        self, endpoint: Endpoint, body: Mapping[str, Any]
+    ) -> AsyncIterator[list[ChatAnswer]]:
+        """Ask the model of an agent, in a span of its name. What is done with the answers before
+        the block is left stands in that span too.
+
+        Raises ContextLengthError or RequestRefusedError where the model refuses this one request,
+        and whatever Inspect raises when its retries are used up.
+        """
+        agent = endpoint.base_url
+        async with span(agent, type="agent"):
+            output = await self._models[agent].generate(
+                messages_of(body["messages"]), config=config_of(body)
+            )
+            yield _answers(output)
+
+
+def messages_of(chat: Iterable[Mapping[str, str]]) -> list[ChatMessage]:
+    """The chat as Inspect's messages, which have no names: chats are "alternating"."""
+    return [_MESSAGES[message["role"]](content=message["content"]) for message in chat]
+
+
+def config_of(body: Mapping[str, Any]) -> GenerateConfig:
+    """The settings of a request; which word a provider has for each is Inspect's affair."""
+    values: dict[str, Any] = {name: body[name] for name in _SAME_NAME if name in body}
+    values |= {"max_tokens": body[name] for name in _LIMITS if name in body}
+    if body.get("n", 1) > 1:
+        values["num_choices"] = body["n"]
+    if "repetition_penalty" in body:
+        values["extra_body"] = {"repetition_penalty": body["repetition_penalty"]}
+    return GenerateConfig(**values)
+
+
+def _answers(output: ModelOutput) -> list[ChatAnswer]:
+    """Read an answer as nip does; thoughts that Inspect keeps apart are no part of its text."""
+    if not output.choices:
+        raise RequestRefusedError(f"{output.model}: {output.error or 'an answer without choices'}")
+    if output.stop_reason == "model_length":  # how Inspect tells of a prompt that is too long
+        raise ContextLengthError(f"{output.model}: {output.completion}")
+    usage = output.usage or ModelUsage()
+    cached = (usage.input_tokens_cache_read or 0) + (usage.input_tokens_cache_write or 0)
+    completion = usage.output_tokens
+    share = completion // len(output.choices)
+    return [
+        ChatAnswer(
+            text=choice.message.text,
+            finish_reason=_FINISH_REASONS.get(choice.stop_reason, choice.stop_reason),
+            model=output.model,
+            prompt_tokens=usage.input_tokens + cached,
+            completion_tokens=share if number else completion - share * (len(output.choices) - 1),
+            transport_retries=0,
+            latency_s=output.time or 0.0,
+            tokens=_tokens(choice.logprobs),
+        )
+        for number, choice in enumerate(output.choices)
+    ]
+
+
+def _tokens(logprobs: Logprobs | None) -> list[dict[str, Any]] | None:
+    if logprobs is None:
+        return None
+
+    def one(entry: Any) -> dict[str, Any]:
+        if not entry.logprob < math.inf:
+            raise RequestRefusedError(f"a log-probability of {entry.logprob}")
+        return {"token": entry.token, "logprob": entry.logprob}
+
+    def top(entry: Any) -> Sequence[Any]:
+        return entry.top_logprobs or ()
+
+    return [{**one(entry), "top": [one(t) for t in top(entry)]} for entry in logprobs.content]

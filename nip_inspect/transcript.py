@@ -1,0 +1,110 @@
+"""What stands of an episode in a log, beside the calls: who said what to whom, and decided what.
+
+moves_of       what the valid answers of an episode were taken for
+Remark         a line of the transcript, in a span of its channel where it is a message
+remarks        those of one generation
+conversation   an episode as messages, for reading
+problem_text   the texts of a problem, for reading
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inspect_ai.model import ChatMessage, ChatMessageAssistant
+
+from nip_core.evaluation.transcripts import DECISION_WORDS
+from nip_core.game.render import Game
+from nip_core.protocols import NO_DECISION, Move
+
+Row = Mapping[str, Any]
+Moves = Mapping[tuple[int, str], Move]
+"""By round and agent."""
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What came of an answer."""
+
+    source: str
+    data: dict[str, Any]
+    channel: str | None = None  # None: it is no message
+
+
+def moves_of(game: Game, seed: int, rows: Sequence[Row]) -> Moves:
+    """The moves in generations of an episode. Raises InvalidResponse where another version of nip
+    took an answer for valid that is not."""
+    return {(turn.round, turn.agent): turn.move for turn in game.turns(rows, seed)}
+
+
+def remarks(game: Game | None, row: Row, moves: Moves) -> list[Remark]:
+    """Tell what came of a generation: messages by channel, a decision, or why it is invalid.
+
+    Without a game nobody knows about channels.
+    """
+    agent = row["agent"]
+    source = f"{agent}, round {row['round']}"
+    if row["invalid_reason"] is not None:
+        return [
+            Remark(source, {"invalid answer": row["invalid_reason"], "attempt": row["attempt"]})
+        ]
+    if row["decision"] != NO_DECISION:
+        value = row["decision_value"]
+        more = {} if value is None or abs(value) in (0, 1) else {"value": value}
+        return [Remark(source, {"decision": DECISION_WORDS[row["decision"]], **more})]
+    move = moves.get((row["round"], agent), Move())
+    return [
+        Remark(source, {"read by": readers(game, agent, channel), "message": message}, channel)
+        for channel, message in move.messages.items()
+    ]
+
+
+def readers(game: Game | None, agent: str, channel: str) -> list[str]:
+    """The other agents that read a channel."""
+    if game is None:
+        return []
+    protocol = game.protocol
+    return [
+        other
+        for other in protocol.agent_names
+        if other != agent and channel in protocol.visible_channels(other)
+    ]
+
+
+def conversation(game: Game | None, rows: Sequence[Row], moves: Moves) -> list[ChatMessage]:
+    """The valid answers of an episode as messages, each with who spoke above it."""
+    messages: list[ChatMessage] = []
+    for row in rows:
+        if row["invalid_reason"] is not None:
+            continue
+        came_of_it = remarks(game, row, moves)
+        channels = [remark.channel for remark in came_of_it if remark.channel is not None]
+        notes = [f"round {row['round']}", *(_note(game, row["agent"], c) for c in channels)]
+        if row["decision"] != NO_DECISION:
+            notes.append(f"decides: {DECISION_WORDS[row['decision']]}")
+        messages.append(
+            ChatMessageAssistant(
+                id=row["key"],
+                content=f"**{row['agent']}** ({', '.join(notes)})\n\n{row['text']}",
+                model=row["model_served"],
+                metadata={"agent": row["agent"], "round": row["round"], "channels": channels},
+            )
+        )
+    return messages
+
+
+def _note(game: Game | None, agent: str, channel: str) -> str:
+    return f"{channel}, read by {' and '.join(readers(game, agent, channel)) or 'nobody'}"
+
+
+def problem_text(game: Game | None, texts: Mapping[str, str]) -> str:
+    """All texts of a problem that an agent may see, under the scenario's headings."""
+    if game is None:
+        return "\n\n".join(f"## {name.capitalize()}\n\n{text}" for name, text in texts.items())
+    parts = []
+    for column in game.scenario.columns:
+        text = texts.get(column.name, "")
+        if text and not column.hidden:
+            code = text if column.code is None else f"```{column.code}\n{text}\n```"
+            parts.append(f"## {column.heading}\n\n{code}")
+    return "\n\n".join(parts)

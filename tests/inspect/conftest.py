@@ -1,0 +1,48 @@
+"""inspect_ai itself, in the environment that scripts/build_inspect.sh builds (`make test-inspect`).
+
+Nothing here skips: without Inspect these tests fail.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nip_lm_server import launch
+from nip_lm_server.spec import ServerSpec
+
+os.environ.setdefault("INSPECT_TELEMETRY", "0")
+
+sys.path.append(str(Path(__file__).parent))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.inspect)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def inspect_is_here() -> None:
+    try:
+        import inspect_ai  # noqa: F401
+    except ImportError as error:
+        pytest.fail(
+            f"{sys.executable} has no inspect_ai ({error}): run scripts/build_inspect.sh, "
+            "make test-inspect"
+        )
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server with the deterministic engine, whose key is in the environment."""
+    state = tmp_path_factory.mktemp("server")
+    handle = launch.start_or_attach(
+        ServerSpec("deterministic", "deterministic"), state, timeout_s=600
+    )
+    os.environ["NIP_API_KEY"] = handle.api_key
+    os.environ["NIP_BASE_URL"] = f"{handle.url}/v1"
+    yield handle.url
+    launch.stop(handle)
+    del os.environ["NIP_API_KEY"], os.environ["NIP_BASE_URL"]
