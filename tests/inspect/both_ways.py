@@ -6,6 +6,7 @@ play_there    the same as a task of Inspect
 """
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from nip_core.stages.session import open_session
 from nip_inspect.registry import play
 
 MODEL = "openai-api/nip/deterministic"
+EPISODES = int(os.environ.get("NIP_INSPECT_EPISODES", "200"))
+"""Of each protocol; quick with 20."""
 
 
 def write_config(folder: Path, url: str, **changes: Any) -> Path:
@@ -39,7 +42,7 @@ def write_config(folder: Path, url: str, **changes: Any) -> Path:
         "agents": {"_default": agent},
         "lm_server": {"engine": "deterministic", "url": url},
         "rl": {"num_iterations": 1, "rollouts_per_iteration": 20},
-        "dataset_options": {"max_test_size": 200, "max_train_size": 40},
+        "dataset_options": {"max_test_size": EPISODES, "max_train_size": 40},
         **changes,
     }
     folder.mkdir(parents=True, exist_ok=True)

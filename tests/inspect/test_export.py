@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from both_ways import play_here, write_config
+from both_ways import EPISODES, play_here, write_config
 from inspect_ai.log import list_eval_logs, read_eval_log, read_eval_log_sample_summaries
 from inspect_ai.scorer import SampleScore, accuracy
 
@@ -25,7 +25,7 @@ NIP = str(Path(sys.executable).parent / "nip")
 
 @pytest.fixture(scope="module")
 def run(server, tmp_path_factory) -> RunStore:
-    """400 test episodes: 200 problems, each played twice."""
+    """400 test episodes: 200 problems, each played twice. All tests of this file share it."""
     folder = tmp_path_factory.mktemp("run")
     rl = {"num_iterations": 1, "rollouts_per_iteration": 20, "num_test_iterations": 2}
     return play_here(write_config(folder, server, interaction_protocol="mnip", rl=rl))
@@ -47,7 +47,7 @@ def test_inspects_own_reader_has_the_runs_figures(run, exported):
     [info] = list_eval_logs(str(exported[0][0].parent))
     log = read_eval_log(info)
     metrics = Records(run).of(0).metrics(TEST)
-    assert log.status == "success" and log.samples and len(log.samples) == 400
+    assert log.status == "success" and log.samples and len(log.samples) == 2 * EPISODES
     assert log.eval.task == "both-test-0000" == info.task
     assert log.eval.config.epochs == 2
     verdict, *agents = log.results.scores
