@@ -76,7 +76,7 @@ def messages_of(chat: Iterable[Mapping[str, str]]) -> list[ChatMessage]:
 def config_of(body: Mapping[str, Any]) -> GenerateConfig:
     """The settings of a request; which word a provider has for each is Inspect's affair."""
     values: dict[str, Any] = {name: body[name] for name in _SAME_NAME if name in body}
-    values |= {"max_tokens": body[name] for name in _LIMITS if name in body}
+    values["max_tokens"] = next((body[name] for name in _LIMITS if name in body), None)
     if body.get("n", 1) > 1:
         values["num_choices"] = body["n"]
     if "repetition_penalty" in body:

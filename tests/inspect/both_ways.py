@@ -42,6 +42,7 @@ def write_config(folder: Path, url: str, **changes: Any) -> Path:
         "agents": {"_default": agent},
         "lm_server": {"engine": "deterministic", "url": url},
         "rl": {"num_iterations": 1, "rollouts_per_iteration": 20},
+        "rollouts": {"failure_threshold": 1.0},  # episodes that fail are compared, too
         "dataset_options": {"max_test_size": EPISODES, "max_train_size": 40},
         **changes,
     }

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from nip_lm_server import launch
 from nip_lm_server.spec import ServerSpec
 
