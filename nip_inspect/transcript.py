@@ -87,7 +87,6 @@ def conversation(game: Game | None, rows: Sequence[Row], moves: Moves) -> list[C
                 id=row["key"],
                 content=f"**{row['agent']}** ({', '.join(notes)})\n\n{row['text']}",
                 model=row["model_served"],
-                metadata={"agent": row["agent"], "round": row["round"], "channels": channels},
             )
         )
     return messages

@@ -63,15 +63,18 @@ def play_here(config: Path) -> RunStore:
     return asyncio.run(work())
 
 
-def play_there(folder: Path, limit: int | None = None, **parameters: Any) -> EvalLog:
-    """The log of the task with these parameters."""
+def play_there(
+    folder: Path, limit: int | None = None, *, requests: bool = False, **parameters: Any
+) -> EvalLog:
+    """The log of the task with these parameters; with raw `requests` if asked for."""
     [log] = eval(
         play(**parameters),
         model=MODEL,
         limit=limit,
         log_dir=str(folder),
         display="none",
-        log_model_api=True,
+        log_model_api=requests,
+        log_realtime=False,  # nobody looks on
         max_retries=2,
     )
     return log

@@ -93,7 +93,7 @@ def test_repeated_plays_are_epochs(server, tmp_path):
 
 def test_the_request_is_that_of_nip_play(server, tmp_path):
     config = write_config(tmp_path, server, interaction_protocol="debate")
-    played = play_there(tmp_path / "logs", limit=1, config=str(config))
+    played = play_there(tmp_path / "logs", limit=1, requests=True, config=str(config))
     log = read_eval_log(played.location, resolve_attachments="full")
     parameters = load_parameters(config)
     game = Game(parameters)
