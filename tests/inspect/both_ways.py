@@ -1,7 +1,7 @@
 """The same episodes, played by nip and by Inspect.
 
 write_config  a configuration that both play
-play_here     its test episodes by `nip play`, measured
+play_here     its episodes by `nip play`, measured
 play_there    the same as a task of Inspect
 """
 
@@ -52,12 +52,12 @@ def write_config(folder: Path, url: str, **changes: Any) -> Path:
     return path
 
 
-def play_here(config: Path) -> RunStore:
-    """The run, in which the first iteration's test is played and measured."""
+def play_here(config: Path, split: str = TEST) -> RunStore:
+    """The run, in which a split of the first iteration is played and measured."""
 
     async def work() -> RunStore:
         async with open_session(load_parameters(config)) as session:
-            await loop.play_and_measure(session, 0, TEST)
+            await loop.play_and_measure(session, 0, split)
             return session.run
 
     return asyncio.run(work())

@@ -12,7 +12,7 @@ from inspect_ai.log import list_eval_logs, read_eval_log, read_eval_log_sample_s
 from inspect_ai.scorer import SampleScore, accuracy
 
 from nip_core.errors import SettingsError
-from nip_core.rollouts.plan import TEST
+from nip_core.rollouts.plan import TEST, TRAIN
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.stages.records import Records
@@ -94,6 +94,25 @@ def test_the_transcript_has_every_call_with_its_chat(run, exported):
     [sample] = [s for s in log.samples if s.uuid == log.samples[0].uuid]
     channels = [e.name for e in sample.events if e.event == "span_begin" and e.type == "channel"]
     assert channels
+
+
+def test_the_leaves_of_trees_are_samples_that_count_their_share(server, tmp_path):
+    rl = {"num_iterations": 1, "rollouts_per_iteration": 4}
+    config = write_config(tmp_path, server, trainer="pure_text_malt", rl=rl)
+    run = play_here(config, TRAIN)
+    metrics = Records(run).of(0).metrics(TRAIN)
+    [file] = export_run(run, tmp_path / "logs", [TRAIN])
+    log = read_eval_log(str(file))
+    assert len(log.samples) == metrics["episodes"] > 4
+    assert log.results.scores[0].metrics["accuracy"].value == metrics["accuracy"]
+    assert sum(s.metadata["weight"] for s in log.samples) == pytest.approx(4)
+    assert len({(s.id, s.epoch) for s in log.samples}) == len(log.samples)
+    for sample in log.samples:  # what it shares with other leaves is in its transcript, too
+        asked = [e for e in sample.events if e.event == "model"]
+        assert len(asked) >= sample.metadata["rounds"] == len(sample.messages) - 1
+    [usage] = log.stats.model_usage.values()
+    assert usage.input_tokens == metrics["prompt_tokens"]
+    assert usage.output_tokens == metrics["completion_tokens"]
 
 
 def test_the_lineage_is_in_the_header(run, exported):
