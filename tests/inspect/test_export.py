@@ -98,8 +98,9 @@ def test_the_transcript_has_every_call_with_its_chat(run, exported):
 
 def test_the_leaves_of_trees_are_samples_that_count_their_share(server, tmp_path):
     rl = {"num_iterations": 1, "rollouts_per_iteration": 4}
-    config = write_config(tmp_path, server, trainer="pure_text_malt", rl=rl)
-    run = play_here(config, TRAIN)
+    short = {"max_message_rounds": 3, "min_message_rounds": 3}
+    trees = {"trainer": "pure_text_malt", "nip_protocol": short}
+    run = play_here(write_config(tmp_path, server, rl=rl, **trees), TRAIN)
     metrics = Records(run).of(0).metrics(TRAIN)
     [file] = export_run(run, tmp_path / "logs", [TRAIN])
     log = read_eval_log(str(file))
