@@ -12,7 +12,8 @@ import pytest
 from nip_core import DISTRIBUTION, how_to_install
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("nip_core", "nip_prefect", "nip_lm_server", "lm_server", "flows", "tasks", "deployments")
+PACKAGES = ("nip_core", "nip_inspect", "nip_prefect", "nip_lm_server")
+SOURCES = (*PACKAGES, "lm_server", "flows", "tasks", "deployments")
 FILES = ("pyproject.toml", "README.md", "LICENSE", "prefect.yaml")
 
 
@@ -39,9 +40,9 @@ def installed(tmp_path_factory):
     return folder / "site"
 
 
-def test_it_installs_three_packages_that_no_module_of_a_users_is_called_like(installed):
+def test_it_installs_four_packages_that_no_module_of_a_users_is_called_like(installed):
     names = {path.name for path in installed.iterdir() if path.suffix != ".dist-info"}
-    assert names == {"nip_core", "nip_prefect", "nip_lm_server"}
+    assert names == {*PACKAGES}
 
 
 def test_the_distribution_is_named_in_the_messages_as_it_is_built(installed):
