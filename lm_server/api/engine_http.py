@@ -84,7 +84,8 @@ class _Chunked:
             match = self._between.match(data, at)
             if match is None:
                 self._unread = data[at:]
-                if len(self._unread) > _LINE_BYTES or b"\n" in self._unread[2:]:
+                is_whole = b"\n" in self._unread[2:] and self._between is not _TRAILER
+                if is_whole or len(self._unread) > _LINE_BYTES:
                     raise EngineLost("its answer is not in chunks as HTTP has them")
                 break
             at = match.end()
