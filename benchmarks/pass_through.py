@@ -11,8 +11,10 @@ streamed, then streamed; the figures are medians over the rounds, and the ratio 
 the rounds' ratios. Rounds are short, so that what else the machine does falls on both. The client
 is the same for both and shares the processors with them.
 
-With its own server it also measures the start, and a fine-tune: from the commit of the adapter to
-`succeeded` (loaded and proved), and from there to its first answer.
+With its own server it also measures the start, the processor time that the server's process takes
+for a request that isn't streamed and for a token that is (which a busy machine changes little), and
+a fine-tune: from the commit of the adapter to `succeeded` (loaded and proved), and from there to
+its first answer.
 """
 
 import argparse
@@ -30,10 +32,12 @@ from statistics import median
 from typing import Any
 
 import aiohttp
+import psutil
 
 ROOT = Path(__file__).parents[1]
 PROMPT = "Does this function return the sum of a list? def f(xs): return sum(xs[:-1])"
-REQUIRED_RATIO = 0.85
+REQUIRED_RATIO = 0.9
+"""Of the direct throughput, not streamed and streamed."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +101,15 @@ async def run(place: Place, body: dict[str, Any], in_flight: int, requests: int)
 
 
 async def compare(
-    places: list[Place], model: str, options: argparse.Namespace
+    places: list[Place],
+    model: str,
+    options: argparse.Namespace,
+    server: psutil.Process | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Both places, not streamed and streamed, interleaved round by round."""
+    """Both places, not streamed and streamed, interleaved round by round.
+
+    `server` is the process behind the second place; its processor time is in the figures.
+    """
     bodies: dict[str, dict[str, Any]] = {}
     for name, stream in (("not_streamed", False), ("streamed", True)):
         bodies[name] = {
@@ -119,7 +129,12 @@ async def compare(
     for number in range(options.rounds):
         for name, body in bodies.items():
             for place in places if number % 2 == 0 else reversed(places):
+                before = processor_s(server)
                 figures = await run(place, body, options.in_flight, options.requests)
+                if server is not None and place is places[1]:
+                    used = processor_s(server) - before
+                    pieces = options.requests * (options.max_tokens if body.get("stream") else 1)
+                    figures["server_us"] = round(used / pieces * 1e6, 1)
                 rounds[name][place.name].append(figures)
                 print(f"round {number + 1} {name} {place.name}: {figures}", flush=True)
     direct, through = places[0].name, places[1].name
@@ -132,6 +147,11 @@ async def compare(
             "median_first_byte_s": {
                 place: median(figures["first_byte_s"] for figures in of[place]) for place in of
             },
+            **(
+                {}
+                if server is None
+                else {"median_server_us": median(f["server_us"] for f in of[through])}
+            ),
             "ratio": round(
                 median(
                     ours["tokens_per_s"] / own["tokens_per_s"]
@@ -142,6 +162,12 @@ async def compare(
         }
         for name, of in rounds.items()
     }
+
+
+def processor_s(process: psutil.Process | None) -> float:
+    """Seconds of processor time that a process has taken, 0 for none."""
+    times = process.cpu_times() if process is not None else None
+    return 0.0 if times is None else times.user + times.system
 
 
 async def fine_tune(place: Place, model: str) -> dict[str, Any]:
@@ -206,7 +232,8 @@ async def own_server(options: argparse.Namespace, state_dir: Path) -> dict[str, 
                 engine = (await response.json())["engine"]
         direct = Place("direct", address["base_url"].removesuffix("/v1"), address["api_key"])
         through = Place("through_nip", handle.url, handle.api_key)
-        results: dict[str, Any] = dict(await compare([direct, through], "tiny", options))
+        server = psutil.Process(handle.pid)
+        results: dict[str, Any] = dict(await compare([direct, through], "tiny", options, server))
         tuned = await fine_tune(through, "tiny")
         manifest = state_dir / "models" / tuned["digest"] / "manifest.json"
         committed = manifest.stat().st_mtime
@@ -225,7 +252,7 @@ async def own_server(options: argparse.Namespace, state_dir: Path) -> dict[str, 
 
 
 def main() -> None:
-    """Measure, print, write; exit 1 if the ratio of what isn't streamed is too small."""
+    """Measure, print, write; exit 1 if a ratio is too small."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=64)
@@ -263,13 +290,14 @@ def main() -> None:
         },
         "took_s": round(time.perf_counter() - began, 1),
         **results,
-        "required_ratio_not_streamed": REQUIRED_RATIO,
+        "required_ratio": REQUIRED_RATIO,
     }
     text = json.dumps(report, indent=2)
     print(text)
     if options.out:
         options.out.write_text(text + "\n")
-    sys.exit(0 if report["not_streamed"]["ratio"] >= REQUIRED_RATIO else 1)
+    ratios = [report[name]["ratio"] for name in ("not_streamed", "streamed")]
+    sys.exit(0 if min(ratios) >= REQUIRED_RATIO else 1)
 
 
 if __name__ == "__main__":

@@ -98,8 +98,11 @@ class _Stream:
             raise ClientGone from error
 
     async def end(self) -> None:
-        """End the response."""
-        await self.response.write_eof()
+        """End the response. Raises ClientGone."""
+        try:
+            await self.response.write_eof()
+        except ConnectionError as error:
+            raise ClientGone from error
 
     async def _drain(self) -> None:
         try:

@@ -28,9 +28,8 @@ async def send_events(
     request: web.Request,
     events: AsyncGenerator[bytes, None],
     error_body: Callable[[Exception], bytes],
-    last: bytes = DONE,
 ) -> web.StreamResponse:
-    """Send what `events` yields, then `last`; each item is one event or several, encoded.
+    """Send what `events` yields, then ``[DONE]``; each item is one event or several, encoded.
 
     Raises what `events` raises before its first item, and ClientGone if the client has left.
     The iterator is closed in any case.
@@ -41,7 +40,7 @@ async def send_events(
         try:
             async for data in events:
                 await _send(request, response, data)
-            await _send(request, response, last)
+            await _send(request, response, DONE)
         except ClientGone:
             raise
         except Exception as error:
