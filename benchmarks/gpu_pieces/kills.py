@@ -25,7 +25,7 @@ from gpu_pieces.serving import Served, engine_names
 from gpu_pieces.sizes import Session
 from nip_lm_server import launch
 
-JOB_STEPS, MOST_EPOCHS = 300, 50
+MOST_EPOCHS = 50
 CHATS = 64
 
 
@@ -73,7 +73,7 @@ def answered(served: Served, model: str = "base") -> bool:
 
 def trainer(session: Session, served: Served) -> Row:
     """Kill the training process of a job."""
-    epochs = max(1, min(MOST_EPOCHS, JOB_STEPS // session.sizes.jobs_steps))
+    epochs = max(1, min(MOST_EPOCHS, session.sizes.killed_steps // session.sizes.jobs_steps))
     served.handle  # noqa: B018 (its start is no part of what is measured)
     began = time.monotonic()
     id = served.submit(small_rows(session, 5), 5, n_epochs=epochs, learning_rate=1e-4)

@@ -67,6 +67,8 @@ class Sizes:
     """The part of the card that an engine takes which stays while its card trains."""
     jobs_steps: int = 20
     """Steps of a small job that makes an adapter."""
+    killed_steps: int = 300
+    """About so many steps has the job whose training is killed."""
     head: tuple[str, ...] = ("--tokens=4096", "--batch=4")
     quickstart: tuple[str, ...] = ()
     """Settings of the quick start that differ from its configuration."""
@@ -103,6 +105,7 @@ REHEARSAL = Sizes(
     epochs=1,
     served_context=1024,
     jobs_steps=4,
+    killed_steps=60,
     head=("--tokens=64", "--batch=1", "--vocabulary=4096"),
     quickstart=(
         "rl.num_iterations=1",
