@@ -130,7 +130,7 @@ class Session:
 
     @property
     def patience(self) -> float:
-        """How many times as long as on a GPU is waited: a rehearsal may share two processors."""
+        """Factor of all time-outs, 1 on a GPU: a rehearsal may share two processors."""
         return 6.0 if self.rehearsal else 1.0
 
     def shape(self, name: str) -> Shape:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -147,6 +148,51 @@ def test_the_end_of_a_piece_is_the_end_of_what_it_started(monkeypatch):
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+async def test_every_difference_of_a_proof_is_noted_at_its_place(tmp_path):
+    import aiohttp
+    from aiohttp import web
+    from gpu_pieces.noise import Proofs
+
+    from nip_lm_server.engines.base import Upstream
+
+    own = {"base": -2.0, "ft:1": -1.0, "ft:2": -4.0}
+
+    def saved(model, place):
+        return own[model] - 0.01 * place
+
+    async def complete(request):
+        body = await request.json()
+        served = saved(body["model"], len(body["prompt"]) - 1) + 0.01
+        choice = {"token_ids": body["allowed_token_ids"], "logprobs": {"token_logprobs": [served]}}
+        return web.json_response({"model": body["model"], "choices": [choice]})
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", complete)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    paths = {name: tmp_path / name[-1] / "out" for name in ("ft:1", "ft:2")}
+    for name, path in paths.items():
+        path.mkdir(parents=True)
+        (path / "adapter_config.json").write_text('{"r": 4}')
+        (path / "adapter_model.safetensors").write_text(name)
+        each = {m: [saved(m, place) for place in range(40)] for m in (name, "base")}
+        probe = {"logprobs": each[name], "base_logprobs": each["base"], "dtype": "bfloat16"}
+        (path / "probe.json").write_text(json.dumps({**probe, "tokens": [*range(41)]}))
+    engine = SimpleNamespace(
+        upstream=Upstream(f"http://127.0.0.1:{runner.addresses[0][1]}", "key"),
+        status=lambda: {"device": "cuda:0", "dtype": "bfloat16"},
+        max_model_len=512,
+    )
+    async with aiohttp.ClientSession() as http:
+        proofs = Proofs(engine, paths, http)
+        assert (await proofs.prove("ft:1", paths["ft:1"])).matches
+        noted = [(n["model"], len(n["each"]), {*n["each"]}) for n in proofs.differences]
+        assert not (await proofs.prove("ft:1", paths["ft:2"])).matches
+    await runner.cleanup()
+    assert noted == [("ft:1", 32, {0.01}), ("base", 32, {0.01})]
 
 
 def test_outcomes_of_tests_are_read_from_their_report(tmp_path):
