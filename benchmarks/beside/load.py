@@ -59,7 +59,7 @@ class Size:
     """Of each prompt."""
     run_s: int = 3
     """After that Locust sends nothing more. It takes whole seconds."""
-    most_s: int = 240
+    most_s: int = 600
 
 
 @dataclass(frozen=True)

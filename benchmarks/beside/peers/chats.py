@@ -24,7 +24,7 @@ class Asker(FastHttpUser):
     """One request in flight, always: the next is sent once the last is answered."""
 
     host = CHATS["url"]
-    network_timeout = connection_timeout = 300.0
+    network_timeout = connection_timeout = 600.0
 
     @task
     def ask(self) -> None:
