@@ -94,13 +94,17 @@ def test_models_are_asked_in_turn_with_prompts_that_differ():
 
 def test_the_model_that_is_served_under_load_names_no_end(tmp_path):
     from beside.load import endless
-    from transformers import AutoTokenizer
 
-    from nip_lm_server.formats.chat_template import stop_token_ids
+    from nip_core.models import BUNDLED
 
+    end = json.loads((BUNDLED["tiny"] / "tokenizer_config.json").read_text())["eos_token"]
     place = endless(tmp_path / "tiny")
-    tokenizer = AutoTokenizer.from_pretrained(place)
-    assert stop_token_ids(tokenizer) == {tokenizer.pad_token_id}
+    tokenizer = json.loads((place / "tokenizer_config.json").read_text())
+    assert tokenizer["eos_token"] == tokenizer["pad_token"] != end
+    for name in ("config.json", "generation_config.json"):
+        settings = json.loads((place / name).read_text())
+        assert settings["eos_token_id"] == settings["pad_token_id"]
+    assert end not in (place / "chat_template.jinja").read_text()
 
 
 def test_the_page_of_serving_says_who_serves_no_adapters_and_compares_by_cells():
