@@ -69,7 +69,7 @@ class Budget:
             while self._in_flight:
                 self._landed.clear()
                 await self._landed.wait()
-            raise BudgetError(f"{reached}; {_GO_ON}")
+            raise BudgetError(f"{self._reached() or reached}; {_GO_ON}")
         self._in_flight += 1
         try:
             yield

@@ -119,12 +119,13 @@ def table(results: Results) -> str:
 
 def heads_and_rows(results: Results) -> tuple[list[str], list[list[str]]]:
     """The table of the runs as text: one a row, rates in percent with their intervals."""
-    heads = ["run", "status", "iteration"]
+    heads = ["run", "iteration"]
     heads += ["always wrong" if rate == "always_fail_rate" else rate for rate in RATES]
     heads += ["gain", "against the first", "p (Holm)"]
     rows = []
     for row in results["runs"]:
-        cells = [row["label"], row["status"], _or_dash(row["iteration"])]
+        status = "" if row["status"] == "finished" else f" ({row['status']})"
+        cells = [row["label"] + status, _or_dash(row["iteration"])]
         cells += [_rate(row[rate], row[f"{rate}_ci95"]) for rate in RATES]
         cells.append(_points(row["gain"]))
         against = row["against"] or {"difference": None, "ci95": None}

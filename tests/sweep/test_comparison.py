@@ -20,7 +20,7 @@ from nip_prefect.flows.cli import app
 PROBLEMS = 12
 
 
-def tested(folder, name, right, problems="the same", **changes):
+def played(folder, name, right, problems="the same", **changes):
     """A run with two tests: nothing right in the first, and in the second the problems `right`."""
     parameters = load_parameters(write_config(folder, run_name=name, **changes))
     run = RunStore(open_store(folder / "runs"), name)
@@ -45,9 +45,9 @@ def tested(folder, name, right, problems="the same", **changes):
 @pytest.fixture
 def runs(tmp_path):
     """Runs `a` and `b` of one data set, and `c` of another; the last tests of `a` and `b`."""
-    a = tested(tmp_path, "a", range(4))
-    b = tested(tmp_path, "b", range(9), rl={"num_iterations": 2, "lr": 0.5})
-    tested(tmp_path, "c", range(9), problems="others")
+    a = played(tmp_path, "a", range(4))
+    b = played(tmp_path, "b", range(9), rl={"num_iterations": 2, "lr": 0.5})
+    played(tmp_path, "c", range(9), problems="others")
     return tmp_path / "runs", a[1], b[1]
 
 
@@ -80,7 +80,7 @@ def test_results_of_different_data_are_one_error_and_all_else_is_shown(runs, cap
 
 def test_what_can_not_be_compared_is_one_error(runs):
     place, *_ = runs
-    with pytest.raises(SettingsError, match="run 'd' is not in .*; there are a, b, c"):
+    with pytest.raises(SettingsError, match=r"run 'd' is not in .*; there are a, b, c"):
         find_run("d", str(place))
     a = find_run("a", str(place))
     with pytest.raises(SettingsError, match="one run can't be compared"):
@@ -109,7 +109,7 @@ def test_runs_side_by_side_are_a_table_a_figure_and_a_page(runs, tmp_path, capsy
     assert results["settings"]["rl.lr"][1] == 0.5
     page = write(results, tmp_path / "out").read_text()
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
-    assert "| b | stopped | 2 | 75.0 [" in table(results)
+    assert "| b (stopped) | 2 | 75.0 [" in table(results)
     figure = (tmp_path / "out" / "figure.svg").read_text()
     assert figure in page and ">accuracy<" in figure
     assert "<code>rl.lr</code>" in page and "<script" not in page
