@@ -19,7 +19,14 @@ from small_game import write_config
 from small_source import human_eval_rows, write_rows
 
 from nip_core import DISTRIBUTION
-from nip_core.errors import CorruptionError, JobError, LeaseError, StageError, StoreError
+from nip_core.errors import (
+    BudgetError,
+    CorruptionError,
+    JobError,
+    LeaseError,
+    StageError,
+    StoreError,
+)
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.store import open_store
 from nip_lm_server.state.directory import read_card
@@ -282,6 +289,7 @@ def test_exit_codes_tell_what_helps():
     assert codes == [3, 3, 4]
     assert exit_code(CorruptionError("x")) == 5
     assert exit_code(JobError("x")) == 6
+    assert exit_code(BudgetError("x")) == 7
 
 
 def test_serve_takes_its_options_in_any_form_and_serves_a_bundled_name(tmp_path):
