@@ -394,7 +394,7 @@ class _Iteration:
 
 
 def _tracking(check: Check) -> None:
-    """What trackers were sent, and what each has received."""
+    """Look at the points that trackers were sent, and at what each has received."""
     place = f"{check.run.root}/tracking"
     files = set(check.under(place))
     for path in sorted(files):
