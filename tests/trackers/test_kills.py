@@ -49,8 +49,8 @@ class Killed:
         return self._answer()
 
     def end(self) -> None:
-        self._process.stdin.close()
-        self._process.wait(60)
+        self._process.kill()
+        self._process.wait()
 
     def _answer(self):
         line = self._process.stdout.readline()
@@ -80,15 +80,15 @@ def test_after_twenty_kills_every_point_is_there_once(finished, kind, tmp_path):
     place.mkdir()
     options = {name: text.format(place) for name, text in options.items()}
     feeder = Killed({"kind": kind.partition(" ")[0], **options}, store, finished.name)
-    # 1. Whatever is committed next is sent twice by somebody who is killed, at points that go from
-    #    the beginning of the sending to its end, and every third time by somebody who is not.
+    # 1. Whatever is committed next is sent by three who are killed, at points that go from the
+    #    beginning of the sending to its end, and every third time by somebody who is not.
     kills, calls, step = 0, 4000, 0
     for _ in revealed(finished, store):
-        for _ in range(2):
+        for _ in range(3):
             share = ((7 * step) % KILLS + 0.5) / KILLS
             kills += feeder.feed(kill_at=int(share * calls))["status"] == -signal.SIGKILL
             step += 1
-        if step % 6 == 0:
+        if step % 9 == 0:
             ended = feeder.feed()
             assert ended["status"] == 0
             calls = ended["calls"]
