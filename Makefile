@@ -17,9 +17,7 @@ TEST_JOBS ?= 3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean
-.PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-trackers test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu study clean
-.PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-inspect test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu study clean
+.PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean test-trackers test-inspect
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -123,6 +121,7 @@ test-nat: install
 test-trackers: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_trackers.sh $(TRACKERS)
 	$(TRACKERS)/bin/python -m pytest tests/trackers
+
 # inspect_ai and nip in an environment of their own; its view is opened in a browser, from the
 # system's packages: apt-get install chromium, or NIP_CHROMIUM. Quick: make test-inspect EPISODES=20
 EPISODES ?= 200
