@@ -23,6 +23,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -162,11 +163,15 @@ def servers(place: Path, size: Size, say: Any) -> Iterator[dict[str, Server | st
         yield able
 
 
-def _error(log: Path) -> str:
-    """The last error of a server's log, in one line."""
-    lines = log.read_text(errors="replace").splitlines()
-    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
-    return errors[-1][:300] if errors else "no reason in its log"
+def _error(log: Path, most_s: float = 10.0) -> str:
+    """The last error of a server's log, in one line; it may be written after the answer."""
+    deadline = time.monotonic() + most_s
+    while True:
+        lines = log.read_text(errors="replace").splitlines()
+        errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
+        if errors or time.monotonic() > deadline:
+            return errors[-1][:300] if errors else "no reason in its log"
+        time.sleep(0.25)
 
 
 # --- asking
