@@ -31,14 +31,14 @@ def diff(
     from nip_core.sweep.diff import difference
     from nip_core.sweep.played import find_run
 
-    found = difference(find_run(a, run_store), find_run(b, run_store))
+    differing = difference(find_run(a, run_store), find_run(b, run_store))
     if as_json:
-        print_json(found)
+        print_json(differing)
     else:
-        _show_difference(found)
-    if found["not_compared"] is not None:
+        _show_difference(differing)
+    if differing["not_compared"] is not None:
         sys.stdout.flush()
-        raise DatasetError(f"results not compared: {found['not_compared']}")
+        raise DatasetError(f"results not compared: {differing['not_compared']}")
 
 
 def compare(
@@ -63,19 +63,19 @@ def compare(
     print(f"page: {page}")
 
 
-def _show_difference(found: dict[str, Any]) -> None:
+def _show_difference(differing: dict[str, Any]) -> None:
     width = max(shutil.get_terminal_size((80, 24)).columns, 80)
     console = Console(width=width, highlight=False)
-    for letter, run in zip("ab", found["runs"], strict=True):
+    for letter, run in zip("ab", differing["runs"], strict=True):
         print(f"{letter}  {run['run']}, {run['status']} ({run['place']})")
-    print(f"\nsettings: {'' if found['settings'] else 'the same'}".rstrip())
-    for key, values in found["settings"].items():
+    print(f"\nsettings: {'' if differing['settings'] else 'the same'}".rstrip())
+    for key, values in differing["settings"].items():
         _show_pair(key, [_text(value) for value in values], width)
-    first, second = found["code"]
+    first, second = differing["code"]
     print(f"code: {first}" if first == second else f"code: a {first}, b {second}")
-    names = ", ".join(found["data"])
+    names = ", ".join(differing["data"])
     print(f"data: {f'not the same: {names}' if names else 'the same'}")
-    for group, of in found["models"].items():
+    for group, of in differing["models"].items():
         for when, pair in of.items():
             same = {True: "the same", False: "not the same", None: "not known to be the same"}
             print(f"models: {group}, {when}: {same[pair['same']]}")
@@ -84,8 +84,8 @@ def _show_difference(found: dict[str, Any]) -> None:
                 if model is not None and pair["same"] is not True:
                     digest = f" ({model['digest'][:12]})" if model["digest"] else ""
                     print(f"  {letter}  {model['model']}{digest}")
-    if found["results"]:
-        console.print(_results_table(found["results"]))
+    if differing["results"]:
+        console.print(_results_table(differing["results"]))
         print("b less a in points, paired by problem; p exact, after McNemar")
 
 

@@ -20,5 +20,5 @@ class BudgetParameters(Parameters):
 
     @property
     def is_set(self) -> bool:
-        """Whether there is any cap."""
+        """Return whether there is any cap."""
         return self.usd is not None or self.tokens is not None

@@ -54,7 +54,7 @@ class Budget:
 
     @property
     def spent(self) -> Spent:
-        """What is on record, and what has come since."""
+        """Return what is on record, and what has come since."""
         since = {}
         for agent, (prompt, generated) in self._progress.tokens_by_agent.items():
             before = self._counted.get(agent, (0, 0))
@@ -123,7 +123,7 @@ class Budget:
 
 
 def spent_on_record(run: RunStore, records: Records) -> Spent:
-    """What a run has spent that may not have begun yet."""
+    """Return what a run has spent that may not have begun yet."""
     if not run.store.exists(f"{run.root}/run.json"):
         return Spent()
     return spent_so_far(records.look_again())
@@ -147,7 +147,7 @@ def check_budget(
 
 
 def budget_line(cap: str, spent: float, most: float) -> str:
-    """How much of a cap is spent, in words."""
+    """Say how much of a cap is spent, in words."""
     had = f"{spent:.0f}" if cap == "tokens" else amount(cap, spent)
     return f"{100 * spent / most:.0f} % spent, {had} of {amount(cap, most)}"
 

@@ -245,7 +245,7 @@ def _totals(
     counts: _Counts,
     assumed: _Assumed,
 ) -> _Totals:
-    """What the whole run takes, under what is assumed."""
+    """Add up what the whole run takes, under what is assumed."""
     parameters, iterations = game.parameters, game.parameters.rl.num_iterations
     trains = parameters.base_run.base_run_type != "rerun_tests"
     totals = _Totals(training=dict.fromkeys(parameters.trainable_groups if trains else (), 0.0))

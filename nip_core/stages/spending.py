@@ -57,7 +57,7 @@ class Spent:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Spent":
-        """What `facts` were made of."""
+        """Return what `facts` were made of."""
         agents = {agent: (int(p), int(g)) for agent, (p, g) in facts["by_agent"].items()}
         return cls(int(facts["calls"]), agents, dict(facts["trained"]))
 
@@ -164,7 +164,7 @@ def stages_of(
 
 
 def set_aside(records: "Records") -> Spent:
-    """What was spent on what was done again since, see `nip_core.stages.rerun`."""
+    """Add up what was spent on what was done again since, see `nip_core.stages.rerun`."""
     if records.rewinds == 0:
         return Spent()
     if "set aside" not in records.memory:
@@ -199,7 +199,7 @@ class _Tables:
         self.splits = {*_folders(store, self._rollouts), *_folders(store, self._journals)}
 
     def spent(self, split: str, metrics: Metrics | None) -> Spent:
-        """What a split took, by its metrics, or without them by its shards and journals."""
+        """Return what a split took, by its metrics, or without them by its shards and journals."""
         if metrics is None:
             return self._unmeasured(split)
         if "generations" not in metrics:

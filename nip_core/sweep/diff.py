@@ -27,7 +27,7 @@ def difference(a: PlayedRun, b: PlayedRun) -> dict[str, Any]:
     settings = settings_difference(a.record.parameters, b.record.parameters)
     contents = [flatten(dict(run.record.contents)) for run in (a, b)]
     names = sorted(name for name in {*contents[0], *contents[1]})
-    found: dict[str, Any] = {
+    differing: dict[str, Any] = {
         "runs": [{"run": run.name, "place": run.place, "status": run.status} for run in (a, b)],
         "settings": {
             key: list(values)
@@ -45,13 +45,13 @@ def difference(a: PlayedRun, b: PlayedRun) -> dict[str, Any]:
         "not_compared": None,
     }
     try:
-        found["results"] = list(_results(a, b))
+        differing["results"] = list(_results(a, b))
     except DatasetError as error:
-        found["not_compared"] = str(error)
-    if not found["results"] and found["not_compared"] is None:
+        differing["not_compared"] = str(error)
+    if not differing["results"] and differing["not_compared"] is None:
         untested = " and ".join(repr(run.name) for run in (a, b) if not run.tests)
-        found["not_compared"] = f"there is no test yet of {untested}"
-    return found
+        differing["not_compared"] = f"there is no test yet of {untested}"
+    return differing
 
 
 def _models(a: PlayedRun, b: PlayedRun) -> dict[str, dict[str, Any]]:

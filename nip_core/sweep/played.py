@@ -44,7 +44,7 @@ class PlayedRun:
 
     @cached_property
     def records(self) -> Records:
-        """What is on record of its iterations."""
+        """Return what is on record of its iterations."""
         return Records(self.tree)
 
     @property
