@@ -401,7 +401,9 @@ def test_the_table_of_a_run_is_whole_at_the_width_of_a_terminal(columns, capsys,
     jobs = {group: {"status": "succeeded"} for group in ("prover", "verifier")}
     ended = {**jobs, "prover": {"status": "keep_model"}}
     rows = [{"iteration": 10 + i, "test": test, "jobs": jobs if i else ended} for i in range(2)]
-    show_run({"run": "r", "status": "finished", "iterations": rows})
+    spent = {"spent": 123_456_789, "expected": 2e8, "at_most": 4e9, "budget": 3e8}
+    costs = {"tokens": spent, "usd": {**spent, "spent": 1234.5}}
+    show_run({"run": "r", "status": "finished", "iterations": rows, "costs": costs})
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= columns and "…" not in "".join(lines)
     [row] = [line for line in lines if line.split()[:1] == ["11"]]
