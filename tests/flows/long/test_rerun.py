@@ -386,6 +386,8 @@ def test_every_file_that_is_changed_or_deleted_is_named_and_no_other(config, tmp
             change(file)
         # Of a file and its checksum nobody can say which of them was flipped.
         expected = {p.removesuffix(".sha256") if change is flip else p for p in batch}
+        if change is os.unlink:  # runs of earlier versions have none; the next opening writes it
+            expected.discard(f"{run.root}/estimate.json")
         assert problems_of(run) == expected
         for file, content in zip(files, contents, strict=True):
             file.write_bytes(content)
