@@ -83,6 +83,11 @@ def _check(parameters: HyperParameters) -> None:
                 f"agents.{name}.chat_format: Inspect's messages carry no names (got 'named'); use "
                 "alternating, which writes them into the text"
             )
+        if agent.reasoning_effort is not None:
+            raise SettingsError(
+                f"agents.{name}.reasoning_effort: Inspect asks its models itself (got "
+                f"{agent.reasoning_effort!r}); leave it out and use --reasoning-effort"
+            )
     if not parameters.model_agents:
         raise SettingsError("agents: all of them are random, so that no model would play")
     if parameters.attack.run is not None:

@@ -146,6 +146,17 @@ def test_agents_are_roles_and_channels_are_spans(server, tmp_path):
         ({"config": "no.yaml"}, "no.yaml"),
         ({"settings": "agents.verifier.temperatur=1"}, "temperature"),
         ({"settings": ["agents._default.chat_format=named"]}, "carry no names"),
+        (
+            {
+                "settings": [
+                    "agents._default.model_provider=OpenAI",
+                    "agents._default.use_dummy_api=false",
+                    "agents._default.model_name=m",
+                    "agents._default.reasoning_effort=low",
+                ]
+            },
+            "use --reasoning-effort",
+        ),
     ],
 )
 def test_bad_parameters_are_one_error(parameters, said):
