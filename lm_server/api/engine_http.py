@@ -166,19 +166,28 @@ class EngineConnections:
             f"Authorization: Bearer {api_key}\r\nContent-Type: application/json\r\n"
             f"Accept-Encoding: identity\r\nContent-Length: {len(raw)}\r\n\r\n"
         )
-        idle = self._idle.setdefault(place, [])
-        # The one that was used last: it is the last to be closed by the engine.
-        connection = idle.pop() if idle else await _connect(place)
+        connection = self._idle_one(place) or await _connect(place)
         try:
             yield await connection.ask(head.encode("latin-1") + raw)
         finally:
             if connection.is_reusable:
-                self._keep(connection, idle)
+                self._keep(connection, place)
             else:
                 connection.abort()
 
-    def _keep(self, connection: "_Connection", idle: list["_Connection"]) -> None:
-        connection.rest(idle)
+    def _idle_one(self, place: tuple[str, int]) -> "_Connection | None":
+        """The connection that was used last: it is the last to be closed by the engine."""
+        idle = self._idle.get(place, [])
+        while idle:
+            connection = idle[-1]
+            connection.leave()
+            if not connection.is_closing:
+                return connection
+        return None
+
+    def _keep(self, connection: "_Connection", place: tuple[str, int]) -> None:
+        # Asked for anew: a sweep drops the lists that were empty.
+        connection.rest(self._idle.setdefault(place, []))
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(IDLE_S, self._close_old)
 
@@ -261,6 +270,11 @@ class _Connection(asyncio.Protocol):
         return self._body.ended
 
     @property
+    def is_closing(self) -> bool:
+        """The engine is closing it, though `connection_lost` has not run yet."""
+        return self._transport.is_closing()
+
+    @property
     def is_reusable(self) -> bool:
         """Its answer has ended, the request was read, and the engine keeps it open."""
         return (
@@ -281,7 +295,7 @@ class _Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close it now."""
-        self._leave()
+        self.leave()
         self._transport.abort()
 
     async def _wait(self) -> None:
@@ -356,7 +370,7 @@ class _Connection(asyncio.Protocol):
         if self._error is None:
             self._error = error
         self._sink = None
-        self._leave()
+        self.leave()
         self._transport.abort()
         self._wake()
 
@@ -368,7 +382,8 @@ class _Connection(asyncio.Protocol):
         else:
             self._waiter.set_exception(error)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Wait among the idle ones no longer."""
         if self._idle is not None:
             self._idle.remove(self)
             self._idle = None

@@ -32,6 +32,8 @@ class Dialect:
     """Where it answers, for `base_url`."""
     limit: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """Its word for the most tokens of an answer."""
+    least_limit: int = 1
+    """The fewest tokens of an answer that it takes; a model that thinks needs some to begin."""
     seed: Literal["seed", "random_seed"] | None = "seed"
     """Its word for the seed; None: it takes none."""
     takes_n: bool = True
@@ -56,7 +58,10 @@ class Dialect:
 
 DIALECTS: dict[str, Dialect] = {
     "openai": Dialect(
-        hosts=("api.openai.com",), limit="max_completion_tokens", effort="reasoning_effort"
+        hosts=("api.openai.com",),
+        limit="max_completion_tokens",
+        least_limit=16,
+        effort="reasoning_effort",
     ),
     # What vLLM makes of an effort depends on the model's template: see chat_template_kwargs.
     "self_hosted": Dialect(),

@@ -290,8 +290,9 @@ def _tokens(logprobs: Any) -> list[dict[str, Any]] | None:
 
 def _error_of(raw: bytes) -> Mapping[str, Any]:
     try:
-        error = json.loads(raw)["error"]
-    except (ValueError, KeyError, TypeError):
+        body = json.loads(raw)
+        error = (body[0] if isinstance(body, list) else body)["error"]  # Gemini's is in a list
+    except (ValueError, KeyError, IndexError, TypeError):
         return {"message": raw.decode(errors="replace"), "is_page": True}
     return error if isinstance(error, dict) else {"message": str(error)}
 

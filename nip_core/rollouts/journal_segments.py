@@ -48,10 +48,18 @@ def remove_journal(store: Store, path: str) -> None:
 def read_journal(store: Store, path: str) -> list[dict[str, Any]]:
     """The durable records of a journal to which somebody may be writing; nothing is changed.
 
-    Raises CorruptionError for a damaged one.
+    None, if it is not there, or is removed meanwhile. Raises CorruptionError for a damaged one.
     """
+    path = path.rstrip("/")
+    try:
+        return _read_journal(store, path)
+    except FileNotFoundError:  # of a disk or, as MissingFileError, of a bucket
+        return []
+
+
+def _read_journal(store: Store, path: str) -> list[dict[str, Any]]:
     if (local := store.local_path(path)) is not None:
-        return parse_begun(local.read_bytes(), path) if local.exists() else []
+        return parse_begun(local.read_bytes(), path)
     segments = sorted(_numbers(path, name) for name in store.list(path))
     records: list[dict[str, Any]] = []
     for epoch, number in segments:

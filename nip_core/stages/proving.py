@@ -17,7 +17,7 @@ from nip_core.jobs.server_calls import LmServer
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import takes_turns
 from nip_core.parameters.dialects import dialect_of
-from nip_core.rollouts.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.chat_client import ChatClient, Endpoint, RequestRefusedError
 from nip_core.stages.models import ServedModel, candidates, models_for, opponents_for
 from nip_core.stages.providers import Endpoints, speaks_nip
 from nip_core.stages.session import Session
@@ -93,8 +93,14 @@ async def prove(
 
     async def ask() -> None:
         message = {"role": "user", "content": "-"}
-        body = {"model": model.model, "messages": [message], dialect_of(agent).limit: 1}
-        await client.complete(at.play, body)
+        dialect = dialect_of(agent)
+        limit = {dialect.limit: dialect.least_limit}
+        try:
+            await client.complete(at.play, {"model": model.model, "messages": [message], **limit})
+        except RequestRefusedError as refused:
+            # It answers, and thinks: OpenAI refuses afterwards what has not come to a text.
+            if "output limit was reached" not in str(refused):
+                raise
 
     # 1. Is it there, and does its server prove it?
     async with open_backend(control, speaks_nip=hosted) as backend:

@@ -215,12 +215,15 @@ class _Tables:
 
     def _unmeasured(self, split: str) -> Spent:
         store, journals = self._store, f"{self._journals}/{split}"
+        # Journals first: one that goes meanwhile is that of a shard which is committed by then.
+        begun = {
+            name.rstrip("/").removesuffix(_SUFFIX): read_journal(store, f"{journals}/{name}")
+            for name in store.list(journals)
+        }
         shards = committed_shards(store, f"{self._rollouts}/{split}")
         parts = [_of_shard(store, manifest) for manifest in shards.values()]
-        for name in store.list(journals):
-            shard = name.rstrip("/").removesuffix(_SUFFIX)
-            if shard not in shards:  # a kill has left the journal of one that is committed
-                parts.append(_of_journal(read_journal(store, f"{journals}/{shard}{_SUFFIX}")))
+        # A kill leaves the journal of a shard that is committed, too.
+        parts += [_of_journal(records) for shard, records in begun.items() if shard not in shards]
         return add_up(parts)
 
     def _without_shared(self, spent: Spent, split: str) -> Spent:
@@ -259,7 +262,10 @@ def _copied(records: "Records") -> int:
         return 0
     if "copied" not in records.memory:
         own = (i for i in records.iterations() if not _is_copied(records.run, i))
-        records.memory["copied"] = next(own, records.shown.last + 1)
+        first = next(own, None)
+        if first is None:  # of its own it has nothing yet, so the next look may say otherwise
+            return records.shown.last + 1
+        records.memory["copied"] = first
     return int(records.memory["copied"])
 
 

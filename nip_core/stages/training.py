@@ -31,7 +31,7 @@ from nip_core.stages.rerun import next_attempt
 from nip_core.stages.session import Session
 from nip_core.trainers.dataset import open_dataset
 from nip_core.trainers.lines import ADVANTAGE, held_out, write_payloads
-from nip_lm_server.client import NipSettings
+from nip_lm_server.client import MIN_EXAMPLES, NipSettings
 
 Step = Literal["go_on", "keep_model", "try_again", "stop"]
 
@@ -60,7 +60,8 @@ async def submit_job(session: Session, iteration: int, group: str) -> dict[str, 
         return _submitted(session, stored)
     epochs, tokens = spec.hyper_parameters["n_epochs"], facts.get("tokens")
     note = describe(facts, epochs)
-    if stored is None or stored.key != spec.key or not stored.creates_open:
+    is_new = stored is None or stored.key != spec.key or not stored.creates_open
+    if is_new and spec.examples >= MIN_EXAMPLES:  # with fewer the ledger skips it, for nothing
         what = f"the job of group {group}, iteration {iteration},"
         session.budget.admit_job(what, group, None if tokens is None else epochs * tokens)
 

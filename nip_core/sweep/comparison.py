@@ -18,6 +18,7 @@ from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.plots import arms_svg
 from nip_core.evaluation.report_text import p_value
 from nip_core.evaluation.statistics.differences import holm
+from nip_core.parameters.stored import with_defaults
 from nip_core.run_store.run import flatten, settings_difference
 from nip_core.stages.costs import costs_of
 from nip_core.sweep.page import MAJORITY, METRICS, Results, markdown_table
@@ -104,7 +105,7 @@ def _settings(runs: Sequence[PlayedRun]) -> dict[str, list[Any]]:
     """By key the values of all runs, where they are not all the same."""
     given = [run.record.parameters for run in runs]
     keys = {key for other in given[1:] for key in settings_difference(given[0], other)}
-    leaves = [flatten(dict(settings)) for settings in given]
+    leaves = [flatten(with_defaults(dict(settings))) for settings in given]
     return {
         key: [of.get(key) for of in leaves]
         for key in sorted(keys)

@@ -22,6 +22,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, TextIO
 
@@ -53,7 +54,7 @@ _KEYS = (
     "TRACKIO_WRITE_TOKEN",
     "WANDB_API_KEY",
 )
-_PASSWORD = re.compile(r"//[^/@\s]*@")
+_PASSWORD = re.compile(r"//[^/\s]*@")
 
 Tell = Callable[..., None]
 
@@ -161,7 +162,9 @@ def serve(task: dict[str, Any]) -> int:
     except Exception as error:
         tell("trouble", error=_in_words(error))
         if not isinstance(error, NipError):
-            raise
+            # As Python would show it, but for secrets: what is shown here is kept with the run.
+            for line in traceback.format_exception(error):
+                sys.stderr.write(_without_secrets(line))
         return 3
     tell("done")
     return 0
@@ -204,6 +207,11 @@ def _in_words(error: Exception) -> str:
         return "another process sends to it"
     first = str(error).strip().partition("\n")[0]
     text = first if isinstance(error, NipError) else f"{type(error).__name__}: {first}"
-    # An address of the environment may have a password, and a tracker may repeat what it was sent.
+    return _without_secrets(text)[:300]
+
+
+def _without_secrets(text: str) -> str:
+    """An address of the environment may have a password, and a tracker may repeat what it was
+    sent."""
     text = _PASSWORD.sub("//", text)
-    return redact(text, *(os.environ.get(name, "").strip() for name in _KEYS))[:300]
+    return redact(text, *(os.environ.get(name, "").strip() for name in _KEYS))

@@ -189,6 +189,28 @@ async def test_an_unused_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -
         await until(lambda: engine.lost == 2)
 
 
+async def test_a_connection_that_was_busy_while_others_were_closed_is_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_http, "IDLE_S", 0.1)
+    async with engine_at() as (engine, connections, url):
+        # 1. One is idle once, so that there will be a look at the idle ones.
+        engine.answers.append([SIZED])
+        await ask(connections, url)
+        # 2. It is busy when that comes.
+        ends = asyncio.Event()
+        engine.answers.append([SIZED[:-1], ends, SIZED[-1:]])
+        asked = asyncio.create_task(ask(connections, url))
+        await asyncio.sleep(0.3)
+        ends.set()
+        await asked
+        # 3. Then it is there for the next, and closed once nobody wants it.
+        engine.answers.append([SIZED])
+        await ask(connections, url)
+        assert engine.connections == 1
+        await until(lambda: engine.lost == 1)
+
+
 async def test_an_answer_that_is_left_ends_its_request() -> None:
     async with engine_at() as (engine, connections, url):
         for pieces in ([], [SIZED[:-1]]):

@@ -11,7 +11,13 @@ from aiohttp import web
 from scripted_play import bare_settings, play
 from scripted_server import scripted_server
 
-from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint, TransportError
+from nip_core.rollouts.chat_client import (
+    ChatAnswer,
+    ChatClient,
+    Endpoint,
+    RequestRefusedError,
+    TransportError,
+)
 from nip_core.rollouts.schema import GENERATIONS
 from nip_core.rollouts.tables import build_tables
 
@@ -166,6 +172,13 @@ async def test_others_are_never_shown_a_thought(shape):
     table = build_tables([played.episode], played.generations).generations
     assert table.schema.equals(GENERATIONS)
     assert thought in table["reasoning"].to_pylist()
+
+
+async def test_the_words_of_an_error_in_a_list_are_read():
+    """As Gemini's endpoint for OpenAI's protocol sends them."""
+    refusal = [{"error": {"code": 400, "message": 'Unknown name "seed": Cannot find field.'}}]
+    with pytest.raises(RequestRefusedError, match=r'HTTP 400: Unknown name "seed"'):
+        await ask(web.json_response(refusal, status=400))
 
 
 async def test_an_alias_answers_only_where_it_is_named():
