@@ -94,9 +94,10 @@ async def prove(
     async def ask() -> None:
         message = {"role": "user", "content": "-"}
         dialect = dialect_of(agent)
-        limit = {dialect.limit: dialect.least_limit}
+        body: dict[str, Any] = {"model": model.model, "messages": [message]}
+        body[dialect.limit] = dialect.least_limit
         try:
-            await client.complete(at.play, {"model": model.model, "messages": [message], **limit})
+            await client.complete(at.play, body)
         except RequestRefusedError as refused:
             # It answers, and thinks: OpenAI refuses afterwards what has not come to a text.
             if "output limit was reached" not in str(refused):
