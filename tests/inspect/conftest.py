@@ -13,8 +13,6 @@ import pytest
 from nip_lm_server import launch
 from nip_lm_server.spec import ServerSpec
 
-os.environ.setdefault("INSPECT_TELEMETRY", "0")
-
 sys.path.append(str(Path(__file__).parent))
 
 
