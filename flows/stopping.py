@@ -9,7 +9,6 @@ meets an import, a library or Prefect's engine (which in the main thread would t
 itself) in the middle, and is heard however busy the work is. Further signals change nothing.
 """
 
-import asyncio
 import signal
 import threading
 from collections.abc import Callable, Coroutine
@@ -44,6 +43,7 @@ class Stop:
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """As asyncio.run: the work is cancelled when a stop is asked for."""
+        import asyncio  # a third of what `nip --help` would import
 
         async def cancellable() -> T:
             loop, task = asyncio.get_running_loop(), asyncio.current_task()

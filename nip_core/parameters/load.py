@@ -14,13 +14,12 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from nip_core.configurations import config_file
 from nip_core.errors import SettingsError
 from nip_core.parameters.agents import AGENT_KINDS
 from nip_core.parameters.base import Parameters, groups_in, may_hold
 from nip_core.parameters.hyper_parameters import HyperParameters
 from nip_core.parameters.tracking import TrackerParameters, Trackers
-
-_BUNDLED = Path(__file__).parents[1] / "configs"
 
 
 def load_parameters(
@@ -39,7 +38,7 @@ def load_parameters(
     if isinstance(config, Mapping):
         in_file, place = dict(config), "configuration"
     else:
-        in_file, place = read_yaml(_config_file(Path(config))), str(config)
+        in_file, place = read_yaml(config_file(config)), str(config)
     values = in_file
     for override in overrides:
         values = _with_override(values, override)
@@ -58,7 +57,7 @@ def load_parameters(
 
 def merged_settings(config: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """The settings of a file with overrides on top, as `load_parameters` checks them."""
-    values = read_yaml(_config_file(Path(config)))
+    values = read_yaml(config_file(config))
     for override in overrides:
         values = _with_override(values, override)
     return values
@@ -99,23 +98,6 @@ class _StrictLoader(yaml.SafeLoader):
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
-
-
-def bundled_configs() -> tuple[str, ...]:
-    """The names of the configurations that are installed with nip."""
-    return tuple(sorted(path.stem for path in _BUNDLED.glob("*.yaml")))
-
-
-def _config_file(config: Path) -> Path:
-    """Its path; that of a bundled configuration for a bare name that is no file here."""
-    if config.exists() or config.name != str(config) or config.suffix:
-        return config
-    if config.name in bundled_configs():
-        return _BUNDLED / f"{config.name}.yaml"
-    raise SettingsError(
-        f"{config}: neither a file here nor a bundled configuration; bundled are "
-        f"{', '.join(bundled_configs())}"
-    )
 
 
 @lru_cache(maxsize=16)  # a sweep reads the same file for each of its runs
@@ -229,6 +211,22 @@ def _places(location: tuple[Any, ...]) -> tuple[Any, ...]:
     """The address in a location, which also names the kind of an agent's settings."""
     is_agent = len(location) > 2 and location[0] == "agents" and location[2] in AGENT_KINDS
     return (*location[:2], *location[3:]) if is_agent else location
+
+
+def settings_below(keys: tuple[str, ...]) -> dict[str, bool]:
+    """The names of the settings at this address, and whether each holds settings of its own."""
+    names: dict[str, bool] = {}
+    if keys == ("agents",):
+        return dict.fromkeys(("_default", "prover", "verifier"), True)
+    kinds: tuple[type[Parameters], ...] = (HyperParameters,)
+    for key in keys:
+        fields = [kind.model_fields[key] for kind in kinds if key in kind.model_fields]
+        if fields:
+            kinds = tuple(k for field in fields for k in groups_in(field.annotation))
+    for kind in kinds:
+        for name, field in kind.model_fields.items():
+            names[name] = names.get(name, False) or bool(groups_in(field.annotation))
+    return names
 
 
 def _field_names(location: tuple[Any, ...]) -> list[str]:

@@ -66,9 +66,12 @@ def main() -> None:
     """Fork for every line of standard input."""
     import nip_core.jobs.openai_backend  # noqa: F401
     import nip_prefect.flows.cli
+    import nip_prefect.flows.command_table
     import nip_prefect.flows.live
+    import nip_prefect.flows.printing
     import nip_prefect.flows.train
 
+    nip_prefect.flows.command_table.load_all()
     # A thread would not be in the fork, but what it had locked would.
     assert threading.active_count() == 1, threading.enumerate()
     gc.freeze()

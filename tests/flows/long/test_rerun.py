@@ -26,7 +26,7 @@ from nip_core.stages.rerun import STAGES, cancel_jobs, finish_rewinds, paths_fro
 from nip_core.stages.session import open_session
 from nip_core.stages.showing import finished_run, finished_test
 from nip_core.stages.verification import verify_all
-from nip_prefect.flows.cli import show
+from nip_prefect.flows.commands.show import show
 from nip_prefect.flows.train import continue_run, train
 from nip_prefect.flows.verify import verify
 from nip_prefect.tasks.publish import published_state

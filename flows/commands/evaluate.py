@@ -1,0 +1,35 @@
+"""`nip evaluate`: a test of the newest models."""
+
+from typing import Any
+
+from nip_prefect.flows.options import AsJson, Config, Overrides, Verbose
+
+
+def evaluate(
+    config: Config, overrides: Overrides = None, as_json: AsJson = False, verbose: Verbose = False
+) -> None:
+    """Test the newest models of CONFIG's run; the base models if there are none yet."""
+    from nip_core.evaluation.report_text import verdict_line
+    from nip_core.parameters import load_parameters
+    from nip_prefect.flows.launch import run_flow
+    from nip_prefect.flows.printing import print_json
+
+    settings = list(overrides or [])
+    parameters = load_parameters(config, settings)
+
+    def look(prepared: Any) -> dict[str, Any] | None:
+        from nip_core.stages.showing import finished_test
+
+        return finished_test(prepared)
+
+    def import_flow() -> Any:
+        from nip_prefect.flows.evaluate import evaluate as flow
+
+        return lambda: flow(config, settings)
+
+    result = run_flow(parameters, look, import_flow, as_json=as_json, verbose=verbose)
+    if as_json:
+        print_json(result)
+        return
+    print(f"run {result['run']}, models of iteration {result['iteration']}")
+    print(verdict_line(result["test"]))

@@ -1,0 +1,59 @@
+"""`nip init`: a configuration to begin with."""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nip_core.configurations import STARTER, bundled_configs, config_file
+from nip_core.errors import SettingsError
+
+_NAME = "experiment.yaml"
+
+
+def _complete_bundled(incomplete: str) -> list[str]:
+    return [name for name in bundled_configs() if name.startswith(incomplete)]
+
+
+def init(
+    place: Annotated[
+        Path, typer.Argument(metavar="[DIR|FILE]", help=f"Default: {_NAME}.", show_default=False)
+    ] = Path(_NAME),
+    from_name: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="NAME",
+            help="Copy this bundled configuration instead.",
+            autocompletion=_complete_bundled,
+        ),
+    ] = None,
+) -> None:
+    """Write a short configuration with comments; nothing is asked, nothing is overwritten."""
+    # 1. Where to.
+    is_file = place.suffix in (".yaml", ".yml")
+    file = place if is_file else place / _NAME
+    if not is_file and place.suffix and not place.is_dir():
+        raise SettingsError(f"{place}: write a directory, or a file that ends in .yaml")
+    # 2. What: its run has the name of the file, so that two of them are two runs.
+    source = STARTER if from_name is None else config_file(from_name)
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", file.stem).strip("-.") or "mine"
+    text = source.read_text(encoding="utf-8")
+    text = re.sub(r"(?m)^run_name: [\w.-]+", f"run_name: {name}", text)
+    text = text.replace("THIS_FILE", str(file)).replace("runs/mine", f"runs/{name}")
+    # 3. Nothing that is there is touched, nor a half-written file left behind.
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        raise SettingsError(f"{file}: is there already; name another file") from None
+    except OSError as error:
+        raise SettingsError(f"{file}: can't be written ({error.strerror})") from None
+    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+        opened.write(text)
+    print(f"wrote {file}, for a run called {name}\n")
+    print(f"  nip train {file} --dry-run   what it would take; nothing is started")
+    print(f"  nip prompt {file}            what agents are asked")
+    print(f"  nip train {file}             train")

@@ -1,0 +1,74 @@
+"""`nip ls`: the runs of a store."""
+
+import shutil
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+from nip_prefect.flows.options import AsJson, RunStoreUrl
+
+
+def ls(run_store: RunStoreUrl = "runs", as_json: AsJson = False) -> None:
+    """List the runs of a store, the newest first.
+
+    Iterations are finished and planned ones; accuracy, with its 95 % interval, is that of the
+    newest test; cost is what was spent so far.
+    """
+    from nip_core.stages.listing import list_summaries
+    from nip_prefect.flows.named_run import open_runs
+
+    def say(reason: str) -> None:
+        print(f"nip: {reason}", file=sys.stderr)
+
+    summaries = list_summaries(open_runs(run_store), say)
+    if as_json:
+        import json
+
+        print(json.dumps(summaries, indent=2, ensure_ascii=False))
+    elif summaries:
+        _print(summaries)
+    else:
+        print(f"no runs in {run_store}; nip quickstart makes one")
+
+
+def _print(summaries: list[dict[str, Any]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from nip_core.stages.listing import age
+
+    now = datetime.now(UTC)
+    # As wide as a terminal usually is, or wider; a long name is broken rather than a figure.
+    console = Console(width=max(shutil.get_terminal_size((80, 24)).columns, 80))
+    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("run", overflow="fold")
+    table.add_column("status", no_wrap=True)
+    for heading in ("iterations", "accuracy", "95 % interval", "cost", "age"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for run in summaries:
+        if "finished" not in run:
+            table.add_row(run["run"], run["status"])
+            continue
+        interval = run["accuracy_ci95"]
+        table.add_row(
+            run["run"],
+            run["status"],
+            f"{run['finished']}/{run['iterations']}",
+            "-" if run["accuracy"] is None else f"{100 * run['accuracy']:.1f} %",
+            f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",
+            _cost(run),
+            age(run["created_at"], now),
+        )
+    console.print(table)
+
+
+def _cost(run: dict[str, Any]) -> str:
+    """US dollars where somebody is paid; tokens, for whoever has the hardware."""
+    if run["usd"]:
+        return f"${run['usd']:,.2f}"
+    tokens = run["tokens"]
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if tokens >= size:
+            return f"{tokens / size:.1f}{unit} tok"
+    return f"{tokens:.0f} tok"

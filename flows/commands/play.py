@@ -1,0 +1,67 @@
+"""`nip play`: rollouts only."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nip_core.errors import SettingsError
+from nip_prefect.flows.options import AsJson, Config, Overrides
+
+
+def play(
+    config: Config,
+    out: Annotated[Path, typer.Option(help="Directory for the Parquet files.")],
+    overrides: Overrides = None,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "train",
+    iteration: Annotated[
+        int | None, typer.Option(help="Whose models play; default: the newest.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Play the rollouts of one iteration and write their Parquet files to OUT.
+
+    They are the run's own: a later `nip train` uses them instead of playing again.
+    """
+    from nip_core.parameters import load_parameters
+    from nip_core.rollouts.plan import SPLITS
+    from nip_core.rollouts.progress import Progress
+    from nip_core.stages.export import export_rollouts
+    from nip_prefect.flows.launch import with_view
+    from nip_prefect.flows.printing import print_json
+
+    if split not in SPLITS:
+        raise SettingsError(f"--split {split!r}: use one of {', '.join(SPLITS)}")
+    parameters = load_parameters(config, overrides or [])
+    progress = Progress("checking the settings and the problems")
+
+    async def run() -> dict[str, Any]:
+        from nip_core.loop import play
+        from nip_core.stages.session import open_session
+
+        async with open_session(parameters, progress=progress) as session:
+            finished = session.run.finished_iterations()
+            which = finished if iteration is None else iteration
+            if which > finished:
+                raise SettingsError(
+                    f"--iteration {which}: run {session.run.name!r} has finished {finished} "
+                    "iterations, so the models of that one are not there yet"
+                )
+            played = await play(session, which, split)
+            files = export_rollouts(session.run, which, split, out)
+            return {
+                "run": session.run.name,
+                "iteration": which,
+                "split": split,
+                **played,
+                "files": [str(file) for file in files],
+            }
+
+    result = with_view(parameters, progress, lambda stop: stop.run(run), as_json)
+    if as_json:
+        print_json(result)
+        return
+    print(f"{result['rows']['episodes']} episodes, {result['rows']['generations']} generations")
+    print(f"canonical digest {result['canonical_digest']}")
+    for file in result["files"]:
+        print(file)

@@ -1,0 +1,49 @@
+"""`nip report`: the page of a run."""
+
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nip_core.errors import StoreError
+from nip_prefect.flows.options import RunNameOrNone, RunStoreUrl
+
+
+def report(
+    run: RunNameOrNone = None,
+    run_store: RunStoreUrl = "runs",
+    open_it: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    anew: Annotated[bool, typer.Option("--anew", help="Make it again, of what is there.")] = False,
+) -> None:
+    """Print where a run's report is; make it if there is none.
+
+    The report is one HTML file, which can be sent to somebody: learning curve, what was trained,
+    transcripts, costs.
+    """
+    from nip_core.run_store.lease import refuse_if_held
+    from nip_core.run_store.run import RunStore
+    from nip_core.run_store.store import open_store
+    from nip_core.stages.showing import report_location, write_report
+    from nip_prefect.flows.named_run import find_run
+
+    tree = find_run(run, run_store)
+    if anew or report_location(tree) is None:
+        refuse_if_held(tree.store, tree.root)  # who runs it writes the report after each stage
+        write_report(RunStore(open_store(run_store), tree.name))
+    place = report_location(tree)
+    if place is None:
+        raise StoreError(f"{tree.root}/report.html: was written and is not there; run it again")
+    print(place)
+    if open_it:
+        _open(place)
+
+
+def _open(place: str) -> None:
+    if "://" in place:
+        print("nip: a report in a bucket is not opened; download it first", file=sys.stderr)
+        return
+    address = Path(place).absolute().as_uri()
+    if not webbrowser.open(address):
+        print(f"nip: there is no browser here; copy the file, or open {address}", file=sys.stderr)

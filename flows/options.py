@@ -1,0 +1,95 @@
+"""Arguments and options that several commands share, and how a shell completes them.
+
+What completes a word runs each time that somebody presses Tab: it imports little, writes nothing,
+and says nothing where it finds nothing.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def complete_config(incomplete: str) -> list[str]:
+    """Bundled configurations by name, and YAML files and directories by path."""
+    from nip_core.configurations import bundled_configs
+
+    names = [] if "/" in incomplete else _that_begin(bundled_configs(), incomplete)
+    return [*names, *_paths(incomplete)]
+
+
+def complete_run(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of the runs in the command's store, if that is a directory."""
+    store = Path(context.params.get("run_store") or "runs")
+    try:
+        names = sorted(path.parent.name for path in store.glob("*/run.json"))
+    except OSError:
+        names = []
+    return _that_begin(names, incomplete)
+
+
+def complete_setting(incomplete: str) -> list[str]:
+    """Addresses of settings, up to the next dot: ``rl.`` and then ``rl.lr=``."""
+    if "=" in incomplete:
+        return []
+    from nip_core.parameters.load import settings_below
+
+    above = incomplete.rpartition(".")[0]
+    keys = tuple(above.split(".")) if above else ()
+    return _that_begin(
+        (
+            f"{'.'.join((*keys, name))}{'.' if is_group else '='}"
+            for name, is_group in settings_below(keys).items()
+        ),
+        incomplete,
+    )
+
+
+def _that_begin(words: Iterable[str], incomplete: str) -> list[str]:
+    return [word for word in words if word.startswith(incomplete)]
+
+
+def _paths(incomplete: str) -> list[str]:
+    folder, slash, beginning = incomplete.rpartition("/")
+    try:
+        entries = sorted(Path(folder + slash or ".").iterdir())
+    except OSError:
+        return []
+    return [
+        f"{folder}{slash}{entry.name}{'/' if entry.is_dir() else ''}"
+        for entry in entries
+        if entry.name.startswith(beginning)
+        and (entry.is_dir() or entry.suffix in (".yaml", ".yml"))
+        and (beginning or not entry.name.startswith("."))
+    ]
+
+
+_CONFIG: Any = typer.Argument(
+    help="A YAML file, or the name of a bundled configuration.",
+    show_default=False,
+    autocompletion=complete_config,
+)
+Config = Annotated[str, _CONFIG]
+ConfigOrNone = Annotated[str | None, _CONFIG]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="A.B=C",
+        help="A setting on top of the configuration.",
+        autocompletion=complete_setting,
+    ),
+]
+RunName = Annotated[
+    str, typer.Argument(help="Name of the run.", show_default=False, autocompletion=complete_run)
+]
+RunNameOrNone = Annotated[
+    str | None,
+    typer.Argument(
+        help="Name of the run; default: newest.", show_default=False, autocompletion=complete_run
+    ),
+]
+RunStoreUrl = Annotated[str, typer.Option("--run-store", help="Where runs are kept.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show Prefect's logs.")]
