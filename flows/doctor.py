@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nip_core import how_to_install
-from nip_core.models import BUNDLED
+from nip_core.models import BUNDLED, ONLY_IN_REPOSITORY
 from nip_core.problems import sandbox
 from nip_lm_server.client import (
     OLDEST_DRIVERS,
@@ -53,11 +53,7 @@ def examine() -> list[Finding]:
     findings.append(_vllm())
     findings += _for_gpus(has_cuda(os.environ))
     findings.append(_sandbox())
-    for name, path in BUNDLED.items():
-        there = (path / "config.json").exists()
-        findings.append(
-            Finding(f"model {name}", there, "bundled" if there else f"missing: {path}", needed=True)
-        )
+    findings += map(_model, BUNDLED)
     api = os.environ.get("PREFECT_API_URL")
     findings.append(
         Finding(
@@ -84,6 +80,15 @@ def _package(name: str, remedy: str, needed: bool = False) -> Finding:
         return Finding(name, True, importlib.metadata.version(name), needed)
     except importlib.metadata.PackageNotFoundError:
         return Finding(name, False, f"missing: {remedy}", needed)
+
+
+def _model(name: str) -> Finding:
+    path = BUNDLED[name]
+    if (path / "config.json").exists():
+        return Finding(f"model {name}", True, "bundled")
+    if name in ONLY_IN_REPOSITORY:
+        return Finding(f"model {name}", True, "not installed: only in nip's repository")
+    return Finding(f"model {name}", False, f"missing: {path}", needed=True)
 
 
 def _vllm() -> Finding:

@@ -4,11 +4,17 @@ What completes a word runs each time that somebody presses Tab: it imports littl
 and says nothing where it finds nothing.
 """
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+
+def say_left_out(reason: str) -> None:
+    """Say on standard error why a run is left out."""
+    print(f"nip: left out: {reason}", file=sys.stderr)
 
 
 def complete_config(incomplete: str) -> list[str]:

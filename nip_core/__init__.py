@@ -1,4 +1,14 @@
-"""The library beneath nip: protocols, rollouts, datasets, jobs, runs. Never imports prefect."""
+"""The library beneath nip: protocols, rollouts, datasets, jobs, runs. Never imports prefect.
+
+``from nip_core import run`` reads what a run has left behind as Arrow tables (docs/data.md).
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nip_core.stages.reading import run, runs
+
+__all__ = ["DISTRIBUTION", "__version__", "how_to_install", "run", "runs"]
 
 __version__ = "0.1.0"
 
@@ -9,3 +19,12 @@ DISTRIBUTION = "nip-loop"
 def how_to_install(extra: str = "") -> str:
     """The command that installs nip, with one of its extras."""
     return f"pip install '{DISTRIBUTION}[{extra}]'" if extra else f"pip install {DISTRIBUTION}"
+
+
+def __getattr__(name: str) -> Any:
+    """Import what reads runs when it is asked for: it takes longer than all else here."""
+    if name in ("run", "runs"):
+        from nip_core.stages import reading
+
+        return getattr(reading, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,7 @@ def ls(run_store: RunStoreUrl = "runs", as_json: AsJson = False) -> None:
     newest test; cost is what was spent so far.
     """
     from nip_core.stages.listing import list_summaries
-    from nip_prefect.flows.named_run import open_runs
+    from nip_core.stages.named_run import open_runs
 
     def say(reason: str) -> None:
         print(f"nip: {reason}", file=sys.stderr)

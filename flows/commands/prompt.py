@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nip_core.errors import SettingsError
-from nip_prefect.flows.options import AsJson, ConfigOrNone, Overrides, RunStoreUrl, complete_run
+from nip_prefect.flows.options import (
+    AsJson,
+    ConfigOrNone,
+    Overrides,
+    RunStoreUrl,
+    complete_run,
+    say_left_out,
+)
 
 if TYPE_CHECKING:
     from nip_core.stages.prompting import AskedChat
@@ -43,11 +50,11 @@ def prompt(
         raise SettingsError("nip prompt: name a configuration, or a run by --run")
     place = Place(agent, round_, problem, iteration, split)
     if run is not None:
-        from nip_prefect.flows.named_run import find_run
+        from nip_core.stages.named_run import find_run
 
         if overrides:
             raise SettingsError("--set: a run has the settings with which it was played")
-        asked = chat_on_record(find_run(run, run_store), place)
+        asked = chat_on_record(find_run(run, run_store, say_left_out), place)
     else:
         from nip_core.parameters import load_parameters
 

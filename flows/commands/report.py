@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from nip_core.errors import StoreError
-from nip_prefect.flows.options import RunNameOrNone, RunStoreUrl
+from nip_prefect.flows.options import RunNameOrNone, RunStoreUrl, say_left_out
 
 
 def report(
@@ -25,10 +25,10 @@ def report(
     from nip_core.run_store.lease import refuse_if_held
     from nip_core.run_store.run import RunStore
     from nip_core.run_store.store import open_store
+    from nip_core.stages.named_run import find_run
     from nip_core.stages.showing import report_location, write_report
-    from nip_prefect.flows.named_run import find_run
 
-    tree = find_run(run, run_store)
+    tree = find_run(run, run_store, say_left_out)
     if anew or report_location(tree) is None:
         refuse_if_held(tree.store, tree.root)  # who runs it writes the report after each stage
         write_report(RunStore(open_store(run_store), tree.name))

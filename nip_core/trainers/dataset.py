@@ -333,6 +333,11 @@ class Dataset:
                 for values in zip(*columns, strict=True):
                     yield dict(zip(table.column_names, values, strict=True))
 
+    def table(self) -> pa.Table:
+        """All rows, in the current version's columns."""
+        with self._open() as file:
+            return self._current(file.read())
+
     def column(self, name: str) -> list[Any]:
         """A column as a list, null everywhere if the file's version did not have it."""
         with self._open() as file:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -157,10 +158,31 @@ def test_an_error_of_an_override_does_not_blame_the_file(tmp_path):
 def test_a_bundled_configuration_is_known_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load_parameters("quickstart").run_name == "quickstart"
-    with pytest.raises(SettingsError, match=r"quickstrat: neither a file here nor a bundled conf"):
+    with pytest.raises(
+        SettingsError, match=r"quickstrat: neither a file here nor a bundled conf"
+    ) as no:
         load_parameters("quickstrat")
+    assert "did you mean quickstart?" in str(no.value)
+    with pytest.raises(
+        SettingsError, match=r"quikstart.yaml: there is no .* did you mean quickstart"
+    ):
+        load_parameters("quikstart.yaml")
+
+
+def test_a_name_that_is_a_file_here_too_is_nobodys_guess(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quickstart").mkdir()  # a directory is no configuration
+    assert load_parameters("quickstart").run_name == "quickstart"
+    (tmp_path / "quickstart").rmdir()
     (tmp_path / "quickstart").write_text("run_name: mine\ndataset: families\n")
-    assert load_parameters("quickstart").run_name == "mine"
+    with pytest.raises(
+        SettingsError, match=r"a file here and a bundled .*\./quickstart"
+    ) as refused:
+        load_parameters("quickstart")
+    bundled = str(refused.value).split(", or ")[1].removesuffix(" for the other")
+    assert load_parameters(bundled).run_name == "quickstart"
+    assert load_parameters("./quickstart").run_name == "mine"
+    assert load_parameters(Path("quickstart")).run_name == "mine"
 
 
 def test_importing_settings_loads_nothing_heavy():
