@@ -16,6 +16,7 @@ PIP_OPTIONS ?=
 TEST_JOBS ?= 3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+QUICKSTART := $(VENV)/.installed-quickstart
 
 .PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean test-trackers test-inspect
 
@@ -49,18 +50,31 @@ help:
 install: $(INSTALLED)
 
 # pip compiles one file after the other; compileall does it on all cores.
-INSTALL := --quiet --disable-pip-version-check --no-compile $(PIP_OPTIONS) -c constraints.txt
+INSTALL := --disable-pip-version-check --no-compile $(PIP_OPTIONS) -c constraints.txt
+VENV_MADE = $(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] <= (3, 13), f"nip needs Python 3.11 to 3.13, this is {sys.version.split()[0]}; set PYTHON=..."' && $(PYTHON) -m venv $(VENV)
+COMPILED = $(BIN)/python -m compileall -qq -j 0 --invalidation-mode timestamp $(VENV)/lib || :
 
+# For developers and CI: what tests and checks need, too.
 $(INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] <= (3, 13), f"nip needs Python 3.11 to 3.13, this is {sys.version.split()[0]}; set PYTHON=..."'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install $(INSTALL) torch==2.13.0
-	$(BIN)/python -m pip install $(INSTALL) -e ".[local,dev]"
-	@$(BIN)/python -m compileall -qq -j 0 --invalidation-mode timestamp $(VENV)/lib || :
-	@touch $(INSTALLED)
+	$(VENV_MADE)
+	$(BIN)/python -m pip install --quiet $(INSTALL) torch==2.13.0
+	$(BIN)/python -m pip install --quiet $(INSTALL) -e ".[local,dev]"
+	@$(COMPILED)
+	@touch $(QUICKSTART) $(INSTALLED)
 
-quickstart: install
-	$(BIN)/nip train deployments/configs/quickstart.yaml
+# For whoever only uses it; `make install` adds the rest to the same environment.
+$(QUICKSTART): pyproject.toml constraints.txt
+	@echo "nip: 1 of 3, torch: 0.2 GB for a CPU, some 3 GB with CUDA (README.md has the option)"
+	@$(VENV_MADE)
+	@$(BIN)/python -m pip install $(INSTALL) torch==2.13.0
+	@echo "nip: 2 of 3, all else that nip uses: 0.3 GB"
+	@$(BIN)/python -m pip install $(INSTALL) -e ".[local]"
+	@echo "nip: 3 of 3, compiling"
+	@$(COMPILED)
+	@touch $(QUICKSTART)
+
+quickstart: $(QUICKSTART)
+	@$(BIN)/nip quickstart
 
 PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder \
 	--durations=20 --durations-min=5

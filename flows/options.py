@@ -36,20 +36,25 @@ def complete_run(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_setting(incomplete: str) -> list[str]:
-    """Addresses of settings, up to the next dot: ``rl.`` and then ``rl.lr=``."""
+    """Addresses of settings: ``rl.``, then ``rl.lr=``, with the default beside it.
+
+    Whatever is not complete yet comes as two words or more, since a shell adds a space to one.
+    """
     if "=" in incomplete:
         return []
     from nip_core.parameters.load import settings_below
 
     above = incomplete.rpartition(".")[0]
     keys = tuple(above.split(".")) if above else ()
-    return _that_begin(
-        (
-            f"{'.'.join((*keys, name))}{'.' if is_group else '='}"
-            for name, is_group in settings_below(keys).items()
-        ),
-        incomplete,
-    )
+    while True:
+        settings = {".".join((*keys, n)): default for n, default in settings_below(keys).items()}
+        words = _that_begin(settings, incomplete)
+        if len(words) != 1:
+            return [f"{word}{'.' if settings[word] is None else '='}" for word in words]
+        [word] = words
+        if settings[word] is not None:
+            return [f"{word}=", f"{word}={settings[word]}"]
+        keys, incomplete = tuple(word.split(".")), f"{word}."
 
 
 def _that_begin(words: Iterable[str], incomplete: str) -> list[str]:

@@ -213,20 +213,26 @@ def _places(location: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*location[:2], *location[3:]) if is_agent else location
 
 
-def settings_below(keys: tuple[str, ...]) -> dict[str, bool]:
-    """The names of the settings at this address, and whether each holds settings of its own."""
-    names: dict[str, bool] = {}
+def settings_below(keys: tuple[str, ...]) -> dict[str, str | None]:
+    """The settings at this address by name: the default as one writes it, None of a group."""
     if keys == ("agents",):
-        return dict.fromkeys(("_default", "prover", "verifier"), True)
+        return dict.fromkeys(("_default", "prover", "verifier"))
     kinds: tuple[type[Parameters], ...] = (HyperParameters,)
     for key in keys:
         fields = [kind.model_fields[key] for kind in kinds if key in kind.model_fields]
-        if fields:
+        if fields:  # otherwise the key of a mapping, whose values have these kinds
             kinds = tuple(k for field in fields for k in groups_in(field.annotation))
-    for kind in kinds:
-        for name, field in kind.model_fields.items():
-            names[name] = names.get(name, False) or bool(groups_in(field.annotation))
-    return names
+    return {
+        name: None if groups_in(field.annotation) else _as_written(field.default)
+        for kind in kinds
+        for name, field in kind.model_fields.items()
+    }
+
+
+def _as_written(default: Any) -> str:
+    """A default as YAML in a line; "…" of one that is no plain value."""
+    is_plain = default is None or isinstance(default, str | int | float | bool)
+    return yaml.safe_dump(default).splitlines()[0] if is_plain else "…"
 
 
 def _field_names(location: tuple[Any, ...]) -> list[str]:
