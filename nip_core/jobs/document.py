@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nip_core.errors import CorruptionError, LeaseError
-from nip_core.jobs.job import Clock, JobEvent, JobRecord, Outcome
+from nip_core.errors import CorruptionError, LeaseError, StoreError
+from nip_core.jobs.job import FORMAT_VERSION, Clock, JobEvent, JobRecord, Outcome
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
@@ -84,8 +84,15 @@ def read_job(run: RunStore, path: str) -> JobRecord | None:
 
 
 def _parse(data: bytes, path: str) -> JobRecord:
+    document = decode(data, path, _REMEDY)
+    version = document.get("format_version") if isinstance(document, dict) else None
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise StoreError(
+            f"{path}: format version {version}, this version of nip reads {FORMAT_VERSION}; use "
+            "the version of nip that wrote it"
+        )
     try:
-        return JobRecord.model_validate(decode(data, path, _REMEDY))
+        return JobRecord.model_validate(document)
     except ValidationError as error:
         raise CorruptionError(f"{path}: damaged, not a job record; {_REMEDY}") from error
 
