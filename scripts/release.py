@@ -77,7 +77,9 @@ def tree_problems(version: str, root: Path = ROOT) -> list[str]:
     ):
         if not re.search(pattern, (root / file).read_text(encoding="utf-8"), re.MULTILINE):
             problems.append(f"{file}: does not name version {version}, as pyproject.toml does")
-    current = subprocess.run([sys.executable, "scripts/llms_txt.py", "--check"], cwd=root)
+    current = subprocess.run(
+        [sys.executable, "scripts/llms_txt.py", "--check"], cwd=root, check=False
+    )
     if current.returncode:
         problems.append("llms.txt: not up to date")
     return problems
@@ -110,7 +112,10 @@ def file_problems(place: Path, wheel: Path, source: Path) -> list[str]:
     problems = []
     tools = str(place / "tools" / "bin" / "python")
     done = subprocess.run(
-        [tools, "-m", "twine", "check", "--strict", wheel, source], capture_output=True, text=True
+        [tools, "-m", "twine", "check", "--strict", wheel, source],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         problems.append(f"twine check: {done.stdout.strip()}")
@@ -155,6 +160,7 @@ def bare_problems(place: Path, wheel: Path, version: str, python: str) -> list[s
             capture_output=True,
             text=True,
             timeout=600,
+            check=False,
         )
         print(f"  nip {command}: {time.monotonic() - begin:.1f} s", flush=True)
         if done.returncode or expected not in done.stdout:
@@ -181,7 +187,7 @@ def environment(place: Path, python: str, *packages: str) -> str:
 
 def run(*command: str, cwd: Path | None = None) -> str:
     """The output of a command. Ends this program, with what it said, if it fails."""
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{shlex.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout.strip()

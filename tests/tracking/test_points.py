@@ -156,11 +156,12 @@ def test_the_id_is_that_of_the_run_until_it_is_done_again(run):
     assert log.read(0).first_row == 0
 
 
-def test_a_damaged_list_says_what_to_do(run):
+@pytest.mark.parametrize("version", [1, 99])
+def test_a_list_that_is_damaged_or_newer_says_what_to_do(run, version):
     add_iteration(run, 0)
     PointLog(run).extend()
     path = f"{run.root}/tracking/points/0000/000000.json"
-    run.store.put(path, json.dumps({"format_version": 1}).encode())
+    run.store.put(path, json.dumps({"format_version": version}).encode())
     with pytest.raises(CorruptionError, match="restore it from a copy, or delete"):
         PointLog(run).extend()
 

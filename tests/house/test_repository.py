@@ -1,0 +1,105 @@
+"""What a repository has beside its code is there and says what is so."""
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nip_core import __version__
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_llms_txt_is_what_the_pages_say():
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "llms_txt.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "llms.txt").read_text(encoding="utf-8"))
+    assert len(links) > 20 and all((ROOT / link).is_file() for link in links)
+
+
+def test_every_test_that_the_page_on_compatibility_names_is_there():
+    page = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    held = page.partition("Tests that hold it:")[2]
+    named, file = [], None
+    for word in re.findall(r"`([^`]+)`", held):
+        if word.startswith("tests/"):
+            file = ROOT / word
+        else:
+            named.append((file, word))
+    assert len(named) >= 15
+    for file, name in named:
+        functions = {
+            node.name
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        assert name in functions, (file, name)
+    statements = {int(n) for n in re.findall(r"\((\d+)\)", page.partition("Tests that hold")[0])}
+    numbers = {int(n) for n in re.findall(r"^(\d+)\. ", held, re.MULTILINE)}
+    assert statements == numbers
+
+
+def test_the_citation_names_the_version_and_the_paper():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert citation["cff-version"] == "1.2.0" and citation["version"] == __version__
+    assert any("2412.08897" in str(reference) for reference in citation["references"])
+
+
+def test_issue_forms_have_what_a_form_needs():
+    forms = [*(ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")]
+    assert len(forms) == 3
+    for form in forms:
+        content = yaml.safe_load(form.read_text(encoding="utf-8"))
+        if form.name != "config.yml":
+            assert {"name", "description", "body"} <= content.keys()
+            ids = [field["id"] for field in content["body"]]
+            assert len(ids) == len({*ids})
+            assert all(field["attributes"]["label"] for field in content["body"])
+
+
+@pytest.fixture
+def release():
+    spec = importlib.util.spec_from_file_location("release", ROOT / "scripts" / "release.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_release_is_refused_for_what_does_not_name_its_version(release, tmp_path):
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert version == __version__
+    copy = tmp_path / "nip"
+    (copy / "nip_core").mkdir(parents=True)
+    (copy / "scripts").mkdir()
+    (copy / "scripts" / "llms_txt.py").write_text("")
+    for file in ("nip_core/__init__.py", "CITATION.cff"):
+        (copy / file).write_bytes((ROOT / file).read_bytes())
+    (copy / "CHANGELOG.md").write_text(f"# Changelog\n\n## {version} (a day)\n")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "all"]):
+        subprocess.run([*git, *command], cwd=copy, check=True)
+    assert release.tree_problems(version, copy) == []
+    # Each of what can be wrong is said.
+    (copy / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased\n")
+    subprocess.run([*git, "tag", f"v{version}"], cwd=copy, check=True)
+    uncommitted, tagged, changelog = release.tree_problems(version, copy)
+    assert "CHANGELOG.md" in uncommitted and f"v{version}" in tagged
+    assert changelog.startswith("CHANGELOG.md: does not name")
+    later = release.tree_problems("9.9.9", copy)
+    assert [line.partition(":")[0] for line in later[1:]] == [
+        "nip_core/__init__.py",
+        "CITATION.cff",
+        "CHANGELOG.md",
+    ]
