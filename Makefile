@@ -67,7 +67,7 @@ $(QUICKSTART): pyproject.toml constraints.txt
 	@echo "nip: 1 of 3, torch: 0.2 GB for a CPU, some 3 GB with CUDA (README.md has the option)"
 	@$(VENV_MADE)
 	@$(BIN)/python -m pip install $(INSTALL) torch==2.13.0
-	@echo "nip: 2 of 3, all else that nip uses: 0.3 GB"
+	@echo "nip: 2 of 3, all else that nip uses: some 130 packages, 0.2 GB to download"
 	@$(BIN)/python -m pip install $(INSTALL) -e ".[local]"
 	@echo "nip: 3 of 3, compiling"
 	@$(COMPILED)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +54,8 @@ def init(
         raise SettingsError(f"{file}: can't be written ({error.strerror})") from None
     with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
         opened.write(text)
+    typed = shlex.quote(str(file))
     print(f"wrote {file}, for a run called {name}\n")
-    print(f"  nip train {file} --dry-run   what it would take; nothing is started")
-    print(f"  nip prompt {file}            what agents are asked")
-    print(f"  nip train {file}             train")
+    print(f"  nip train {typed} --dry-run   what it would take; nothing is started")
+    print(f"  nip prompt {typed}            what agents are asked")
+    print(f"  nip train {typed}             train")

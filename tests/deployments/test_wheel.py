@@ -37,7 +37,48 @@ def installed(tmp_path_factory):
     [wheel] = folder.glob("nip_loop-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder / "site")
+    (folder / "size").write_text(str(wheel.stat().st_size))
     return folder / "site"
+
+
+def nip(installed, folder, *arguments):
+    """The command as somebody has it who installed the wheel and works in `folder`."""
+    return subprocess.run(
+        [sys.executable, "-m", "nip_prefect", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_it_has_at_most_10_megabytes(installed):
+    assert int((installed.parent / "size").read_text()) < 10_000_000
+
+
+def test_its_metadata_is_whole_and_names_no_address_that_is_not_there(installed):
+    [info] = installed.glob("*.dist-info")
+    metadata = (info / "METADATA").read_text()
+    for field in ("Author", "License-Expression", "Keywords", "Requires-Python", "Summary"):
+        assert f"\n{field}: " in metadata, field
+    assert metadata.count("\nClassifier: ") > 10
+    assert "\nProject-URL: " not in metadata and "\nHome-page: " not in metadata
+
+
+def test_a_configuration_is_written_and_looked_at_without_the_repository(installed, tmp_path):
+    assert nip(installed, tmp_path, "init").returncode == 0
+    done = nip(installed, tmp_path, "train", "experiment.yaml", "--dry-run")
+    assert done.returncode == 0 and "nothing was started" in done.stdout, done.stderr
+    asked = nip(installed, tmp_path, "prompt", "experiment.yaml", "--round", "1")
+    assert "You are the expert." in asked.stdout, asked.stderr
+
+
+def test_a_model_that_is_in_the_repository_alone_is_named(installed, tmp_path):
+    assert not (installed / "nip_core" / "models" / "tiny_arithmetic_turns").exists()
+    setting = "agents._default.model_name=tiny-arithmetic-turns"
+    done = nip(installed, tmp_path, "train", "arithmetic-tiny", "--dry-run", "--set", setting)
+    assert done.returncode == 2 and "comes with nip's repository" in done.stderr, done.stderr
 
 
 def test_it_installs_four_packages_that_no_module_of_a_users_is_called_like(installed):

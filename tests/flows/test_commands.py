@@ -220,7 +220,8 @@ async def test_prompts_are_what_a_server_was_sent_before_and_after(tmp_path):
         later = chat_to_come(parameters, Place("verifier", 2, str(number)))
         roles = [message["role"] for message in later.messages]
         assert any(roles == [m["role"] for m in chat] for chat in sent)
-        assert later.messages[-1]["content"] == "<what prover says in round 1>"
+        contents = [message["content"] for message in later.messages]
+        assert contents[1:3] == ["<what verifier says in round 0>", "<what prover says in round 1>"]
         assert later.messages[0] in [chat[0] for chat in sent]
 
 
