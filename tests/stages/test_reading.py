@@ -24,12 +24,12 @@ async def store(tmp_path_factory):
 
 @pytest.mark.parametrize("name", TABLES)
 def test_each_table_is_taken_by_polars_pandas_and_duckdb_as_it_is(store, name):
-    table = rows = getattr(run("small", store=store), name)
-    assert isinstance(table, pa.Table) and table.num_rows > 0
-    assert polars.from_arrow(table).height == table.num_rows
-    assert polars.DataFrame(table).columns == table.column_names  # by __arrow_c_stream__
-    assert len(table.to_pandas()) == table.num_rows
-    assert len(duckdb.sql("from rows").fetchall()) == table.num_rows
+    rows = getattr(run("small", store=store), name)
+    assert isinstance(rows, pa.Table) and rows.num_rows > 0
+    assert polars.from_arrow(rows).height == rows.num_rows
+    assert polars.DataFrame(rows).columns == rows.column_names  # by __arrow_c_stream__
+    assert len(rows.to_pandas()) == rows.num_rows
+    assert len(duckdb.sql("from rows").fetchall()) == rows.num_rows
 
 
 def test_tables_join_and_agree_with_what_the_run_says_of_itself(store):
