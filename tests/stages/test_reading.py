@@ -1,7 +1,9 @@
 """`from nip_core import run`: a run as tables for pandas, Polars and DuckDB."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import duckdb
 import polars
@@ -94,6 +96,24 @@ def test_nothing_is_read_before_it_is_asked_for_and_damage_is_named(store, tmp_p
     assert small.metrics.num_rows > 0
     with pytest.raises(CorruptionError, match=r"iterations/0000/rollouts/train/episodes-0000"):
         _ = small.episodes
+
+
+def test_the_page_on_data_reads_a_run_as_it_says(store, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    section = page.partition("## In a notebook\n")[2].partition("\n## ")[0]
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "quickstart").symlink_to(Path(store) / "small")
+    monkeypatch.chdir(tmp_path)
+    first, second = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    names = {}
+    exec(first, names)
+    assert names["episodes"].num_rows > 0
+    exec(second, names)
+    assert {"iteration", "mutation", "accuracy", "len"} == {*names["accuracy"].columns}
+    for table in TABLES:
+        assert f"`{table}`" in section
+    for columns in (names["quickstart"].iterations, names["quickstart"].models):
+        assert all(f"`{name}`" in section for name in columns.column_names if name != "loss")
 
 
 def test_reading_a_run_imports_neither_prefect_nor_torch(store):
