@@ -75,7 +75,11 @@ class Commands(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command itself, for whoever runs it, asks for its help or completes its words."""
         name, command, rest = super().resolve_command(ctx, args)
-        return name, load_command(command.name) if isinstance(command, _Listed) else command, rest
+        return (
+            name,
+            load_command(str(command.name)) if isinstance(command, _Listed) else command,
+            rest,
+        )
 
 
 def load_command(name: str) -> Any:

@@ -3,6 +3,7 @@
 ``from nip_core import run`` reads what a run has left behind as Arrow tables (docs/data.md).
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ def how_to_install(extra: str = "") -> str:
 def __getattr__(name: str) -> Any:
     """Import what reads runs when it is asked for: it takes longer than all else here."""
     if name in ("run", "runs"):
-        from nip_core.stages import reading
-
-        return getattr(reading, name)
+        # By name: whoever imports __version__ from here does not depend on the floors above.
+        return getattr(import_module("nip_core.stages.reading"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -144,12 +144,12 @@ class RunTables:
 
     @cached_property
     def timings(self) -> pa.Table:
-        """When each call was made and how long it took, with iteration and split."""
+        """One row per model call: start and duration, with iteration and split."""
         return self._with_place("timings", TIMINGS)
 
     @cached_property
     def examples(self) -> pa.Table:
-        """What groups were trained on, with ``group`` and ``method``.
+        """One row per training example, with its ``group`` and ``method``.
 
         Where an iteration learns in another way than the next, columns that one of them lacks are
         null in its rows.

@@ -72,7 +72,7 @@ def test_help_version_and_completion_import_nothing_that_a_run_needs():
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
         )
         assert done.stdout.splitlines()[-1] == "HEAVY []", (arguments, done.stdout, done.stderr)
 
@@ -86,7 +86,7 @@ def test_listing_runs_imports_neither_prefect_nor_torch(store):
         [sys.executable, "-c", code, "ls", "--run-store", str(store)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert done.stdout.splitlines()[-1] == "HEAVY []", done.stderr
 

@@ -122,5 +122,5 @@ def test_reading_a_run_imports_neither_prefect_nor_torch(store):
         "heavy = {'torch', 'prefect', 'openai', 'matplotlib'} & set(sys.modules); "
         "sys.exit(str(heavy) if heavy else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
