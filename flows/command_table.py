@@ -43,6 +43,8 @@ PANELS: dict[str, tuple[Line, ...]] = {
     "Carry over": (
         ("track", "track", "Send trackers what they lack of a run."),
         ("export", "export", "Write a run in the form of another program."),
+        ("push", "hub:push", "Publish a model or the data of a run on the Hub."),
+        ("pull", "hub:pull", "Download a model or data from the Hub, and check it."),
         ("clean", "clean", "Delete what nothing in a run refers to."),
     ),
     "Serve": (

@@ -11,8 +11,8 @@ from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import open_store
 from nip_prefect.flows.printing import print_json
 
-INSPECT = "inspect"
-_FORMS = (INSPECT,)
+INSPECT, PEFT = "inspect", "peft"
+_FORMS = (INSPECT, PEFT)
 
 
 def export(
@@ -21,14 +21,30 @@ def export(
         Path, typer.Argument(metavar="DIR", help="Where to write.", show_default=False)
     ],
     to: Annotated[
-        str, typer.Option(help="inspect: logs of inspect_ai, one per iteration and split.")
+        str,
+        typer.Option(
+            help="inspect: logs of inspect_ai, one per iteration and split. peft: a trained "
+            "model as a plain LoRA adapter."
+        ),
     ],
     split: Annotated[
         list[str] | None,
-        typer.Option(help="test, train, validation, candidate or attack; default: all played."),
+        typer.Option(
+            help="inspect: test, train, validation, candidate or attack; default: all played."
+        ),
     ] = None,
     iteration: Annotated[
-        list[int] | None, typer.Option(min=0, help="Which iterations; default: all.")
+        list[int] | None,
+        typer.Option(
+            min=0, help="inspect: which ones, default: all. peft: whose models, default: newest."
+        ),
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(help="peft: which model group, where several are trained.")
+    ] = None,
+    base_model: Annotated[
+        str | None,
+        typer.Option(help="peft: where others find the base model, where it is a directory."),
     ] = None,
     run_store: Annotated[str, typer.Option(help="Where runs are kept.")] = "runs",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -36,15 +52,13 @@ def export(
     """Write what RUN has to DIR, in the form of another program. The run stays as it is."""
     if to not in _FORMS:
         raise SettingsError(f"--to {to!r}: use {' or '.join(_FORMS)}")
-    tree = _run(run, run_store)
-    try:
-        from nip_inspect.export import export_run
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "inspect_ai":
-            raise
-        needed = how_to_install("inspect")
-        raise SettingsError(f"--to inspect: needs the package inspect_ai: {needed}") from None
-    files = [str(path) for path in export_run(tree, directory, split or (), iteration or ())]
+    tree = named_run(run, run_store)
+    if to == PEFT:
+        files = _to_peft(tree, directory, split, iteration, group, base_model)
+    elif group is not None or base_model is not None:
+        raise SettingsError("--group and --base-model are for --to peft; leave them out")
+    else:
+        files = _to_inspect(tree, directory, split, iteration)
     if as_json:
         print_json({"run": tree.name, "files": files})
         return
@@ -52,7 +66,39 @@ def export(
         print(file)
 
 
-def _run(name: str, run_store: str) -> RunStore:
+def _to_peft(
+    tree: RunStore,
+    directory: Path,
+    split: list[str] | None,
+    iteration: list[int] | None,
+    group: str | None,
+    base_model: str | None,
+) -> list[str]:
+    from nip_core.hub.repository import files_of
+    from nip_core.stages.published import choose_model, write_adapter
+
+    if split or len(iteration or ()) > 1:
+        raise SettingsError("--to peft: takes one --iteration, and no --split")
+    chosen = choose_model(tree, iteration[0] if iteration else None, group)
+    write_adapter(chosen, directory, place=directory.name, base=base_model)
+    return [str(directory / name) for name in files_of(directory)]
+
+
+def _to_inspect(
+    tree: RunStore, directory: Path, split: list[str] | None, iteration: list[int] | None
+) -> list[str]:
+    try:
+        from nip_inspect.export import export_run
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "inspect_ai":
+            raise
+        needed = how_to_install("inspect")
+        raise SettingsError(f"--to inspect: needs the package inspect_ai: {needed}") from None
+    return [str(path) for path in export_run(tree, directory, split or (), iteration or ())]
+
+
+def named_run(name: str, run_store: str) -> RunStore:
+    """The run of that name. Raises SettingsError if it is not there."""
     if "://" not in run_store and not Path(run_store).is_dir():
         raise SettingsError(f"--run-store {run_store!r}: there is no such directory")
     store = open_store(run_store, read_only=True)

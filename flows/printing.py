@@ -37,7 +37,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     from nip_core.stages.providers import speaks_nip
     from nip_core.stages.too_long import in_words, recorded_of
 
-    parameters, estimate = plan_run(parameters)
+    parameters, estimate, origin = plan_run(parameters)
     left_out = recorded_of(parameters)
     _warn_of_few_examples(parameters, estimate.train_episodes)
     _warn_of_unreachable_threshold(parameters)
@@ -45,12 +45,15 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
         print(f"nip: warning: {line}", file=sys.stderr)
     if as_json:
         counts = None if left_out is None else {s: len(out) for s, out in left_out.items()}
-        known = {"estimate": asdict(estimate), "left_out": counts}
+        known = {"estimate": asdict(estimate), "left_out": counts, "origin": origin.facts()}
         print_json({"parameters": parameters.to_dict(), **known})
         return
     print(yaml.safe_dump(parameters.to_dict(), sort_keys=False).rstrip())
     print()
     print(f"{estimate.iterations} iterations, nothing was started:")
+    for group, model in origin.models[0].items() if origin.models else ():
+        if model.from_run is not None:
+            print(f"  {group} begins with {model.model}, of {model.from_run}")
     print(f"  {estimate.train_episodes} training and {estimate.test_episodes} test episodes")
     if estimate.attack_episodes:
         print(f"  {estimate.attack_episodes} problems on which the verifier is attacked")

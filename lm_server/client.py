@@ -7,7 +7,9 @@ version      SERVER_VERSION, compatible
 the wire     NipSettings, METHOD_HYPERPARAMETERS; ACTIVE_STATUSES, ENDED_STATUSES of a job
 training data   formats: what a line of each method holds, and its checks; group_advantages
 a server's files, while it does not run   examine, stored_ids, collectable files (State,
-             read_state, remove), import_models, find_model, and names in a state directory
+             read_state, remove), import_models, find_model, lay_out_adapter, and names in a
+             state directory
+published adapters   public_probe
 processes    identities of processes, ending with a parent, the end of a log
 vLLM         describe_vllm; served_lora_rank, DEFAULT_LORA_RANK, LARGEST_LORA_RANK
 
@@ -17,6 +19,8 @@ vllm, an HTTP framework) is imported when it is started, not with this.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from nip_lm_server import formats
 from nip_lm_server.devices import OLDEST_DRIVERS, compile_caches, driver_version, has_cuda
@@ -49,6 +53,7 @@ from nip_lm_server.processes import (
     read_tail,
     watch_parent,
 )
+from nip_lm_server.serving.lay_out_adapter import LaidOut, lay_out_adapter
 from nip_lm_server.spec import EngineSpec, ServerSpec, base_served_name
 from nip_lm_server.state.directory import DATABASE, FILES, KEY_FILE, MODELS, StateError
 from nip_lm_server.state.disk import MANIFEST
@@ -90,6 +95,7 @@ __all__ = [
     "EngineSpec",
     "Examined",
     "JsonlError",
+    "LaidOut",
     "NipSettings",
     "OwnerError",
     "Problem",
@@ -98,6 +104,7 @@ __all__ = [
     "State",
     "StateError",
     "StateInUseError",
+    "TorchMissingError",
     "VllmMissingError",
     "base_served_name",
     "checksum_of",
@@ -115,7 +122,9 @@ __all__ = [
     "has_cuda",
     "import_models",
     "is_running",
+    "lay_out_adapter",
     "process_identity",
+    "public_probe",
     "read_state",
     "read_tail",
     "remove",
@@ -161,3 +170,25 @@ def describe_vllm(environment: Mapping[str, str]) -> str:
 
 class VllmMissingError(Exception):
     """There is no vLLM that can run here; the message says what to do."""
+
+
+def public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
+    """Compute the log-probabilities of an adapter and of its base on a fixed text.
+
+    `base_model` is a directory or a name on the Hub. Raises TorchMissingError where that can't be
+    computed, AdapterError if one of them can't be read.
+    """
+    from nip_lm_server.engines.base import EngineError
+
+    try:
+        from nip_lm_server.engines.public_probe import public_probe as compute
+
+        return compute(base_model, adapter)
+    except ModuleNotFoundError as error:
+        raise TorchMissingError(f"it is computed with the package {error.name}") from None
+    except (OSError, ValueError, EngineError) as error:
+        raise AdapterError(f"{base_model}: the probe can't be computed: {error}") from error
+
+
+class TorchMissingError(Exception):
+    """A package that trains and runs models is missing; the message names it."""

@@ -9,6 +9,7 @@ from nip_core.parameters.addresses import Address, SchemeAndHost
 from nip_core.parameters.base import Parameters, group_for
 from nip_core.parameters.base_run import RunName
 from nip_core.parameters.dialects import ApiDialect, ReasoningEffort
+from nip_core.parameters.published import PublishedAdapter
 from nip_core.parameters.update_schedule import ConstantUpdateSchedule, UpdateSchedule
 
 Provider = Literal["OpenAI", "SelfHosted", "OpenRouter"]
@@ -97,6 +98,7 @@ class PureTextAgentParameters(AgentParameters):
             "checkpoint_project",
             "checkpoint_run_id",
             "checkpoint_version",
+            "published_adapter",
         }
     )
     """What `load_from_wandb_config` leaves as it is."""
@@ -125,6 +127,11 @@ class PureTextAgentParameters(AgentParameters):
     """The name of that run."""
     checkpoint_version: CheckpointVersion = "latest"
     """Which of its models: "latest", or the number of the iteration that trained it, from 0."""
+    published_adapter: PublishedAdapter | None = None
+    """Start from a LoRA adapter of the Hugging Face Hub over model_name: hf://OWNER/NAME@REVISION.
+    The revision (a branch, a tag or a commit; without it, the main branch) is pinned to its commit
+    when the run is created. Needs the run's own server, and another lm_server.engine than
+    deterministic."""
     use_orthogonal_initialisation: bool = True
     """Keeps its default: of networks trained from nothing."""
     orthogonal_initialisation_gain: float = 1.0

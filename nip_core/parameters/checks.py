@@ -41,6 +41,7 @@ GROUP_SETTINGS = (
     "load_checkpoint_and_parameters",
     "checkpoint_run_id",
     "checkpoint_version",
+    "published_adapter",
     "fine_tune_from_scratch",
     "freeze_agent",
     "quantization",
@@ -91,6 +92,7 @@ def check_agents(parameters: "HyperParameters") -> None:
         _check_provider(f"agents.{name}", agent)
         _check_address(f"agents.{name}", agent, parameters)
         _check_checkpoint(f"agents.{name}", agent, parameters)
+        _check_published(f"agents.{name}", agent, parameters)
         _check_quantization(f"agents.{name}", agent, parameters)
         _check_full_training(f"agents.{name}", agent, parameters)
         if agent.model_provider == "SelfHosted" and not agent.use_dummy_api:
@@ -372,6 +374,32 @@ def _check_checkpoint(
         )
     if agent.use_dummy_api:
         raise ValueError(f"{place}: use_dummy_api plays without a model, so none can be loaded")
+
+
+def _check_published(
+    place: str, agent: PureTextAgentParameters, parameters: "HyperParameters"
+) -> None:
+    """An adapter of the Hub is on the run's own server, and the only one to begin with."""
+    if agent.published_adapter is None:
+        return
+    reason = None
+    if not uses_own_server(parameters, agent):
+        reason = (
+            "is served by the run's own server, and this agent's model is elsewhere; set "
+            "model_provider: SelfHosted, and leave out base_url and lm_server.url"
+        )
+    elif is_deterministic(parameters, agent):
+        reason = "needs an engine with a model; set lm_server.engine: embedded or vllm"
+    elif agent.load_checkpoint_and_parameters or parameters.base_run.base_run_type != "none":
+        reason = (
+            "is what the agent begins with; leave out base_run and load_checkpoint_and_parameters"
+        )
+    elif parameters.attack.run is not None:
+        reason = (
+            "can't be used in an attack, whose models are those of the attacked run; leave it out"
+        )
+    if reason is not None:
+        raise ValueError(f"{place}.published_adapter: {agent.published_adapter} {reason}")
 
 
 def _check_quantization(

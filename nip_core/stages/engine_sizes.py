@@ -102,8 +102,9 @@ def _final_rank(parameters: HyperParameters, group: str) -> int:
 
 
 def _takes_models_over(parameters: HyperParameters) -> bool:
-    """Return whether groups begin with models of other runs."""
+    """Return whether groups begin with models of other runs, or of the Hub."""
     is_based = parameters.base_run.base_run_type != "none" or parameters.attack.run is not None
     return is_based or any(
-        agent.load_checkpoint_and_parameters for agent in parameters.model_agents.values()
+        agent.load_checkpoint_and_parameters or agent.published_adapter is not None
+        for agent in parameters.model_agents.values()
     )

@@ -13,7 +13,8 @@ final models of the base run. ``rerun_tests``: each iteration plays with the mod
 it in the base run, and there are as many. Other settings are this run's own. With an agent's
 ``load_checkpoint_and_parameters`` its group begins with the model that a run has trained for the
 agent of this name, and the agent has the settings that it had there. With ``attack.run`` all
-groups play with the models that played an iteration there.
+groups play with the models that played an iteration there. A fifth, an agent's
+``published_adapter``, names an adapter of the Hugging Face Hub, see `from_hub`.
 
 What was found is part of the run's identity (``contents.origin`` in run.json) and read from there
 when the run is opened again, so that the other run may go on, or go. Nothing is written to it.
@@ -25,11 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.errors import SettingsError
+from nip_core.hub.client import connect
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
 from nip_core.parameters.checks import uses_own_server
 from nip_core.parameters.stored import with_defaults
 from nip_core.run_store.run import RunRecord, RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store
+from nip_core.stages.from_hub import PublishedModel, bring_published, find_published
 from nip_core.stages.kept_models import bring_models, has_model
 from nip_core.stages.models import ServedModel
 from nip_core.stages.providers import base_name
@@ -49,6 +52,8 @@ class Origin:
     run has. Only `rerun_tests` has more than one."""
     adapters: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     """By run, the models to copy from its own server, each with its content digest."""
+    published: Mapping[str, PublishedModel] = field(default_factory=dict)
+    """By name, adapters of the Hub."""
 
     @classmethod
     def of(cls, facts: Sequence[Mapping[str, Any]]) -> "Origin":
@@ -64,7 +69,8 @@ def takes_over(parameters: HyperParameters) -> bool:
     """Return whether the settings name another run."""
     is_based = parameters.base_run.base_run_type != "none" or parameters.attack.run is not None
     return is_based or any(
-        agent.load_checkpoint_and_parameters for agent in parameters.model_agents.values()
+        agent.load_checkpoint_and_parameters or agent.published_adapter is not None
+        for agent in parameters.model_agents.values()
     )
 
 
@@ -118,11 +124,11 @@ def find_origin(parameters: HyperParameters, store: Store, record: RunRecord | N
     if parameters.base_run.base_run_type == "rerun_tests":
         return Origin(tuple(models), search.adapters)
     for group in parameters.groups:
-        model = search.checkpoint(group)
+        model = search.checkpoint(group) or search.from_hub(group)
         if model is not None:
             models = models or [{}]
             models[0][group] = model
-    return Origin(tuple(models), search.adapters)
+    return Origin(tuple(models), search.adapters, search.published)
 
 
 def check_attacked(parameters: HyperParameters, source: RunStore) -> None:
@@ -188,6 +194,7 @@ def bring(origin: Origin, store: Store, state_dir: Path) -> None:
     """
     for run, digests in origin.adapters.items():
         bring_models(RunStore(store, run), state_dir, digests)
+    bring_published(origin.published.values(), state_dir)
 
 
 def _run(store: Store, setting: str, name: str) -> RunStore:
@@ -232,6 +239,7 @@ class _Search:
     def __init__(self, parameters: HyperParameters, store: Store):
         self._parameters, self._store = parameters, store
         self.adapters: dict[str, dict[str, str | None]] = {}
+        self.published: dict[str, PublishedModel] = {}
 
     def base_run(self) -> list[dict[str, ServedModel]]:
         """The models that play, by iteration, where there is a base run."""
@@ -285,6 +293,16 @@ class _Search:
         source_group = _agent_of(run, name).get("shared_model_group") or name
         setting = f"agents.{name}.checkpoint_run_id"
         return self._model(setting, run, iteration + 1, source_group, group)
+
+    def from_hub(self, group: str) -> ServedModel | None:
+        """The adapter of the Hub that the group's agents ask to begin with."""
+        name = self._parameters.groups[group][0]
+        if self._parameters.model_agents[name].published_adapter is None:
+            return None
+        published = find_published(self._parameters, name, connect)
+        model = published.model()
+        self.published[model.model] = published
+        return model
 
     def _model(
         self, setting: str, source: RunStore, iteration: int, source_group: str, group: str

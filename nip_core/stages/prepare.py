@@ -202,16 +202,18 @@ def _try_written(scenario: Scenario, problem: Problem) -> None:
         pass  # no solution stands in the message, so that another one would be asked for
 
 
-def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate]:
-    """The settings with which a run would be played, and what it would take; nothing is written."""
+def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Origin]:
+    """The settings with which a run would be played, what it would take, and which models of
+    elsewhere it begins with; nothing is written."""
+    origin = Origin()
     check_named(parameters)
     check_trackers(parameters.tracking)
     if takes_over(parameters):
         store = open_store(parameters.run_store, read_only=True)
         record = _record(RunStore(store, parameters.run_name))
         parameters = resolved(parameters, store, record)
-        find_origin(parameters, store, record)  # refuses models that are not there
-    return parameters, estimate_of(parameters)
+        origin = find_origin(parameters, store, record)  # refuses models that are not there
+    return parameters, estimate_of(parameters), origin
 
 
 def estimate_of(parameters: HyperParameters) -> Estimate:

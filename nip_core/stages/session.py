@@ -189,6 +189,7 @@ async def _own_server(
     # 1. Models of other runs, which this one then keeps, as those may go.
     await asyncio.to_thread(bring, origin, run.store, directory)
     names = [model for models in origin.adapters.values() for model in models]
+    names += origin.published
     await asyncio.to_thread(keep_models, run, directory, names, lease)
     # 2. Models of this run that another machine has made.
     trained = [group for group in parameters.groups if group not in prepared.endpoints]

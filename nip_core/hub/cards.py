@@ -1,0 +1,303 @@
+"""The pages of an adapter and of a dataset on the Hub: YAML that programs read, then text.
+
+adapter_card, dataset_card   a page, of the facts that stand in ``nip.json`` and nothing else
+
+Results stand in `model-index` as the Hub reads them, with each 95 % interval among a metric's
+arguments. A licence is there only where whoever publishes has named one.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from nip_core.hub.repository import Facts
+from nip_lm_server.client import served_lora_rank
+
+_DIGESTS = (
+    "Digests are SHA-256. `nip.json` has all this for programs, and the digest of every file."
+)
+_WORDS = {
+    "accuracy": "accuracy: the verifier's decision is right",
+    "completeness": "completeness: a right solution is accepted",
+    "soundness": "soundness: a wrong solution is rejected",
+    "precision": "precision: what is accepted is right",
+    "acceptance_rate": "accepted, of all",
+    "no_decision_rate": "ended without a decision",
+}
+
+
+def adapter_card(place: str, facts: Facts) -> str:
+    """Write the page of an adapter. `place` is its repository, or its directory."""
+    lineage, content = facts.lineage, facts.content
+    base, results = content["base"], content["results"]
+    name = place.rpartition("/")[2]
+    head: dict[str, Any] = {
+        "library_name": "peft",
+        "pipeline_tag": "text-generation",
+        "tags": ["nip", "neural-interactive-proofs", "lora"],
+    }
+    if not base["bundled"]:
+        head |= {"base_model": base["name"], "base_model_relation": "adapter"}
+    if content["license"]:
+        head["license"] = content["license"]
+    if results and results["measures"]:
+        head["model-index"] = [{"name": name, "results": [_indexed(results)]}]
+    agents = " and ".join(f"`{agent}`" for agent in lineage["agents"])
+    plural = "agents" if len(lineage["agents"]) > 1 else "agent"
+    text = [
+        f"# {name}",
+        f"A LoRA adapter (rank {content['rank']}) over `{base['name']}`. It plays the {plural} "
+        f"{agents} of a neural interactive proof, in which provers and a verifier talk about a "
+        "solution and the verifier decides; it was trained by nip, iteration "
+        f"{lineage['iteration']} of the run `{lineage['run']}`.",
+        "## Results",
+        *_results(results, content["playing"]),
+        "## Where it comes from",
+        _table(("fact", "value"), _lineage_rows(lineage, content)),
+        _DIGESTS,
+        "Settings of the run that are not the defaults (places are left out):",
+        _yaml_block(content["settings"]),
+        "## Proof",
+        *_proof(content["proof"], content["has_probe"]),
+        "## Use it",
+        *_use(place, base, served_lora_rank(content["rank"])),
+        "## Licence",
+        _licence(content["license"], f"The base model `{base['name']}` has a licence of its own."),
+    ]
+    return _page(head, text)
+
+
+def dataset_card(place: str, facts: Facts) -> str:
+    """Write the page of a run's rollouts and training examples. `place` is its repository."""
+    lineage, content = facts.lineage, facts.content
+    name = place.rpartition("/")[2]
+    tables = content["tables"]
+    head: dict[str, Any] = {
+        "tags": ["nip", "neural-interactive-proofs"],
+        "configs": [
+            {
+                "config_name": table,
+                **({"default": True} if table == "episodes" else {}),
+                "data_files": [
+                    {"split": split, "path": f"{table}/{split}/*.parquet"}
+                    for split in tables[table]["splits"]
+                ],
+            }
+            for table in tables
+        ],
+    }
+    if content["license"]:
+        head["license"] = content["license"]
+    rows = [
+        (f"`{table}`", f"`{split}`", part["rows"], ", ".join(map(str, part["iterations"])))
+        for table, of in tables.items()
+        for split, part in of["splits"].items()
+    ]
+    text = [
+        f"# {name}",
+        "What agents of a neural interactive proof said and decided, and what was chosen of it to "
+        f"train them: the run `{lineage['run']}` of nip.",
+        "## Tables",
+        _table(("table", "split", "rows", "iterations"), rows),
+        _python(
+            "from datasets import load_dataset",
+            "",
+            *(
+                f'{table.replace("-", "_")} = load_dataset("{place}", "{table}")'
+                for table in list(tables)[:3]
+            ),
+        ),
+        "`generations.episode` is `episodes.key`; `episode` of the training examples is "
+        "`episodes.key`, and their `generations` lists keys of `generations`. `y` is the true "
+        "label (1 right, 0 wrong), `decision` the verdict (0 reject, 1 accept, 2 none, 3 neither).",
+        "## Columns",
+        *(
+            part
+            for table, of in tables.items()
+            for part in (f"**`{table}`**", _table(("column", "type"), of["columns"]))
+        ),
+        "## Where it comes from",
+        _table(("fact", "value"), _data_rows(lineage, content)),
+        _DIGESTS,
+        "Settings of the run that are not the defaults (places are left out):",
+        _yaml_block(content["settings"]),
+        "Left out: times of calls, transcripts, and in the column `error` addresses and paths. The "
+        "texts are what models wrote and what they were asked, unchanged.",
+        "## Licence",
+        _licence(content["license"], "The problems have the licence of the dataset they are from."),
+    ]
+    return _page(head, text)
+
+
+def _indexed(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the results as an entry of `model-index`."""
+    counts = {name: results[name] for name in ("episodes", "problems", "questions")}
+    return {
+        "task": {"type": "text-generation", "name": f"nip: {results['protocol']}"},
+        "dataset": {
+            "type": results["dataset"],
+            "name": results["dataset"],
+            "split": results["split"],
+            "args": {"scenario": results["scenario"], "protocol": results["protocol"], **counts},
+        },
+        "metrics": [
+            {"type": name, "name": name, "value": entry["value"], "args": {"ci95": entry["ci95"]}}
+            for name, entry in results["measures"].items()
+        ],
+    }
+
+
+def _results(results: Mapping[str, Any] | None, playing: Mapping[str, str]) -> list[str]:
+    if results is None:
+        return ["Not tested: the run has no test of the iteration that this adapter plays."]
+    rows = [
+        (_WORDS[name], f"{entry['value']:.4g}", _range(entry["ci95"]))
+        for name, entry in results["measures"].items()
+    ]
+    counted = f"{results['episodes']} episodes, {results['problems']} problems"
+    if results["questions"] is not None:
+        counted += f", {results['questions']} questions"
+    models = ", ".join(f"{group}: `{model}`" for group, model in playing.items())
+    return [
+        f"The run's test of iteration {results['iteration']}: `{results['dataset']}`, split "
+        f"`{results['split']}`, protocol `{results['protocol']}` ({counted}; played by {models}).",
+        _table(("measure", "value", "95 % interval"), rows),
+        "Intervals count questions, not episodes. The figures are those of the game with these "
+        "players: against other provers they may be others.",
+    ]
+
+
+def _lineage_rows(lineage: Mapping[str, Any], content: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    training = content["training"]
+    rows = [
+        ("run", lineage["run"]),
+        ("iteration that trained it", lineage["iteration"]),
+        ("model", f"`{lineage['model']}`"),
+        ("taken over from", lineage["from_run"]),
+        ("content digest", f"`{lineage['content_digest']}`"),
+        ("job", lineage["job"]),
+        ("job key", lineage["job_key"]),
+        ("trained on (digest of the dataset)", lineage["dataset_digest"]),
+        ("examples", lineage["examples"]),
+        ("parent", f"`{lineage['parent']}`"),
+        ("content digest of the parent", lineage["parent_content_digest"]),
+        *((f"problems, {split}", digest) for split, digest in lineage["problems"].items()),
+        ("method", training["method"]),
+        ("steps", training.get("steps")),
+        ("tokens trained on", training.get("tokens")),
+        ("seed of the run", lineage["seed"]),
+        ("seed of the training", lineage["training_seed"]),
+        ("version of nip", lineage["code_version"]),
+    ]
+    return [row for row in rows if row[1] is not None]
+
+
+def _data_rows(lineage: Mapping[str, Any], content: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    rows = [
+        ("run", lineage["run"]),
+        ("seed of the run", lineage["seed"]),
+        ("version of nip", lineage["code_version"]),
+        *((f"problems, {split}", digest) for split, digest in lineage["problems"].items()),
+        *((f"rollouts, {name}", digest) for name, digest in content["rollouts"].items()),
+        *((f"dataset, {name}", digest) for name, digest in content["datasets"].items()),
+    ]
+    return [row for row in rows if row[1] is not None]
+
+
+def _proof(proof: Mapping[str, Any], has_probe: bool) -> list[str]:
+    detail = proof["detail"]
+    if proof["matches"] is None:
+        return ["The run has no proof on record that a server answered with these weights."]
+    outcome = "did" if proof["matches"] else "did not"
+    compared = "what the server gave for this adapter was compared with what its saved files give"
+    lines = [f"Before it played, {compared}. They {outcome} agree."]
+    if rows := [(name.replace("_", " "), _shown(value)) for name, value in detail.items()]:
+        lines.append(_table(("compared", "came to"), rows))
+        lines.append("Distances are mean absolute differences of log-probabilities, in nats.")
+    if has_probe:
+        lines.append(
+            "`probe.json` has log-probabilities of the adapter and of its base on a fixed text, by "
+            "which nip proves it again wherever it plays. It has no tokens of the training data; "
+            "the probe of the training, which has some, was not published."
+        )
+    return lines
+
+
+def _use(place: str, base: Mapping[str, Any], highest: int) -> list[str]:
+    if base["bundled"]:
+        folder = "base"
+        load = [
+            f'folder = snapshot_download("{place}")  # or the directory, where you have it',
+            f'base = AutoModelForCausalLM.from_pretrained(f"{{folder}}/{folder}")',
+            f'tokenizer = AutoTokenizer.from_pretrained(f"{{folder}}/{folder}")',
+        ]
+        served = f"DIR/{folder}"
+        said = (
+            f"The base model `{base['name']}` comes with nip and is on no hub under this name, so "
+            f"it lies in the folder `{folder}`."
+        )
+    else:
+        load = [
+            f'folder = snapshot_download("{place}")  # or the directory, where you have it',
+            f'base = AutoModelForCausalLM.from_pretrained("{base["name"]}")',
+            f'tokenizer = AutoTokenizer.from_pretrained("{base["name"]}")',
+        ]
+        served, said = base["name"], ""
+    return [
+        *([said] if said else []),
+        _python(
+            "from huggingface_hub import snapshot_download",
+            "from peft import PeftModel",
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            "",
+            *load,
+            "model = PeftModel.from_pretrained(base, folder)",
+        ),
+        "With vLLM, after a download to DIR:",
+        f"```sh\nvllm serve {served} --enable-lora --max-lora-rank {highest} \\\n"
+        "  --lora-modules nip=DIR\n```",
+        "A run of nip begins with it by an agent's setting "
+        "`published_adapter: hf://OWNER/NAME@REVISION`.",
+    ]
+
+
+def _licence(licence: str | None, others: str) -> str:
+    if licence:
+        return f"Published under `{licence}`, as whoever published it said. {others}"
+    return f"Whoever published this has named no licence, so none is stated here. {others}"
+
+
+def _page(head: Mapping[str, Any], text: Sequence[str]) -> str:
+    front = yaml.safe_dump(dict(head), sort_keys=False, allow_unicode=True, width=10_000)
+    return f"---\n{front}---\n\n" + "\n\n".join(text) + "\n"
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return " ".join(str(value).split()).replace("|", "\\|")
+
+
+def _yaml_block(value: Any) -> str:
+    shown = yaml.safe_dump(value, sort_keys=False, allow_unicode=True) if value else "{}\n"
+    return f"```yaml\n{shown}```"
+
+
+def _python(*lines: str) -> str:
+    return "```python\n" + "\n".join(lines) + "\n```"
+
+
+def _range(interval: Sequence[float] | None) -> str:
+    return "" if interval is None else f"{interval[0]:.4g} to {interval[1]:.4g}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return {None: "not known", True: "yes", False: "no"}.get(value, str(value))

@@ -1,0 +1,81 @@
+"""What must not leave this machine: places on its disks, addresses, its name, keys.
+
+without_places   settings without them, for cards
+secrets_of       keys and passwords of an environment
+plain_text       a text without addresses and paths, for columns that quote errors
+check_nothing_leaks   the last look at a directory, before it is published
+"""
+
+import re
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nip_core.errors import SettingsError
+
+LEFT_OUT = "(left out: a place)"
+_OF_A_MACHINE = frozenset(
+    {"run_store", "url", "base_url", "tracking", "executable", "webhook_url", "on_finished_webhook"}
+)
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s\"'<>)]+")
+_PATH = re.compile(r"(?<![\w/.])(?:/|~/|[A-Za-z]:\\)[\w.@+~-]+(?:[/\\][\w.@+~-]+)*[/\\]?")
+_TEXT_FILES = {".json", ".md", ".yaml", ".jinja", ".txt"}
+_SHORTEST = 6
+"""Host names and keys shorter than this may be part of a harmless word."""
+
+
+def without_places(settings: Any) -> Any:
+    """Settings as published: what names a place on a machine or in a network is left out."""
+    if isinstance(settings, Mapping):
+        return {
+            str(name): without_places(value)
+            for name, value in settings.items()
+            if name not in _OF_A_MACHINE
+            and not str(name).startswith(("language_model_server", "_"))
+        }
+    if isinstance(settings, list | tuple):
+        return [without_places(value) for value in settings]
+    if (
+        isinstance(settings, str)
+        and not settings.startswith("hf://")
+        and plain_text(settings) != settings
+    ):
+        return LEFT_OUT
+    return settings
+
+
+def plain_text(text: str) -> str:
+    """The text with an ellipsis for each address and each absolute path."""
+    return _PATH.sub("…", _ADDRESS.sub("…", text))
+
+
+def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """Values of variables that are called keys, tokens, secrets or passwords, with their names."""
+    return {
+        value.strip(): f"the value of the environment variable {name}"
+        for name, value in environment.items()
+        if re.search(r"(KEY|TOKEN|SECRET|PASSWORD)S?$", name) and len(value.strip()) >= _SHORTEST
+    }
+
+
+def check_nothing_leaks(
+    directory: Path, environment: Mapping[str, str], places: Iterable[Path] = ()
+) -> None:
+    """Raise SettingsError, naming the file, if one of a directory has what must not leave.
+
+    Looked for are `secrets_of` the environment, in every file, and in texts the name of this
+    machine, the home directory, and `places`.
+    """
+    named = secrets_of(environment)
+    of_texts = {str(place): "a directory of this machine" for place in [Path.home(), *places]}
+    of_texts[socket.gethostname()] = "the name of this machine"
+    for path in sorted(directory.rglob("*")):
+        if not path.is_file():
+            continue
+        content = path.read_bytes()
+        is_text = path.suffix in _TEXT_FILES
+        for secret, what in [*named.items(), *(of_texts.items() if is_text else ())]:
+            if len(secret) >= _SHORTEST and secret.encode() in content:
+                name = path.relative_to(directory).as_posix()
+                raise SettingsError(f"nothing was published: {name} has {what} in it")

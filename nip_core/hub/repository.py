@@ -1,0 +1,163 @@
+"""What a repository of nip holds: files, and ``nip.json`` with their digests and their lineage.
+
+seal           write ``nip.json`` over a directory's files
+read_sealed    the facts of a directory, with every file checked
+read_facts     the facts alone
+new_directory  a directory that is there as a whole or not at all
+Facts          what ``nip.json`` says; files_of: all files of a directory
+
+Equal facts give equal bytes: no time, no place and no host name stands in them, so that what is
+published again makes no new commit.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nip_core.errors import CorruptionError, SettingsError, StoreError
+from nip_core.parameters.published import Kind
+
+FACTS = "nip.json"
+CARD = "README.md"
+FORMAT = 1
+PATTERNS = ["*.json", "*.safetensors", "*.md", "*.jinja", "*.parquet"]
+"""Of what is downloaded; anything else, pickled weights and programs, stays where it is."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What ``nip.json`` says of a repository. `files` has by name SHA-256 and bytes."""
+
+    kind: Kind
+    lineage: Mapping[str, Any]
+    content: Mapping[str, Any] = field(default_factory=dict)
+    """Of the kind: base model, results and proof of an adapter; tables of a dataset."""
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def source(self) -> tuple[Any, ...]:
+        """The run, and of an adapter the group, that the repository is for."""
+        return self.lineage.get("run"), self.lineage.get("group")
+
+
+def seal(directory: Path, facts: Facts) -> Facts:
+    """Write ``nip.json``, with the digests of all other files; returns it."""
+    files = {name: entry for name, entry in _all_measured(directory).items() if name != FACTS}
+    document = {
+        "format": FORMAT,
+        "kind": facts.kind,
+        "lineage": dict(facts.lineage),
+        **facts.content,
+        "files": files,
+    }
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    (directory / FACTS).write_text(text, encoding="utf-8")
+    return Facts(facts.kind, facts.lineage, facts.content, files)
+
+
+def read_facts(directory: Path, place: str) -> Facts | None:
+    """What ``nip.json`` says, None if there is none. Raises SettingsError if it is none of ours."""
+    path = directory / FACTS
+    if not path.is_file():
+        return None
+    try:
+        document = dict(json.loads(path.read_text(encoding="utf-8")))
+        version = document.pop("format")
+        if version != FORMAT:
+            raise SettingsError(
+                f"{place}: {FACTS} has format {version}, this version of nip reads {FORMAT}; use "
+                "the version of nip that published it"
+            )
+        kind, lineage = document.pop("kind"), dict(document.pop("lineage"))
+        files = {name: dict(entry) for name, entry in document.pop("files").items()}
+        for name, entry in files.items():
+            inside = not name.startswith("/") and ".." not in name.split("/")
+            if not inside or not {"sha256", "bytes"} <= entry.keys():
+                raise ValueError(f"the entry of {name!r}")
+        if kind not in ("adapter", "dataset"):
+            raise ValueError(f"kind {kind!r}")
+    except SettingsError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SettingsError(f"{place}: {FACTS} is not what nip writes ({error!r})") from None
+    return Facts(kind, lineage, document, files)
+
+
+def read_sealed(directory: Path, place: str) -> Facts | None:
+    """As `read_facts`, with every file compared. Raises CorruptionError for a damaged one."""
+    facts = read_facts(directory, place)
+    for name, entry in (facts.files if facts is not None else {}).items():
+        path = directory / name
+        if not path.is_file():
+            raise CorruptionError(f"{place}: {name} is missing, and {FACTS} names it")
+        measured = _measured(path)
+        if measured != entry:
+            raise CorruptionError(
+                f"{place}: {name} has SHA-256 {measured['sha256'][:12]}…, {FACTS} says "
+                f"{str(entry['sha256'])[:12]}…: it was changed, or is damaged"
+            )
+    return facts
+
+
+def files_of(directory: Path) -> dict[str, Path]:
+    """All files below a directory, by their names in a repository."""
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): path for path in paths}
+
+
+@contextlib.contextmanager
+def new_directory(target: Path) -> Iterator[Path]:
+    """Within, a directory to fill, which then is `target`, at once and whole.
+
+    One that is there already with the same files is left as it is. Raises SettingsError if it has
+    others, StoreError if the disk refuses.
+    """
+    target = target.expanduser().absolute()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part"))
+    except OSError as error:
+        raise StoreError(f"{target}: can't be written: {error.strerror}") from error
+    try:
+        part.chmod(0o755)
+        yield part
+        if target.is_dir() and any(target.iterdir()):
+            if _all_measured(target) != _all_measured(part):
+                raise SettingsError(f"{target}: it has other files already; choose a new directory")
+            return
+        for path in (*part.rglob("*"), part):
+            _sync(path)
+        if target.exists():
+            target.rmdir()
+        part.rename(target)
+        _sync(target.parent)
+    except OSError as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"{target}: can't be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _all_measured(directory: Path) -> dict[str, dict[str, Any]]:
+    return {name: _measured(path) for name, path in files_of(directory).items()}
+
+
+def _measured(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"sha256": sha256, "bytes": file.tell()}
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

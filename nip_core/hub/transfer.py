@@ -1,0 +1,140 @@
+"""A directory becomes a repository's content, and the other way round.
+
+check_public  what is there, and whether it may be written to
+publish   what of a directory the Hub lacks, in one commit
+receive   a repository's files at a commit, in a new directory, compared with ``nip.json``
+
+`publish` looks before it writes: equal files make no commit, a push that was killed goes on with
+what the Hub has by then, and an answer that was lost is looked up instead of asked for again. A
+repository that has something else is left as it is.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nip_core.errors import SettingsError
+from nip_core.hub.client import Hub, Remote, UnclearError
+from nip_core.hub.repository import (
+    FACTS,
+    PATTERNS,
+    Facts,
+    files_of,
+    new_directory,
+    read_facts,
+    read_sealed,
+)
+from nip_core.parameters.published import Reference
+
+_OF_THE_HUB = frozenset({".gitattributes"})
+
+
+@dataclass(frozen=True)
+class Published:
+    """A repository at the commit that has what was to be published."""
+
+    reference: Reference
+    url: str
+    is_new: bool
+    """False: it had all of it already."""
+
+
+def check_public(hub: Hub, reference: Reference, facts: Facts, *, public: bool) -> Remote | None:
+    """What the repository has, None if it is not there yet.
+
+    Raises SettingsError if it has something else than this run's, or if others would see what they
+    were not meant to.
+    """
+    remote = hub.look(reference)
+    if remote is None:
+        return None
+    if remote.is_private == public:
+        is_now, wished = ("private", "public") if public else ("public", "private")
+        advice = "make it public on its page" if public else "give --public"
+        raise SettingsError(
+            f"{reference} is there and {is_now}, and what is pushed would be {wished}; {advice}, "
+            "or choose another name"
+        )
+    names = set(remote.files) - _OF_THE_HUB
+    if not names:
+        return remote
+    if FACTS in names:
+        at = reference.at(remote.commit)
+        before = read_facts(hub.download(at, [FACTS]), f"{at}")
+        if before is not None and before.kind == facts.kind and before.source() == facts.source():
+            return remote
+        what = "nothing of nip" if before is None else f"{before.kind} of {before.source()}"
+    else:
+        what = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
+    raise SettingsError(
+        f"{reference} is there and has something else ({what}); choose another name"
+    )
+
+
+def publish(
+    hub: Hub,
+    reference: Reference,
+    directory: Path,
+    facts: Facts,
+    message: str,
+    *,
+    public: bool,
+    say: Callable[[str], None] = lambda _: None,
+) -> Published:
+    """Make the repository have the files of `directory`, and no other ones of nip's.
+
+    Raises SettingsError where the Hub refuses, ServerError where it can't be reached.
+    """
+    files = files_of(directory)
+    for attempt in range(1, 1_000):
+        # 1. What is there, now.
+        remote = check_public(hub, reference, facts, public=public)
+        if remote is None:
+            hub.create(reference, private=not public)
+            say(f"made {hub.url(reference)}, {'public' if public else 'private'}")
+            remote = check_public(hub, reference, facts, public=public)
+            if remote is None:
+                raise SettingsError(f"{reference}: it was made, and this token may not see it")
+        # 2. What it lacks, and what it has of an earlier push that is gone.
+        lacking = {
+            name: path
+            for name, path in files.items()
+            if name not in remote.files or not remote.files[name].equals(path)
+        }
+        gone = sorted(set(remote.files) - set(files) - _OF_THE_HUB)
+        if not lacking and not gone:
+            return Published(reference.at(remote.commit), hub.url(reference), attempt > 1)
+        # 3. One commit. Where nobody knows whether it was made, look again.
+        try:
+            commit = hub.commit(reference, lacking, gone, message, remote.commit)
+        except UnclearError as error:
+            say(f"{error}")
+            hub.wait(error, attempt)
+            continue
+        return Published(reference.at(commit), hub.url(reference), True)
+    raise AssertionError("Hub.wait raises after the last attempt")
+
+
+def receive(hub: Hub, reference: Reference, target: Path) -> tuple[Reference, Facts | None]:
+    """Put the files of a repository into the new directory `target`; the pinned reference, facts.
+
+    None of them are of a kind that can run code. Raises SettingsError if there are none, or
+    `target` has others; CorruptionError if they are not what was published.
+    """
+    pinned = hub.pin(reference)
+    source = hub.download(pinned, PATTERNS)
+    facts = read_sealed(source, f"{pinned}")
+    if facts is not None and facts.kind != reference.kind:
+        raise SettingsError(f"{pinned} has the {facts.kind} of a run, not the {reference.kind}")
+    files = files_of(source)
+    if not files:
+        raise SettingsError(
+            f"{pinned} has no file of a kind that is taken ({', '.join(PATTERNS)}); weights are "
+            "taken as safetensors alone"
+        )
+    with new_directory(target) as part:
+        for name, path in files.items():
+            (part / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, part / name)
+    return pinned, facts
