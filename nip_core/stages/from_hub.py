@@ -119,7 +119,7 @@ def bring_published(models: Iterable[PublishedModel], state_dir: Path) -> None:
     for published in models:
         try:
             state_dir.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=state_dir, prefix="published-") as folder:
+            with tempfile.TemporaryDirectory(dir=state_dir, prefix="fetched-") as folder:
                 laid_out = published.lay_out(Path(folder))
                 import_models(Path(folder), state_dir, {laid_out.name: laid_out.digest})
         except AdapterError as error:

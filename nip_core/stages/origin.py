@@ -1,6 +1,6 @@
 """Taking over from another run: models to begin with, and the settings of agents.
 
-takes_over   whether the settings ask for any of that
+takes_over   whether the settings ask for any of that; names_run: of another run
 resolved     the settings with those that are taken over
 find_origin  which models of another run play, by iteration
 check_attacked   refuses an attack on what is not there, or on another game
@@ -66,11 +66,16 @@ class Origin:
 
 
 def takes_over(parameters: HyperParameters) -> bool:
+    """Return whether the settings name another run, or an adapter of the Hub."""
+    agents = parameters.model_agents.values()
+    return names_run(parameters) or any(agent.published_adapter is not None for agent in agents)
+
+
+def names_run(parameters: HyperParameters) -> bool:
     """Return whether the settings name another run."""
     is_based = parameters.base_run.base_run_type != "none" or parameters.attack.run is not None
     return is_based or any(
-        agent.load_checkpoint_and_parameters or agent.published_adapter is not None
-        for agent in parameters.model_agents.values()
+        agent.load_checkpoint_and_parameters for agent in parameters.model_agents.values()
     )
 
 
@@ -111,10 +116,12 @@ def _rerun_iterations(
     return _run(store, "base_run.run_id", str(parameters.base_run.run_id)).finished_iterations()
 
 
-def find_origin(parameters: HyperParameters, store: Store, record: RunRecord | None) -> Origin:
-    """The models of other runs that play here, by the resolved settings.
+def find_origin(
+    parameters: HyperParameters, store: Store | None, record: RunRecord | None
+) -> Origin:
+    """The models of other runs that play here, by the resolved settings, and adapters of the Hub.
 
-    Raises SettingsError when one is not there, or can't play here.
+    `store` may be missing where the settings name no run. Raises SettingsError when one is not there, or can't play here.
     """
     if record is not None:
         return Origin.of(record.contents.get("origin", []))
@@ -236,10 +243,15 @@ def _agent_on_record(record: RunRecord, name: str) -> dict[str, Any]:
 class _Search:
     """Looks for the models with which groups begin; notes the adapters that have to be copied."""
 
-    def __init__(self, parameters: HyperParameters, store: Store):
-        self._parameters, self._store = parameters, store
+    def __init__(self, parameters: HyperParameters, store: Store | None):
+        self._parameters, self._there = parameters, store
         self.adapters: dict[str, dict[str, str | None]] = {}
         self.published: dict[str, PublishedModel] = {}
+
+    @property
+    def _store(self) -> Store:
+        assert self._there is not None  # the settings name a run
+        return self._there
 
     def base_run(self) -> list[dict[str, ServedModel]]:
         """The models that play, by iteration, where there is a base run."""

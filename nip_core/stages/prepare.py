@@ -34,7 +34,7 @@ from nip_core.scenarios.datasets import check_splits, load_problems
 from nip_core.stages.budget import check_budget
 from nip_core.stages.estimate import Estimate, estimate_run
 from nip_core.stages.kept_models import ADAPTERS
-from nip_core.stages.origin import Origin, find_origin, resolved, takes_over
+from nip_core.stages.origin import Origin, find_origin, names_run, resolved, takes_over
 from nip_core.stages.own_server import check_server
 from nip_core.stages.providers import (
     Endpoints,
@@ -209,7 +209,10 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Or
     check_named(parameters)
     check_trackers(parameters.tracking)
     if takes_over(parameters):
-        store = open_store(parameters.run_store, read_only=True)
+        where = parameters.run_store
+        if not names_run(parameters) and "://" not in where and not Path(where).is_dir():
+            return parameters, estimate_of(parameters), find_origin(parameters, None, None)
+        store = open_store(where, read_only=True)
         record = _record(RunStore(store, parameters.run_name))
         parameters = resolved(parameters, store, record)
         origin = find_origin(parameters, store, record)  # refuses models that are not there
