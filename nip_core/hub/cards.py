@@ -175,6 +175,7 @@ def _lineage_rows(lineage: Mapping[str, Any], content: Mapping[str, Any]) -> lis
         ("iteration that trained it", lineage["iteration"]),
         ("model", f"`{lineage['model']}`"),
         ("taken over from", lineage["from_run"]),
+        ("the run began with", lineage["begun_with"]),
         ("content digest", f"`{lineage['content_digest']}`"),
         ("job", lineage["job"]),
         ("job key", lineage["job_key"]),
@@ -233,19 +234,19 @@ def _use(place: str, base: Mapping[str, Any], highest: int) -> list[str]:
             f'tokenizer = AutoTokenizer.from_pretrained(f"{{folder}}/{folder}")',
         ]
         served = f"DIR/{folder}"
-        said = (
+        remark = [
             f"The base model `{base['name']}` comes with nip and is on no hub under this name, so "
             f"it lies in the folder `{folder}`."
-        )
+        ]
     else:
         load = [
             f'folder = snapshot_download("{place}")  # or the directory, where you have it',
             f'base = AutoModelForCausalLM.from_pretrained("{base["name"]}")',
             f'tokenizer = AutoTokenizer.from_pretrained("{base["name"]}")',
         ]
-        served, said = base["name"], ""
+        served, remark = base["name"], []
     return [
-        *([said] if said else []),
+        *remark,
         _python(
             "from huggingface_hub import snapshot_download",
             "from peft import PeftModel",

@@ -106,9 +106,7 @@ class Hub:
     def user(self) -> str:
         """Return who the token belongs to."""
         if not self._token:
-            raise SettingsError(
-                f"the Hub wants to know who publishes, and there is no token; {_LOGIN}"
-            )
+            raise SettingsError(f"there is no token for the Hub; {_LOGIN}")
         return str(self._ask("who asks", None, self._api.whoami)["name"])
 
     def url(self, reference: Reference) -> str:
@@ -117,7 +115,7 @@ class Hub:
         return f"{self._api.endpoint}/{kind}{reference.repository}"
 
     def look(self, reference: Reference) -> Remote | None:
-        """What the repository has at its revision; None if it is not there, or not to be seen."""
+        """Return what the repository has at its revision; None if it is not to be seen."""
         from huggingface_hub.errors import RepositoryNotFoundError
         from huggingface_hub.hf_api import RepoFile
 
@@ -290,7 +288,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _http_error() -> type[Exception]:
-    """What everything derives from that the HTTP library of `huggingface_hub` raises."""
+    """Return the base of all that the HTTP library of `huggingface_hub` raises."""
     from huggingface_hub import errors
 
     kind: type[Exception] = errors.HfHubHTTPError.__bases__[0]

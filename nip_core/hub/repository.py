@@ -62,7 +62,7 @@ def seal(directory: Path, facts: Facts) -> Facts:
 
 
 def read_facts(directory: Path, place: str) -> Facts | None:
-    """What ``nip.json`` says, None if there is none. Raises SettingsError if it is none of ours."""
+    """Read ``nip.json``; None if there is none. Raises SettingsError if it is none of ours."""
     path = directory / FACTS
     if not path.is_file():
         return None

@@ -41,7 +41,7 @@ class Published:
 
 
 def check_public(hub: Hub, reference: Reference, facts: Facts, *, public: bool) -> Remote | None:
-    """What the repository has, None if it is not there yet.
+    """Return what the repository has, None if it is not there yet.
 
     Raises SettingsError if it has something else than this run's, or if others would see what they
     were not meant to.

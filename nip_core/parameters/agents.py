@@ -127,11 +127,6 @@ class PureTextAgentParameters(AgentParameters):
     """The name of that run."""
     checkpoint_version: CheckpointVersion = "latest"
     """Which of its models: "latest", or the number of the iteration that trained it, from 0."""
-    published_adapter: PublishedAdapter | None = None
-    """Start from a LoRA adapter of the Hugging Face Hub over model_name: hf://OWNER/NAME@REVISION.
-    The revision (a branch, a tag or a commit; without it, the main branch) is pinned to its commit
-    when the run is created. Needs the run's own server, and another lm_server.engine than
-    deterministic."""
     use_orthogonal_initialisation: bool = True
     """Keeps its default: of networks trained from nothing."""
     orthogonal_initialisation_gain: float = 1.0
@@ -241,6 +236,11 @@ class PureTextAgentParameters(AgentParameters):
     served_as: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Other names that may answer for model_name, as a gateway's do. An answer by any other name is
     none. Needs freeze_agent: true."""
+    published_adapter: PublishedAdapter | None = None
+    """Start from a LoRA adapter of the Hugging Face Hub over model_name: hf://OWNER/NAME@REVISION.
+    The revision (a branch, a tag or a commit; without it, the main branch) is pinned to its commit
+    when the run is created. Needs the run's own server, and another lm_server.engine than
+    deterministic."""
 
     @model_validator(mode="before")
     @classmethod

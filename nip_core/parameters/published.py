@@ -54,7 +54,7 @@ class Reference:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether the revision is a commit, which never changes."""
+        """Say whether the revision is a commit, which never changes."""
         return self.revision is not None and bool(_COMMIT.fullmatch(self.revision))
 
     def at(self, commit: str) -> Self:

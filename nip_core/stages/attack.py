@@ -155,6 +155,7 @@ def _agents(stored: Mapping[str, Any], attacker: Mapping[str, Any]) -> dict[str,
         "load_checkpoint_and_parameters": False,
         "checkpoint_run_id": None,
         "checkpoint_version": "latest",
+        "published_adapter": None,
     }
     return {
         name: dict(agent)

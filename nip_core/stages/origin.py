@@ -121,7 +121,8 @@ def find_origin(
 ) -> Origin:
     """The models of other runs that play here, by the resolved settings, and adapters of the Hub.
 
-    `store` may be missing where the settings name no run. Raises SettingsError when one is not there, or can't play here.
+    `store` may be missing where the settings name no run. Raises SettingsError when one is not
+    there, or can't play here.
     """
     if record is not None:
         return Origin.of(record.contents.get("origin", []))

@@ -316,6 +316,7 @@ def _facts(
     if model.from_run is None and model.trained_in is not None:
         job = read_job(run, run.job(model.trained_in, chosen.group))
     directory = Path(resolve_model(chosen.base)).expanduser()
+    begun = (record.contents.get("origin") or [{}])[0].get(chosen.group, {})
     lineage = {
         "run": run.name,
         "iteration": model.trained_in,
@@ -324,6 +325,7 @@ def _facts(
         "model": model.model,
         "content_digest": manifest["content_digest"],
         "from_run": model.from_run,
+        "begun_with": begun.get("from_run"),
         "job": manifest["job"],
         "job_key": manifest.get("job_key"),
         "dataset_digest": None if job is None else job.dataset_digest,

@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -43,7 +44,9 @@ class Fault:
     headers: dict[str, str] = field(default_factory=dict)
     done_first: bool = False  # the request is carried out, and its answer is lost
     after: int = 0
+    hold: bool = False  # the connection breaks only when `release` is set
     seen: threading.Event = field(default_factory=threading.Event)
+    release: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass
@@ -171,8 +174,9 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.status == 0 and not fault.done_first:
             self.rfile.read(min(fault.after, length))
             fault.seen.set()
-            self.close_connection = True
-            self.connection.close()
+            if fault.hold:
+                fault.release.wait(60)
+            self._break()
             return
         body = self.rfile.read(length) if length else self._chunks()
         with hub.lock:
@@ -190,8 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
                 headers |= fault.headers if fault is not None else {}
         if fault is not None and fault.done_first:
             fault.seen.set()
-            self.close_connection = True
-            self.connection.close()
+            self._break()
             return
         self.send_response(status)
         for name, value in headers.items():
@@ -201,6 +204,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
+
+    def _break(self) -> None:
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def _chunks(self) -> bytes:
         if "chunked" not in (self.headers.get("Transfer-Encoding") or ""):

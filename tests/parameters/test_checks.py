@@ -129,6 +129,7 @@ OTHER_VALUES = {
     "load_checkpoint_and_parameters": True,
     "checkpoint_run_id": "b",
     "checkpoint_version": "1",
+    "published_adapter": "hf://ada/verifier",
     "fine_tune_from_scratch": False,
     "freeze_agent": True,
     "quantization": "bitsandbytes",

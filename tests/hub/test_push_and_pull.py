@@ -1,0 +1,415 @@
+"""What a run has trained and played goes to the Hub and comes back, whatever happens on the way.
+
+The Hub is `hub_server`; `huggingface_hub` is the real one.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pytest
+import yaml
+from hub_server import READ_ONLY, TOKEN, Fault
+from huggingface_hub import ModelCard
+
+from nip_core.errors import CorruptionError, ServerError, SettingsError
+from nip_core.hub.client import connect
+from nip_core.hub.privacy import check_nothing_leaks, plain_text
+from nip_core.hub.transfer import publish
+from nip_core.models import BUNDLED
+from nip_core.parameters.published import Reference
+from nip_core.rollouts.tables import read_rollouts
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+from nip_core.stages.published import choose_model, write_adapter
+from nip_prefect.flows import export as export_command
+from nip_prefect.flows import hub as commands
+
+NIP = Path(sys.executable).with_name("nip")
+
+
+def push(run, to="ada/verifier", **options):
+    defaults = {"what": "adapter", "iteration": None, "group": None, "public": False}
+    defaults |= {"license_id": None, "base_model": None, "as_json": False}
+    store = str(run.store.local_path(run.root).parent)
+    commands.push(run.name, to=to, run_store=store, **{**defaults, **options})
+
+
+def pull(name, directory, what="adapter"):
+    commands.pull(name, directory, what, False)
+
+
+def commits(hub, name="ada/verifier", kind="model"):
+    return [commit for commit, _, _ in hub.repository(name, kind).commits[1:]]
+
+
+def refused(call, *arguments, **options) -> str:
+    with pytest.raises(SettingsError) as caught:
+        call(*arguments, **options)
+    assert TOKEN not in str(caught.value) and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def texts(directory):
+    return {p: p.read_text() for p in directory.rglob("*") if p.suffix in (".json", ".md")}
+
+
+# Adapters -----------------------------------------------------------------------------------------
+
+
+def test_an_adapter_is_pushed_privately_in_one_commit_and_the_same_again_makes_none(
+    hub, run, capsys
+):
+    push(run)
+    [commit] = commits(hub)
+    assert f"hf://ada/verifier@{commit}\n" in capsys.readouterr().out
+    assert hub.repository("ada/verifier").private
+    sent = len(hub.uploads)
+    push(run)
+    assert commits(hub) == [commit] and len(hub.uploads) == sent
+    assert "has all of it already" in (said := capsys.readouterr()).out
+    assert TOKEN not in said.out + said.err
+    # The token goes to the Hub, and not to where its large files lie.
+    assert {sent for path, sent in hub.sent if path.startswith("/api/")} == {f"Bearer {TOKEN}"}
+    assert all(sent is None for path, sent in hub.sent if path.startswith("/cdn/"))
+
+
+def test_what_is_pulled_is_what_was_pushed_and_weights_are_those_on_record(
+    hub, run, tmp_path, capsys
+):
+    push(run)
+    pull("ada/verifier", tmp_path / "pulled")
+    assert "files are what was published, of run quickstart" in capsys.readouterr().out
+    model = choose_model(run, None, None).model
+    source = Path(run.store.local_path(run.root)) / "lm_server" / "models"
+    source /= model.model.rpartition(":")[2]
+    weights = (tmp_path / "pulled" / "adapter_model.safetensors").read_bytes()
+    assert weights == (source / "adapter_model.safetensors").read_bytes()
+    facts = json.loads((tmp_path / "pulled" / "nip.json").read_text())
+    for name, entry in facts["files"].items():
+        content = (tmp_path / "pulled" / name).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == entry["sha256"]
+    assert facts["lineage"]["content_digest"] == model.digest
+    assert facts["lineage"]["job_key"] == run.read_json(run.job(0, "both"))["key"]
+    # The directory is left as it is the second time, and another one's content is not mixed in.
+    pull(f"hf://ada/verifier@{commits(hub)[0]}", tmp_path / "pulled")
+    (tmp_path / "pulled" / "mine.txt").write_text("mine")
+    assert "other files" in refused(pull, "ada/verifier", tmp_path / "pulled")
+
+
+def test_the_card_has_results_with_intervals_lineage_proof_and_no_licence_that_nobody_named(
+    hub, run
+):
+    push(run)
+    text = hub.content("ada/verifier", "README.md").decode()
+    card = ModelCard(text)
+    measured = run.read_json(run.metrics(1, "test"))
+    results = {result.metric_type: result for result in card.data.eval_results}
+    for name in ("accuracy", "completeness", "soundness"):
+        assert results[name].metric_value == measured[name]
+        assert results[name].metric_args == {"ci95": measured[f"{name}_ci95"]}
+        assert results[name].dataset_split == "test"
+    low, high = measured["accuracy_ci95"]
+    assert f"| {measured['accuracy']:.4g} | {low:.4g} to {high:.4g} |" in text
+    assert card.data.library_name == "peft" and card.data.license is None
+    assert card.data.base_model is None  # a name that no hub has would lead to a stranger's model
+    document = run.read_json(run.job(0, "both"))
+    for fact in (document["key"], document["dataset_digest"], run.open().code_version):
+        assert fact in text
+    proof = run.read_json(run.models(0))["groups"]["both"]["proof"]["detail"]
+    assert f"| distance | {proof['distance']:.4g} |" in text
+    assert "has named no licence" in text
+    push(run, license_id="apache-2.0")
+    card = ModelCard(hub.content("ada/verifier", "README.md").decode())
+    assert card.data.license == "apache-2.0" and len(commits(hub)) == 2
+
+
+def test_nothing_leaves_that_is_of_this_machine_or_of_the_training_data(hub, run, tmp_path):
+    push(run)
+    pull("ada/verifier", tmp_path / "pulled")
+    folder = Path(run.store.local_path(run.root))
+    [probe] = (folder / "lm_server").rglob("probe.json")
+    trained = json.loads(probe.read_text())["tokens"]
+    published = json.loads((tmp_path / "pulled" / "probe.json").read_text())
+    assert published["tokens"] != trained and len(published["logprobs"]) > 50
+    config = json.loads((tmp_path / "pulled" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "tiny"
+    for path, text in texts(tmp_path / "pulled").items():
+        for private in (str(folder.parent), str(Path(__file__).parents[2]), TOKEN):
+            assert private not in text, path
+        assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", text), path
+        assert "run_store" not in text and "127.0.0.1" not in text, path
+
+
+def test_a_key_of_the_environment_in_a_file_is_noticed_before_anything_is_sent(tmp_path):
+    (tmp_path / "README.md").write_text("all of sk-the-key-itself")
+    with pytest.raises(SettingsError, match=r"README.md has the value of the environment variable"):
+        check_nothing_leaks(tmp_path, {"OPENAI_API_KEY": "sk-the-key-itself"})
+    with pytest.raises(SettingsError, match="a directory of this machine"):
+        check_nothing_leaks(tmp_path, {}, [Path("all of sk")])
+    check_nothing_leaks(tmp_path, {"OPENAI_API_KEY": "another", "HOME": "all of"})
+
+
+def test_errors_are_quoted_without_addresses_and_paths():
+    assert plain_text("asked http://10.0.0.1:8000/v1: no") == "asked … no"
+    assert plain_text("in /home/ada/runs/x.py, line 3") == "in …, line 3"
+    assert plain_text("prover: 3/4 answers and/or none") == "prover: 3/4 answers and/or none"
+
+
+# What goes wrong ----------------------------------------------------------------------------------
+
+
+def test_a_push_that_was_killed_while_it_uploaded_goes_on_with_what_is_there(hub, run):
+    weights = Path(run.store.local_path(run.root)) / "lm_server" / "models"
+    [weights] = weights.rglob("adapter_model.safetensors")
+    sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
+    base = hashlib.sha256((BUNDLED["tiny"] / "model.safetensors").read_bytes()).hexdigest()
+    fault = Fault("PUT", sha256, 0, after=1000, hold=True)
+    hub.faults.append(fault)
+    command = [NIP, "push", run.name, "--to", "ada/verifier"]
+    command += ["--run-store", str(run.store.local_path(run.root).parent)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert fault.seen.wait(120)
+    while base not in hub.uploads:
+        assert process.poll() is None
+        threading.Event().wait(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    fault.release.set()
+    assert commits(hub) == [] and hub.uploads == [base]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    [commit] = commits(hub)
+    assert hub.uploads == [base, sha256]
+    assert done.stdout.endswith(f"hf://ada/verifier@{commit}\n") and TOKEN not in done.stderr
+
+
+@pytest.fixture
+def made(run, tmp_path):
+    """A directory to publish, with its facts."""
+    chosen = choose_model(run, None, None)
+    facts = write_adapter(chosen, tmp_path / "made", place="ada/verifier")
+    return tmp_path / "made", facts
+
+
+def publish_made(made, waited=None):
+    waits = [] if waited is None else waited
+    hub = connect(sleep=waits.append)
+    return publish(hub, Reference.parse("ada/verifier"), *made, "a test", public=False)
+
+
+def test_a_connection_that_breaks_during_an_upload_is_made_again(hub, made):
+    hub.faults.append(Fault("PUT", "/large/", 0, after=1000))
+    assert publish_made(made).reference.revision == commits(hub)[0]
+
+
+@pytest.mark.parametrize("status", [0, 500])
+def test_a_commit_whose_answer_is_lost_is_looked_up_and_not_made_again(hub, made, status):
+    hub.faults.append(Fault("POST", "/commit/main", status, done_first=status == 0))
+    waited: list[float] = []
+    done = publish_made(made, waited)
+    assert done.is_new and commits(hub) == [done.reference.revision] and len(waited) == 1
+
+
+def test_somebody_who_wrote_meanwhile_is_not_overwritten(hub, made):
+    publish_made(made)
+    fault = Fault("POST", "/commit/main", 0, hold=True)
+    hub.faults.append(fault)
+    directory, facts = made
+    (directory / "README.md").write_text("---\nlibrary_name: peft\n---\nchanged\n")
+    raised: list[BaseException] = []
+
+    def again() -> None:
+        try:
+            publish_made((directory, facts))
+        except SettingsError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=again)
+    thread.start()
+    assert fault.seen.wait(60)
+    hub.add(hub.repository("ada/verifier"), "another's", {"nip.json": None, "x.bin": b"x"})
+    fault.release.set()
+    thread.join(60)
+    assert "has something else" in str(raised[0])
+
+
+def test_the_hub_is_asked_again_when_it_says(hub, made):
+    hub.faults.append(Fault("GET", "whoami", 429, headers={"Retry-After": "7"}))
+    hub.faults.append(Fault("POST", "/repos/create", 503))
+    waited: list[float] = []
+    assert connect(sleep=waited.append).user() == "ada" and waited == [7.0]
+    publish_made(made, waited)
+    assert waited == [7.0, 1.0]
+
+
+def test_a_hub_that_stays_away_is_said_in_a_line(hub, made, monkeypatch):
+    hub.faults.append(Fault("GET", "/api/models", 503, times=100))
+    with pytest.raises(ServerError, match=r"status 503.*run again later"):
+        publish_made(made)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(
+        ServerError, match=r"can't be reached|connection to http://127.0.0.1:9 broke"
+    ):
+        publish_made(made)
+
+
+@pytest.mark.parametrize(
+    ("token", "to", "said"),
+    [
+        (
+            None,
+            "ada/verifier",
+            "there is no token for the Hub; set HF_TOKEN, or run `hf auth login`",
+        ),
+        ("hf_wrong", "ada/verifier", "the Hub refuses the token"),
+        (READ_ONLY, "ada/verifier", "may not make a repository of ada"),
+        (TOKEN, "eve/verifier", "may not make a repository of eve"),
+        (TOKEN, "verifier", "'verifier' is no name of a repository; write it as OWNER/NAME"),
+        (TOKEN, "ada/ver ifier", "is no name of a repository"),
+        (TOKEN, "ada/ver--ifier", "no '--'"),
+        (TOKEN, "ada/verifier@main", "a push makes the revision itself"),
+    ],
+)
+def test_a_push_without_rights_or_name_is_refused_in_a_line(hub, run, monkeypatch, token, to, said):
+    monkeypatch.delenv("HF_TOKEN")
+    if token is not None:
+        monkeypatch.setenv("HF_TOKEN", token)
+    assert said in refused(push, run, to)
+    assert not hub.repositories and not hub.uploads
+
+
+def test_a_repository_that_has_something_else_or_is_seen_by_others_is_left_as_it_is(hub, run):
+    hub.make("ada/verifier", **{"config.json": b"{}"})
+    assert "is there and has something else (config.json)" in refused(push, run)
+    hub.make("ada/public", private=False)
+    assert "public, and what is pushed would be private" in refused(push, run, "ada/public")
+    hub.make("ada/private")
+    assert "make it public on its page" in refused(push, run, "ada/private", public=True)
+    facts = {"format": 1, "kind": "adapter", "files": {}, "lineage": {"run": "x", "group": "both"}}
+    hub.make("ada/other", **{"nip.json": json.dumps(facts).encode()})
+    assert "adapter of ('x', 'both')" in refused(push, run, "ada/other")
+    assert not any(commits(hub, name) for _, name in hub.repositories)
+    push(run, "ada/public", public=True)
+    assert commits(hub, "ada/public")
+
+
+def test_a_run_without_a_trained_model_or_with_a_nameless_base_is_refused(hub, run, tmp_path):
+    assert "base models, so there is no trained model" in refused(push, run, iteration=0)
+    assert "no such model group; it has both" in refused(push, run, group="judge")
+    assert "has finished 1 iterations" in refused(push, run, iteration=2)
+    assert "use adapter or dataset" in refused(push, run, what="model")
+    assert "use an identifier" in refused(push, run, license_id="my own")
+    assert "others have no such path" in refused(push, run, base_model=str(tmp_path))
+    # The settings of a run whose base model is a directory.
+    shutil.copytree(run.store.local_path(run.root), tmp_path / "runs" / "quickstart")
+    record = tmp_path / "runs" / "quickstart" / "run.json"
+    document = json.loads(record.read_text())
+    for agent in document["parameters"]["agents"].values():
+        agent["model_name"] = str(BUNDLED["tiny"])
+    del document["sha256"]
+    record.write_text(json.dumps(document))
+    copied = RunStore(open_store(tmp_path / "runs"), "quickstart")
+    assert "say with --base-model OWNER/NAME where others find it" in refused(push, copied)
+    push(copied, base_model="ada/tiny")
+    config = json.loads(hub.content("ada/verifier", "adapter_config.json"))
+    assert config["base_model_name_or_path"] == "ada/tiny"
+    assert (
+        ModelCard(hub.content("ada/verifier", "README.md").decode()).data.base_model == "ada/tiny"
+    )
+    assert str(BUNDLED["tiny"]) not in hub.content("ada/verifier", "nip.json").decode()
+    [weights] = (tmp_path / "runs").rglob("adapter_model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+    with pytest.raises(CorruptionError, match=r"adapter_model.safetensors: damaged"):
+        push(copied, base_model="ada/tiny")
+
+
+def test_a_pull_of_what_is_not_there_or_was_changed_is_refused(hub, run, tmp_path, monkeypatch):
+    target = tmp_path / "pulled"
+    assert "no such repository" in refused(pull, "ada/nothing", target)
+    push(run)
+    assert "no such revision" in refused(pull, f"ada/verifier@{'0' * 40}", target)
+    assert "use adapter or dataset" in refused(pull, "ada/verifier", target, "model")
+    hub.make("ada/pickled", **{"pytorch_model.bin": b"\x80"})
+    assert "no file of a kind that is taken" in refused(pull, "ada/pickled", target)
+    with monkeypatch.context() as without:
+        without.delenv("HF_TOKEN")
+        assert "private, and there is no token" in refused(pull, "ada/verifier", target)
+    hub.add(hub.repository("ada/verifier"), "forged", {"README.md": b"better\n"})
+    with pytest.raises(CorruptionError, match=r"README.md has SHA-256 .* was changed"):
+        pull("ada/verifier", target)
+    assert not target.exists()
+
+
+# Data ---------------------------------------------------------------------------------------------
+
+
+def test_every_table_of_a_pushed_dataset_is_read_by_its_name(hub, run, tmp_path, capsys):
+    push(run, "ada/play", what="dataset")
+    [commit] = commits(hub, "ada/play", "dataset")
+    assert f"hf://datasets/ada/play@{commit}\n" in capsys.readouterr().out
+    push(run, "ada/play", what="dataset")
+    assert commits(hub, "ada/play", "dataset") == [commit]
+    pull("ada/play", tmp_path / "data", "dataset")
+    head = yaml.safe_load((tmp_path / "data" / "README.md").read_text().split("---\n")[1])
+    assert [c["config_name"] for c in head["configs"]] == [
+        *("episodes", "generations", "examples-both"),
+    ]
+    for name in ("episodes", "generations"):
+        loaded = datasets.load_dataset(
+            str(tmp_path / "data"), name, cache_dir=str(tmp_path / "cache")
+        )
+        for split, iteration in (("train", 0), ("test", 1)):
+            expected = read_rollouts(run.store, run.rollouts(iteration, split))
+            table = getattr(expected, name)
+            assert loaded[split]["key"] == table["key"].to_pylist()
+    examples = datasets.load_dataset(
+        str(tmp_path / "data"), "examples-both", cache_dir=str(tmp_path / "cache")
+    )
+    assert examples["train"].num_rows == run.read_json(run.job(0, "both"))["examples"]
+    assert not list((tmp_path / "data").rglob("timings*"))
+
+
+def test_an_error_in_an_episode_is_published_without_the_address_that_it_quotes(run):
+    from nip_core.stages.published_data import _Part, _without_leaks
+
+    table = read_rollouts(run.store, run.rollouts(0, "train")).episodes
+    errors = [None] * (table.num_rows - 1) + ["http://10.0.0.1:8000/v1: refused"]
+    place = table.schema.get_field_index("error")
+    table = table.set_column(place, table.schema.field(place), pa.array(errors, pa.string()))
+    from nip_core.rollouts.parquet import parquet_bytes, parquet_table
+
+    part = _Part("episodes", "train", 0, "x", parquet_bytes(table), table.schema, "x")
+    content, rows = _without_leaks(part, {})
+    read = parquet_table(content, table.schema, "x")
+    assert rows == table.num_rows and read["error"].to_pylist()[-1] == "… refused"
+    with pytest.raises(SettingsError, match="column question, has a key in it"):
+        _without_leaks(part, {table["question"][0].as_py()[:12]: "a key"})
+
+
+# The plain adapter --------------------------------------------------------------------------------
+
+
+def test_a_plain_adapter_is_written_once_and_never_over_something_else(run, tmp_path, capsys):
+    store = str(run.store.local_path(run.root).parent)
+    export_command.export(run.name, tmp_path / "plain", to="peft", run_store=store)
+    written = capsys.readouterr().out.splitlines()
+    assert str(tmp_path / "plain" / "adapter_model.safetensors") in written
+    assert not (tmp_path / "plain" / "probe.json").exists()
+    export_command.export(run.name, tmp_path / "plain", to="peft", run_store=store)
+    (tmp_path / "plain" / "README.md").write_text("mine")
+    options = {"to": "peft", "run_store": store}
+    assert "other files" in refused(export_command.export, run.name, tmp_path / "plain", **options)
+    assert (tmp_path / "plain" / "README.md").read_text() == "mine"
+    assert not [path for path in tmp_path.iterdir() if path.suffix == ".part"]
+    both = {**options, "split": ["test"]}
+    assert "one --iteration" in refused(export_command.export, run.name, tmp_path / "x", **both)
