@@ -27,10 +27,12 @@ from nip_core.hub.privacy import check_nothing_leaks, plain_text
 from nip_core.hub.transfer import publish
 from nip_core.models import BUNDLED
 from nip_core.parameters.published import Reference
+from nip_core.rollouts.parquet import parquet_bytes, parquet_table
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.published import choose_model, write_adapter
+from nip_core.stages.published_data import _Part, _without_leaks, write_dataset
 from nip_prefect.flows import export as export_command
 from nip_prefect.flows import hub as commands
 
@@ -168,29 +170,27 @@ def test_errors_are_quoted_without_addresses_and_paths():
 # What goes wrong ----------------------------------------------------------------------------------
 
 
-def test_a_push_that_was_killed_while_it_uploaded_goes_on_with_what_is_there(hub, run):
-    weights = Path(run.store.local_path(run.root)) / "lm_server" / "models"
-    [weights] = weights.rglob("adapter_model.safetensors")
-    sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
-    base = hashlib.sha256((BUNDLED["tiny"] / "model.safetensors").read_bytes()).hexdigest()
-    fault = Fault("PUT", sha256, 0, after=1000, hold=True)
+def test_a_push_that_was_killed_while_it_uploaded_goes_on_with_what_is_there(hub, run, tmp_path):
+    facts = write_dataset(run, tmp_path / "data", place="ada/play")
+    large = [f["sha256"] for name, f in facts.files.items() if name.endswith(".parquet")]
+    [held] = [f["sha256"] for name, f in facts.files.items() if name.startswith("examples")]
+    fault = Fault("PUT", held, 0, after=1000, hold=True)
     hub.faults.append(fault)
-    command = [NIP, "push", run.name, "--to", "ada/verifier"]
+    command = [NIP, "push", run.name, "--to", "ada/play", "--what", "dataset"]
     command += ["--run-store", str(run.store.local_path(run.root).parent)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert fault.seen.wait(120)
-    while base not in hub.uploads:
-        assert process.poll() is None
+    while not fault.seen.is_set() or len(hub.uploads) < len(large) - 1:
+        assert process.poll() is None, process.communicate()
         threading.Event().wait(0.02)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     fault.release.set()
-    assert commits(hub) == [] and hub.uploads == [base]
+    assert commits(hub, "ada/play", "dataset") == [] and held not in hub.uploads
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    [commit] = commits(hub)
-    assert hub.uploads == [base, sha256]
-    assert done.stdout.endswith(f"hf://ada/verifier@{commit}\n") and TOKEN not in done.stderr
+    [commit] = commits(hub, "ada/play", "dataset")
+    assert sorted(hub.uploads) == sorted(large)  # each once
+    assert done.stdout.endswith(f"hf://datasets/ada/play@{commit}\n") and TOKEN not in done.stderr
 
 
 @pytest.fixture
@@ -380,14 +380,10 @@ def test_every_table_of_a_pushed_dataset_is_read_by_its_name(hub, run, tmp_path,
 
 
 def test_an_error_in_an_episode_is_published_without_the_address_that_it_quotes(run):
-    from nip_core.stages.published_data import _Part, _without_leaks
-
     table = read_rollouts(run.store, run.rollouts(0, "train")).episodes
     errors = [None] * (table.num_rows - 1) + ["http://10.0.0.1:8000/v1: refused"]
     place = table.schema.get_field_index("error")
     table = table.set_column(place, table.schema.field(place), pa.array(errors, pa.string()))
-    from nip_core.rollouts.parquet import parquet_bytes, parquet_table
-
     part = _Part("episodes", "train", 0, "x", parquet_bytes(table), table.schema, "x")
     content, rows = _without_leaks(part, {})
     read = parquet_table(content, table.schema, "x")
