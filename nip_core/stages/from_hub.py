@@ -152,7 +152,9 @@ def _check_base(
     published = config.get("base_model_name_or_path")
     digest = None
     if facts is not None:
-        base = facts.content.get("base") or {}
+        base = facts.content.get("base")
+        if not isinstance(base, Mapping):
+            raise SettingsError(f"{place}: nip.json does not say which base model it is for")
         published, digest = base.get("name", published), base.get("weights_sha256")
     directory = Path(resolve_model(model_name)).expanduser()
     here = weights_digest(directory) if directory.is_dir() and digest is not None else None

@@ -20,6 +20,7 @@ import pytest
 import yaml
 from hub_server import READ_ONLY, TOKEN, Fault
 from huggingface_hub import ModelCard
+from small_game import FEW, train_here, write_config
 
 from nip_core.errors import CorruptionError, ServerError, SettingsError
 from nip_core.hub.client import connect
@@ -329,8 +330,22 @@ def test_a_run_without_a_trained_model_or_with_a_nameless_base_is_refused(hub, r
     assert str(BUNDLED["tiny"]) not in hub.content("ada/verifier", "nip.json").decode()
     [weights] = (tmp_path / "runs").rglob("adapter_model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
-    with pytest.raises(CorruptionError, match=r"adapter_model.safetensors: damaged"):
+    with pytest.raises(CorruptionError, match=r"adapter_model\.safetensors: damaged"):
         push(copied, base_model="ada/tiny")
+    shutil.rmtree(tmp_path / "runs" / "quickstart" / "lm_server")
+    assert "does not have the weights of model ft:" in refused(push, copied, base_model="ada/tiny")
+
+
+async def test_what_the_deterministic_engine_trained_has_no_weights_to_publish(hub, tmp_path):
+    await train_here(write_config(tmp_path, rl=FEW, text_rl={"test_scheme": "none"}))
+    small = RunStore(open_store(tmp_path / "runs"), "small")
+    assert "choose one with --group" in refused(push, small)
+    assert "the deterministic engine made it" in refused(push, small, group="verifier")
+    push(small, "ada/small", what="dataset", group="verifier")
+    names = {
+        name.partition("/")[0] for name in hub.repository("ada/small", "dataset").commits[-1][2]
+    }
+    assert "examples-verifier" in names and "examples-prover" not in names
 
 
 def test_a_pull_of_what_is_not_there_or_was_changed_is_refused(hub, run, tmp_path, monkeypatch):
