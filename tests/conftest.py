@@ -75,6 +75,7 @@ SLOW_FILES = (
     *("test_stopping.py", "test_frozen_runs.py", "test_base_run.py", "test_solutions.py"),
     *("test_tiny.py", "test_faults.py", "test_determinism.py", "test_promotion.py"),
     *("test_trouble.py", "test_files.py", "test_matrix.py", "test_prompts.py", "test_parsing.py"),
+    *("test_push_and_pull.py", "test_begin_with.py"),
     *("test_build_problems.py", "test_conformance.py", "test_resume.py", "test_secrets.py"),
     # Of the tiers.
     *("test_sweep_whole.py", "test_league.py", "test_launch.py"),

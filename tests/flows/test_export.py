@@ -24,7 +24,7 @@ def said(**changes) -> str:
 
 
 def test_another_form_run_or_store_is_refused(runs):
-    assert said(to="docx", run_store=str(runs)) == "--to 'docx': use inspect"
+    assert said(to="docx", run_store=str(runs)) == "--to 'docx': use inspect or peft"
     assert "there are mine" in said(run="others", run_store=str(runs))
     assert "no such directory" in said(run_store=str(runs / "nowhere"))
 
