@@ -7,8 +7,8 @@ import typer
 
 from nip_core import how_to_install
 from nip_core.errors import SettingsError
-from nip_core.run_store.run import RunStore, list_runs
-from nip_core.run_store.store import open_store
+from nip_core.run_store.run import RunStore
+from nip_prefect.flows.named_run import find_run
 from nip_prefect.flows.printing import print_json
 
 INSPECT, PEFT = "inspect", "peft"
@@ -52,7 +52,7 @@ def export(
     """Write what RUN has to DIR, in the form of another program. The run stays as it is."""
     if to not in _FORMS:
         raise SettingsError(f"--to {to!r}: use {' or '.join(_FORMS)}")
-    tree = named_run(run, run_store)
+    tree = find_run(run, run_store)
     if to == PEFT:
         files = _to_peft(tree, directory, split, iteration, group, base_model)
     elif group is not None or base_model is not None:
@@ -95,14 +95,3 @@ def _to_inspect(
         needed = how_to_install("inspect")
         raise SettingsError(f"--to inspect: needs the package inspect_ai: {needed}") from None
     return [str(path) for path in export_run(tree, directory, split or (), iteration or ())]
-
-
-def named_run(name: str, run_store: str) -> RunStore:
-    """The run of that name. Raises SettingsError if it is not there."""
-    if "://" not in run_store and not Path(run_store).is_dir():
-        raise SettingsError(f"--run-store {run_store!r}: there is no such directory")
-    store = open_store(run_store, read_only=True)
-    if name not in list_runs(store):
-        there = ", ".join(list_runs(store)) or "none"
-        raise SettingsError(f"run {name!r} is not in {run_store!r}; there are {there}")
-    return RunStore(store, name)

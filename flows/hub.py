@@ -13,7 +13,7 @@ import typer
 
 from nip_core.errors import SettingsError
 from nip_core.parameters.published import Kind, Reference
-from nip_prefect.flows.export import named_run
+from nip_prefect.flows.named_run import find_run
 from nip_prefect.flows.printing import print_json
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def push(
     if reference.revision is not None:
         raise SettingsError(f"--to {to}: a push makes the revision itself; give OWNER/NAME")
     _check_licence(license_id)
-    tree = named_run(run, run_store)
+    tree = find_run(run, run_store)
     hub = connect()
     with tempfile.TemporaryDirectory(prefix="nip-push-") as folder:
         # 1. Who asks, and what of the run there is; its files, where nobody else looks.
