@@ -31,10 +31,11 @@ from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.progress import Progress
 from nip_core.scenarios import NO_LABEL
+from nip_core.stages.elsewhere import problem_text
 from nip_inspect.model_calls import RoleModels
 from nip_inspect.scoring import EPISODE, GENERATIONS, QUESTION, rewards, verdict
 from nip_inspect.settings import Plan, game_parameters, plan_of
-from nip_inspect.transcript import conversation, moves_of, problem_text, remarks
+from nip_inspect.transcript import conversation, moves_of, remarks
 
 _TEXTS = ("question", "solution", "columns")  # which stand in the sample
 

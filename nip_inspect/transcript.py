@@ -4,7 +4,6 @@ moves_of       what the valid answers of an episode were taken for
 Remark         a line of the transcript, in a span of its channel where it is a message
 remarks        those of one generation
 conversation   an episode as messages, for reading
-problem_text   the texts of a problem, for reading
 """
 
 from collections.abc import Mapping, Sequence
@@ -94,16 +93,3 @@ def conversation(game: Game | None, rows: Sequence[Row], moves: Moves) -> list[C
 
 def _note(game: Game | None, agent: str, channel: str) -> str:
     return f"{channel}, read by {' and '.join(readers(game, agent, channel)) or 'nobody'}"
-
-
-def problem_text(game: Game | None, texts: Mapping[str, str]) -> str:
-    """All texts of a problem that an agent may see, under the scenario's headings."""
-    if game is None:
-        return "\n\n".join(f"## {name.capitalize()}\n\n{text}" for name, text in texts.items())
-    parts = []
-    for column in game.scenario.columns:
-        text = texts.get(column.name, "")
-        if text and not column.hidden:
-            code = text if column.code is None else f"```{column.code}\n{text}\n```"
-            parts.append(f"## {column.heading}\n\n{code}")
-    return "\n\n".join(parts)

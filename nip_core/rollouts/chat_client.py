@@ -50,10 +50,17 @@ class Endpoint:
 
     base_url: str  # with /v1
     api_key: str
-    served_as: tuple[str, ...] = ()  # names beside the one asked for that its answers may have
+    served_as: tuple[str, ...] | None = ()
+    """Names beside the one asked for that its answers may have; None: whatever they have."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Further headers of every request."""
 
     def __repr__(self) -> str:
         return f"Endpoint({self.base_url!r})"
+
+    def names_of(self, model: str) -> tuple[str, ...] | None:
+        """The names that an answer of `model` may have; None: any."""
+        return None if self.served_as is None else (model, *self.served_as)
 
 
 @dataclass(frozen=True)
@@ -155,6 +162,7 @@ class ChatClient:
         headers = {
             "Authorization": f"Bearer {endpoint.api_key}",
             "Content-Type": "application/json",
+            **dict(endpoint.headers),
         }
         payload = json.dumps(body, ensure_ascii=False).encode()
         loop = asyncio.get_running_loop()
@@ -170,7 +178,7 @@ class ChatClient:
                         status = response.status
                         retry_after = response.headers.get("Retry-After")
                     if status == 200:
-                        names = (str(body["model"]), *endpoint.served_as)
+                        names = endpoint.names_of(body["model"])
                         answers = read_answers(raw, names, attempt, loop.time() - started)
                     else:
                         reason = f"HTTP {status}: {_error_message(raw, endpoint.api_key)}"
@@ -198,9 +206,10 @@ class ChatClient:
 
 
 def read_answers(
-    raw: bytes, names: Sequence[str], attempt: int, latency_s: float
+    raw: bytes, names: Sequence[str] | None, attempt: int, latency_s: float
 ) -> list[ChatAnswer]:
-    """The choices of a response by index. `names`: the model that was asked for, and its aliases.
+    """The choices of a response by index. `names`: the model that was asked for, and its aliases;
+    None: any may answer.
 
     Raises MalformedAnswer for what is no answer of that model.
     """
@@ -208,7 +217,8 @@ def read_answers(
         answer = json.loads(raw)
         choices = sorted(answer["choices"], key=lambda choice: int(choice.get("index") or 0))
         served = str(answer["model"])
-        _refuse_other_model(names, served)
+        if names is not None:
+            _refuse_other_model(names, served)
         if not choices:
             raise MalformedAnswer("malformed answer (no choices)")
         usage = read_usage(answer.get("usage") or {})

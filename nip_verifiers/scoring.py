@@ -1,0 +1,63 @@
+"""What stands of an episode in the traces of its agents.
+
+record   rewards, metrics and rows; what may be trained
+
+Rewards are nip's. What nip's trainers leave out, no trainer of verifiers gets: of a failed episode
+all is untrainable, and of an answer in an invalid form no token counts as sampled.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import verifiers.v1 as vf
+
+Row = Mapping[str, Any]
+_TEXTS = ("question", "solution", "columns")  # which stand in the task
+
+
+def is_right(row: Row) -> bool:
+    """Say whether an episode's verdict equals the label; a failed episode is never right."""
+    return bool(row["outcome"] != "failed" and row["decision"] == row["y"])
+
+
+def metrics_of(row: Row, rows: Sequence[Row]) -> dict[str, float]:
+    """The figures of an episode, and of the answers of an agent, `rows`."""
+    right = float(is_right(row))
+    metrics = {
+        "accuracy": right,
+        "verdict": float(row["decision"]),
+        "failed": float(row["outcome"] == "failed"),
+        "rounds": float(row["rounds"]),
+        "invalid_answers": float(sum(r["invalid_reason"] is not None for r in rows)),
+    }
+    # Means leave out the traces that lack a metric.
+    if row["y"] == 1:
+        metrics["completeness"] = right
+    elif row["y"] == 0:
+        metrics["soundness"] = right
+    return metrics
+
+
+def record(
+    trace: vf.Trace, agent: str, group: str, row: Row, rows: Sequence[Row], nodes: Sequence[int]
+) -> None:
+    """Put into an agent's trace what came of an episode.
+
+    `row` is the episode's, `rows` are those of the agent's answers, and `nodes` the node of each.
+    """
+    # 1. What it was paid, and what it was about.
+    [paid] = [entry["reward"] for entry in row["rewards"] if entry["agent"] == agent]
+    trace.record_reward("protocol", paid)
+    trace.record_metrics(metrics_of(row, rows))
+    trace.info["nip"] = {
+        "model_group": group,
+        "episode": {name: value for name, value in row.items() if name not in _TEXTS},
+        "generations": list(rows),
+    }
+    # 2. What is not trained.
+    if row["outcome"] == "failed":
+        trace.agent.trainable = False
+    for generation, number in zip(rows, nodes, strict=True):
+        if generation["invalid_reason"] is not None:
+            node = trace.nodes[number]
+            node.mask, node.logprobs = [False] * len(node.mask), []
