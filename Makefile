@@ -8,6 +8,7 @@ ART ?= .art-env
 NAT ?= .nat-env
 TRACKERS ?= .trackers-env
 INSPECT ?= .inspect-env
+VERIFIERS ?= .verifiers-env
 CLIENTS ?= .clients-env
 PEERS ?= .peers
 NIP_GPU_MODEL ?= Qwen/Qwen2.5-3B-Instruct
@@ -18,7 +19,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUICKSTART := $(VENV)/.installed-quickstart
 
-.PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean test-trackers test-inspect
+.PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean test-trackers test-inspect test-verifiers
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -34,6 +35,7 @@ help:
 	@echo "make test-nat       build an environment with NeMo Agent Toolkit and run its fine-tuning command"
 	@echo "make test-trackers  build an environment with all trackers and run the tests on them"
 	@echo "make test-inspect   build an environment with inspect_ai and run the tests on it"
+	@echo "make test-verifiers build an environment with verifiers and run the tests on it"
 	@echo "make test-clients   build an environment with clients of other projects, run the tests on it"
 	@echo "make test-gpu       the tests that need CUDA; NIP_VLLM names the vllm command"
 	@echo "make gpu-session    measure everything on a GPU, in pieces of ten minutes, nothing downloaded"
@@ -142,6 +144,11 @@ EPISODES ?= 200
 test-inspect:
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_inspect.sh $(INSPECT)
 	NIP_INSPECT_EPISODES=$(EPISODES) $(INSPECT)/bin/python -m pytest -n $(TEST_JOBS) --dist loadfile tests/inspect
+
+# verifiers, nip and nip-verifiers in an environment of their own. Quick: make test-verifiers EPISODES=20
+test-verifiers:
+	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_verifiers.sh $(VERIFIERS)
+	NIP_VERIFIERS_EPISODES=$(EPISODES) $(VERIFIERS)/bin/python -m pytest -n $(TEST_JOBS) --dist loadfile tests/verifiers
 
 # openai, litellm, langchain-openai, instructor, dspy and openai of npm; writes the table of the docs.
 test-clients: install

@@ -145,6 +145,18 @@ class ProtocolEnv(vf.Env[ProtocolConfig]):
         slots: list[vf.env.RunSlot] = super().slots(task, n)
         return slots
 
+    async def run_slot(
+        self,
+        slot: vf.env.RunSlot,
+        ctx: vf.ModelContext,
+        semaphore: Any = None,
+        on_complete: Any = None,
+        on_trace: Any = None,
+    ) -> vf.Episode:
+        """Play a planned episode. Nobody hears of a trace by `on_trace`: a server would send nodes
+        as they come and never again, and which of them are trained is known in the end."""
+        return await super().run_slot(slot, ctx, semaphore, on_complete)
+
     async def setup(self, agents: vf.Agents) -> None:
         """Say who trains, and how long a message may be where only the sampler can say it."""
         parameters = self._game.parameters
@@ -246,7 +258,8 @@ def _with_seats(config: ProtocolConfig, agents: Sequence[str]) -> ProtocolConfig
         if name in dir(vf.EnvConfig):
             raise ValueError(f"verifiers has no seat for an agent {name!r}; call it otherwise")
     wider = create_model(type(config).__name__, __base__=type(config), **missing)
-    return wider.model_validate(dict(config))
+    widened: ProtocolConfig = wider.model_validate(dict(config))
+    return widened
 
 
 def load_environment(**arguments: Any) -> ProtocolEnv:

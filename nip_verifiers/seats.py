@@ -106,7 +106,7 @@ class SeatCalls:
     client: ChatClient
     seats: Mapping[str, vf.Interaction]
     send_seeds: bool = True
-    nodes: dict[str, list[int | None]] = field(default_factory=dict)
+    nodes: dict[str, list[int]] = field(default_factory=dict)
     """By agent, the node of its trace that each of its answers is, in the order of play."""
 
     @contextlib.asynccontextmanager

@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from nip_lm_server import launch
-from nip_lm_server.spec import ServerSpec
+from played_elsewhere import serving
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -36,12 +34,8 @@ def inspect_is_here() -> None:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server with the deterministic engine, whose key is in the environment."""
-    state = tmp_path_factory.mktemp("server")
-    handle = launch.start_or_attach(
-        ServerSpec("deterministic", "deterministic"), state, timeout_s=600
-    )
-    os.environ["NIP_API_KEY"] = handle.api_key
-    os.environ["NIP_BASE_URL"] = f"{handle.url}/v1"
-    yield handle.url
-    launch.stop(handle)
-    del os.environ["NIP_API_KEY"], os.environ["NIP_BASE_URL"]
+    with serving(tmp_path_factory.mktemp("server")) as handle:
+        os.environ["NIP_API_KEY"] = handle.api_key
+        os.environ["NIP_BASE_URL"] = f"{handle.url}/v1"
+        yield handle.url
+        del os.environ["NIP_API_KEY"], os.environ["NIP_BASE_URL"]

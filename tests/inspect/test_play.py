@@ -9,6 +9,7 @@ import pytest
 from both_ways import EPISODES, MODEL, play_here, play_there, write_config
 from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
+from played_elsewhere import SCENARIOS, scenario_settings
 
 from nip_core.evaluation.metrics import evaluate
 from nip_core.game.render import Game, situation_of
@@ -63,17 +64,9 @@ def test_every_protocol_gives_the_verdicts_of_nip_play(protocol, server, tmp_pat
     check_same(log, play_here(config), EPISODES)
 
 
-@pytest.mark.parametrize("scenario", ["arithmetic", "reading", "graphs", "solutions"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_scenario_can_be_played(scenario, server, tmp_path):
-    dataset = {"arithmetic": "chains", "reading": "passages", "graphs": "pairs"}
-    config = write_config(
-        tmp_path,
-        server,
-        scenario=scenario,
-        dataset=dataset.get(scenario, "functions"),
-        interaction_protocol="adp" if scenario == "solutions" else "nip",
-        dataset_options={"max_test_size": 6, "max_train_size": 20},
-    )
+    config = write_config(tmp_path, server, **scenario_settings(scenario))
     log = play_there(tmp_path / "logs", config=str(config))
     assert log.samples
     check_same(log, play_here(config), len(log.samples))
