@@ -10,10 +10,10 @@
 #
 # It takes about two minutes and 0.9 GB, and has no torch: the server has that.
 #
-# Does nothing if DIR is up to date. It is an environment of its own because ART's client and nip do
-# not install together: what ART requires (litellm) asks for openai<3, nip for openai>=3. The parts
-# of nip that train on a server work with both, so nip is installed here without its requirements,
-# and those that these parts need are named below.
+# Does nothing if DIR is up to date. It is an environment of its own because what ART requires
+# (litellm) asks for openai<3, and constraints.txt has the newer one. The parts of nip that train on
+# a server work with both; nip is installed here without its requirements, and those that these
+# parts need are named below.
 set -euo pipefail
 
 . "$(dirname "${BASH_SOURCE[0]}")/environment.sh"

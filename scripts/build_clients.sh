@@ -9,8 +9,8 @@
 #   REBUILD=1            build again although DIR is up to date
 #
 # It takes about two minutes and 0.5 GB; it needs node (20 or later) and npm. The servers run in
-# nip's own environment, as litellm asks for openai<3 and nip for openai>=3. litellm imports mcp for
-# calls with tools, without requiring it.
+# nip's own environment, as litellm asks for openai<3 and constraints.txt has the newer one. litellm
+# imports mcp for calls with tools, without requiring it.
 #
 # Does nothing if DIR is up to date.
 set -euo pipefail

@@ -10,8 +10,8 @@
 #   REBUILD=1            build again although an environment is up to date
 #
 # It takes about a minute for each; 0.4 GB each, no torch. They are environments of their own
-# because they do not install together: verifiers asks for openai<3, inspect-ai for openai>=3, as
-# nip does. vLLM is built by scripts/build_vllm_cpu.sh; TRL and `transformers serve` are in nip's
+# because they do not install together: verifiers asks for openai<3, inspect-ai for openai>=3.
+# vLLM is built by scripts/build_vllm_cpu.sh; TRL and `transformers serve` are in nip's
 # own environment. locust brings Flask and gevent, 0.1 GB.
 #
 # Does nothing for an environment that is up to date.

@@ -13,6 +13,11 @@ BROKEN = {
     "The storeys": (
         ("tasks/secrets.py", "nip_prefect.flows.form"),
         ("lm_server/version.py", "nip_core.errors"),
+        ("flows/form.py", "nip_verifiers.scoring"),
+    ),
+    "nip_verifiers is published by itself": (
+        ("nip_verifiers/scoring.py", "nip_inspect.scoring"),
+        ("nip_verifiers/scoring.py", "nip_prefect.flows.form"),
     ),
     "Without Prefect": (
         ("nip_core/tolerance.py", "prefect"),
@@ -46,7 +51,8 @@ BROKEN = {
 def verdicts(tmp_path_factory):
     """What the contracts say of a copy of the sources with all of these imports, in one run."""
     copy = tmp_path_factory.mktemp("house")
-    houses = ("nip_core", "nip_inspect", "nip_prefect", "lm_server", "factory", "flows", "tasks")
+    houses = ("nip_core", "nip_inspect", "nip_verifiers", "nip_prefect", "lm_server", "factory")
+    houses += ("flows", "tasks")
     for name in houses:
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=_all_but_code)
     (copy / "nip_lm_server").symlink_to("lm_server")

@@ -48,7 +48,7 @@ def _is_there(name):
 
 def test_every_module_that_a_docstring_or_a_page_names_is_there():
     files = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
-    houses = ("nip_core", "nip_inspect", "lm_server", "flows", "tasks", "factory")
+    houses = ("nip_core", "nip_inspect", "nip_verifiers", "lm_server", "flows", "tasks", "factory")
     for folder in (*houses, "benchmarks", "scripts"):
         files += (ROOT / folder).rglob("*.py")
     stale = {
