@@ -18,6 +18,7 @@ from inspect_ai.model import (
     ChatMessageAssistant,
     ChatMessageSystem,
     ChatMessageUser,
+    ContentReasoning,
     GenerateConfig,
     Logprobs,
     Model,
@@ -92,21 +93,38 @@ def _answers(output: ModelOutput) -> list[ChatAnswer]:
         raise ContextLengthError(f"{output.model}: {output.completion}")
     usage = output.usage or ModelUsage()
     cached = (usage.input_tokens_cache_read or 0) + (usage.input_tokens_cache_write or 0)
-    completion = usage.output_tokens
-    share = completion // len(output.choices)
+    completion = _shares(usage.output_tokens, len(output.choices))
+    thought = _shares(usage.reasoning_tokens or 0, len(output.choices))
     return [
         ChatAnswer(
             text=choice.message.text,
             finish_reason=_FINISH_REASONS.get(choice.stop_reason, choice.stop_reason),
             model=output.model,
             prompt_tokens=usage.input_tokens + cached,
-            completion_tokens=share if number else completion - share * (len(output.choices) - 1),
+            completion_tokens=completion[number],
             transport_retries=0,
             latency_s=output.time or 0.0,
             tokens=_tokens(choice.logprobs),
+            reasoning=_thoughts(choice.message),
+            reasoning_tokens=thought[number] or None,
         )
         for number, choice in enumerate(output.choices)
     ]
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    """By choice, its part of what was counted for all; what can't be split is the first's."""
+    share = total // parts
+    return [total - share * (parts - 1)] + [share] * (parts - 1)
+
+
+def _thoughts(message: ChatMessageAssistant) -> str | None:
+    """What the model thought, or its summary where the thoughts themselves are hidden."""
+    if isinstance(message.content, str):
+        return None
+    parts = [part for part in message.content if isinstance(part, ContentReasoning)]
+    texts = [part.summary if part.redacted else part.reasoning for part in parts]
+    return "\n".join(text for text in texts if text) or None
 
 
 def _tokens(logprobs: Logprobs | None) -> list[dict[str, Any]] | None:

@@ -26,6 +26,8 @@ from nip_lm_server.vllm_keys.nip_control_tokens import (
     ControlTokens,
     set_template_kwargs,
     template_kwargs,
+    thought_form,
+    with_thoughts,
 )
 
 Messages = Sequence[Mapping[str, Any]]
@@ -40,6 +42,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
 """Shapes of conversation that `check_shapes` tries, as roles in order."""
 
 _control_tokens: "WeakKeyDictionary[Any, tuple[Any, ControlTokens]]" = WeakKeyDictionary()
+_thought_forms: "WeakKeyDictionary[Any, tuple[Any, str | None]]" = WeakKeyDictionary()
 _UNLIMITED = 10**9  # tokenizers without a limit say something above this
 _TEMPLATE_KEYS = ("role", "content", "name", "tool_call_id")
 
@@ -144,6 +147,16 @@ def control_tokens(tokenizer: Any) -> ControlTokens:
     return known[1]
 
 
+def _thought_form(tokenizer: Any) -> str | None:
+    """What `thought_form` says of a tokenizer as it is now, looked up once."""
+    state = (tokenizer.chat_template, template_kwargs(tokenizer))
+    known = _thought_forms.get(tokenizer)
+    if known is None or known[0] != state:
+        known = (state, thought_form(tokenizer))
+        _thought_forms[tokenizer] = known
+    return known[1]
+
+
 def _without_control(tokenizer: Any, message: dict[str, Any]) -> Any:
     tokens = control_tokens(tokenizer)
     broken = tokens.break_in_message(message)
@@ -169,15 +182,29 @@ def render(
     *,
     generation: bool,
     tools: Sequence[Mapping[str, Any]] = (),
+    thoughts: str | None = None,
 ) -> str:
     """The text of a conversation; `generation` adds the beginning of an assistant message.
 
     Control tokens in messages are broken (see `nip_control_tokens`), those of the template not.
-    Raises ChatTemplateError if the template refuses it.
+    `thoughts` are those of the last message; those of others are no part of a prompt.
+    Raises ChatTemplateError if the template refuses it, or can't write thoughts.
     """
+    seen = [_without_control(tokenizer, message) for message in template_messages(messages)]
+    if thoughts:
+        field = _thought_form(tokenizer)
+        if field is None:
+            raise ChatTemplateError(
+                "the model's chat template leaves out what an answer's reasoning_content says, or "
+                "ends the thoughts in the prompt already (enable_thinking: false): they can't be "
+                "trained on with it"
+            )
+        # After the breaking: <think> itself may be a control token.
+        broken = control_tokens(tokenizer).break_in(thoughts)
+        seen[-1] = with_thoughts(seen[-1], broken, field)
     try:
         text = tokenizer.apply_chat_template(
-            [_without_control(tokenizer, message) for message in template_messages(messages)],
+            seen,
             tools=[_break_everywhere(control_tokens(tokenizer), tool) for tool in tools] or None,
             tokenize=False,
             add_generation_prompt=generation,

@@ -16,7 +16,7 @@ from nip_lm_server.formats.jsonl import MISSING, Broken, Example, unknown_keys, 
 ROLES = ("system", "user", "assistant")
 _ACCEPTED_ROLES = (*ROLES, "developer")
 """`developer` is OpenAI's new word for `system`, and is read as that."""
-_KEYS = ("role", "content", "name")
+_KEYS = ("role", "content", "name", "reasoning_content")
 _EMPTY_IN_ANSWERS = ("refusal", "tool_calls", "function_call", "audio", "annotations")
 """More keys of a chat answer's message; null or [] means the same as being absent."""
 _CONVERSATION_KEYS = ("messages", "tools", "parallel_tool_calls")
@@ -34,6 +34,9 @@ class Message(Example):
     """The tokens that the model generated, stop token included; in trajectories only."""
     logprobs: tuple[float, ...] | None = None
     """Log-probability (nats) of each generated token; in trajectories only."""
+    reasoning_content: str | None = None
+    """What the assistant thought before `content`. It is learned with it, and stands in no prompt
+    of a later message, as models are served."""
 
     def to_dict(self) -> dict[str, Any]:
         """The message as it stands in a JSONL line; weight 1 is left out, being the default."""
@@ -55,6 +58,7 @@ def parse_message(message: Mapping[str, Any]) -> Message:
         name=message.get("name"),
         token_ids=None if token_ids is None else tuple(token_ids),
         logprobs=None if logprobs is None else tuple(map(float, logprobs)),
+        reasoning_content=message.get("reasoning_content") or None,
     )
 
 
@@ -108,6 +112,12 @@ def message_problems(at: str, message: Any, extra_keys: tuple[str, ...] = ()) ->
     name = message.get("name")
     if name is not None and not (isinstance(name, str) and _is_unicode(name)):
         yield wrong("invalid_name", f"{at}.name", "a string", name)
+    thoughts = message.get("reasoning_content")
+    if thoughts is not None and not (isinstance(thoughts, str) and _is_unicode(thoughts)):
+        yield wrong("invalid_reasoning_content", f"{at}.reasoning_content", "a text", thoughts)
+    elif thoughts and role != "assistant":
+        why = f"only assistant messages think (role is {role!r})"
+        yield "invalid_reasoning_content", f"{at} has reasoning_content, but {why}"
 
 
 def conversation_problems(

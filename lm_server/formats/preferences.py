@@ -1,7 +1,8 @@
 """Method `dpo`, as at OpenAI: a conversation, an answer to prefer, and one to avoid.
 
 ``{"input": {"messages": [...], "tools"?: [], "parallel_tool_calls"?: bool},
-"preferred_output": [{"role": "assistant", "content"}], "non_preferred_output": [...]}``
+"preferred_output": [{"role": "assistant", "content", "reasoning_content"?}],
+"non_preferred_output": [...]}``
 
 The conversation ends with a message that is not the assistant's, who answers it; a system message
 will do, as in chat completions. Each output is exactly one assistant message, and the two differ,
@@ -64,8 +65,10 @@ def problems(value: Mapping[str, Any]) -> Iterator[Broken]:
     if broken:
         return
     # 2. The two answers beside each other.
-    preferred, rejected = (text_of(value[key][0]["content"]) for key in _OUTPUTS)
-    if preferred == rejected:
+    outputs = [value[key][0] for key in _OUTPUTS]
+    preferred, rejected = (text_of(output["content"]) for output in outputs)
+    thoughts = [output.get("reasoning_content") or None for output in outputs]
+    if preferred == rejected and thoughts[0] == thoughts[1]:
         why = "'preferred_output' and 'non_preferred_output' are equal"
         yield "equal_outputs", f"{why}, so there is nothing to learn"
     elif not preferred:

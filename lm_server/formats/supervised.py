@@ -1,9 +1,10 @@
-"""Method `supervised`: ``{"messages": [{"role", "content", "weight"?, "name"?}, ...],
-"tools"?: [], "parallel_tool_calls"?: bool}``.
+"""Method `supervised`: ``{"messages": [{"role", "content", "weight"?, "name"?,
+"reasoning_content"?}, ...], "tools"?: [], "parallel_tool_calls"?: bool}``.
 
 The model learns the assistant messages whose weight is not 0; each has a content and answers
-something. The last message is one of the assistant's. Tools are not supported, so `tools` may only
-be empty and `parallel_tool_calls` decides nothing.
+something. What the assistant thought, `reasoning_content`, is learned before the content, in the
+way the model's chat template writes it. The last message is one of the assistant's. Tools are not
+supported, so `tools` may only be empty and `parallel_tool_calls` decides nothing.
 """
 
 from collections.abc import Iterator, Mapping

@@ -2,8 +2,9 @@
 
 ``{"messages": [...], "group_id": str, "reward": number, "advantage"?: number}``
     The conversation as text. The actions are the assistant messages whose weight is not 0. Each
-    may have ``"token_ids"``, the tokens that were generated, stop token included, and
-    ``"logprobs"``, the sampler's log-probability of each of them.
+    may have ``"token_ids"``, the tokens that were generated, stop token and thoughts included, and
+    ``"logprobs"``, the sampler's log-probability of each of them; without token ids, also
+    ``"reasoning_content"``, the thoughts as text.
 
 ``{"turns": [{"prompt_token_ids": [...], "completion_token_ids": [...], "logprobs"?: [...]}, ...],
 "group_id": str, "reward": number, "advantage"?: number}``

@@ -135,7 +135,8 @@ def _learned(example: Any) -> int:
         return sum(len(turn.completion_token_ids) for turn in example.turns)
     else:
         messages = [m for m in example.messages if m.role == "assistant" and m.weight]
-    return sum(token_count(message.content) for message in messages)
+    texts = [text for m in messages for text in (m.reasoning_content, m.content) if text]
+    return sum(map(token_count, texts))
 
 
 def _has_no_signal(job: TrainingJob, examples: Sequence[Any]) -> bool:

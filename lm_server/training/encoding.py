@@ -9,10 +9,12 @@ ExampleError       an example that can't be trained on, with its code and line
 
 For each assistant message that is to be learned, the prompt is what the server would be asked
 with (the chat template over the messages before it, with the generation prompt), and what is
-learned is what the template adds for the message, up to and including its stop token. Where the
-tokens of one turn begin the prompt of the next, they become one sequence. Where they don't (a
-template that rewrites earlier turns, or writes no stop token), each turn is a sequence of its
-own. So nothing is ever trained in another context than it is served in.
+learned is what the template adds for the message, thoughts included where it has some
+(`reasoning_content`), up to and including its stop token. Thoughts of earlier messages are in no
+prompt, as clients send an answer back without them. Where the tokens of one turn begin the prompt
+of the next, they become one sequence. Where they don't (a template that rewrites earlier turns, or
+writes no stop token), each turn is a sequence of its own. So nothing is ever trained in another
+context than it is served in.
 """
 
 import math
@@ -162,7 +164,8 @@ def encode_turn(
     """
     try:
         prompt = chat_template.render(tokenizer, messages[:-1], generation=True)
-        whole = chat_template.render(tokenizer, messages, generation=False)
+        thoughts = messages[-1].get("reasoning_content")
+        whole = chat_template.render(tokenizer, messages, generation=False, thoughts=thoughts)
     except chat_template.ChatTemplateError as error:
         raise ExampleError("chat_template_refused", line, str(error)) from error
     if not whole.startswith(prompt):

@@ -3,7 +3,8 @@
 ControlTokens        of one tokenizer: breaks them in texts and in messages
 BreakControlTokens   middleware inside the vLLM server: the same for every chat that it is asked
 set_template_kwargs  the variables with which a tokenizer's chat template is rendered, from then on
-template_facts       whether the template writes today's date, and the names of speakers
+template_facts       whether the template writes today's date, names of speakers, and thoughts
+thought_form         where the template takes an answer's thoughts from
 
 A chat template writes control tokens around messages, and a tokenizer reads them wherever they
 stand. Whoever writes <|im_end|> into a message would end it, and begin another in any role. So in
@@ -38,6 +39,7 @@ _MIN_LETTERS = 2  # of a plain word that is a marker
 _SAID = ("messages", "input", "instructions", "system", "tools")
 _NOT_SAID = ("role", "type")
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "strftime_now")
+_THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _USUAL = ("enable_thinking", "thinking", "reasoning_effort", "date_string", "current_date")
 """Variables that usual chat templates let callers set."""
 
@@ -66,8 +68,9 @@ def template_kwargs(tokenizer: Any) -> dict[str, Any]:
 def template_facts(tokenizer: Any) -> dict[str, Any]:
     """Try out what the chat template writes, as it is rendered now.
 
-    writes_date: it has today's date in it. shows_names: speakers' names. unset: what usual
-    templates let callers set, and nobody has. Empty where it does not take a user's message.
+    writes_date: it has today's date in it. shows_names: speakers' names. thoughts: see
+    `thought_form`. unset: what usual templates let callers set, and nobody has. Empty where it
+    does not take a user's message.
     """
 
     def render(name: str, **kwargs: Any) -> str | None:
@@ -92,8 +95,49 @@ def template_facts(tokenizer: Any) -> dict[str, Any]:
         # A template that asks for the date calls this function, and fails where there is none.
         "writes_date": plain != render("Ann", strftime_now="no function"),
         "shows_names": plain != render("Bob"),
+        "thoughts": thought_form(tokenizer),
         "unset": [n for n in _USUAL if n not in chosen and re.search(rf"\b{n}\b", text)],
     }
+
+
+def thought_form(tokenizer: Any) -> str | None:
+    """Try out where the chat template takes the thoughts of the last answer from.
+
+    Returns the field of the message that it reads; ``content``, where they can stand in the text,
+    between <think> and </think>; None if it leaves them out, or writes them so that the
+    conversation does not begin with the prompt that a model is served.
+    """
+    user = {"role": "user", "content": _SENTINEL.format(0)}
+    answer, thought = _SENTINEL.format(1), _SENTINEL.format(2)
+
+    def render(messages: list[dict[str, str]], *, generation: bool) -> str:
+        try:
+            return str(
+                tokenizer.apply_chat_template(
+                    messages,
+                    tokenize=False,
+                    add_generation_prompt=generation,
+                    **template_kwargs(tokenizer),
+                )
+            )
+        except Exception:  # templates raise whatever their author chose
+            return ""
+
+    prompt = render([user], generation=True)
+    for field in (*_THOUGHT_FIELDS, "content"):
+        said = {"role": "assistant", **with_thoughts({"content": answer}, thought, field)}
+        whole = render([user, said], generation=False)
+        learned = whole.removeprefix(prompt)
+        if whole.startswith(prompt) and 0 <= learned.find(thought) < learned.find(answer):
+            return field
+    return None
+
+
+def with_thoughts(message: Mapping[str, Any], thoughts: str, field: str) -> dict[str, Any]:
+    """A message with its thoughts in a field that `thought_form` names."""
+    if field == "content":
+        return {**message, "content": f"<think>\n{thoughts}\n</think>\n\n{message['content']}"}
+    return {**message, field: thoughts}
 
 
 def _template_text(tokenizer: Any) -> str:

@@ -233,6 +233,11 @@ class PureTextAgentParameters(AgentParameters):
     "xhigh"; models know some of them. None: the provider's default. Thoughts are recorded, never
     shown to others, and count towards max_tokens_per_message. Not for an lm_server, whose models
     follow lm_server.options.chat_template_kwargs."""
+    train_reasoning: Literal["drop", "keep"] = "drop"
+    """Whether expert iteration and MALT train this agent on its recorded thoughts too: "drop", on
+    the text alone; "keep", on the thoughts before the text, as the model's chat template writes
+    them. SelfHosted only: fine-tuning APIs of others take no thoughts. Trainer pure_text_grpo
+    trains on whatever was generated, and takes "drop" only."""
     served_as: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Other names that may answer for model_name, as a gateway's do. An answer by any other name is
     none. Needs freeze_agent: true."""

@@ -274,6 +274,11 @@ def _check_grpo(parameters: "HyperParameters") -> None:
                     f"agents.{name}.model_provider: trainer 'pure_text_grpo' needs an lm_server "
                     f"(got {agent.model_provider}); set SelfHosted, or freeze_agent: true"
                 )
+            if agent.train_reasoning == "keep":
+                raise ValueError(
+                    f"agents.{name}.train_reasoning: trainer 'pure_text_grpo' trains on the tokens "
+                    "as they were generated, thoughts included (got keep); leave it out"
+                )
             if agent.fine_tune_from_scratch:
                 raise ValueError(
                     f"agents.{name}.fine_tune_from_scratch: trainer 'pure_text_grpo' improves the "

@@ -130,6 +130,12 @@ def check_dialect(place: str, agent: "PureTextAgentParameters") -> None:
             f"{place}.temperature: api_dialect {name} takes at most {dialect.max_temperature:g} "
             f"(got {agent.temperature:g})"
         )
+    keeps = agent.train_reasoning == "keep" and not agent.freeze_agent
+    if keeps and agent.model_provider != "SelfHosted":
+        raise ValueError(
+            f"{place}.train_reasoning: fine-tuning at {agent.model_provider} takes no thoughts "
+            "(got keep); leave it out, or set model_provider: SelfHosted"
+        )
     if agent.served_as and not agent.freeze_agent:
         raise ValueError(
             f"{place}.served_as: a model that is trained answers by its own name, or it is not "

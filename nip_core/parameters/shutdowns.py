@@ -1,10 +1,10 @@
 """When OpenAI shuts models down, as far as it is announced: a table of data.
 
 Source: https://developers.openai.com/api/docs/deprecations, read in November 2026. The API itself
-says it in a model's ``shutdown_date``.
+says it in a model's ``shutdown_date``, which `nip_core.stages.shutdown_dates` asks for.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import date
 
 from nip_core.parameters.agents import PureTextAgentParameters
@@ -27,26 +27,34 @@ LAST_JOBS = date(2027, 1, 6)
 """From then on OpenAI takes no new fine-tune job."""
 
 
-def shutdown_warnings(parameters: HyperParameters, today: date) -> list[str]:
-    """Say of each model at OpenAI that ends, or has ended, when; one line each."""
+def shutdown_warnings(
+    parameters: HyperParameters, today: date, told: Mapping[str, date] | None = None
+) -> list[str]:
+    """Say of each model at OpenAI that ends, or has ended, when; one line each.
+
+    `told`: by model, the day that OpenAI says itself, which counts more than the table.
+    """
     lines = dict.fromkeys(
         line
         for name, agent in parameters.model_agents.items()
-        if _is_at_openai(agent)
-        for line in _warnings(name, agent, today)
+        if is_at_openai(agent)
+        for line in _warnings(name, agent, today, (told or {}).get(agent.model_name))
     )
     return list(lines)
 
 
-def _is_at_openai(agent: PureTextAgentParameters) -> bool:
+def is_at_openai(agent: PureTextAgentParameters) -> bool:
+    """Return whether OpenAI itself serves the agent's model."""
     return not agent.use_dummy_api and agent.base_url is None and dialect_name(agent) == "openai"
 
 
-def _warnings(name: str, agent: PureTextAgentParameters, today: date) -> Iterator[str]:
+def _warnings(
+    name: str, agent: PureTextAgentParameters, today: date, told: date | None
+) -> Iterator[str]:
     base = (
         agent.model_name.split(":")[1] if agent.model_name.startswith("ft:") else agent.model_name
     )
-    day = SHUTDOWNS.get(base)
+    day = told or SHUTDOWNS.get(base)
     if day is not None:
         models = f"{base} and all fine-tunes of it"
         if today < day:

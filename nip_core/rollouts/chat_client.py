@@ -25,7 +25,12 @@ import aiohttp
 
 from nip_core.errors import NipError, ServerError, StageError
 from nip_core.redaction import redact
-from nip_core.rollouts.thoughts import MalformedAnswer, read_usage, said_and_thought
+from nip_core.rollouts.thoughts import (
+    MalformedAnswer,
+    read_usage,
+    said_and_thought,
+    thought_to_the_limit,
+)
 
 _RETRIED = frozenset({408, 409, 425, 429})
 _FATAL = frozenset({401, 402, 403, 404})
@@ -180,6 +185,8 @@ class ChatClient:
                     if status == 200:
                         names = endpoint.names_of(body["model"])
                         answers = read_answers(raw, names, attempt, loop.time() - started)
+                    elif status == 400 and thought_to_the_limit(raw):
+                        answers = [_only_thoughts(body, attempt, loop.time() - started)]
                     else:
                         reason = f"HTTP {status}: {_error_message(raw, endpoint.api_key)}"
                         if status not in _RETRIED and status < 500:
@@ -247,6 +254,25 @@ def read_answers(
         ]
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise MalformedAnswer(f"malformed answer ({type(error).__name__}: {error})") from None
+
+
+def _only_thoughts(body: Mapping[str, Any], attempt: int, latency_s: float) -> ChatAnswer:
+    """An answer without a text whose thoughts took all tokens that it might have.
+
+    OpenAI refuses such a request and counts nothing, but the thoughts are paid: they count as many
+    as were asked for at most. Of the prompt nothing is known.
+    """
+    limit = int(body.get("max_completion_tokens") or body.get("max_tokens") or 0)
+    return ChatAnswer(
+        text=None,
+        finish_reason="length",
+        model=str(body["model"]),
+        prompt_tokens=0,
+        completion_tokens=limit,
+        transport_retries=attempt,
+        latency_s=latency_s,
+        reasoning_tokens=limit,
+    )
 
 
 def _shares(total: int | None, parts: int) -> Sequence[int | None]:

@@ -1,7 +1,8 @@
 """What a model that thinks says and what it thinks, in the shapes that APIs give.
 
-said_and_thought   of a message, the text that is its answer, and its thoughts
-read_usage         how many tokens it took, thoughts included
+said_and_thought      of a message, the text that is its answer, and its thoughts
+read_usage            how many tokens it took, thoughts included
+thought_to_the_limit  whether a request was refused because its thoughts left no room for a text
 
 Thoughts stand in ``reasoning`` (vLLM, OpenRouter) or ``reasoning_content`` (older vLLM, DeepSeek
 and many gateways), in ``reasoning_details`` alone (OpenRouter, for some models), or as parts of the
@@ -10,6 +11,7 @@ OpenAI's protocol give their number at most. A model that writes ``<think>`` int
 parser in front of it, keeps it there: `nip_core.answers` leaves it out of what others read.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -94,3 +96,17 @@ def read_usage(usage: Mapping[str, Any]) -> Usage:
         completion += apart
         reasoning = max(reasoning or 0, apart)
     return Usage(prompt, completion, reasoning)
+
+
+def thought_to_the_limit(refusal: bytes) -> bool:
+    """Tell if the body of a 400 says that the limit was reached before the answer began.
+
+    OpenAI answers so for models that think ("Could not finish the message because max_tokens or
+    model output limit was reached"), where others give an answer without a text.
+    """
+    try:
+        message = json.loads(refusal)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    words = str(message).lower()
+    return "could not finish the message" in words and "limit was reached" in words

@@ -2,7 +2,8 @@
 
 check_reachable  whether the servers that the settings name can be reached at all
 check_version    whether those that are lm_servers have a version that fits
-check_engines    whether the engines serve the agents' adapters, and alike on every day
+check_engines    whether the engines serve the agents' adapters, and alike on every day, and
+                 whether their templates can write the thoughts that are trained on
 check_prompts    the game's chats through the model's chat template and context
 """
 
@@ -134,8 +135,8 @@ async def check_version(session: "Session") -> None:
 async def check_engines(session: "Session") -> None:
     """Compare the agents with what the engines tell of themselves; servers of others tell nothing.
 
-    Raises SettingsError for adapters of a higher rank than an engine takes, and for a chat
-    template that writes today's date.
+    Raises SettingsError for adapters of a higher rank than an engine takes, for a chat template
+    that writes today's date, and for one that can't write the thoughts that are trained on.
     """
     for group, agents in session.parameters.groups.items():
         agent = session.parameters.group_parameters(group)
@@ -159,11 +160,29 @@ async def check_engines(session: "Session") -> None:
                 "date, so that the model would be trained on other prompts than it was asked; "
                 + (_pinned(dates[0], "26 Jul 2024") if dates else "take strftime_now out of it")
             )
+        _check_thoughts(session.parameters, agents, model, template)
         if "enable_thinking" in unset:
             _log.warning(
                 "agents.%s: %s thinks before it answers, within the tokens of a message; %s",
                 agents[0], model, _pinned("enable_thinking", False),
             )  # fmt: skip
+
+
+def _check_thoughts(
+    parameters: HyperParameters, agents: Sequence[str], model: str, template: Mapping[str, Any]
+) -> None:
+    """Refuse training on thoughts that the template leaves out; older servers say nothing of it."""
+    if template.get("thoughts", "") is not None:
+        return
+    for name in agents:
+        agent = parameters.model_agents[name]
+        if agent.train_reasoning == "keep" and not agent.freeze_agent:
+            raise SettingsError(
+                f"agents.{name}.train_reasoning is keep, but the chat template of {model!r} can't "
+                "write thoughts: it leaves out reasoning_content and what stands between <think> "
+                "and </think>, or ends them in the prompt (enable_thinking: false); set drop, "
+                "another chat_template_kwargs, or use another model"
+            )
 
 
 def _pinned(name: str, value: Any) -> str:

@@ -57,7 +57,7 @@ def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any
     # 3. Written piece by piece, and committed with what training on it will cost.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / FILES[method]
-        written = write_examples(file, method, choice.examples)
+        written = write_examples(file, method, choice.examples, has_reasoning=choice.has_reasoning)
         manifest = commit(
             store,
             directory,

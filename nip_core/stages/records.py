@@ -40,7 +40,7 @@ from nip_core.stages.estimate import scheme_tests
 from nip_core.stages.intervals import shown_metrics, split_by_of
 from nip_core.stages.models import NOT_SCHEDULED, Decision
 from nip_core.stages.providers import dummy_name
-from nip_core.stages.spending import stages_of, tree_splits
+from nip_core.stages.spending import expected_tokens, stages_of, tree_splits
 from nip_lm_server.client import base_served_name
 
 BLOCK = 25
@@ -204,11 +204,7 @@ class IterationRecord:
     def _expected_tokens(self, group: str, job: Mapping[str, Any]) -> int | None:
         """The tokens that training takes by what its dataset says, None where that is not known."""
         directory = self._run.dataset(self.iteration, group)
-        if job.get("trained_tokens") is not None or not is_committed(self._run.store, directory):
-            return None
-        tokens = read_manifest(self._run.store, directory).extra.get("tokens")
-        epochs = (job.get("settings") or {}).get("n_epochs")
-        return None if tokens is None or epochs is None else int(tokens) * int(epochs)
+        return expected_tokens(self._run.store, directory, job)
 
     @cached_property
     def spent(self) -> dict[str, dict[str, Any]]:

@@ -40,6 +40,7 @@ from nip_core.stages.prepare import Prepared, prepare
 from nip_core.stages.providers import Endpoints, base_name
 from nip_core.stages.records import Records
 from nip_core.stages.rerun import finish_rewinds
+from nip_core.stages.shutdown_dates import warn_of_shutdowns
 from nip_core.stages.too_long import (
     LeftOut,
     in_words,
@@ -133,6 +134,8 @@ async def open_session(
     prepared = prepared or prepare(parameters, environment)
     run, progress = prepared.run, progress or Progress()
     await check_reachable(prepared.parameters, prepared.endpoints, progress)
+    today = datetime.now(UTC).date()
+    await warn_of_shutdowns(prepared.parameters, prepared.endpoints, today)
     async with contextlib.AsyncExitStack() as stack:
         # 2. The run is this process's alone, and half a rewind is done.
         lease = stack.enter_context(await asyncio.to_thread(acquire, run.store, run.root))

@@ -23,7 +23,7 @@ from nip_core.parameters.prices import calls_usd, training_usd
 from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.tables import SHARED_PROMPTS, StoredRollouts, committed_shards
-from nip_core.run_store.manifest import Manifest
+from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
 from nip_core.stages.models import NOT_SCHEDULED
@@ -134,7 +134,20 @@ def spent_so_far(records: "Records") -> Spent:
     copied = _copied(records)
     own = (record for record in records.all() if record.iteration >= copied)
     stages = (Spent.of(facts) for record in own for facts in record.spent.values())
-    return add_up([*stages, set_aside(records)])
+    return add_up([*stages, *_done_again(records, copied - 1), set_aside(records)])
+
+
+def _done_again(records: "Records", iteration: int) -> Iterator[Spent]:
+    """Of the last iteration that a fork has copied, the stages that it has done again since."""
+    if iteration < 0:
+        return
+    run, record = records.run, records.of(iteration)
+    tables = _Tables(run.store, run.root, f"{iteration:04d}", frozenset())
+    stages = [stage for split, stage in _STAGES.items() if tables.player(split) == run.name]
+    for group in record.jobs:
+        job = run.read_json_or_none(run.job(iteration, group)) or {}
+        stages += [f"train {group}"] if job.get("run") == run.name else []
+    yield from (Spent.of(record.spent[stage]) for stage in stages if stage in record.spent)
 
 
 def stages_of(
@@ -178,15 +191,32 @@ def set_aside(records: "Records") -> Spent:
 
 
 def _below(run: RunStore, root: str, trees: frozenset[str]) -> Iterator[Spent]:
+    """What the run itself has spent on the files below `root`; of a fork's some may be copies."""
     kinds = ("iterations", "journals")
     for name in sorted({n for kind in kinds for n in _folders(run.store, f"{root}/{kind}")}):
         tables = _Tables(run.store, root, name, trees)
         for split in tables.splits:
-            path = f"{root}/iterations/{name}/metrics-{split}.json"
-            yield tables.spent(split, run.read_json_or_none(path))
+            if tables.player(split) in (None, run.name):
+                path = f"{root}/iterations/{name}/metrics-{split}.json"
+                yield tables.spent(split, run.read_json_or_none(path))
         for file in run.store.list(f"{root}/iterations/{name}/jobs"):
             job = run.read_json(f"{root}/iterations/{name}/jobs/{file}")
-            yield Spent(trained={str(job["group"]): billed_tokens(job, None)})
+            if job.get("run") == run.name:
+                # The dataset may have stayed where it was, if the job alone was done again.
+                places = (root, run.root)
+                dataset = (f"{at}/iterations/{name}/datasets/{job['group']}" for at in places)
+                known = (expected_tokens(run.store, directory, job) for directory in dataset)
+                expected = next((tokens for tokens in known if tokens is not None), None)
+                yield Spent(trained={str(job["group"]): billed_tokens(job, expected)})
+
+
+def expected_tokens(store: Store, directory: str, job: Mapping[str, Any]) -> int | None:
+    """The tokens that a job trains on by what its dataset, in `directory`, says; None: not known."""
+    if job.get("trained_tokens") is not None or not is_committed(store, directory):
+        return None
+    tokens = read_manifest(store, directory).extra.get("tokens")
+    epochs = (job.get("settings") or {}).get("n_epochs")
+    return None if tokens is None or epochs is None else int(tokens) * int(epochs)
 
 
 class _Tables:
@@ -197,6 +227,14 @@ class _Tables:
         self._rollouts = f"{root}/iterations/{iteration}/rollouts"
         self._journals = f"{root}/journals/{iteration}"
         self.splits = {*_folders(store, self._rollouts), *_folders(store, self._journals)}
+
+    def player(self, split: str) -> str | None:
+        """The run that has played the split, by its first shard; None: it has none committed."""
+        for manifest in committed_shards(self._store, f"{self._rollouts}/{split}").values():
+            rows = StoredRollouts.of_shard(self._store, manifest).episodes(["run"])
+            if rows.num_rows:
+                return str(rows["run"][0].as_py())
+        return None
 
     def spent(self, split: str, metrics: Metrics | None) -> Spent:
         """Return what a split took, by its metrics, or without them by its shards and journals."""
@@ -270,11 +308,9 @@ def _copied(records: "Records") -> int:
 
 
 def _is_copied(run: RunStore, iteration: int) -> bool:
-    for split in (TRAIN, TEST):
-        for manifest in committed_shards(run.store, run.rollouts(iteration, split)).values():
-            rows = StoredRollouts.of_shard(run.store, manifest).episodes(["run"])
-            return bool(rows["run"][0].as_py() != run.name)
-    return False
+    tables = _Tables(run.store, run.root, f"{iteration:04d}", frozenset())
+    players = (tables.player(split) for split in (TRAIN, TEST))
+    return next((player != run.name for player in players if player is not None), False)
 
 
 def _folders(store: Store, directory: str) -> list[str]:

@@ -104,6 +104,8 @@ class Example(_Lineage):
     """One training conversation. Its assistant messages are learned."""
 
     messages: tuple[ChatMessage, ...]
+    reasoning: tuple[str | None, ...] | None = None
+    """By message, what its author thought before it; None: nothing is trained of thoughts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +116,8 @@ class Pair(_Lineage):
     chosen: str
     rejected: str
     rejected_reward: float  # the expected one after the worse answer
+    chosen_reasoning: str | None = None  # what was thought before it, to be trained on too
+    rejected_reasoning: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +166,8 @@ class Choice:
     counts: dict[str, int] = field(default_factory=dict)
     """How many of what, for people and the record: ``candidates`` (sides of episodes, trees or
     groups, by trainer), and what was left out, by reason."""
+    has_reasoning: bool = False
+    """Whether examples have thoughts to be trained on."""
 
 
 class Chooser(Protocol):

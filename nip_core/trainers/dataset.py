@@ -1,6 +1,7 @@
 """Training examples as Parquet, the source of every back-end's format.
 
 SCHEMAS, FILES    by method, the table's schema and its file's name
+WITH_REASONING    the schemas of examples that have thoughts
 write_examples    examples -> a file, a row group at a time, made by several processes
 Dataset           such a file: its rows in batches, its columns
 open_dataset      the committed one of a directory, checked
@@ -36,6 +37,8 @@ from nip_core.trainers.base import AnyExample, InParts
 
 SCHEMA_VERSION = 2
 """Version 2 added `question_id` and `tokens`, and the tables of pairs and trajectories."""
+REASONING_VERSION = 3
+"""Of the tables of examples with thoughts. All others keep version 2, and so their digests."""
 
 Row = dict[str, Any]
 
@@ -95,6 +98,18 @@ SCHEMAS: Mapping[Method, pa.Schema] = {
     "dpo": PAIRS,
     "trajectories": TRAJECTORIES,
 }
+WITH_REASONING: Mapping[Method, pa.Schema] = {
+    method: pa.schema(
+        [*SCHEMAS[method], *fields], metadata={"nip.schema_version": str(REASONING_VERSION)}
+    )
+    for method, fields in {
+        "supervised": [pa.field("reasoning", pa.list_(pa.string()))],  # by message; null: none
+        "dpo": [
+            pa.field("chosen_reasoning", pa.string()),
+            pa.field("rejected_reasoning", pa.string()),
+        ],
+    }.items()
+}
 FILES: Mapping[Method, str] = {
     "supervised": "examples.parquet",
     "dpo": "pairs.parquet",
@@ -114,14 +129,20 @@ class Written:
 
 
 def write_examples(
-    file: Path, method: Method, examples: Iterable[AnyExample], processes: int | None = None
+    file: Path,
+    method: Method,
+    examples: Iterable[AnyExample],
+    processes: int | None = None,
+    *,
+    has_reasoning: bool = False,
 ) -> Written:
     """Write `examples` to a new Parquet file, in their order.
 
     Equal examples give equal bytes and an equal digest, however many processes make them. A few
     hundred examples per process are in memory at a time. `processes`: None, as many as are worth
-    it; they are used for examples that are made in parts.
+    it; they are used for examples that are made in parts. `has_reasoning`: with their thoughts.
     """
+    schema = (WITH_REASONING if has_reasoning else SCHEMAS)[method]
     # 1. Make the tables of examples here, or part by part in other processes.
     made: Iterator[_Made]
     if processes is None:
@@ -129,32 +150,33 @@ def write_examples(
         if isinstance(examples, InParts):
             processes = min(how_many(examples.size), len(examples.parts))
     if isinstance(examples, InParts) and processes > 1:
-        make = partial(_make_part, method, examples.make)
+        make = partial(_make_part, schema, examples.make)
         made = map_in_processes(make, examples.parts, processes)
     else:
-        made = _make(method, examples)
+        made = _make(schema, examples)
     # 2. Write them in row groups of one size, and hash every row on its way.
     hashes: list[bytes] = []
-    with pq.ParquetWriter(file, SCHEMAS[method], compression="zstd") as writer:
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for table in _row_groups(made, hashes):
             writer.write_table(table)
-    return Written(len(hashes), _digest_of(hashes, method))
+    version = REASONING_VERSION if has_reasoning else SCHEMA_VERSION
+    return Written(len(hashes), _digest_of(hashes, method, version))
 
 
 _Made = tuple[pa.Table, list[bytes]]  # examples and the hashes of their rows
 
 
-def _make(method: Method, examples: Iterable[AnyExample]) -> Iterator[_Made]:
+def _make(schema: pa.Schema, examples: Iterable[AnyExample]) -> Iterator[_Made]:
     examples = iter(examples)
     while batch := list(islice(examples, _ROWS_PER_GROUP)):
-        table = to_table(batch, method)
+        table = _table_of(batch, schema)
         yield table, _row_hashes(table)
 
 
-def _make_part(method: Method, make: Callable[[Any], Iterable[AnyExample]], part: Any) -> _Made:
+def _make_part(schema: pa.Schema, make: Callable[[Any], Iterable[AnyExample]], part: Any) -> _Made:
     """Make a part, in a process of its own."""
-    made = list(_make(method, make(part)))
-    tables = [SCHEMAS[method].empty_table(), *(table for table, _ in made)]
+    made = list(_make(schema, make(part)))
+    tables = [schema.empty_table(), *(table for table, _ in made)]
     return pa.concat_tables(tables), [one for _, hashes in made for one in hashes]
 
 
@@ -173,7 +195,10 @@ def _row_groups(made: Iterable[_Made], hashes: list[bytes]) -> Iterator[pa.Table
 
 def to_table(examples: Sequence[AnyExample], method: Method = "supervised") -> pa.Table:
     """The examples as a table with the schema of the method, in the order given."""
-    schema = SCHEMAS[method]
+    return _table_of(examples, SCHEMAS[method])
+
+
+def _table_of(examples: Sequence[AnyExample], schema: pa.Schema) -> pa.Table:
     columns = []
     for field in schema:
         values = [getattr(example, field.name) for example in examples]
@@ -222,12 +247,12 @@ def _lists(lengths_of: Sequence[Sequence[Any] | None], values: pa.Array, kind: A
 # The digest ---------------------------------------------------------------------------------------
 
 
-def _digest_of(hashes: list[bytes], method: Method) -> str:
+def _digest_of(hashes: list[bytes], method: Method, version: int) -> str:
     """SHA-256 over all columns of all rows, sorted by key.
 
     Equal rows give an equal digest, in whatever order, shards, row groups and chunks they are.
     """
-    total = hashlib.sha256(f"nip {method} {SCHEMA_VERSION} {len(hashes)}\n".encode())
+    total = hashlib.sha256(f"nip {method} {version} {len(hashes)}\n".encode())
     for row in sorted(hashes):
         total.update(row)
     return total.hexdigest()
@@ -318,10 +343,11 @@ class Dataset:
 
         Raises CorruptionError if it is no such file, StoreError if another version wrote it.
         """
-        self.method, self._schema, self._name = method, SCHEMAS[method], name
+        self.method, self._name = method, name
         self._source = source
         with self._open() as file:
             self.examples: int = file.metadata.num_rows
+            self._schema = _schema_for(file.schema_arrow, method)
             self._is_current = check_version(file.schema_arrow, self._schema, name)
 
     def rows(self) -> Iterator[Row]:
@@ -378,6 +404,16 @@ def open_dataset(store: Store, directory: str) -> Dataset:
         return Dataset(read_file(store, manifest, name), method, place)
     verify(store, directory)
     return Dataset(local, method, place)
+
+
+def _schema_for(written: pa.Schema, method: Method) -> pa.Schema:
+    """The schema that a file of the method should have: with thoughts, if its version says so."""
+    with_thoughts = WITH_REASONING.get(method)
+    key = b"nip.schema_version"
+    version = (written.metadata or {}).get(key)
+    if with_thoughts is not None and version == with_thoughts.metadata[key]:
+        return with_thoughts
+    return SCHEMAS[method]
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:

@@ -42,6 +42,7 @@ class _Answer(NamedTuple):
     key: str
     prompt_tokens: int
     completion_tokens: int
+    reasoning: str | None = None
 
 
 class Sides:
@@ -81,6 +82,8 @@ class AgentAnswers(NamedTuple):
 
     generations: tuple[str, ...]  # keys of its valid ones, in order
     tokens: int | None  # prompt and answer of the last one; None: not reported
+    all_tokens: int | None  # prompts and answers of all of them
+    thoughts: tuple[str | None, ...]  # before each of them; None also where they were not read
 
 
 @dataclass(slots=True)
@@ -101,14 +104,27 @@ class Episode:
         """Return the agent's answers."""
         answers = [answer for answer in self.answers if answer.agent == agent]
         answers.sort(key=attrgetter("round", "key"))
-        prompt, completion = answers[-1].prompt_tokens, answers[-1].completion_tokens
-        tokens = prompt + completion if prompt > 0 and completion > 0 else None
-        return AgentAnswers(tuple([answer.key for answer in answers]), tokens)
+        tokens = [
+            a.prompt_tokens + a.completion_tokens
+            if a.prompt_tokens > 0 and a.completion_tokens > 0
+            else None
+            for a in answers
+        ]
+        known = [n for n in tokens if n is not None]
+        return AgentAnswers(
+            generations=tuple([answer.key for answer in answers]),
+            tokens=tokens[-1],
+            all_tokens=sum(known) if len(known) == len(tokens) else None,
+            thoughts=tuple([answer.reasoning for answer in answers]),
+        )
 
 
-def played(game: Game, part: Rollouts, keys: Collection[str]) -> Iterator[Episode]:
+def played(
+    game: Game, part: Rollouts, keys: Collection[str], *, thoughts: bool = False
+) -> Iterator[Episode]:
     """The episodes with these keys in one of the `Sides.parts`, in the order of play.
 
+    The agents' `thoughts` are read if they are asked for.
     Raises StageError for an answer that this version of nip reads otherwise.
     """
     if not keys:
@@ -116,15 +132,16 @@ def played(game: Game, part: Rollouts, keys: Collection[str]) -> Iterator[Episod
     episodes = part.episodes(_OF_EPISODES)
     here = episodes["key"].to_pylist()
     wanted = [i for i, key in enumerate(here) if key in keys]
-    generations = part.generations((*_Answer._fields, "branch_path", "invalid_reason"))
+    fields = _Answer._fields if thoughts else _Answer._fields[:-1]
+    generations = part.generations((*fields, "branch_path", "invalid_reason"))
     generations = for_each_episode(part.episodes(_OF_TREES), generations)
     valid = pc.is_null(generations["invalid_reason"])
     if len(wanted) < len(here):
         episodes = episodes.take(wanted)
         valid = pc.and_(valid, pc.is_in(generations["episode"], value_set=episodes["key"]))
     by_episode: dict[str, list[_Answer]] = defaultdict(list)
-    for answer in _rows(generations.filter(valid).select(_Answer._fields)):
-        by_episode[answer[0]].append(_Answer._make(answer))
+    for answer in _rows(generations.filter(valid).select(fields)):
+        by_episode[answer[0]].append(_Answer(*answer))
     for row in _rows(episodes):
         key, iteration, problem, question_id, y, rounds, *facts = row
         question, solution, columns, stance, seed = facts

@@ -4,6 +4,7 @@ choose_examples        the trainer, see `nip_core.trainers.base`
 select                 by threshold or by weighted sampling
 replacement_proportion how many of the verifier's answers become the true label
 own_side               an agent's conversation, up to its last answer
+thoughts_in            what the agent thought before each of its answers in it
 never_chosen           agents that can't earn the threshold
 
 What is chosen is decided from small columns of all rollouts. In this order: the verifier's answers
@@ -72,6 +73,7 @@ def choose_examples(
         "supervised",
         InParts(partial(_examples, game), _by_part(sides, balanced), len(balanced)),
         {name: count for name, count in counts.items() if count or name == "candidates"},
+        has_reasoning=any(_keeps_reasoning(game, agent) for agent in agents),
     )
 
 
@@ -182,8 +184,10 @@ def _without_duplicates(game: Game, sides: Sides, picks: Sequence[_Pick]) -> lis
     first: dict[tuple[str, bytes], tuple[Any, _Pick]] = {}
     for part in _by_part(sides, picks):
         for episode, (_, pick, _) in _played(game, part):
-            conversation = canonical_json(_conversation(game, episode, pick))
-            text = hashlib.sha256(conversation).digest()
+            messages = _conversation(game, episode, pick)
+            thoughts = _thoughts(game, episode, pick, messages)
+            conversation = [*messages, *([] if thoughts is None else thoughts)]
+            text = hashlib.sha256(canonical_json(conversation)).digest()
             order = (sides.places[pick.at], pick.reason, pick.draw)
             known = first.get((pick.agent, text))
             if known is None or order < known[0]:
@@ -264,6 +268,34 @@ def _conversation(game: Game, episode: Episode, pick: _Pick) -> list[ChatMessage
     return own_side(game, pick.agent, situation, turns, episode.rounds - 1, label)
 
 
+def thoughts_in(
+    messages: Sequence[ChatMessage], thoughts: Sequence[str | None], *, is_replaced: bool = False
+) -> tuple[str | None, ...]:
+    """By message of an `own_side`, what the agent thought before it; None for others' messages.
+
+    `thoughts` are those before each of its answers, in order. Where the last answer `is_replaced`
+    by the true label, what was thought before it may have argued for the other one.
+    """
+    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    by_message = dict(zip(answers, thoughts, strict=True))
+    if is_replaced and answers:
+        del by_message[answers[-1]]
+    return tuple(by_message.get(i) for i in range(len(messages)))
+
+
+def _keeps_reasoning(game: Game, agent: str) -> bool:
+    return game.parameters.model_agents[agent].train_reasoning == "keep"
+
+
+def _thoughts(
+    game: Game, episode: Episode, pick: _Pick, messages: Sequence[ChatMessage]
+) -> tuple[str | None, ...] | None:
+    if not _keeps_reasoning(game, pick.agent):
+        return None
+    thoughts = episode.answers_of(pick.agent).thoughts
+    return thoughts_in(messages, thoughts, is_replaced=pick.reason == TRUE_LABEL)
+
+
 class _Chosen(NamedTuple):
     """A pick with what is known of it."""
 
@@ -299,7 +331,8 @@ def _played(game: Game, part: _Part) -> Iterator[tuple[Episode, _Chosen]]:
     for choice in chosen:
         by_episode[choice.episode].append(choice)
     agents = {agent: i for i, agent in enumerate(game.protocol.agent_names)}
-    for episode in played(game, rollouts, by_episode.keys()):
+    thoughts = any(_keeps_reasoning(game, choice.pick.agent) for choice in chosen)
+    for episode in played(game, rollouts, by_episode.keys(), thoughts=thoughts):
         choices = by_episode[episode.key]
         choices.sort(key=lambda c: (agents[c.pick.agent], c.pick.reason, c.pick.draw))
         for choice in choices:
@@ -309,6 +342,10 @@ def _played(game: Game, part: _Part) -> Iterator[tuple[Episode, _Chosen]]:
 def _examples(game: Game, part: _Part) -> Iterator[Example]:
     for episode, (_, pick, reward) in _played(game, part):
         answers = episode.answers_of(pick.agent)
+        messages = tuple(_conversation(game, episode, pick))
+        thoughts = _thoughts(game, episode, pick, messages)
+        # Thoughts stand in no later prompt, so each answer that has some is trained by itself.
+        is_apart = thoughts is not None and any(thoughts)
         yield Example(
             key=derive_key("example", episode.key, pick.agent, pick.reason, pick.draw),
             agent=pick.agent,
@@ -320,6 +357,7 @@ def _examples(game: Game, part: _Part) -> Iterator[Example]:
             y=episode.y,
             reward=reward,
             reason=pick.reason,
-            tokens=answers.tokens,
-            messages=tuple(_conversation(game, episode, pick)),
+            tokens=answers.all_tokens if is_apart else answers.tokens,
+            messages=messages,
+            reasoning=thoughts,
         )

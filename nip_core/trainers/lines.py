@@ -59,14 +59,14 @@ def write_payloads(
 
 
 def _supervised(row: Row) -> dict[str, Any]:
-    return {"messages": _chat(row["messages"])}
+    return {"messages": _chat(row["messages"], row.get("reasoning"))}
 
 
 def _preference(row: Row) -> dict[str, Any]:
     return {
         "input": {"messages": _chat(row["messages"])},
-        "preferred_output": _answer(row["chosen"]),
-        "non_preferred_output": _answer(row["rejected"]),
+        "preferred_output": _answer(row["chosen"], row.get("chosen_reasoning")),
+        "non_preferred_output": _answer(row["rejected"], row.get("rejected_reasoning")),
     }
 
 
@@ -89,15 +89,22 @@ JSONL: Mapping[Method, Callable[[Row], dict[str, Any]]] = {
 }
 
 
-def _chat(messages: Sequence[Mapping[str, str | None]]) -> list[dict[str, str]]:
+def _chat(
+    messages: Sequence[Mapping[str, str | None]], thoughts: Sequence[str | None] | None = None
+) -> list[dict[str, str]]:
+    """Messages as the wire has them, each with the thoughts before it, if there are any."""
     return [
-        {name: value for name, value in message.items() if value is not None}
-        for message in messages
+        {
+            name: value
+            for name, value in {**message, "reasoning_content": thought}.items()
+            if value is not None
+        }
+        for message, thought in zip(messages, thoughts or [None] * len(messages), strict=True)
     ]
 
 
-def _answer(text: str) -> list[dict[str, str]]:
-    return [{"role": "assistant", "content": text}]
+def _answer(text: str, thought: str | None) -> list[dict[str, str]]:
+    return _chat([{"role": "assistant", "content": text}], [thought])
 
 
 def write_jsonl(rows: Iterable[Row], method: Method, file: Path, what: str) -> int:

@@ -66,6 +66,7 @@ _GENERATION_COLUMNS = (
     "invalid_reason",
     "prompt_tokens",
     "completion_tokens",
+    "reasoning",
 )
 
 
@@ -78,11 +79,18 @@ def choose_pairs(
     times that one of `agents` was asked at one of these. Of the turns each gave one of the
     ``pairs`` or is left out: ``earlier_model`` (the agent played with one), ``unanswered`` (fewer
     than two valid answers from which an episode came to its end), ``too_close`` (no two answers far
-    enough apart), ``identical`` (such two have the same text). ``failed`` are leaves.
+    enough apart), ``identical`` (such two have the same text, and the same thoughts where these are
+    trained on). ``failed`` are leaves.
     """
     names = ("candidates", "nodes", "turns", "pairs")
     counts = dict.fromkeys((*names, "unanswered", "too_close", "identical", "failed"), 0)
-    return Choice("dpo", _pairs(game, iteration, rollouts, agents, counts), counts)
+    pairs = _pairs(game, iteration, rollouts, agents, counts)
+    keeps = any(_keeps_reasoning(game, agent) for agent in agents)
+    return Choice("dpo", pairs, counts, has_reasoning=keeps)
+
+
+def _keeps_reasoning(game: Game, agent: str) -> bool:
+    return game.parameters.model_agents[agent].train_reasoning == "keep"
 
 
 @dataclass(frozen=True)
@@ -164,7 +172,8 @@ def _pairs(
                     if tree.facts["opponent"] == agent:
                         counts["earlier_model"] = counts.get("earlier_model", 0) + 1
                         continue
-                    found = _choose(tree, node, agent, rules[agent], seed)
+                    keeps = _keeps_reasoning(game, agent)
+                    found = _choose(tree, node, agent, rules[agent], seed, keeps_reasoning=keeps)
                     if isinstance(found, str):
                         counts[found] += 1
                         continue
@@ -191,7 +200,13 @@ def _trees(shard: RolloutTables) -> Iterator[_Tree]:
 
 
 def _choose(
-    tree: _Tree, node: Path, agent: str, makes_pair: _Rule, seed: Sequence[int]
+    tree: _Tree,
+    node: Path,
+    agent: str,
+    makes_pair: _Rule,
+    seed: Sequence[int],
+    *,
+    keeps_reasoning: bool,
 ) -> tuple[_Candidate, _Candidate] | str:
     """A better and a worse answer of the agent after `node`, or why there are none."""
     # 1. Two valid answers are needed, after which an episode came to its end.
@@ -206,10 +221,11 @@ def _choose(
     ]
     if not possible:
         return "too_close"
+    compared = ("text", "reasoning") if keeps_reasoning else ("text",)
     possible = [
         (better, worse)
         for better, worse in possible
-        if better.generation["text"] != worse.generation["text"]
+        if any(better.generation[column] != worse.generation[column] for column in compared)
     ]
     if not possible:
         return "identical"
@@ -247,6 +263,7 @@ def _pair(
             f"episode {chosen['episode']}: an answer that counted as valid when it was played is "
             f"not ({invalid.reason}); another version of nip has played it: train with that one"
         ) from None
+    keeps = _keeps_reasoning(game, agent)
     counted = [chosen["prompt_tokens"], chosen["completion_tokens"], rejected["completion_tokens"]]
     return Pair(
         key=derive_key("pair", chosen["key"], rejected["key"]),
@@ -264,4 +281,6 @@ def _pair(
         chosen=chosen["text"],
         rejected=rejected["text"],
         rejected_reward=worse.value,
+        chosen_reasoning=chosen["reasoning"] if keeps else None,
+        rejected_reasoning=rejected["reasoning"] if keeps else None,
     )

@@ -90,7 +90,9 @@ async def test_it_answers_and_says_what_it_is(engine):
     assert engine.max_model_len == status["max_model_len"] == 1024
     assert engine.capabilities.logprobs and not engine.capabilities.sleep
     assert engine.capabilities.max_lora_rank == 64
-    assert status["template_facts"] == {"writes_date": False, "shows_names": True, "unset": []}
+    assert status["template_facts"] == {
+        "writes_date": False, "shows_names": True, "thoughts": "content", "unset": []
+    }  # fmt: skip
     result = await ask(engine, logprobs=True, top_logprobs=3, extra_body=IDS)
     assert result.model == "tiny"
     (choice,) = result.choices
@@ -131,7 +133,7 @@ async def test_variables_of_the_chat_template_are_those_of_training(
         assert await tokenize(engine, MESSAGES) == expected
         answer = await ask(engine, max_tokens=1, extra_body=IDS)
         assert answer.prompt_token_ids == expected
-        facts = {"writes_date": False, "shows_names": True, "unset": []}
+        facts = {"writes_date": False, "shows_names": True, "thoughts": "content", "unset": []}
         assert engine.status()["template_facts"] == facts
     finally:
         await engine.stop()

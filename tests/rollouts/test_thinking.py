@@ -147,6 +147,38 @@ async def test_thoughts_that_used_up_the_limit_are_kept():
     assert answer.text is None and answer.reasoning == THOUGHT
 
 
+LIMIT_REACHED = {
+    "error": {
+        "message": "Could not finish the message because max_tokens or model output limit was "
+        "reached. Please try again with higher max_tokens.",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": None,
+    }
+}
+
+
+async def test_thoughts_that_used_up_the_limit_at_openai_are_asked_for_again_and_paid():
+    """OpenAI refuses, with 400, a request whose thoughts left no room for a text."""
+    refused = web.json_response(LIMIT_REACHED, status=400)
+    played = await play(
+        bare_settings("nip", retries=1, nip_protocol={"max_message_rounds": 3}),
+        {0: {"verifier": [refused, "Why?"]}, 1: {"prover": "So."}, 2: {"verifier": SAID}},
+    )
+    assert played.episode["outcome"] == "finished"
+    first, second = [g for g in played.generations if g["round"] == 0]
+    assert (first["invalid_reason"], first["finish_reason"]) == ("no content", "length")
+    limit = played.bodies[0, "verifier", 0]["max_tokens"]
+    assert first["completion_tokens"] == first["reasoning_tokens"] == limit
+    assert second["invalid_reason"] is None
+
+
+async def test_another_refusal_stays_one():
+    other = {"error": {"message": "max_tokens is too large", "code": "invalid_value"}}
+    with pytest.raises(RequestRefusedError, match="too large"):
+        await ask(web.json_response(other, status=400))
+
+
 async def test_content_of_an_unknown_kind_is_not_guessed_at():
     with pytest.raises(TransportError, match="a part of content is of type 'image'"):
         await ask(response("m", message([{"type": "image"}]), usage(11, 45)))

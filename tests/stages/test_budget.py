@@ -5,6 +5,7 @@ spent is read from the records, and compared here with what servers have answere
 """
 
 import asyncio
+import json
 import shutil
 from types import SimpleNamespace
 
@@ -28,6 +29,7 @@ from nip_core.rollouts.trees import Branching
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.budget import Budget
+from nip_core.stages.prepare import fork_run
 from nip_core.stages.records import Records
 from nip_core.stages.rerun import rerun
 from nip_core.stages.session import open_session
@@ -205,6 +207,43 @@ async def test_a_run_that_is_stopped_by_its_budget_goes_on_and_pays_nothing_agai
             assert session.budget.spent.tokens == before.tokens
     assert spent() == before
     shutil.rmtree(tmp_path / "runs")
+
+
+@pytest.mark.parametrize("stage", ["play", "train"])
+async def test_a_fork_that_does_again_what_it_copied_pays_for_that_alone(stage, tmp_path):
+    config = write_config(tmp_path, rl=FEW)
+    with servers_here():
+        await loop.train(load_parameters(str(config)))
+    source, fork = (RunStore(open_store(tmp_path / "runs"), name) for name in ("small", "again"))
+    paid = spent_so_far(Records(source))
+    parameters = load_parameters(str(config), ["run_name=again"])
+    fork_run(load_parameters(str(config)), parameters)
+    assert spent_so_far(Records(fork)).tokens == 0
+    with servers_here():
+        async with open_session(parameters) as session:
+            # 1. What is set aside was paid by the source.
+            await rerun(session, 0, stage, token="t")
+            assert spent_so_far(Records(fork)).tokens == 0
+            await loop.go_on(session)
+        spent = spent_so_far(Records(fork))
+        # 2. What is done again is paid once more: the jobs in any case, and the test after them.
+        assert spent.trained == paid.trained
+        of_stages = Records(source).of(0).spent
+        left = {"train": ("test", "play"), "play": ("test",)}[stage]
+        assert spent.calls == paid.calls - sum(of_stages[s]["calls"] for s in left)
+        # 3. Set aside in its turn it stays paid, also where the server counted no tokens of a job.
+        for group in spent.trained:
+            document = (
+                tmp_path / "runs" / "again" / "iterations" / "0000" / "jobs" / f"{group}.json"
+            )
+            job = json.loads(document.read_text())
+            document.write_text(json.dumps({**job, "trained_tokens": None}))
+        expected = {group: facts["tokens"] for group, facts in Records(fork).of(0).datasets.items()}
+        async with open_session(parameters) as session:
+            await rerun(session, 0, stage, token="u")
+        again = spent_so_far(Records(fork))
+        assert again.calls == spent.calls and again.trained == expected
+        assert all(expected.values())
 
 
 def test_a_cap_in_dollars_needs_prices_and_caps_are_above_zero(tmp_path):

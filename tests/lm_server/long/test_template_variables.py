@@ -77,9 +77,10 @@ def test_with_thinking_off_what_is_learned_begins_after_the_empty_thought():
 def test_a_date_is_noticed_and_can_be_pinned():
     today, pinned = tokenizer_with(DATED), tokenizer_with(DATED, **PINNED)
     assert template_facts(today) == {
-        "writes_date": True, "shows_names": False, "unset": ["date_string"]
+        "writes_date": True, "shows_names": False, "thoughts": "content", "unset": ["date_string"]
     }  # fmt: skip
-    assert template_facts(pinned) == {"writes_date": False, "shows_names": False, "unset": []}
+    assert template_facts(pinned)["unset"] == []
+    assert not template_facts(pinned)["writes_date"]
     text = chat_template.render(pinned, CHAT, generation=False)
     assert text.startswith("<|system|>Today Date: 1 Jan 2020<|end|>")
     assert "1 Jan 2020" not in chat_template.render(today, CHAT, generation=False)
@@ -89,7 +90,7 @@ def test_names_and_thinking_are_noticed():
     shown = TEMPLATE.replace("message['content']", "(message.name or '') + message['content']")
     assert template_facts(make_tokenizer(shown))["shows_names"]
     facts = template_facts(make_tokenizer(THINKING))
-    assert facts == {"writes_date": False, "shows_names": False, "unset": ["enable_thinking"]}
+    assert facts["unset"] == ["enable_thinking"]
 
 
 @pytest.mark.parametrize("name", ["enable_thinkin", "messages", "date_string"])

@@ -1,0 +1,169 @@
+"""A run that is shown in all trackers and killed twenty times is there with each point once.
+
+Every life of the run is a `nip train` of its own. It dies by SIGKILL: its process group at once, and
+every other time also whatever it has started, so that whoever sends to a tracker dies in the middle
+of it. Lives end when something was committed, or written by a tracker, all over the run and while
+it waits for its trackers in the end.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+import read_back
+import yaml
+from shared_prefect import session_folder, shared_prefect
+from small_game import write_config
+from test_kills import SHOWN, assert_whole
+
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+from nip_lm_server.engines.reply_rules import DEFAULT_FILE
+
+KILLS = 20
+ITERATIONS = 5
+LATE_KILLS = 6
+"""Of the kills, those after the last metrics, while trackers are sent what they lack."""
+STARTS_S = 120.0
+RESTS_S = (0.0, 0.4, 1.2, 2.5)
+"""What a life goes on for after it has seen what it dies of."""
+
+
+@dataclass
+class Killed:
+    """The run, and what was known when it died."""
+
+    folder: Path
+    prefect: str
+    kills: int = 0
+    received: list[int] = field(default_factory=list)
+    """By kill, how many batches its trackers had."""
+
+    def live(self) -> subprocess.Popen[bytes]:
+        with (self.folder / "log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "nip_prefect.flows.cli", "train", "config.yaml"],
+                cwd=self.folder,
+                env={**os.environ, "PREFECT_API_URL": self.prefect, "NO_COLOR": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def kill(self, process: "subprocess.Popen[bytes]") -> None:
+        """Kill the process group; every other time with all that descends from it, at once."""
+        descendants = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGKILL)
+        if self.kills % 2:
+            for descendant in descendants:
+                with_suppressed(descendant.kill)
+        process.wait()
+        # What saw its parent die ends by itself, before the next life begins.
+        _, alive = psutil.wait_procs(descendants, timeout=60)
+        assert not alive, alive
+        self.kills += 1
+        run = self.folder / "runs" / "small"
+        cursors = run.glob("tracking/*/cursor.json")
+        self.received.append(sum(yaml.safe_load(p.read_text())["received"] for p in cursors))
+
+    def shown(self) -> int:
+        """How many files there are with something to show."""
+        root = self.folder / "runs" / "small" / "iterations"
+        return sum(bool(SHOWN.fullmatch(str(path))) for path in root.rglob("*.json"))
+
+    def is_played(self) -> bool:
+        last = self.folder / "runs" / "small" / "iterations" / f"{ITERATIONS:04}"
+        return (last / "metrics-test.json").exists()
+
+    def written(self) -> float:
+        """When a tracker has last written anything."""
+        places = ("board", "trackio", "wandb", "m.db")
+        files = [p for name in places for p in (self.folder / "there").glob(f"{name}/**/*")]
+        files += [self.folder / "there" / "m.db"]
+        return max((p.stat().st_mtime for p in files if p.is_file()), default=0.0)
+
+    def said(self) -> str:
+        return (self.folder / "log").read_text()[-3000:]
+
+
+def with_suppressed(kill) -> None:
+    try:
+        kill()
+    except psutil.NoSuchProcess:
+        pass
+
+
+@pytest.fixture
+def killed(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
+    there = tmp_path / "there"
+    there.mkdir()
+    replies = yaml.safe_load(DEFAULT_FILE.read_text())
+    # So that a run takes its time without the processor.
+    (tmp_path / "replies.yaml").write_text(
+        yaml.safe_dump({**replies, "latency_s": {"min": 0.1}, "training": {"seconds": 0.5}})
+    )
+    write_config(
+        tmp_path,
+        lm_server={"engine": "deterministic", "replies": str(tmp_path / "replies.yaml")},
+        rl={"num_iterations": ITERATIONS, "rollouts_per_iteration": 40, "num_epochs": 1},
+        rollouts={"episodes_per_shard": 20, "concurrency": 16},
+        tracking=[
+            {"kind": "tensorboard", "directory": str(there / "board")},
+            {"kind": "trackio", "directory": str(there / "trackio")},
+            {"kind": "mlflow", "uri": f"sqlite:///{there}/m.db"},
+            {"kind": "wandb", "mode": "offline", "directory": str(there)},
+        ],
+    )
+    with shared_prefect(session_folder(tmp_path_factory)) as api:
+        yield Killed(tmp_path, api)
+
+
+@pytest.mark.timeout(1500)
+def test_after_twenty_kills_of_the_whole_run_every_point_is_there_once(killed):
+    # 1. Lives that end one after the other, further on each time.
+    early = KILLS - LATE_KILLS
+    for number in range(KILLS):
+        process = killed.live()
+        begun, written = killed.shown(), killed.written()
+        due = max(begun + 1, 1 + (number + 1) * ITERATIONS * 7 // KILLS)
+        deadline = time.monotonic() + STARTS_S
+        while process.poll() is None and time.monotonic() < deadline:
+            is_late = killed.is_played()
+            if not is_late and number < early and killed.shown() >= due:
+                break
+            if is_late and killed.written() > written:
+                break
+            time.sleep(0.02)
+        time.sleep(RESTS_S[number % len(RESTS_S)])
+        if process.poll() is None:
+            killed.kill(process)
+        elif process.returncode:
+            raise AssertionError(killed.said())
+    # 2. One that may end, and whoever sends what is left.
+    assert killed.live().wait(300) == 0, killed.said()
+    track = [sys.executable, "-m", "nip_prefect.flows.cli", "track", "small"]
+    for _ in range(2):
+        subprocess.run(
+            [*track, "--run-store", str(killed.folder / "runs")], cwd=killed.folder, check=True
+        )
+    print(killed.kills, killed.received)
+    assert killed.kills >= KILLS
+    assert len(set(killed.received)) > KILLS // 3  # they were sent to in between
+    # 3. Each has what the run has, once.
+    run = RunStore(open_store(killed.folder / "runs"), "small")
+    there = killed.folder / "there"
+    for points in (
+        read_back.of_tensorboard(there / "board"),
+        read_back.of_trackio(there / "trackio"),
+        read_back.of_mlflow(there / "m.db"),
+        read_back.of_wandb(there),
+    ):
+        assert_whole(points, run, iterations=ITERATIONS)
