@@ -131,19 +131,24 @@ def tree_splits(settings: Mapping[str, Any]) -> frozenset[str]:
 
 def spent_so_far(records: "Records") -> Spent:
     """Everything that the run has spent. Raises CorruptionError for what can't be read."""
+    is_fork = records.shown.record.forked_from is not None
     copied = _copied(records)
-    own = (record for record in records.all() if record.iteration >= copied)
-    stages = (Spent.of(facts) for record in own for facts in record.spent.values())
-    return add_up([*stages, *_done_again(records, copied - 1), set_aside(records)])
+    stages: list[Spent] = []
+    for record in records.all():
+        # Around the place from which a fork goes on, an iteration may be its own in part.
+        if is_fork and record.iteration in (copied - 1, copied):
+            stages += _own_stages(records, record.iteration)
+        elif record.iteration >= copied:
+            stages += map(Spent.of, record.spent.values())
+    return add_up([*stages, set_aside(records)])
 
 
-def _done_again(records: "Records", iteration: int) -> Iterator[Spent]:
-    """Of the last iteration that a fork has copied, the stages that it has done again since."""
-    if iteration < 0:
-        return
+def _own_stages(records: "Records", iteration: int) -> Iterator[Spent]:
+    """What a fork has spent on an iteration of which it may have copied a part."""
     run, record = records.run, records.of(iteration)
     tables = _Tables(run.store, run.root, f"{iteration:04d}", frozenset())
-    stages = [stage for split, stage in _STAGES.items() if tables.player(split) == run.name]
+    players = {stage: tables.player(split) for split, stage in _STAGES.items()}
+    stages = [stage for stage, player in players.items() if player in (None, run.name)]
     for group in record.jobs:
         job = run.read_json_or_none(run.job(iteration, group)) or {}
         stages += [f"train {group}"] if job.get("run") == run.name else []
@@ -211,7 +216,7 @@ def _below(run: RunStore, root: str, trees: frozenset[str]) -> Iterator[Spent]:
 
 
 def expected_tokens(store: Store, directory: str, job: Mapping[str, Any]) -> int | None:
-    """The tokens that a job trains on by what its dataset, in `directory`, says; None: not known."""
+    """The tokens that a job trains on, as its dataset in `directory` says; None: not known."""
     if job.get("trained_tokens") is not None or not is_committed(store, directory):
         return None
     tokens = read_manifest(store, directory).extra.get("tokens")

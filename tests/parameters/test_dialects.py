@@ -79,6 +79,10 @@ def test_an_unknown_host_is_what_its_provider_is():
         ({"api_dialect": "anthropic", "temperature": 1.5}, r"at most 1 \(got 1.5\)"),
         ({"served_as": ["x"], "freeze_agent": False}, "set freeze_agent: true"),
         ({"reasoning_effort": "much"}, "reasoning_effort"),
+        (
+            {"train_reasoning": "keep", "freeze_agent": False},
+            "train_reasoning: fine-tuning at OpenAI takes no thoughts",
+        ),
         ({"api_dialect": "claude"}, "api_dialect"),
     ],
 )

@@ -5,7 +5,6 @@ spent is read from the records, and compared here with what servers have answere
 """
 
 import asyncio
-import json
 import shutil
 from types import SimpleNamespace
 
@@ -26,6 +25,7 @@ from nip_core.rollouts.episode import no_branching
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.progress import Progress
 from nip_core.rollouts.trees import Branching
+from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.budget import Budget
@@ -236,8 +236,8 @@ async def test_a_fork_that_does_again_what_it_copied_pays_for_that_alone(stage, 
             document = (
                 tmp_path / "runs" / "again" / "iterations" / "0000" / "jobs" / f"{group}.json"
             )
-            job = json.loads(document.read_text())
-            document.write_text(json.dumps({**job, "trained_tokens": None}))
+            job = decode(document.read_bytes(), str(document))
+            document.write_bytes(encode({**job, "trained_tokens": None}))
         expected = {group: facts["tokens"] for group, facts in Records(fork).of(0).datasets.items()}
         async with open_session(parameters) as session:
             await rerun(session, 0, stage, token="u")

@@ -61,7 +61,19 @@ def dated(template: str) -> str:
     )
 
 
-CHANGES = {"refusing": refusing, "dropping": dropping, "nameless": nameless, "dated": dated}
+def thoughtless(template: str) -> str:
+    """As some public templates do, also with the last answer."""
+    assert "message['content']" in template
+    return template.replace("message['content']", "message['content'].split('</think>')[-1]")
+
+
+CHANGES = {
+    "refusing": refusing,
+    "dropping": dropping,
+    "nameless": nameless,
+    "dated": dated,
+    "thoughtless": thoughtless,
+}
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +151,24 @@ async def test_a_template_with_todays_date_is_refused_until_it_is_pinned(there, 
     pinned = {**OWN, "options": {"chat_template_kwargs": {"date_string": "26 Jul 2024"}}}
     async with open_session(load_parameters(configured(tmp_path / "run", pinned, model))):
         pass
+
+
+async def test_training_on_thoughts_that_a_template_leaves_out_is_refused(there, tmp_path):
+    keep, short = (
+        "agents._default.train_reasoning=keep",
+        "agents._default.max_tokens_per_message=32",
+    )
+    told = await opening(tmp_path, there, "thoughtless", keep, short)
+    assert told.startswith("agents.prover.train_reasoning is keep, but the chat template of")
+    # Nobody is trained, or the template has place for them: nothing to refuse.
+    for folder, model, more in (
+        ("a", "thoughtless", "agents._default.freeze_agent=true"),
+        ("b", "tiny", keep),
+    ):
+        (tmp_path / folder).mkdir()
+        config = configured(tmp_path / folder, there, model)
+        async with open_session(load_parameters(config, [keep, short, more])):
+            pass
 
 
 async def test_a_rank_that_a_running_server_does_not_take_is_refused(there, tmp_path, monkeypatch):

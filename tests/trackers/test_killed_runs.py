@@ -2,10 +2,11 @@
 
 Every life of the run is a `nip train` of its own. It dies by SIGKILL: its process group at once, and
 every other time also whatever it has started, so that whoever sends to a tracker dies in the middle
-of it. Lives end when something was committed, or written by a tracker, all over the run and while
-it waits for its trackers in the end.
+of it. Twenty lives end when something was committed, all over the run; most of them are held there
+until a tracker has written something. More end while the run waits for its trackers in the end.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -28,12 +29,11 @@ from nip_core.run_store.store import open_store
 from nip_lm_server.engines.reply_rules import DEFAULT_FILE
 
 KILLS = 20
-ITERATIONS = 5
-LATE_KILLS = 6
-"""Of the kills, those after the last metrics, while trackers are sent what they lack."""
-STARTS_S = 120.0
-RESTS_S = (0.0, 0.4, 1.2, 2.5)
-"""What a life goes on for after it has seen what it dies of."""
+ITERATIONS = 6
+FILES = 6 * ITERATIONS
+"""Files with something to show: of two splits, two jobs, a swap and times in each iteration."""
+STARTS_S = 180.0
+HELD_S = 45.0
 
 
 @dataclass
@@ -45,6 +45,8 @@ class Killed:
     kills: int = 0
     received: list[int] = field(default_factory=list)
     """By kill, how many batches its trackers had."""
+    late: int = 0
+    """How many of the kills came after the last metrics."""
 
     def live(self) -> subprocess.Popen[bytes]:
         with (self.folder / "log").open("ab") as log:
@@ -64,7 +66,8 @@ class Killed:
         os.killpg(process.pid, signal.SIGKILL)
         if self.kills % 2:
             for descendant in descendants:
-                with_suppressed(descendant.kill)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    descendant.kill()
         process.wait()
         # What saw its parent die ends by itself, before the next life begins.
         _, alive = psutil.wait_procs(descendants, timeout=60)
@@ -94,11 +97,13 @@ class Killed:
         return (self.folder / "log").read_text()[-3000:]
 
 
-def with_suppressed(kill) -> None:
-    try:
-        kill()
-    except psutil.NoSuchProcess:
-        pass
+def until(holds, process: "subprocess.Popen[bytes]", killed: Killed) -> None:
+    """Wait until it holds, or the process has ended well."""
+    deadline = time.monotonic() + STARTS_S
+    while not holds() and process.poll() is None:
+        assert time.monotonic() < deadline, killed.said()
+        time.sleep(0.01)
+    assert process.returncode in (None, 0), killed.said()
 
 
 @pytest.fixture
@@ -128,36 +133,39 @@ def killed(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.mark.timeout(1500)
 def test_after_twenty_kills_of_the_whole_run_every_point_is_there_once(killed):
-    # 1. Lives that end one after the other, further on each time.
-    early = KILLS - LATE_KILLS
+    # 1. Lives that end one after the other, further on each time. All but every fourth are held up
+    #    until somebody who sends to a tracker was in the middle of it.
     for number in range(KILLS):
         process = killed.live()
-        begun, written = killed.shown(), killed.written()
-        due = max(begun + 1, 1 + (number + 1) * ITERATIONS * 7 // KILLS)
-        deadline = time.monotonic() + STARTS_S
-        while process.poll() is None and time.monotonic() < deadline:
-            is_late = killed.is_played()
-            if not is_late and number < early and killed.shown() >= due:
-                break
-            if is_late and killed.written() > written:
-                break
-            time.sleep(0.02)
-        time.sleep(RESTS_S[number % len(RESTS_S)])
-        if process.poll() is None:
-            killed.kill(process)
-        elif process.returncode:
-            raise AssertionError(killed.said())
-    # 2. One that may end, and whoever sends what is left.
+        written = killed.written()
+        due = max(killed.shown() + 1, 1 + number * (FILES - 2) // KILLS)
+        until(lambda due=due: killed.shown() >= due, process, killed)
+        os.killpg(process.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + (HELD_S if number % 4 else 0)
+        while killed.written() <= written and time.monotonic() < deadline:
+            time.sleep(0.01)
+        killed.kill(process)
+    # 2. Lives that end while trackers are sent what they lack, until one has nothing left to do.
+    for _ in range(KILLS):
+        process = killed.live()
+        written = killed.written()
+        until(lambda written=written: killed.is_played() and killed.written() > written,
+              process, killed)  # fmt: skip
+        if process.poll() is not None:
+            break
+        killed.kill(process)
+        killed.late += 1
+    # 3. One that may end, and whoever sends what is left.
     assert killed.live().wait(300) == 0, killed.said()
     track = [sys.executable, "-m", "nip_prefect.flows.cli", "track", "small"]
     for _ in range(2):
         subprocess.run(
             [*track, "--run-store", str(killed.folder / "runs")], cwd=killed.folder, check=True
         )
-    print(killed.kills, killed.received)
+    print(f"{killed.kills} kills, {killed.late} of them late; received: {killed.received}")
     assert killed.kills >= KILLS
     assert len(set(killed.received)) > KILLS // 3  # they were sent to in between
-    # 3. Each has what the run has, once.
+    # 4. Each has what the run has, once.
     run = RunStore(open_store(killed.folder / "runs"), "small")
     there = killed.folder / "there"
     for points in (

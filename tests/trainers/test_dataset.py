@@ -48,7 +48,38 @@ def test_the_parquet_file_has_the_schema_with_its_version(method, tmp_path):
     schema = pq.read_schema(tmp_path / "a")
     assert schema == SCHEMAS[method]
     assert schema.metadata[b"nip.schema_version"] == b"2"
-    assert schema.names == [field.name for field in fields(type(made(method, 1)[0]))]
+    names = [field.name for field in fields(type(made(method, 1)[0]))]
+    assert schema.names == [name for name in names if "reasoning" not in name]
+
+
+THOUGHTS = {
+    "supervised": {"reasoning": (None, "Hm.", None, HARD_TEXT)},
+    "dpo": {"chosen_reasoning": HARD_TEXT, "rejected_reasoning": None},
+}
+
+
+@pytest.mark.parametrize("method", THOUGHTS)
+def test_thoughts_are_columns_of_their_own_and_reach_the_line(method, tmp_path):
+    examples = [*made(method, 3), replace(made(method, 4)[3], **THOUGHTS[method])]
+    file = tmp_path / FILES[method]
+    with_them = write_examples(file, method, examples, has_reasoning=True)
+    assert pq.read_schema(file).metadata[b"nip.schema_version"] == b"3"
+    dataset = Dataset(file, method, "a")
+    *plain, row = dataset.rows()
+    for name, thought in THOUGHTS[method].items():
+        assert row[name] == (list(thought) if isinstance(thought, tuple) else thought)
+        assert plain[0][name] is None
+    # 1. Their digest is another one, and no other version of nip takes them for text alone.
+    without = write_examples(tmp_path / "plain", method, examples)
+    changed = [*examples[:3], replace(examples[3], **dict.fromkeys(THOUGHTS[method]))]
+    others = write_examples(tmp_path / "none", method, changed, has_reasoning=True)
+    assert len({with_them.digest, without.digest, others.digest}) == 3
+    # 2. What is sent has them beside the texts, where there are some.
+    write_jsonl(dataset.rows(), method, tmp_path / "lines", "the file")
+    *_, first, last = map(json.loads, (tmp_path / "lines").read_bytes().splitlines())
+    said = last["messages"] if method == "supervised" else last["preferred_output"]
+    assert said[-1]["reasoning_content"] == HARD_TEXT
+    assert "reasoning_content" not in json.dumps(first)
 
 
 @pytest.mark.parametrize("method", METHODS)

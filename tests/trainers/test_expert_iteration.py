@@ -676,3 +676,68 @@ async def test_every_example_is_a_request_that_was_made_and_the_answer_to_it(nam
             *prompt, answer = example.messages
             assert prompt == asked[group, seed]
             assert answer == {"role": "assistant", "content": last["text"]}
+
+
+# Thoughts
+
+
+def thoughtful(rollouts):
+    """The same with a thought before each answer."""
+    for row in rollouts.generations:
+        row |= {"reasoning": f"thought {row['round']} of {row['episode']}"}
+    return rollouts.tables()
+
+
+def keeping(*names, **more):
+    hosted = {"model_provider": "SelfHosted", "model_name": "m"}
+    keeps = {name: {"train_reasoning": "keep"} for name in names}
+    return make_game(agents={"_default": hosted, **keeps}, **more)
+
+
+def test_recorded_thoughts_are_dropped_unless_they_are_asked_for():
+    asked = choice(keeping(), "verifier", 0, thoughtful(six_episodes()))
+    assert not asked.has_reasoning
+    plain = choose(keeping(), "verifier", 0, *six_episodes().tables())
+    assert list(asked.examples) == plain
+    assert all(example.reasoning is None for example in plain)
+
+
+def test_thoughts_stand_beside_the_agent_s_own_answers_and_nobody_else_s():
+    game, tables = keeping("verifier"), thoughtful(six_episodes())
+    asked = choice(game, "verifier", 0, tables)
+    examples = list(asked.examples)
+    assert asked.has_reasoning and [e.problem for e in examples] == ["p0", "p2"]
+    for example in examples:
+        roles = [message["role"] for message in example.messages]
+        assert roles == ["system", "assistant", "user", "assistant"]
+        first, second = (f"thought {r} of {example.episode}" for r in (0, 2))
+        assert example.reasoning == (None, first, None, second)
+        assert example.tokens == 4  # each turn is read by itself: two prompts and two answers
+    # The text is that of an example without thoughts, and of another agent's nothing is read.
+    plain = choose(keeping(), "verifier", 0, *six_episodes().tables())
+    assert [e.messages for e in examples] == [e.messages for e in plain]
+    assert all(e.reasoning is None for e in choose(game, "prover", 0, *tables))
+
+
+def test_an_answer_that_became_the_true_label_has_no_thought_before_it():
+    text_rl = {"verifier_guess_replacement_proportion": 1.0}
+    examples = choose(
+        keeping("verifier", text_rl=text_rl), "verifier", 0, *thoughtful(six_episodes())
+    )
+    assert len(examples) == 5
+    for example in examples:
+        assert example.messages[-1]["content"].startswith("Decision: ")
+        assert example.reasoning[-1] is None
+        if len(example.messages) > 2:
+            assert example.reasoning[1] is not None
+
+
+def test_equal_conversations_with_other_thoughts_are_not_duplicates():
+    twice = Rollouts()
+    for i in (0, 1):
+        twice.add(i, 1, ["Question: a?", "Answer: b", ACCEPT], (1.0, 1.0))
+        twice.episodes[-1] |= {"question": "q", "solution": "s", "seed": 3}
+    deduplicate = {"deduplicate": True}
+    tables = thoughtful(twice)
+    assert len(choose(keeping(ei=deduplicate), "verifier", 0, *tables)) == 1
+    assert len(choose(keeping("verifier", ei=deduplicate), "verifier", 0, *tables)) == 2

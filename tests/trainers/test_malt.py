@@ -546,3 +546,20 @@ async def test_expert_iteration_over_earlier_trees_learns_whole_conversations():
             assert [row["branch_path"] for row in found] == [leaf[r] for r in own]
             said = [m["content"] for m in example.messages if m["role"] == "assistant"]
             assert said == [row["text"] for row in found]
+
+
+def test_the_thoughts_before_both_answers_are_kept_if_they_are_asked_for():
+    trees = question_tree()
+    for row in trees.generations:
+        row |= {"reasoning": f"thought {row['branch_path']}"}
+    hosted = {"model_provider": "SelfHosted", "model_name": "m"}
+    keeps = {"_default": hosted, "verifier": {"train_reasoning": "keep"}}
+    pairs, _ = choose(make_game(agents=keeps), trees, ["prover", "verifier"])
+    assert [(p.agent, p.chosen_reasoning, p.rejected_reasoning) for p in pairs] == [
+        ("verifier", "thought 0", "thought 1"),
+        ("prover", None, None),
+        ("verifier", "thought 1.1.0", "thought 1.1.1"),
+    ]
+    plain, _ = choose(make_game(agents={"_default": hosted}), trees, ["prover", "verifier"])
+    assert {p.chosen_reasoning for p in plain} == {None}
+    assert [brief(pair) for pair in plain] == [brief(pair) for pair in pairs]
