@@ -35,6 +35,7 @@ from nip_lm_server.training.job import read_job
 from nip_lm_server.training.trajectories import read_episodes
 
 pytestmark = [
+    pytest.mark.timeout(900),  # a training and two plays of a real model
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed"),
 ]
