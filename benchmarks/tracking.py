@@ -4,8 +4,9 @@
 
 Needs the extra mlflow. Trains the same small run on the deterministic engine so many times with and
 without a tracker, in turns that change their order, whose server takes connections and never
-answers. Each is a `nip train` of its own. Ends with status 1 if the median of the pairs is longer
-by more than 2 %.
+answers. Each is a `nip train` of its own. The engine waits before each answer and each job, as a
+model would take its time, so that a run's length depends little on what else the machine does. Ends
+with status 1 if the median of the pairs is longer by more than 2 %.
 """
 
 import argparse
@@ -24,15 +25,18 @@ from typing import Any
 
 import yaml
 
+from nip_lm_server.engines.reply_rules import DEFAULT_FILE
+
 MOST = 1.02
 SETTINGS = {
     "dataset": "families",
     "agents": {"_default": {"model_provider": "SelfHosted", "model_name": "deterministic"}},
-    "lm_server": {"engine": "deterministic"},
     "rl": {"num_iterations": 5, "rollouts_per_iteration": 400},
     "dataset_options": {"max_test_size": 200},
     "fine_tuning": {"poll_interval_s": 0.1},
+    "rollouts": {"concurrency": 64},
 }
+WAITS: dict[str, Any] = {"latency_s": {"min": 0.5}, "training": {"seconds": 5.0}}
 
 
 def silent_server() -> str:
@@ -50,8 +54,14 @@ def silent_server() -> str:
 
 def train_s(place: Path, name: str, tracking: list[Any], changes: list[str]) -> float:
     """Seconds of a `nip train` from its start to its end."""
-    config = place / f"{name}.yaml"
-    named = {"run_name": name, "run_store": str(place), "tracking": tracking}
+    config, replies = place / f"{name}.yaml", place / "replies.yaml"
+    replies.write_text(yaml.safe_dump({**yaml.safe_load(DEFAULT_FILE.read_text()), **WAITS}))
+    named = {
+        "run_name": name,
+        "run_store": str(place),
+        "tracking": tracking,
+        "lm_server": {"engine": "deterministic", "replies": str(replies)},
+    }
     config.write_text(yaml.safe_dump({**SETTINGS, **named}))
     command = [sys.executable, "-m", "nip_prefect.flows.cli", "train", str(config)]
     command += [argument for change in changes for argument in ("--set", change)]
@@ -76,6 +86,7 @@ def measure(place: Path, pairs: int, changes: list[str]) -> dict[str, Any]:
     ratios = [b / a for a, b in zip(times["without"], times["silent"], strict=True)]
     return {
         "changes": changes,
+        "waits": WAITS,
         "times_s": {kind: [round(s, 2) for s in of] for kind, of in times.items()},
         "ratios": [round(ratio, 4) for ratio in ratios],
         "median_ratio": round(statistics.median(ratios), 4),
