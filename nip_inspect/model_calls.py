@@ -119,7 +119,7 @@ def _shares(total: int, parts: int) -> list[int]:
 
 
 def _thoughts(message: ChatMessageAssistant) -> str | None:
-    """What the model thought, or its summary where the thoughts themselves are hidden."""
+    """Give what the model thought, or a summary where the thoughts themselves are hidden."""
     if isinstance(message.content, str):
         return None
     parts = [part for part in message.content if isinstance(part, ContentReasoning)]

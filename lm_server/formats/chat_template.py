@@ -148,7 +148,7 @@ def control_tokens(tokenizer: Any) -> ControlTokens:
 
 
 def _thought_form(tokenizer: Any) -> str | None:
-    """What `thought_form` says of a tokenizer as it is now, looked up once."""
+    """Look up what `thought_form` says of a tokenizer as it is now, once."""
     state = (tokenizer.chat_template, template_kwargs(tokenizer))
     known = _thought_forms.get(tokenizer)
     if known is None or known[0] != state:

@@ -144,7 +144,7 @@ def spent_so_far(records: "Records") -> Spent:
 
 
 def _own_stages(records: "Records", iteration: int) -> Iterator[Spent]:
-    """What a fork has spent on an iteration of which it may have copied a part."""
+    """Give what a fork has spent on an iteration of which it may have copied a part."""
     run, record = records.run, records.of(iteration)
     tables = _Tables(run.store, run.root, f"{iteration:04d}", frozenset())
     players = {stage: tables.player(split) for split, stage in _STAGES.items()}
@@ -196,7 +196,7 @@ def set_aside(records: "Records") -> Spent:
 
 
 def _below(run: RunStore, root: str, trees: frozenset[str]) -> Iterator[Spent]:
-    """What the run itself has spent on the files below `root`; of a fork's some may be copies."""
+    """Give what the run has spent on the files below `root`; of a fork's some may be copies."""
     kinds = ("iterations", "journals")
     for name in sorted({n for kind in kinds for n in _folders(run.store, f"{root}/{kind}")}):
         tables = _Tables(run.store, root, name, trees)

@@ -131,13 +131,13 @@ def played(
         return
     episodes = part.episodes(_OF_EPISODES)
     here = episodes["key"].to_pylist()
-    wanted = [i for i, key in enumerate(here) if key in keys]
+    chosen = [i for i, key in enumerate(here) if key in keys]
     fields = _Answer._fields if thoughts else _Answer._fields[:-1]
     generations = part.generations((*fields, "branch_path", "invalid_reason"))
     generations = for_each_episode(part.episodes(_OF_TREES), generations)
     valid = pc.is_null(generations["invalid_reason"])
-    if len(wanted) < len(here):
-        episodes = episodes.take(wanted)
+    if len(chosen) < len(here):
+        episodes = episodes.take(chosen)
         valid = pc.and_(valid, pc.is_in(generations["episode"], value_set=episodes["key"]))
     by_episode: dict[str, list[_Answer]] = defaultdict(list)
     for answer in _rows(generations.filter(valid).select(fields)):
