@@ -98,17 +98,15 @@ SCHEMAS: Mapping[Method, pa.Schema] = {
     "dpo": PAIRS,
     "trajectories": TRAJECTORIES,
 }
+_REASONING: Mapping[Method, list[pa.Field]] = {
+    "supervised": [pa.field("reasoning", pa.list_(pa.string()))],  # by message; null: none
+    "dpo": [pa.field(f"{answer}_reasoning", pa.string()) for answer in ("chosen", "rejected")],
+}
 WITH_REASONING: Mapping[Method, pa.Schema] = {
     method: pa.schema(
         [*SCHEMAS[method], *fields], metadata={"nip.schema_version": str(REASONING_VERSION)}
     )
-    for method, fields in {
-        "supervised": [pa.field("reasoning", pa.list_(pa.string()))],  # by message; null: none
-        "dpo": [
-            pa.field("chosen_reasoning", pa.string()),
-            pa.field("rejected_reasoning", pa.string()),
-        ],
-    }.items()
+    for method, fields in _REASONING.items()
 }
 FILES: Mapping[Method, str] = {
     "supervised": "examples.parquet",
