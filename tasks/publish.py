@@ -21,7 +21,7 @@ from prefect.artifacts import (
 
 from nip_core.evaluation.embedding import thinned
 from nip_core.evaluation.report import metrics_table
-from nip_core.evaluation.transcripts import transcripts_markdown
+from nip_core.evaluation.transcripts_markdown import transcripts_markdown
 from nip_core.rollouts.plan import TEST
 from nip_core.stages.publishing import spent, state_of
 from nip_core.stages.session import Session

@@ -2,9 +2,11 @@
 
 ReportData, IterationReport, GroupReport   the plain data it is built from
 build_report                               the page
+page_values, report_environment, asset     its parts, which the viewer of runs shows as well
 metrics_table                              the numbers by iteration as rows, for a table elsewhere
 
-`report.html.jinja` has every section of the page; `report_text` shows values as text; `report.css`
+`report.html.jinja` has every section of the page, `report_macros.html.jinja` its tables;
+`report_text` shows values as text; `report.css`
 and `report.js` are put into the page.
 
 What is covered: text that models or data sets wrote can't run as script. It is embedded as JSON
@@ -24,7 +26,14 @@ from importlib import resources
 from typing import Any
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import (
+    BaseLoader,
+    ChoiceLoader,
+    Environment,
+    PackageLoader,
+    StrictUndefined,
+    Template,
+)
 from markupsafe import Markup
 
 from nip_core.evaluation.attack import attack_rows, worst_words
@@ -125,8 +134,26 @@ class ReportData:
 def build_report(report: ReportData) -> str:
     """The page as HTML text, to be written as UTF-8. The same data gives the same text."""
     # The one script that the page's policy lets run is named by its hash.
-    script = _asset("report.js")
+    script = asset("report.js")
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    measured = [(e.iteration, e.test) for e in report.iterations if e.test]
+    curve = thinned(measured, _MOST_POINTS)
+    hidden = [(f"iteration {i}, {split}", n) for i, split, n in report.transcripts_left_out if n]
+    return _page().render(
+        **page_values(report),
+        script=Markup(script),  # noqa: S704
+        script_hash=script_hash,
+        style=Markup(asset("report.css")),  # noqa: S704
+        curve=Markup(learning_curve_svg(curve)) if curve else None,  # noqa: S704
+        is_thinned=len(curve) < len(measured),
+        left_out=[f"{place}: {_reasons(counts)}" for place, counts in hidden],
+        total_left_out=sum(sum(counts.values()) for _, counts in hidden) + report.passed_over[1],
+        transcripts=Markup(embedded_json([_ready(t) for t in report.transcripts])),  # noqa: S704
+    )
+
+
+def page_values(report: ReportData) -> dict[str, Any]:
+    """By name, what the tables of `report_macros.html.jinja` are filled with."""
     tested = [entry for entry in report.iterations if entry.test]
     verdicts: list[tuple[object, str, Metrics, IterationReport | None]] = [
         (entry.iteration, split, metrics, entry)
@@ -135,50 +162,45 @@ def build_report(report: ReportData) -> str:
         if metrics
     ]
     verdicts += [(name, "baseline", metrics, None) for name, metrics in report.baselines.items()]
-    hidden = [(f"iteration {i}, {split}", n) for i, split, n in report.transcripts_left_out if n]
-    measured = [(entry.iteration, entry.test) for entry in tested if entry.test]
-    curve = thinned(measured, _MOST_POINTS)
+    ends = [entry.test for entry in (*tested[:1], *tested[-1:]) if entry.test]
     stages = list(dict.fromkeys(stage for entry in report.iterations for stage in entry.stage_s))
-    return _page().render(
-        report=report,
-        script=Markup(script),  # noqa: S704
-        script_hash=script_hash,
-        style=Markup(_asset("report.css")),  # noqa: S704
-        tested=tested,
-        exploited=_exploited(report.attack),
-        attacked=attack_rows(report.attack) if report.attack else None,
-        attacked_kinds=_attacked_kinds(report.attack),
-        change=_change(curve[0][1], curve[-1][1], report.comparisons) if len(curve) > 1 else "",
-        curve=Markup(learning_curve_svg(curve)) if curve else None,  # noqa: S704
-        is_thinned=len(curve) < len(measured),
-        verdicts=verdicts,
-        has_neither=_has_neither(metrics for _, _, metrics, _ in verdicts),
-        labels=[(i, split, m["labels"]) for i, split, m, _ in verdicts if m.get("labels")],
-        groups=[(e, name, group) for e in report.iterations for name, group in e.groups.items()],
-        league=[(e.iteration, row) for e in report.iterations for row in league_rows(e.train)],
-        promotions=[
+    return {
+        "report": report,
+        "tested": tested,
+        "exploited": _exploited(report.attack),
+        "attacked": attack_rows(report.attack) if report.attack else None,
+        "attacked_kinds": _attacked_kinds(report.attack),
+        "change": _change(*ends, report.comparisons) if len(tested) > 1 else "",
+        "verdicts": verdicts,
+        "has_neither": _has_neither(metrics for _, _, metrics, _ in verdicts),
+        "labels": [(i, split, m["labels"]) for i, split, m, _ in verdicts if m.get("labels")],
+        "groups": [(e, name, group) for e in report.iterations for name, group in e.groups.items()],
+        "league": [(e.iteration, row) for e in report.iterations for row in league_rows(e.train)],
+        "promotions": [
             (e.iteration, e.promotion) for e in report.iterations if e.promotion is not None
         ],
-        agents=[
+        "agents": [
             (entry, *agent)
             for entry in tested
             for agent in sorted(((entry.test or {}).get("agents") or {}).items())
         ],
-        spending=_spending(report.iterations, stages),
-        stage_columns=[f"#{stage.replace('_', ' ')}" for stage in stages],
-        left_out=[f"{place}: {_reasons(counts)}" for place, counts in hidden],
-        total_left_out=sum(sum(counts.values()) for _, counts in hidden) + report.passed_over[1],
-        transcripts=Markup(embedded_json([_ready(t) for t in report.transcripts])),  # noqa: S704
-        scalars={k: v for k, v in report.parameters.items() if not isinstance(v, Mapping)},
-    )
+        "spending": _spending(report.iterations, stages),
+        "stage_columns": [f"#{stage.replace('_', ' ')}" for stage in stages],
+        "scalars": {k: v for k, v in report.parameters.items() if not isinstance(v, Mapping)},
+    }
 
 
 @cache
 def _page() -> Template:
-    """The template, with the ways in which it shows values as filters."""
+    return report_environment().get_template("report.html.jinja")
+
+
+def report_environment(*loaders: BaseLoader) -> Environment:
+    """The templates of the report, those of `loaders` before them, with the ways in which values
+    are shown as filters."""
     # Everything is escaped but the page's own script, style, curve and embedded JSON (`Markup`).
     environment = Environment(
-        loader=PackageLoader("nip_core.evaluation", "."),
+        loader=ChoiceLoader([*loaders, PackageLoader("nip_core.evaluation", ".")]),
         autoescape=True,
         undefined=StrictUndefined,
     )
@@ -193,7 +215,7 @@ def _page() -> Template:
         "sparkline": _sparkline,
         "yaml": _yaml,
     }
-    return environment.get_template("report.html.jinja")
+    return environment
 
 
 def _once(entry: IterationReport | None, *row: Any, caller: Callable[[], Markup]) -> Markup:
@@ -243,7 +265,8 @@ def metrics_table(
     ]
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a file beside this one, such as `report.css`."""
     return (resources.files("nip_core.evaluation") / name).read_text(encoding="utf-8")
 
 

@@ -3,14 +3,14 @@
 Transcript, Message        one episode, as plain data
 reasons                    why each episode of a batch is worth reading
 transcripts_from_tables    those of a batch that are worth reading, and a stable sample of the rest
-transcripts_markdown       a few of them as Markdown
+transcript_of              a certain one, with the rows of its messages
+decided_words              a verdict in words
 
 The sample depends on the seed and on which problem is played how often, not on the iteration:
 where the same problems are played in every iteration (as in a test), the sample shows the same
 problems in every iteration.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,7 +72,6 @@ _MESSAGE_COLUMNS = (
     "invalid_reason",
 )
 _UNSHOWN = ("columns", "seed", "protocol", "branch_path", "run", "sample")
-_MARKDOWN_CHARACTERS = 2_000
 
 
 @dataclass(frozen=True)
@@ -162,22 +161,53 @@ def transcripts_from_tables(
         protocol = game.protocol
     chosen = _chosen(episodes, worth_reading, limit, most, seed)
     rows = episodes.select(_EPISODE_COLUMNS).take(pa.array(chosen, pa.int64())).to_pylist()
-    generated = _rows_by_episode(episodes, generations, rows)
-    messages = {row["key"]: _messages(row, generated[row["key"]], protocol, game) for row in rows}
+    generated = _rows_by_episode(episodes, generations.select(_MESSAGE_COLUMNS), rows)
     return [
-        Transcript(
-            **{name: row[name] for name in _EPISODE_COLUMNS if name not in ("rewards", *_UNSHOWN)},
-            rewards={entry["agent"]: entry["reward"] for entry in row["rewards"]},
-            messages=messages[row["key"]],
-            texts=_texts(row, game),
-            thing="solution" if game is None else game.scenario.words.thing,
-            label=_label(row["y"], game),
-            stance=_stance(row["prover_stance"], game),
-            chosen=worth_reading[place] if worth_reading else SAMPLE,
-            system_prompts=_system_prompts(row, game),
+        _transcript(
+            row,
+            generated[row["key"]],
+            worth_reading[place] if worth_reading else SAMPLE,
+            protocol,
+            game,
         )
         for place, row in zip(chosen, rows, strict=True)
     ]
+
+
+def transcript_of(
+    key: str, episodes: pa.Table, generations: pa.Table, game: Game | None = None
+) -> tuple[Transcript, list[dict[str, Any]]]:
+    """The episode with this key, and for each of its messages the row of `generations`.
+
+    `episodes` must have the other leaves of its tree as well. Raises KeyError if it is not there.
+    """
+    rows = episodes.filter(pc.equal(episodes["key"], key)).select(_EPISODE_COLUMNS).to_pylist()
+    if not rows:
+        raise KeyError(key)
+    generated = _rows_by_episode(episodes, generations, rows)[key]
+    protocol = None if game is None else game.protocol
+    return _transcript(rows[0], generated, SAMPLE, protocol, game), generated
+
+
+def _transcript(
+    row: dict[str, Any],
+    generated: list[dict[str, Any]],
+    chosen: str,
+    protocol: Protocol | None,
+    game: Game | None,
+) -> Transcript:
+    """The episode of a row, with the rows of its generations in their order."""
+    return Transcript(
+        **{name: row[name] for name in _EPISODE_COLUMNS if name not in ("rewards", *_UNSHOWN)},
+        rewards={entry["agent"]: entry["reward"] for entry in row["rewards"]},
+        messages=_messages(row, generated, protocol, game),
+        texts=_texts(row, game),
+        thing="solution" if game is None else game.scenario.words.thing,
+        label=_label(row["y"], game),
+        stance=_stance(row["prover_stance"], game),
+        chosen=chosen,
+        system_prompts=_system_prompts(row, game),
+    )
 
 
 def reasons(
@@ -202,17 +232,6 @@ def reasons(
         return "changed" if before.get((problem, sample), decision) != decision else SAMPLE
 
     return [reason(*values) for values in zip(*columns, strict=True)]
-
-
-def transcripts_markdown(transcripts: Sequence[Transcript], limit: int) -> str:
-    """The first `limit` transcripts as Markdown; texts over 2,000 characters are cut, and say so.
-
-    What models wrote stands in fenced blocks, so that it can't become markup.
-    """
-    if not transcripts:
-        return "No transcripts.\n"
-    parts = [_markdown(transcript) for transcript in transcripts[:limit]]
-    return "\n---\n\n".join(parts)
 
 
 def _chosen(
@@ -250,9 +269,8 @@ def _rows_by_episode(
         places = episodes.select(["key", "branch_path", *TREE_COLUMNS]).to_pylist()
         family += [row for row in places if tree_of(row) in trees]
     # 2. Their generations, in the order in which they were asked for.
-    columns = generations.select(_MESSAGE_COLUMNS)
     keys = pa.array(sorted({row["key"] for row in family}), pa.string())
-    own = columns.filter(pc.is_in(columns["episode"], value_set=keys))
+    own = generations.filter(pc.is_in(generations["episode"], value_set=keys))
     rows_of = generations_by_episode(family, own.to_pylist())
     for episode in chosen:
         place = agent_order(episode)
@@ -380,64 +398,9 @@ def _stance(stance: int | None, game: Game | None) -> str:
     return "" if game is None or stance is None else game.scenario.words.stances[stance]
 
 
-def _markdown(transcript: Transcript) -> str:
-    verdict = "right" if transcript.right else "wrong"
-    rewards = ", ".join(f"{name} {value:+g}" for name, value in sorted(transcript.rewards.items()))
-    lines = [
-        f"### Iteration {transcript.iteration}, {transcript.split}, "
-        f"problem {_inline(transcript.problem)}",
-        "",
-        f"The {transcript.thing} is **{transcript.label}**; the verdict was "
-        f"**{_decided(transcript)}** ({verdict}, {transcript.outcome}). "
-        f"Rewards: {rewards or 'none'}.",
-        "",
-    ]
-    if transcript.stance:
-        lines += [f"The prover was **{transcript.stance}**.", ""]
-    elif transcript.prover_stance is not None:
-        lines += [f"Argued for: **{DECISION_WORDS[transcript.prover_stance]}**.", ""]
-    if transcript.error:
-        lines += ["Error:", "", _fence(transcript.error), ""]
-    for text in transcript.texts:
-        lines += [f"{text.heading}:", "", _fence(text.text, text.language or ""), ""]
-    for message in transcript.messages:
-        notes = [f"round {message.round}"]
-        if message.channels:
-            notes.append(f"to {', '.join(message.channels)}")
-        notes.append(_inline(message.model))
-        if message.decision != NO_DECISION:
-            notes.append(f"decides: {_decided(message)}")
-        if message.remark:
-            notes.append(message.remark)
-        if message.invalid_reason is not None:
-            notes.append(f"invalid answer: {_inline(message.invalid_reason)}")
-        lines += [f"**{message.agent}** ({', '.join(notes)})", "", _fence(message.text), ""]
-    return "\n".join(lines)
-
-
-def _decided(what: Transcript | Message) -> str:
-    """The verdict in words, with its value where that says more."""
+def decided_words(what: Transcript | Message) -> str:
+    """The verdict in words, with its value where that says more, as "accept, +0.5"."""
     words = DECISION_WORDS[what.decision]
     if what.decision_value is None or abs(what.decision_value) in (0, 1):
         return words
     return f"{words}, {what.decision_value:+g}"
-
-
-def _longest_run(text: str) -> int:
-    return max((len(run) for run in re.findall("`+", text)), default=0)
-
-
-def _inline(text: str) -> str:
-    """`text` as one code span that its own backticks and line ends can't leave."""
-    ticks = "`" * (_longest_run(text) + 1)
-    flat = " ".join(text.split())
-    return f"{ticks} {flat} {ticks}" if "`" in flat else f"{ticks}{flat}{ticks}"
-
-
-def _fence(text: str, language: str = "text") -> str:
-    """`text` as a fenced block, cut to a bound, with a fence longer than any inside."""
-    if len(text) > _MARKDOWN_CHARACTERS:
-        left_out = len(text) - _MARKDOWN_CHARACTERS
-        text = f"{text[:_MARKDOWN_CHARACTERS]}\n[{left_out:,} more characters]"
-    ticks = "`" * max(3, _longest_run(text) + 1)
-    return f"{ticks}{language}\n{text}\n{ticks}"

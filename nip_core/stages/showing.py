@@ -2,6 +2,7 @@
 
 summary         a run as a JSON document: status, accuracy by iteration, models, jobs
 write_report    the HTML page of a run
+report_data     what it shows, for the viewer as well
 newest_run      the name of the run that was created last, damaged ones left out
 
 A run is shown whatever version wrote it: of its settings only those are read that are needed here,
@@ -9,6 +10,7 @@ with the defaults of today where they are missing.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -124,8 +126,24 @@ def report_location(run: RunStore) -> str | None:
 def write_report(run: RunStore, status: str | None = None, records: Records | None = None) -> None:
     """(Re)write the run's report from what is committed; `records` may know some of it."""
     records = (records or Records(run)).look_again()
-    shown, record = records.shown, records.shown.record
-    # 1. By iteration, from small documents.
+    report = report_data(records, status)
+    # Episodes worth reading, which takes the tables of some splits.
+    transcripts = RunTranscripts(records).chosen()
+    page = build_report(
+        replace(
+            report,
+            transcripts=transcripts.shown,
+            transcripts_left_out=transcripts.left_out,
+            passed_over=transcripts.passed_over,
+        )
+    )
+    # The page with its checksum in its last line.
+    run.store.put(f"{run.root}/report.html", _with_checksum(page.encode()))
+
+
+def report_data(records: Records, status: str | None = None) -> ReportData:
+    """What a run's report shows but for the transcripts, from its small documents alone."""
+    run, shown, record = records.run, records.shown, records.shown.record
     baselines: dict[str, Any] = {}
     for entry in records.all():
         test = entry.metrics(TEST) or {}
@@ -139,30 +157,21 @@ def write_report(run: RunStore, status: str | None = None, records: Records | No
     for iteration in {*tested[:1], *tested[-1:]}:
         records.whole(iteration)  # its test is shown in detail
     iterations = [_iteration_report(entry) for entry in records.all()]
-    # 2. Episodes worth reading, which takes the tables of some splits.
-    transcripts = RunTranscripts(records).chosen()
-    # 3. The page, with its checksum in its last line.
     tests = [entry.test for entry in iterations if entry.test]
-    page = build_report(
-        ReportData(
-            run=run.name,
-            status=status or status_of(run, records),
-            iterations=iterations,
-            parameters=record.parameters,
-            transcripts=transcripts.shown,
-            transcripts_left_out=transcripts.left_out,
-            passed_over=transcripts.passed_over,
-            baselines=baselines,
-            remarks=remarks(tests[-1], rate_alone_of(record.parameters)) if tests else (),
-            attack=run.read_json_or_none(run.metrics(shown.last, ATTACK)),
-            comparisons=_comparisons(records),
-            created_at=record.created_at,
-            code_version=record.code_version,
-            left_out=in_words(recorded(run) or {}) or None,
-            costs=cost_rows(costs_of(records)),
-        )
+    return ReportData(
+        run=run.name,
+        status=status or status_of(run, records),
+        iterations=iterations,
+        parameters=record.parameters,
+        baselines=baselines,
+        remarks=remarks(tests[-1], rate_alone_of(record.parameters)) if tests else (),
+        attack=run.read_json_or_none(run.metrics(shown.last, ATTACK)),
+        comparisons=_comparisons(records),
+        created_at=record.created_at,
+        code_version=record.code_version,
+        left_out=in_words(recorded(run) or {}) or None,
+        costs=cost_rows(costs_of(records)),
     )
-    run.store.put(f"{run.root}/report.html", _with_checksum(page.encode()))
 
 
 def _iteration_report(record: IterationRecord) -> IterationReport:

@@ -5,8 +5,8 @@ import pyarrow as pa
 from nip_core.evaluation.transcripts import (
     reasons,
     transcripts_from_tables,
-    transcripts_markdown,
 )
+from nip_core.evaluation.transcripts_markdown import transcripts_markdown
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.protocols import make_protocol

@@ -11,7 +11,8 @@ from in_memory import InMemory
 from playing import agent_of
 
 from nip_core.evaluation.metrics import evaluate
-from nip_core.evaluation.transcripts import transcripts_from_tables, transcripts_markdown
+from nip_core.evaluation.transcripts import transcripts_from_tables
+from nip_core.evaluation.transcripts_markdown import transcripts_markdown
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters
 from nip_core.protocols.scales import SCALES
