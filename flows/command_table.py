@@ -29,6 +29,7 @@ PANELS: dict[str, tuple[Line, ...]] = {
     "Look": (
         ("ls", "commands.ls", "List the runs: state, accuracy, cost, age."),
         ("show", "commands.show", "Show a run: accuracy by iteration, models, jobs, costs."),
+        ("view", "view", "Look into runs in a browser: every episode, live."),
         ("report", "commands.report", "Tell where a run's report is, and make it if it is not."),
         ("diff", "compare:diff", "Show how two runs differ: settings, data, results."),
         ("compare", "compare", "Put runs side by side: a table, a figure, a page."),

@@ -1,0 +1,257 @@
+"""How quick `nip view` is, and how much memory it takes, on a run of 100,000 episodes.
+
+    python benchmarks/view.py [--episodes 100000] [--keep DIR] [--out view.json]
+
+A small run is played on the deterministic engine; then its training tables are written many times
+over, with other keys, problems and samples, so that no two rows are alike in these. The viewer is
+started as a user starts it, `nip view`, and asked over HTTP. Measured are the seconds from its start to
+the first page of the run, the slowest of several asks for each filter, and the peak of its memory,
+all with the run's tables read for the first time by this process (they are in the system's cache).
+
+The bars: the first page in less than 2 s of its being asked for, each filter in less than 0.5 s, less
+than 500 MB. Text in messages is looked for in the files, and has no bar.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+FIRST_PAGE_S, FILTER_S, MEMORY_MB = 2.0, 0.5, 500
+ITERATIONS, PER_SHARD, COPIES, REPEATS = 5, 500, 20, 5
+ASKED = {
+    "all episodes": "episodes?split=train",
+    "wrong verdicts": "episodes?split=train&verdict=wrong",
+    "one iteration, failures first": "episodes?split=train&iteration=3&sort=failures",
+    "invalid answers, most tokens first": "episodes?split=train&invalid=1&sort=tokens",
+    "a problem": "episodes?split=train&problem=copy-7",
+    "a page far behind": "episodes?split=train&sort=reward&page=700",
+    "matrix, failures first": "matrix?split=train",
+    "matrix, buggy ones": "matrix?split=train&label=0&page=3",
+    "two iterations in pairs": "compare?a=view@0&b=view@4&split=train",
+}
+TEXT = "episodes?split=train&text=think+that"
+
+
+def settings(place: Path) -> dict[str, Any]:
+    """The run whose tables are multiplied; its rounds are those of the paper."""
+    return {
+        "run_name": "view",
+        "run_store": str(place / "runs"),
+        "dataset": "families",
+        "agents": {
+            "_default": {
+                "model_provider": "SelfHosted",
+                "model_name": "deterministic",
+                "max_tokens_per_message": 64,
+            }
+        },
+        "lm_server": {"engine": "deterministic"},
+        "protocol_common": {"shared_reward": True},
+        "nip_protocol": {"max_message_rounds": 9, "min_message_rounds": 9},
+        "rl": {"num_iterations": ITERATIONS, "rollouts_per_iteration": 80, "num_epochs": 1},
+        "dataset_options": {"max_test_size": 20},
+        "fine_tuning": {"poll_interval_s": 0.02},
+    }
+
+
+def multiply(place: Path, episodes: int) -> None:
+    """Replace the training tables of the run by so many episodes."""
+    from nip_core.rollouts.tables import StoredRollouts
+    from nip_core.run_store.run import RunStore
+    from nip_core.run_store.store import open_store
+
+    store = open_store(place / "runs")
+    run = RunStore(store, "view")
+    shards = max(1, round(episodes / ITERATIONS / PER_SHARD))
+    for iteration in range(ITERATIONS):
+        directory = run.rollouts(iteration, "train")
+        stored = StoredRollouts(store, [directory])
+        whole = next(stored.shards())
+        timings = stored.timings()
+        shutil.rmtree(place / "runs" / directory)
+        write_shards(store, directory, shards, whole, timings)
+
+
+def write_shards(store: Any, directory: str, shards: int, whole: Any, timings: pa.Table) -> None:
+    """Commit a split of so many shards, each made of the rows of `whole`."""
+    from nip_core.rollouts.parquet import parquet_bytes
+    from nip_core.run_store.manifest import commit
+
+    digests = {}
+    for shard in range(shards):
+        tables = copied(whole, timings, f"{directory.split('/')[-3][-2:]}{shard:03d}", shard)
+        name = f"{shard:04d}"
+        manifest = commit(
+            store,
+            directory,
+            {f"{kind}-{name}.parquet": parquet_bytes(table) for kind, table in tables.items()},
+            rows={kind: table.num_rows for kind, table in tables.items()},
+            name=f"manifest-{name}.json",
+        )
+        digests[f"shard/{name}"] = manifest.digest
+    commit(store, directory, {}, inputs=digests)
+
+
+def copied(whole: Any, timings: pa.Table, mark: str, shard: int) -> dict[str, pa.Table]:
+    """The tables of a shard: `PER_SHARD` episodes, drawn from `whole`, with keys made of `mark`."""
+    # 1. Which episodes, and with each all of its generations.
+    chosen = np.random.default_rng(shard).integers(0, whole.episodes.num_rows, PER_SHARD)
+    episodes = whole.episodes.take(pa.array(chosen))
+    owners = pc.index_in(whole.generations["episode"], whole.episodes["key"].combine_chunks())
+    rows_of = [np.flatnonzero(owners.to_numpy() == k) for k in range(whole.episodes.num_rows)]
+    rows = np.concatenate([rows_of[k] for k in chosen])
+    copy = np.repeat(np.arange(PER_SHARD), [len(rows_of[k]) for k in chosen])
+    # 2. Keys, problems and samples of their own.
+    keys = np.array([f"{mark}-{k:010d}" for k in range(PER_SHARD)])
+    number = shard * PER_SHARD + np.arange(PER_SHARD)
+    problems = [
+        f"{name}/copy-{n % COPIES}" for name, n in zip(episodes["problem"].to_pylist(), number)
+    ]
+    episodes = _with(episodes, key=keys, problem=problems, sample=(number // COPIES).astype("i4"))
+    generations = whole.generations.take(pa.array(rows))
+    own = np.array([f"{mark}g{k:010d}" for k in range(len(rows))])
+    parents = pc.if_else(pc.is_null(generations["parent_key"]), None, pa.array(np.roll(own, 1)))
+    generations = _with(generations, key=own, episode=keys[copy], parent_key=parents)
+    times = _with(timings.take(pa.array(rows)), key=own)
+    return {"episodes": episodes, "generations": generations, "timings": times}
+
+
+def _with(table: pa.Table, **columns: Any) -> pa.Table:
+    for name, values in columns.items():
+        at = table.schema.get_field_index(name)
+        field = table.schema.field(at)
+        if isinstance(values, pa.ChunkedArray | pa.Array):
+            table = table.set_column(at, field, values.cast(field.type))
+        else:
+            table = table.set_column(at, field, pa.array(list(values), field.type))
+    return table
+
+
+def make(place: Path, episodes: int) -> None:
+    """Play the small run, and multiply it."""
+    import asyncio
+
+    from nip_core.loop import train
+    from nip_core.parameters import load_parameters
+
+    asyncio.run(train(load_parameters(settings(place))))
+    multiply(place, episodes)
+
+
+class Viewer:
+    """`nip view` on the run, as a process; use as a context manager."""
+
+    def __init__(self, place: Path) -> None:
+        """Start it, and wait for its address."""
+        self.began_s = time.monotonic()
+        nip = Path(sys.executable).with_name("nip")
+        store = ["--run-store", str(place / "runs")]
+        self._process = subprocess.Popen(
+            [str(nip), "view", *store, "--no-open", "--no-token"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if match := re.search(r"http://[\d.]+:\d+/", line):
+                self.address = match[0]
+                break
+        self.ready_s = time.monotonic() - self.began_s
+
+    def __enter__(self) -> "Viewer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(30)
+
+    def ask(self, page: str) -> float:
+        """Seconds until the whole page is here."""
+        began = time.monotonic()
+        with urllib.request.urlopen(self.address + page) as response:
+            body = response.read()
+        assert response.status == 200 and b"</html>" in body
+        return time.monotonic() - began
+
+    def memory_mb(self) -> float:
+        """The most that the process has had in memory so far, in 10⁶ bytes."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        peak = re.search(r"VmHWM:\s+(\d+) kB", status)
+        assert peak is not None
+        return int(peak[1]) * 1024 / 1e6
+
+
+def measure(place: Path) -> dict[str, Any]:
+    """Start the viewer once and ask it for everything."""
+    with Viewer(place) as viewer:
+        first_s = viewer.ask("runs/view")
+        from_start_s = time.monotonic() - viewer.began_s
+        first_list_s = viewer.ask("runs/view/" + ASKED["all episodes"])
+        filters = {}
+        for name, page in ASKED.items():
+            address = page if page.startswith("compare") else f"runs/view/{page}"
+            seconds = [viewer.ask(address) for _ in range(REPEATS)]
+            filters[name] = {
+                "slowest_s": round(max(seconds), 3),
+                "median_s": round(statistics.median(seconds), 3),
+            }
+        return {
+            "ready_s": round(viewer.ready_s, 2),
+            "first_page_s": round(first_s, 3),
+            "first_page_from_start_s": round(from_start_s, 2),
+            "first_list_s": round(first_list_s, 3),
+            "filters": filters,
+            "text_in_messages_s": round(viewer.ask(f"runs/view/{TEXT}"), 3),
+            "peak_memory_mb": round(viewer.memory_mb()),
+        }
+
+
+def main() -> None:
+    """Make the run, measure, and say whether the bars are met."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--episodes", type=int, default=100_000)
+    parser.add_argument("--keep", type=Path, help="where the run is made, or is already")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    place = arguments.keep or Path(tempfile.mkdtemp())
+    try:
+        if not (place / "runs/view").exists():
+            make(place, arguments.episodes)
+        result = {
+            "episodes": arguments.episodes,
+            **measure(place),
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "load_before": round(os.getloadavg()[1], 1),
+        }
+    finally:
+        if arguments.keep is None:
+            shutil.rmtree(place)
+    slowest = max(of["slowest_s"] for of in result["filters"].values())
+    result["bars_met"] = {
+        "first_page": result["first_page_s"] < FIRST_PAGE_S,
+        "filters": slowest < FILTER_S,
+        "memory": result["peak_memory_mb"] < MEMORY_MB,
+    }
+    text = json.dumps(result, indent=1)
+    print(text)
+    if arguments.out is not None:
+        arguments.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""The routes of the viewer, and what stands around every page.
+
+make_app   the ASGI application
+"""
+
+from collections.abc import Callable, Collection
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, PackageLoader
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from nip_core import __version__
+from nip_core.errors import NipError
+from nip_core.evaluation.report import asset, report_environment
+from nip_core.viewer import pages
+from nip_core.viewer.charts import Line, chart
+from nip_core.viewer.overview import run_page
+from nip_core.viewer.queries import QueryError
+from nip_core.viewer.runs import ShownRun, ShownRuns
+from nip_core.viewer.security import Guard
+
+_STATIC = {
+    "report.css": ("text/css", lambda: asset("report.css")),
+    "view.css": ("text/css", lambda: _file("view.css")),
+    "view.js": ("text/javascript", lambda: _file("view.js")),
+    "icon.svg": ("image/svg+xml", lambda: _file("icon.svg")),
+}
+_CACHED = {"Cache-Control": "max-age=3600"}
+
+
+def _file(name: str) -> str:
+    return (resources.files("nip_core.viewer") / "static" / name).read_text(encoding="utf-8")
+
+
+@cache
+def templates() -> Environment:
+    """The viewer's templates and the report's, with the same ways to show values."""
+    environment = report_environment(PackageLoader("nip_core.viewer", "templates"))
+    environment.filters["decided"] = pages.decided
+    environment.globals["nip_version"] = __version__
+    environment.globals["loss_chart"] = _loss_chart
+    environment.trim_blocks = environment.lstrip_blocks = True
+    return environment
+
+
+def _loss_chart(points: Any) -> Any:
+    lines = [Line("training loss", "s0", [(step, loss, None) for step, loss in points])]
+    return chart("Training loss", lines, x_name="step")
+
+
+def make_app(
+    runs: ShownRuns, token: str | None, hosts: Collection[str] = (), cookie: str = "nip_view"
+) -> ASGIApp:
+    """The viewer of these runs, behind its guard. It reads, and writes nothing."""
+    views = _Views(runs)
+    routes = [
+        Route("/", views.runs),
+        Route("/compare", views.compare),
+        Route("/pair", views.pair),
+        Route("/static/{version}/{name}", views.static),
+        Route("/runs/{run}", views.run),
+        Route("/runs/{run}/state", views.state),
+        Route("/runs/{run}/matrix", views.matrix),
+        Route("/runs/{run}/episodes", views.episodes),
+        Route("/runs/{run}/episodes/{key}", views.episode),
+        Route("/runs/{run}/jobs", views.jobs),
+        Route("/runs/{run}/settings", views.settings),
+    ]
+    handlers: dict[Any, Callable[[Request, Any], Response]] = {
+        QueryError: lambda request, error: _sorry(
+            request, 400, "The address asks for something that there is not", str(error)
+        ),
+        pages.NotThereError: lambda request, error: _sorry(request, 404, "Not there", str(error)),
+        404: lambda request, error: _sorry(request, 404, "Not there", "There is no such page."),
+        NipError: lambda request, error: _sorry(request, 503, "Can't be read", str(error)),
+    }
+    return Guard(Starlette(routes=routes, exception_handlers=handlers), token, hosts, cookie)
+
+
+def _page(request: Request, name: str, code: int = 200, **values: Any) -> HTMLResponse:
+    run: ShownRun | None = values.get("run")
+    text = (
+        templates()
+        .get_template(f"{name}.html.jinja")
+        .render(
+            here=request.url.path,
+            path=request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+            page_name=name,
+            **{"run": run, "state": "", **values},
+        )
+    )
+    # Half a pair of code units can't be encoded; a browser shows what stands for it.
+    return HTMLResponse(text.encode("utf-8", "replace"), code)
+
+
+def _sorry(request: Request, code: int, title: str, words: str) -> HTMLResponse:
+    return _page(request, "sorry", code, title=title, words=words)
+
+
+class _Views:
+    """A method for each route; each runs in a thread."""
+
+    def __init__(self, runs: ShownRuns) -> None:
+        self._runs = runs
+
+    def _run(self, request: Request) -> ShownRun:
+        name = request.path_params["run"]
+        run = self._runs.get(name)
+        if run is None:
+            raise pages.NotThereError(f"there is no run {name[:60]!r} among those that are shown")
+        return run
+
+    def _live(self, run: ShownRun) -> dict[str, Any]:
+        return {"run": run, "state": run.state(), "status": run.overview().status}
+
+    def runs(self, request: Request) -> Response:
+        return _page(request, "runs", **pages.runs_page(self._runs))
+
+    def run(self, request: Request) -> Response:
+        run, asked = self._run(request), request.query_params
+        unknown = {*asked} - {"split", "iteration"}
+        if unknown:
+            raise QueryError(f"{', '.join(sorted(unknown))}: a run has split and iteration")
+        values = run_page(run, asked.get("split", ""), asked.get("iteration", ""))
+        return _page(request, "run", **self._live(run), **values)
+
+    def state(self, request: Request) -> Response:
+        run = self._run(request)
+        return JSONResponse({"state": run.state(), "status": run.overview().status})
+
+    def matrix(self, request: Request) -> Response:
+        run, asked = self._run(request), request.query_params
+        values = pages.matrix_page(run, asked, asked.multi_items())
+        return _page(request, "matrix", **self._live(run), **values)
+
+    def episodes(self, request: Request) -> Response:
+        run = self._run(request)
+        values = pages.episodes_page(run, request.query_params.multi_items())
+        return _page(request, "episodes", **self._live(run), **values)
+
+    def episode(self, request: Request) -> Response:
+        run, asked = self._run(request), request.query_params
+        key = request.path_params["key"]
+        values = pages.episode_page(run, key, asked.get("tab", ""), asked.multi_items())
+        return _page(request, "episode", run=run, **values)
+
+    def jobs(self, request: Request) -> Response:
+        run = self._run(request)
+        return _page(request, "jobs", **self._live(run), **pages.jobs_page(run))
+
+    def settings(self, request: Request) -> Response:
+        run = self._run(request)
+        overview = run.overview()
+        return _page(request, "settings", run=run, overview=overview, **overview.values)
+
+    def compare(self, request: Request) -> Response:
+        values = pages.compare_page(self._runs, request.query_params)
+        return _page(request, "compare", **values)
+
+    def pair(self, request: Request) -> Response:
+        return _page(request, "pair", **pages.pair_page(self._runs, request.query_params))
+
+    def static(self, request: Request) -> Response:
+        known = _STATIC.get(request.path_params["name"])
+        if known is None:
+            raise pages.NotThereError("there is no such file")
+        kind, read = known
+        return Response(read(), media_type=kind, headers=_CACHED)

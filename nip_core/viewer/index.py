@@ -1,0 +1,258 @@
+"""The episodes of a run as columns in memory.
+
+RunIndex   reads each committed shard once, and names what it can't read
+Shard      one of them
+COLUMNS    what the index has of each episode
+
+A shard counts from when its own manifest is there, so a split that is still being played grows
+while one looks. What is long (questions, solutions, what models wrote) stays in the files.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nip_core.errors import NipError
+from nip_core.rollouts.tables import StoredRollouts, committed_shards, shards_of
+from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
+from nip_core.run_store.manifest import MANIFEST, Manifest, read_manifest
+from nip_core.run_store.run import RunStore
+
+RIGHT, WRONG, FAILED = "right", "wrong", "failed"
+
+_PLAIN = (
+    *("key", "split", "iteration", "problem", "question_id", "sample", "branch_path", "protocol"),
+    *("y", "difficulty", "mutation", "prover_stance", "opponent", "rounds"),
+    *("decision", "decision_value", "outcome"),
+)
+_OF_GENERATIONS = (
+    *("episode", "branch_path", "model_served", "invalid_reason"),
+    *("prompt_tokens", "completion_tokens"),
+)
+_COUNTED = {
+    "calls": pa.int32(),
+    "invalid": pa.int32(),
+    "prompt_tokens": pa.int64(),
+    "completion_tokens": pa.int64(),
+    "models": pa.string(),
+}
+COLUMNS = (*_PLAIN, "verdict", "reward", *_COUNTED, "shard", "place")
+"""`reward` is that of all agents together, `models` the names of those that answered, one a line,
+`shard` the number of the shard, `place` the row in it."""
+_WHOLE_LOOK_S = 30.0
+_AT_ONCE = 2  # shards, each of which is in memory while it is read
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A committed shard, whether its split is or not."""
+
+    directory: str
+    name: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """All that was read so far. Never changed, so that a page sees one state."""
+
+    table: pa.Table
+    shards: tuple[Shard, ...]
+    version: int
+    damage: tuple[str, ...]
+    """In words, the parts of the run that can't be read."""
+    unfinished: frozenset[tuple[int, str]]
+    """Iterations and splits of which more is to come."""
+
+
+class RunIndex:
+    """The episodes of a run. `refresh` reads what has come since; `now` is what is known."""
+
+    def __init__(self, run: RunStore, clock: Callable[[], float] = time.monotonic) -> None:
+        """Reads nothing yet."""
+        self._run, self._clock, self._lock = run, clock, RLock()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._rewinds: int | None = None
+        self._shards: dict[str, Shard] = {}  # by digest and place
+        self._tables: list[pa.Table] = []
+        self._damage: dict[str, str] = {}
+        self._joined: set[str] = set()  # directories of whole splits
+        self._looked_s = float("-inf")
+        self.now = Episodes(_no_episodes(), (), 0, (), frozenset())
+
+    def refresh(self) -> Episodes:
+        """Read what is new. Never raises for damage, which it names."""
+        with self._lock:
+            self._start_again_if_rewound()
+            directories = self._directories()
+            unfinished = {place for place, where in directories.items() if self._look(where)}
+            fresh = [s for s in self._shards.values() if s.name not in self._read]
+            with ThreadPoolExecutor(_AT_ONCE) as threads:
+                tables = [*threads.map(self._columns_of, fresh)]
+            self._take(fresh, tables, frozenset(unfinished))
+            return self.now
+
+    # What is there
+
+    def _start_again_if_rewound(self) -> None:
+        """A part of the run that was set aside, to be done again, is not shown any more."""
+        rewinds = len(self._run.store.list(f"{self._run.root}/superseded"))
+        if self._rewinds is not None and self._rewinds != rewinds:
+            version = self.now.version
+            self._forget()
+            self.now = Episodes(_no_episodes(), (), version + 1, (), frozenset())
+        self._rewinds = rewinds
+
+    @property
+    def _read(self) -> set[str]:
+        return {shard.name for shard in self.now.shards} | self._damage.keys()
+
+    def _directories(self) -> dict[tuple[int, str], str]:
+        """By iteration and split, where its shards lie: those of the last two iterations, and at
+        times all, as an earlier one may be tested later."""
+        store, root = self._run.store, f"{self._run.root}/iterations"
+        names = sorted(n.rstrip("/") for n in store.list(root) if n.rstrip("/").isdigit())
+        if self._clock() - self._looked_s < _WHOLE_LOOK_S:
+            names = names[-2:]
+        else:
+            self._looked_s = self._clock()
+            self._damage.clear()
+        return {
+            (int(name), split.rstrip("/")): f"{root}/{name}/rollouts/{split.rstrip('/')}"
+            for name in names
+            for split in store.list(f"{root}/{name}/rollouts")
+            if split.endswith("/")
+        }
+
+    def _look(self, directory: str) -> bool:
+        """Take the shards that are there; True if more are to come."""
+        if directory in self._joined:
+            return False
+        try:
+            manifests = committed_shards(self._run.store, directory)
+            for name, manifest in manifests.items():
+                self._shards.setdefault(
+                    f"{directory}/{name}", Shard(directory, f"{directory}/{name}", manifest)
+                )
+            if MANIFEST not in self._run.store.list(directory):
+                return True
+            split = read_manifest(self._run.store, directory)
+            missing = sorted({*shards_of(split)} - manifests.keys())
+            if missing:
+                self._damage[directory] = f"{directory}: shards {', '.join(missing)} are missing"
+            else:
+                self._joined.add(directory)
+        except (NipError, OSError) as error:
+            self._damage[directory] = str(error)
+        return False
+
+    # Reading
+
+    def _columns_of(self, shard: Shard) -> pa.Table | None:
+        try:
+            return columns_of(StoredRollouts.of_shard(self._run.store, shard.manifest))
+        except (NipError, OSError, pa.ArrowException, KeyError, ValueError) as error:
+            self._damage[shard.name] = str(error)
+            return None
+
+    def _take(
+        self,
+        fresh: list[Shard],
+        tables: list[pa.Table | None],
+        unfinished: frozenset[tuple[int, str]],
+    ) -> None:
+        shards, before = [*self.now.shards], self.now
+        for shard, table in zip(fresh, tables, strict=True):
+            if table is not None:
+                number = pa.array(np.full(table.num_rows, len(shards), np.int32))
+                self._tables.append(table.append_column("shard", number))
+                shards.append(shard)
+        damage = tuple(self._damage[place] for place in sorted(self._damage))
+        if len(shards) == len(before.shards):
+            if (damage, unfinished) != (before.damage, before.unfinished):
+                self.now = Episodes(
+                    before.table, before.shards, before.version + 1, damage, unfinished
+                )
+            return
+        whole = pa.concat_tables(self._tables).select(COLUMNS).combine_chunks()
+        self._tables = [whole]
+        self.now = Episodes(whole, tuple(shards), before.version + 1, damage, unfinished)
+
+
+def _no_episodes() -> pa.Table:
+    from nip_core.rollouts.schema import EPISODES
+
+    kinds = {name: EPISODES.field(name).type for name in _PLAIN}
+    kinds |= {"verdict": pa.string(), "reward": pa.float64(), **_COUNTED}
+    kinds |= {"shard": pa.int32(), "place": pa.int32()}
+    return pa.table({name: pa.array([], kinds[name]) for name in COLUMNS})
+
+
+def columns_of(rollouts: StoredRollouts) -> pa.Table:
+    """The columns of the index, without `shard`, of a shard's episodes in their order."""
+    # 1. What stands in the table of episodes.
+    episodes = rollouts.episodes(tuple(dict.fromkeys((*_PLAIN, "rewards", *TREE_COLUMNS))))
+    table = episodes.select(_PLAIN)
+    failed = pc.equal(episodes["outcome"], FAILED)
+    right = pc.and_not(pc.equal(episodes["decision"], episodes["y"]), failed)
+    verdict = pc.if_else(failed, FAILED, pc.if_else(right, RIGHT, WRONG))
+    table = table.append_column("verdict", verdict)
+    table = table.append_column("reward", _summed(episodes["rewards"].combine_chunks()))
+    # 2. What its generations come to; those of a tree count for each leaf that has them.
+    generations = rollouts.generations(_OF_GENERATIONS)
+    counted = _counted(for_each_episode(episodes, generations))
+    at = pc.index_in(episodes["key"], value_set=counted["episode"].combine_chunks())
+    for name, kind in _COUNTED.items():
+        column = pc.take(counted[name], at).cast(kind)
+        if kind != pa.string():
+            column = pc.fill_null(column, 0)
+        table = table.append_column(name, column)
+    return table.append_column("place", pa.array(np.arange(table.num_rows, dtype=np.int32)))
+
+
+def _summed(rewards: Any) -> pa.Array:
+    """By row, the sum of a list's rewards."""
+    parents = pc.list_parent_indices(rewards).to_numpy(zero_copy_only=False)
+    values = pc.struct_field(pc.list_flatten(rewards), "reward").to_numpy(zero_copy_only=False)
+    return pa.array(np.bincount(parents, weights=values, minlength=len(rewards)))
+
+
+def _counted(generations: pa.Table) -> pa.Table:
+    """By episode, how many calls, invalid answers and tokens, and which models."""
+    marked = generations.append_column(
+        "is_invalid", pc.is_valid(generations["invalid_reason"]).cast(pa.int32())
+    )
+    sums = ("is_invalid", "prompt_tokens", "completion_tokens")
+    by_model = marked.group_by(["episode", "model_served"], use_threads=False).aggregate(
+        [([], "count_all"), *((name, "sum") for name in sums)]
+    )
+    whole = (
+        by_model.sort_by("model_served")
+        .group_by("episode", use_threads=False)
+        .aggregate(
+            [
+                ("model_served", "list"),
+                ("count_all", "sum"),
+                *((f"{name}_sum", "sum") for name in sums),
+            ]
+        )
+    )
+    return pa.table(
+        {
+            "episode": whole["episode"],
+            "calls": whole["count_all_sum"],
+            "invalid": whole["is_invalid_sum_sum"],
+            "prompt_tokens": whole["prompt_tokens_sum_sum"],
+            "completion_tokens": whole["completion_tokens_sum_sum"],
+            "models": pc.binary_join(whole["model_served_list"], "\n"),
+        }
+    )

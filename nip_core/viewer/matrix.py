@@ -1,0 +1,233 @@
+"""Problems by iterations, and the episodes of two places in pairs.
+
+matrix  by problem and iteration how its episodes ended, failures first
+paired  episodes of one problem and sample in two places, changed verdicts first
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from nip_core.viewer.index import FAILED, RIGHT, WRONG
+
+_ENDS = (RIGHT, WRONG, FAILED)
+MOST_COLUMNS = 24
+Order = Literal["failures", "changed", "problem"]
+MATRIX_SORTS = {
+    "failures": "failures first",
+    "changed": "changed first",
+    "problem": "by problem",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The episodes of a problem in an iteration."""
+
+    right: int
+    wrong: int
+    failed: int
+    key: str  # of the first of them that is not right, or of the first
+
+    @property
+    def played(self) -> int:
+        """How many there are."""
+        return self.right + self.wrong + self.failed
+
+    @property
+    def kind(self) -> str:
+        """The worst that happened: failed, wrong, mixed, right."""
+        if self.failed:
+            return FAILED
+        if self.wrong:
+            return "mixed" if self.right else WRONG
+        return RIGHT
+
+
+@dataclass(frozen=True)
+class Row:
+    """A problem."""
+
+    problem: str
+    y: int
+    difficulty: str | None
+    mutation: str | None
+    cells: tuple[Cell | None, ...]  # by iteration of the matrix; None: not played
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Some of the problems, and some of the iterations."""
+
+    iterations: tuple[int, ...]
+    rows: tuple[Row, ...]
+    problems: int  # of all
+    totals: tuple[
+        tuple[int, int], ...
+    ]  # by iteration, how many of all episodes are right, of how many
+
+
+def matrix(table: pa.Table, iterations: Sequence[int], first: int, count: int, sort: str) -> Matrix:
+    """`count` problems from the `first` on, in these iterations. `table` is of one split."""
+    # 1. Number problems, iterations and ends, and count in one pass.
+    names = pc.dictionary_encode(table["problem"].combine_chunks())
+    problem = names.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    ids = names.dictionary
+    at = pc.index_in(table["iteration"], value_set=pa.array(iterations, pa.int32()))
+    column = pc.fill_null(at, -1).to_numpy().astype(np.int64)
+    ends = pc.index_in(table["verdict"], value_set=pa.array(_ENDS)).to_numpy().astype(np.int64)
+    width, height = len(iterations), len(ids)
+    shown = column >= 0
+    flat = (problem[shown] * width + column[shown]) * 3 + ends[shown]
+    counts = np.bincount(flat, minlength=height * width * 3).reshape(height, width, 3)
+    # 2. Which problems come first.
+    order = _order(counts, ids, sort)[first : first + count]
+    # 3. The facts of those.
+    rows = _rows(table, order, ids, problem, column, ends, counts)
+    totals = counts.sum(axis=0)
+    return Matrix(
+        tuple(iterations),
+        tuple(rows),
+        height,
+        tuple((int(of[0]), int(of.sum())) for of in totals),
+    )
+
+
+def _order(counts: NDArray[np.int64], ids: pa.Array, sort: str) -> NDArray[np.int64]:
+    """The numbers of the problems, those to look at before others first."""
+    by_name = np.argsort(np.array(pc.rank(ids).to_pylist(), dtype=np.int64), kind="stable")
+    if sort == "problem" or not counts.shape[1]:
+        return by_name
+    played = counts.sum(axis=2)
+    bad = np.where(played > 0, 1 - counts[:, :, 0] / np.maximum(played, 1), np.nan)
+    if sort == "changed":
+        known = np.where(np.isnan(bad), 0, bad)
+        score = np.abs(np.diff(known, axis=1)).sum(axis=1)
+        return by_name[np.lexsort((np.arange(len(by_name)), -score[by_name]))]
+    # Failed before wrong, in the last iteration that played the problem; then in all.
+    last = np.array([_last(row) for row in bad])
+    failed = counts[:, :, 2].sum(axis=1)
+    whole = np.nan_to_num(bad).sum(axis=1)
+    keys = (np.arange(len(by_name)), -whole[by_name], -last[by_name], -failed[by_name])
+    return by_name[np.lexsort(keys)]
+
+
+def _last(shares: NDArray[np.float64]) -> float:
+    known = shares[~np.isnan(shares)]
+    return float(known[-1]) if len(known) else 0.0
+
+
+def _rows(
+    table: pa.Table,
+    order: NDArray[np.int64],
+    ids: pa.Array,
+    problem: NDArray[np.int64],
+    column: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    counts: NDArray[np.int64],
+) -> Iterable[Row]:
+    wanted = np.flatnonzero(np.isin(problem, order) & (column >= 0))
+    facts = table.take(pa.array(wanted)).select(["key", "y", "difficulty", "mutation"]).to_pylist()
+    first: dict[tuple[int, int], tuple[int, str]] = {}  # by cell, the worst end with its key
+    about: dict[int, dict[str, Any]] = {}
+    for row, fact in zip(wanted, facts, strict=True):
+        about.setdefault(int(problem[row]), fact)
+        place, end = (int(problem[row]), int(column[row])), int(ends[row])
+        if place not in first or end > first[place][0]:
+            first[place] = (end, fact["key"])
+    for number in map(int, order):
+        fact = about.get(number, {})
+        yield Row(
+            ids[number].as_py(),
+            fact.get("y", -1),
+            fact.get("difficulty"),
+            fact.get("mutation"),
+            tuple(
+                Cell(*map(int, counts[number, k]), first[number, k][1])
+                if (number, k) in first
+                else None
+                for k in range(counts.shape[1])
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One problem and sample in two places."""
+
+    problem: str
+    sample: int
+    y: int
+    a: dict[str, Any]
+    b: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """The change: mended, broken, other (another verdict, as right as before), same."""
+        rights = self.a["verdict"] == RIGHT, self.b["verdict"] == RIGHT
+        if rights[0] != rights[1]:
+            return "mended" if rights[1] else "broken"
+        return "same" if self.a["decision"] == self.b["decision"] else "other"
+
+
+KINDS = ("broken", "mended", "other", "same")
+_OF_A_PAIR = ("key", "verdict", "decision", "decision_value", "reward", "outcome", "rounds")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Some pairs, those whose verdict changed first."""
+
+    shown: tuple[Pair, ...]
+    counts: dict[str, int]  # by kind, of all
+    alone: tuple[int, int]  # episodes that the other place has not
+
+
+def paired(a: pa.Table, b: pa.Table, first: int, count: int, kind: str = "") -> Pairs:
+    """Pair the episodes of two places by problem, sample and, in trees, branch."""
+    # 1. Join on what names an episode in its place.
+    names = ["problem", "sample", "branch_path"]
+    columns = [*names, "y", *_OF_A_PAIR]
+    joined = a.select(columns).join(
+        b.select([*names, *_OF_A_PAIR]),
+        names,
+        join_type="inner",
+        left_suffix=" a",
+        right_suffix=" b",
+        use_threads=False,
+    )
+    # 2. Count the kinds, and put changes first.
+    right = [pc.equal(joined[f"verdict {side}"], RIGHT) for side in "ab"]
+    same = pc.equal(joined["decision a"], joined["decision b"])
+    kinds = pc.if_else(
+        pc.equal(*right),
+        pc.if_else(same, KINDS.index("same"), KINDS.index("other")),
+        pc.if_else(right[1], KINDS.index("mended"), KINDS.index("broken")),
+    )
+    numbers = np.asarray(kinds.to_numpy(), dtype=np.int64)
+    counts = np.bincount(numbers, minlength=len(KINDS))
+    rows = np.arange(len(numbers)) if not kind else np.flatnonzero(numbers == KINDS.index(kind))
+    names_rank = np.asarray(pc.rank(joined["problem"], tiebreaker="dense").to_numpy())
+    sample = np.asarray(joined["sample"].to_numpy())
+    rows = rows[np.lexsort((sample[rows], names_rank[rows].astype(np.int64), numbers[rows]))]
+    # 3. Those of the page.
+    chosen = joined.take(pa.array(rows[first : first + count])).to_pylist()
+    pairs = tuple(
+        Pair(
+            row["problem"],
+            row["sample"],
+            row["y"],
+            *({name: row[f"{name} {side}"] for name in _OF_A_PAIR} for side in "ab"),
+        )
+        for row in chosen
+    )
+    return Pairs(
+        pairs,
+        {name: int(counts[k]) for k, name in enumerate(KINDS)},
+        (a.num_rows - len(numbers), b.num_rows - len(numbers)),
+    )

@@ -1,0 +1,94 @@
+"""What a set of episodes says of verdicts: confusion, and how well a scale is calibrated.
+
+confusion    labels by decisions
+calibration  of the verdicts on a scale, how often each was the right one
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from nip_core.evaluation.intervals import Interval, wilson
+from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT
+
+DECISIONS = (ACCEPT, REJECT, NEITHER, NO_DECISION)
+LABELS = (1, 0)
+_MOST_VALUES = 12  # different ones, of which each is a group of its own
+_BINS = 10
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """By label and decision, how many episodes; failed ones stand by themselves."""
+
+    counts: dict[tuple[int, int], int]
+    failed: dict[int, int]
+
+    def total(self, label: int) -> int:
+        """Return how many episodes have this label."""
+        return self.failed[label] + sum(n for (y, _), n in self.counts.items() if y == label)
+
+
+def confusion(table: pa.Table) -> Confusion:
+    """Count the episodes of a part of the index."""
+    failed = pc.equal(table["outcome"], "failed")
+    y = np.asarray(table["y"].to_numpy()).astype(np.int64)
+    decision = np.asarray(table["decision"].to_numpy()).astype(np.int64)
+    is_failed = np.asarray(failed.to_numpy())
+    counts = {
+        (label, verdict): int(np.sum((y == label) & (decision == verdict) & ~is_failed))
+        for label in LABELS
+        for verdict in DECISIONS
+    }
+    return Confusion(counts, {label: int(np.sum((y == label) & is_failed)) for label in LABELS})
+
+
+@dataclass(frozen=True)
+class Group:
+    """Verdicts of nearly one value."""
+
+    said: float  # how likely the solution is right by the scale, from 0 to 1
+    seen: float  # how often it is
+    interval: Interval | None
+    episodes: int
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Of all verdicts on a scale. `error` is the mean distance between said and seen, by episodes,
+    `brier` the mean squared distance between said and the label."""
+
+    groups: tuple[Group, ...]
+    error: float
+    brier: float
+    episodes: int
+
+
+def calibration(table: pa.Table) -> Calibration | None:
+    """Compare what verdicts on a scale say with the labels; None where nothing but its ends was
+    used, or nothing was decided.
+
+    A value v from -1 to 1 says that the solution is right with probability (v + 1) / 2.
+    """
+    decided = pc.and_(pc.is_valid(table["decision_value"]), pc.equal(table["outcome"], "finished"))
+    table = table.filter(pc.and_(decided, pc.greater_equal(table["y"], 0)))
+    values = np.asarray(table["decision_value"].to_numpy(), dtype=np.float64)
+    if not len(values) or np.all(np.abs(values) == 1):
+        return None
+    said = (values + 1) / 2
+    y = np.asarray(table["y"].to_numpy(), dtype=np.float64)
+    distinct = np.unique(said)
+    if len(distinct) <= _MOST_VALUES:
+        number = np.searchsorted(distinct, said)
+    else:
+        number = np.minimum((said * _BINS).astype(np.int64), _BINS - 1)
+    groups = tuple(_group(said[number == k], y[number == k]) for k in np.unique(number))
+    error = sum(abs(of.said - of.seen) * of.episodes for of in groups) / len(said)
+    return Calibration(groups, error, float(np.mean((said - y) ** 2)), len(said))
+
+
+def _group(said: NDArray[np.float64], y: NDArray[np.float64]) -> Group:
+    return Group(float(said.mean()), float(y.mean()), wilson(float(y.sum()), len(y)), len(y))

@@ -1,0 +1,149 @@
+"""The page of a run: its curves, its tables, what its verdicts come to.
+
+run_page   values of the template
+"""
+
+from typing import Any
+
+import pyarrow.compute as pc
+
+from nip_core.errors import NipError
+from nip_core.evaluation.embedding import thinned
+from nip_core.parameters.stored import priced
+from nip_core.stages.spending import Spent, add_up
+from nip_core.viewer.charts import SMALL, Chart, Line, chart
+from nip_core.viewer.measures import calibration, confusion
+from nip_core.viewer.pages import iterations_of, splits_of
+from nip_core.viewer.queries import QueryError
+from nip_core.viewer.runs import Overview, ShownRun
+
+_MOST_POINTS = 200
+_KINDS = ("accuracy", "completeness", "soundness")
+
+
+def run_page(run: ShownRun, split: str, iteration: str) -> dict[str, Any]:
+    """All of the page. `split` and `iteration` say which verdicts are counted, "": the newest."""
+    overview, episodes = run.overview(), run.episodes()
+    splits = splits_of(episodes.table)
+    if split and split not in splits:
+        raise QueryError(f"split={split[:40]}: there are {', '.join(splits) or 'none'}")
+    split = split or (splits[0] if splits else "")
+    played = episodes.table.filter(pc.equal(episodes.table["split"], split))
+    iterations = iterations_of(played)
+    if iteration and iteration not in map(str, iterations):
+        raise QueryError(f"iteration={iteration[:20]}: not among those of {split or 'the run'}")
+    chosen = int(iteration) if iteration else (iterations[-1] if iterations else None)
+    here = played.filter(pc.equal(played["iteration"], -1 if chosen is None else chosen))
+    scaled = calibration(here)
+    return {
+        "overview": overview,
+        "episodes": episodes,
+        "splits": splits,
+        "split": split,
+        "iterations": iterations,
+        "chosen": chosen,
+        "confusion": confusion(here) if here.num_rows else None,
+        "calibration": scaled,
+        "calibration_chart": _calibration_chart(scaled),
+        "curve": _curve(overview),
+        "charts": _charts(overview, run),
+        "usd": _usd(run),
+        **overview.values,
+    }
+
+
+def _curve(overview: Overview) -> Chart | None:
+    """The rates of tests by iteration."""
+    tested = thinned(overview.values.get("tested", []), _MOST_POINTS)
+    lines = [
+        Line(
+            name,
+            name,
+            [(e.iteration, e.test.get(name), e.test.get(f"{name}_ci95")) for e in tested],
+        )
+        for name in _KINDS
+    ]
+    return chart("Test problems", lines, is_rate=True, chance=0.5)
+
+
+def _calibration_chart(scaled: Any) -> Chart | None:
+    if scaled is None:
+        return None
+    points = [(of.said, of.seen, of.interval) for of in scaled.groups]
+    return chart(
+        "Calibration",
+        [Line("how often the solution was right", "accuracy", points)],
+        x_name="what the verdict says",
+        is_rate=True,
+        sizes=((460, 320), (340, 260)),
+        diagonal=True,
+    )
+
+
+def _charts(overview: Overview, run: ShownRun) -> list[Chart]:
+    """Small curves: rewards, losses, invalid answers, tokens, costs."""
+    report = overview.report
+    if report is None:
+        return []
+    entries = thinned(list(report.iterations), _MOST_POINTS)
+    agents = sorted({a for e in entries if e.test for a in (e.test.get("agents") or {})})
+    groups = sorted({group for e in entries for group in e.groups})
+
+    def of_agents(name: str) -> list[Line]:
+        return [
+            Line(
+                agent,
+                f"s{k}",
+                [
+                    (e.iteration, of.get(name), of.get(f"{name}_ci95"))
+                    for e in entries
+                    if e.test and (of := (e.test.get("agents") or {}).get(agent))
+                ],
+            )
+            for k, agent in enumerate(agents)
+        ]
+
+    def losses(group: str) -> list[tuple[float, float | None, None]]:
+        known = [(e.iteration, e.groups[group].loss) for e in entries if group in e.groups]
+        return [(i, loss[-1][1] if loss else None, None) for i, loss in known]
+
+    usd = [(i, value, None) for i, value in _usd(run).items() if value]
+    made = [
+        chart("Reward of a test episode", of_agents("mean_reward"), sizes=(SMALL, SMALL)),
+        chart(
+            "Loss at the end of training",
+            [Line(group, f"s{k}", losses(group)) for k, group in enumerate(groups)],
+            sizes=(SMALL, SMALL),
+        ),
+        chart(
+            "Invalid answers in tests", of_agents("retry_rate"), is_rate=True, sizes=(SMALL, SMALL)
+        ),
+        chart(
+            "Tokens",
+            [
+                Line(name.replace("_", " "), f"s{k}", _spent(overview, name))
+                for k, name in enumerate(("prompt_tokens", "generated_tokens", "trained_tokens"))
+            ],
+            sizes=(SMALL, SMALL),
+        ),
+        chart("Cost, US dollars", [Line("US dollars", "s0", usd)], sizes=(SMALL, SMALL)),
+    ]
+    return [of for of in made if of is not None]
+
+
+def _spent(overview: Overview, name: str) -> list[tuple[float, float | None, None]]:
+    rows = overview.values.get("spending", [])
+    return [(i, spent[name], None) for i, spent, entry in rows if entry is not None]
+
+
+def _usd(run: ShownRun) -> dict[int, float | None]:
+    """By iteration, the US dollars of all its stages; None where a price is missing."""
+    with run.lock:
+        try:
+            parameters = priced(run.records.shown.record.parameters)
+            return {
+                record.iteration: add_up(map(Spent.of, record.spent.values())).usd(parameters)
+                for record in run.records.all()
+            }
+        except (NipError, KeyError, TypeError, ValueError, AttributeError):
+            return {}

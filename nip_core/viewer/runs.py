@@ -1,0 +1,163 @@
+"""The runs that are shown, each with its index, its records and its game.
+
+ShownRun   one of them
+ShownRuns  those of a store, or those that were named
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from threading import RLock
+from typing import Any
+
+from nip_core.errors import NipError
+from nip_core.evaluation.report import ReportData, page_values
+from nip_core.game.render import Game
+from nip_core.run_store.run import RunStore, list_runs
+from nip_core.run_store.store import MissingFileError, Store
+from nip_core.stages.records import Records
+from nip_core.stages.showing import report_data, status_of
+from nip_core.stages.transcripts import game_of
+from nip_core.viewer.episode import TextSearch
+from nip_core.viewer.index import Episodes, RunIndex
+
+_AT_MOST_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What a run's small documents say at a moment."""
+
+    state: str
+    status: str
+    report: ReportData | None  # None where they can't be read
+    values: dict[str, Any]  # of the tables of the report
+    damage: tuple[str, ...]
+
+
+class ShownRun:
+    """A run. Everything that it reads of what does not change any more it reads once."""
+
+    def __init__(
+        self, tree: RunStore, name: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Reads nothing yet. `name` is what addresses call it."""
+        self.tree, self.name = tree, name
+        self.index = RunIndex(tree, clock)
+        self.search = TextSearch(tree.store)
+        self.records = Records(tree)
+        self.lock = RLock()
+        self._clock = clock
+        self._looked_s = float("-inf")
+        self._state = ""
+        self._overview: Overview | None = None
+
+    def episodes(self) -> Episodes:
+        """The episodes that are there by now."""
+        with self.lock:
+            if self._clock() - self._looked_s >= _AT_MOST_EVERY_S:
+                self.index.refresh()
+                self._looked_s = self._clock()
+            return self.index.now
+
+    def state(self) -> str:
+        """A short text that changes when anything of the run does that pages show."""
+        with self.lock:
+            seen = hashlib.sha256(self._status().encode())
+            for path in self._watched():
+                seen.update(f"\n{path}".encode())
+            return seen.hexdigest()[:16]
+
+    def _status(self) -> str:
+        try:
+            return status_of(self.tree, self.records.look_again())
+        except NipError as error:
+            return f"damaged: {error}"
+
+    def _watched(self) -> Iterable[str]:
+        """The files of the last two iterations, and what the documents of their jobs say."""
+        store, root = self.tree.store, f"{self.tree.root}/iterations"
+        yield from store.list(f"{self.tree.root}/superseded")
+        names = store.list(root)
+        yield from names
+        for name in names[-2:]:
+            place = f"{root}/{name.rstrip('/')}"
+            yield from store.list(place)
+            for split in store.list(f"{place}/rollouts"):
+                shards = store.list(f"{place}/rollouts/{split.rstrip('/')}")
+                yield from (shard for shard in shards if shard.startswith("manifest"))
+            for job in store.list(f"{place}/jobs"):
+                try:
+                    yield hashlib.sha256(store.get(f"{place}/jobs/{job}")).hexdigest()
+                except MissingFileError:
+                    yield "gone"
+
+    def overview(self) -> Overview:
+        """What the run's documents say now; damage is named, not raised."""
+        state = self.state()
+        with self.lock:
+            if self._overview is None or self._overview.state != state:
+                self._overview = self._read_overview(state)
+            return self._overview
+
+    def _read_overview(self, state: str) -> Overview:
+        try:
+            report = report_data(self.records.look_again())
+        except (NipError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+            words = (
+                str(error) if isinstance(error, NipError) else f"{type(error).__name__}: {error}"
+            )
+            return Overview(state, "damaged", None, {}, (words,))
+        return Overview(state, report.status, report, page_values(report), ())
+
+    @cached_property
+    def game(self) -> Game | None:
+        """The game that the run plays; None where it can't be made here."""
+        try:
+            return game_of(self.records.shown.record)
+        except NipError:
+            return None
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """How the scenario calls the labels 0 and 1."""
+        if self.game is None:
+            return "wrong (y = 0)", "right (y = 1)"
+        return self.game.scenario.words.labels[0], self.game.scenario.words.labels[1]
+
+
+class ShownRuns:
+    """All runs of a store, those that come later as well, or those that were named."""
+
+    def __init__(self, store: Store | None, named: Sequence[RunStore] = ()) -> None:
+        """Reads nothing yet. With `named` runs no other is ever shown."""
+        self._store = store
+        self._lock = RLock()
+        self._shown: dict[str, ShownRun] = {}
+        self._named = bool(named)
+        for tree in named:
+            self._add(tree)
+
+    def _add(self, tree: RunStore) -> None:
+        name, number = tree.name, 2
+        while name in self._shown:  # of another store
+            name, number = f"{tree.name}.{number}", number + 1
+        self._shown[name] = ShownRun(tree, name)
+
+    def all(self) -> list[ShownRun]:
+        """The runs that are there by now, by name."""
+        with self._lock:
+            if not self._named and self._store is not None:
+                names = list_runs(self._store)
+                for name in names:
+                    if name not in self._shown:
+                        self._add(RunStore(self._store, name))
+                for name in {*self._shown} - {*names}:
+                    del self._shown[name]
+            return [self._shown[name] for name in sorted(self._shown)]
+
+    def get(self, name: str) -> ShownRun | None:
+        """The run that addresses call so; a name that is not there is looked for nowhere."""
+        return next((run for run in self.all() if run.name == name), None)

@@ -1,0 +1,145 @@
+"""Who may ask the viewer: host names, a token, and what browsers are told.
+
+Guard       the ASGI middleware around the pages
+is_loopback whether an address is this machine's alone
+
+What is covered: another user of the machine, and a web page in the same browser. Neither reads
+anything without the token, which is in no address but the first: it becomes a cookie that no script
+can read and that no other site's page can send. A name that somebody has pointed at this machine
+(DNS rebinding) is refused, as are all methods that could change something.
+What is not covered: whoever reads this process's output, or the traffic of an address that is not
+loopback, which is not encrypted; use ssh.
+"""
+
+import hmac
+import html
+import ipaddress
+from collections.abc import Collection, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, quote, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_MOST_S = 30 * 24 * 3600  # that a browser stays let in
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address is this machine's alone, whatever name servers say."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Guard:
+    """Lets through who knows the token, by a name of this machine, to look and no more."""
+
+    def __init__(
+        self, app: ASGIApp, token: str | None, hosts: Collection[str] = (), cookie: str = "nip_view"
+    ) -> None:
+        """With `token` None nobody is asked for one. `hosts` are names besides this machine's."""
+        self._app, self._token, self._cookie = app, token, cookie
+        self._hosts = {"localhost", *(host.lower() for host in hosts)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # there are no web sockets here
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.setdefault("Cache-Control", "no-store")
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        answer = self._refusal(scope)
+        await (self._app if answer is None else answer)(scope, receive, with_headers)
+
+    def _refusal(self, scope: MutableMapping[str, object]) -> Response | None:
+        headers = Headers(scope=scope)
+        if not self._is_known(headers.get("host", "")):
+            return PlainTextResponse(
+                "This name is not the viewer's. Use the address that nip view has printed.\n",
+                status_code=421,
+            )
+        if scope["method"] not in ("GET", "HEAD"):
+            return PlainTextResponse("Nothing can be changed here.\n", 405, {"Allow": "GET, HEAD"})
+        if self._token is None:
+            return None
+        # 1. The token in the address: it becomes a cookie, and the address is left at once.
+        query = parse_qsl(bytes(scope["query_string"]).decode("latin-1"), keep_blank_values=True)  # type: ignore[call-overload]
+        offered = [value for name, value in query if name == "token"]
+        if offered and self._is_token(offered[-1]):
+            return self._welcome(str(scope["path"]), [p for p in query if p[0] != "token"])
+        # 2. The cookie, or for programs a header.
+        if self._is_let_in(headers):
+            return None
+        return PlainTextResponse(
+            "The viewer wants its token: open the whole address that nip view has printed, which "
+            "ends in ?token=… . Programs send it as Authorization: Bearer.\n",
+            status_code=401,
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+    def _is_known(self, host: str) -> bool:
+        """Numbers can't be pointed at another machine by a name server; names can."""
+        name = host.lower()
+        name = name.partition("]")[0][1:] if name.startswith("[") else name.partition(":")[0]
+        if name in self._hosts:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    def _is_token(self, text: str) -> bool:
+        assert self._token is not None
+        return hmac.compare_digest(text.encode("utf-8", "replace"), self._token.encode())
+
+    def _is_let_in(self, headers: Headers) -> bool:
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and self._is_token(bearer.strip()):
+            return True
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
+        except CookieError:
+            return False
+        return cookie is not None and self._is_token(cookie.value)
+
+    def _welcome(self, path: str, query: list[tuple[str, str]]) -> Response:
+        # A page that goes on by itself, and not a redirect: after a click in another site's page
+        # browsers keep a strict cookie back until a page of this site asks.
+        path = "/" + path.lstrip("/")  # "//host" would be another site
+        target = quote(path) + (f"?{urlencode(query)}" if query else "")
+        shown = html.escape(target, quote=True)
+        response = HTMLResponse(
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>nip view</title>'
+            f'<meta http-equiv="refresh" content="0;url={shown}">'
+            f'<p><a href="{shown}">Go on</a></p></html>'
+        )
+        response.set_cookie(
+            self._cookie, str(self._token), max_age=_MOST_S, httponly=True, samesite="strict"
+        )
+        return response
