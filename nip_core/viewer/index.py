@@ -174,7 +174,7 @@ class RunIndex:
         for shard, table in zip(fresh, tables, strict=True):
             if table is not None:
                 number = pa.array(np.full(table.num_rows, len(shards), np.int32))
-                self._tables.append(table.append_column("shard", number))
+                self._tables.append(table.append_column("shard", number).select(COLUMNS))
                 shards.append(shard)
         damage = tuple(self._damage[place] for place in sorted(self._damage))
         if len(shards) == len(before.shards):
@@ -183,7 +183,7 @@ class RunIndex:
                     before.table, before.shards, before.version + 1, damage, unfinished
                 )
             return
-        whole = pa.concat_tables(self._tables).select(COLUMNS).combine_chunks()
+        whole = pa.concat_tables(self._tables).combine_chunks()
         self._tables = [whole]
         self.now = Episodes(whole, tuple(shards), before.version + 1, damage, unfinished)
 

@@ -1,0 +1,59 @@
+"""The command `nip view`: an address that works, from this machine alone."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+NIP = str(Path(sys.executable).with_name("nip"))
+
+
+@pytest.fixture
+def store(tmp_path):
+    (tmp_path / "runs").mkdir()
+    return tmp_path / "runs"
+
+
+def run(*arguments):
+    return subprocess.run([NIP, "view", *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_the_printed_address_opens_the_runs_and_ctrl_c_ends_it(store):
+    command = [NIP, "view", "--run-store", str(store), "--no-open"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        lines = [process.stdout.readline() for _ in range(2)]
+        url = re.fullmatch(r"nip view: (http://127\.0\.0\.1:(\d+)/\?token=(\S{20,}))\n", lines[0])
+        assert url, lines
+        assert f"ssh -N -L {url[2]}:127.0.0.1:{url[2]} " in lines[1]
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"http://127.0.0.1:{url[2]}/", timeout=60)
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{url[2]}/", headers={"Authorization": f"Bearer {url[3]}"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert b"There is no run yet" in answer.read()
+    finally:
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(60) in (0, 130)
+
+
+def test_without_a_token_it_listens_for_this_machine_alone(store):
+    ended = run("--run-store", str(store), "--no-token", "--host", "0.0.0.0")
+    assert ended.returncode == 2
+    assert "leave the token" in ended.stderr
+
+
+def test_a_store_or_a_run_that_is_not_there_is_named(store):
+    ended = run("--run-store", str(store / "nowhere"))
+    assert ended.returncode == 2
+    assert "there is no such directory" in ended.stderr
+    ended = run("absent", "--run-store", str(store))
+    assert ended.returncode == 2
+    assert "'absent' is not in" in ended.stderr

@@ -1,0 +1,125 @@
+"""A run that goes on, that is damaged, or that was done again: shown as it is by now."""
+
+import json
+import re
+import shutil
+
+import pytest
+from viewing import client_of, everything
+
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+from nip_core.viewer.index import RunIndex
+
+
+class Clock:
+    """A clock that only moves when it is told to."""
+
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    """A copy of the store, and the directory of the newest training split in it."""
+    shutil.copytree(trained, tmp_path / "runs", ignore=shutil.ignore_patterns("lm_server"))
+    return tmp_path / "runs", tmp_path / "runs/small/iterations/0001/rollouts/train"
+
+
+def test_shards_of_a_split_that_is_being_played_are_shown_as_they_come(copied):
+    store, split = copied
+    aside = store.parent / "later"
+    aside.mkdir()
+    for path in [*split.glob("manifest.json"), *split.glob("*0001*")]:
+        shutil.move(path, aside / path.name)
+    shutil.rmtree(store / "small/iterations/0002")
+    clock = Clock()
+    client = client_of(store, clock=clock)
+    before = everything(client, "/runs/small/episodes", split="train", iteration="1")
+    assert len(before) == 20
+    assert "more are being played" in client.get("/runs/small/episodes").text
+    state = client.get("/runs/small/state").json()["state"]
+    assert client.get("/runs/small/state").json()["state"] == state
+    for path in aside.iterdir():
+        shutil.move(path, split / path.name)
+    clock.now_s += 2
+    assert client.get("/runs/small/state").json()["state"] != state
+    after = everything(client, "/runs/small/episodes", split="train", iteration="1")
+    assert len(after) == 40 and {*before} < {*after}
+    assert "more are being played" not in client.get("/runs/small/episodes").text
+
+
+def test_what_was_read_once_is_not_read_again(trained):
+    clock = Clock()
+    index = RunIndex(RunStore(open_store(trained, read_only=True), "small"), clock)
+    first = index.refresh()
+    assert first.table.num_rows == 2 * 40 + 3 * 20
+    index._columns_of = lambda shard: pytest.fail(f"{shard.name} is read again")
+    for _ in range(3):
+        clock.now_s += 60
+        assert index.refresh() is first
+
+
+def test_a_damaged_shard_is_named_and_the_rest_is_shown(copied):
+    store, split = copied
+    damaged = next(split.glob("generations-0000*"))
+    damaged.write_bytes(damaged.read_bytes()[:-7] + b"damaged")
+    client = client_of(store)
+    for address in ("/runs/small", "/runs/small/episodes", "/runs/small/matrix?split=train"):
+        answer = client.get(address)
+        assert answer.status_code == 200
+        assert damaged.name in answer.text
+    assert len(everything(client, "/runs/small/episodes", split="train")) == 60
+
+
+def test_damage_that_comes_later_is_named_by_the_episode_that_needs_the_file(copied):
+    store, split = copied
+    client = client_of(store)
+    key = everything(client, "/runs/small/episodes", split="train", iteration="1")[0]
+    for path in split.glob("generations-*"):
+        path.unlink()
+    answer = client.get(f"/runs/small/episodes/{key}")
+    assert answer.status_code == 200
+    assert re.search(r"generations-\d+\.\w+\.parquet: missing", answer.text)
+
+
+@pytest.mark.parametrize(
+    "path", ["run.json", "iterations/0001/metrics-test.json", "iterations/0000/models.json"]
+)
+def test_a_damaged_document_is_named_and_the_episodes_are_shown(copied, path):
+    store, _ = copied
+    (store / "small" / path).write_text('{"half": ')
+    client = client_of(store)
+    for address in ("/", "/runs/small", "/runs/small/jobs", "/runs/small/settings"):
+        assert client.get(address).status_code == 200, address
+    assert path.rpartition("/")[2] in client.get("/runs/small").text
+    assert len(everything(client, "/runs/small/episodes")) == 140
+
+
+def test_what_was_set_aside_to_be_done_again_is_shown_no_more(copied):
+    store, _ = copied
+    clock = Clock()
+    client = client_of(store, clock=clock)
+    assert everything(client, "/runs/small/episodes", iteration="1")
+    target = store / "small/superseded/0001/iterations"
+    target.mkdir(parents=True)
+    for name in ("0001", "0002"):
+        shutil.move(store / "small/iterations" / name, target / name)
+    clock.now_s += 2
+    assert not everything(client, "/runs/small/episodes", iteration="1")
+    assert len(everything(client, "/runs/small/episodes")) == 60
+
+
+def test_a_run_that_begins_later_is_listed_and_an_unfinished_one_is_no_error(copied):
+    store, _ = copied
+    client = client_of(store)
+    assert "newcomer" not in client.get("/").text
+    (store / "newcomer").mkdir()
+    document = json.loads((store / "small/run.json").read_text())
+    document.pop("sha256", None)
+    (store / "newcomer/run.json").write_text(json.dumps({**document, "run": "newcomer"}))
+    assert "newcomer" in client.get("/").text
+    for end in ("", "/matrix", "/episodes", "/jobs", "/settings"):
+        assert client.get(f"/runs/newcomer{end}").status_code == 200

@@ -1,0 +1,217 @@
+"""Every page shows what the tables say, and nothing that a model wrote becomes markup."""
+
+import html
+import json
+import re
+from collections import Counter
+
+import pytest
+from viewing import HOSTILE, client_of, everything, rows_on, text_of
+
+from nip_core.rollouts.tables import read_rollouts
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+
+LINK = re.compile(r'(?:href|action)="(/[^"]*|\?[^"]*)"')
+
+
+@pytest.fixture(scope="module")
+def client(trained):
+    return client_of(trained)
+
+
+@pytest.fixture(scope="module")
+def episodes(trained):
+    run = RunStore(open_store(trained, read_only=True), "small")
+    places = [
+        (i, split) for i in range(3) for split in ("train", "test") if (i, split) != (2, "train")
+    ]
+    return [
+        row
+        for place in places
+        for row in read_rollouts(run.store, run.rollouts(*place)).episodes.to_pylist()
+    ]
+
+
+def test_no_link_of_any_page_leads_nowhere(client):
+    waiting, seen, kinds = ["/"], set(), Counter()
+    while waiting:
+        address = waiting.pop()
+        kind = re.sub(r"[\w-]{16}", "KEY", address.partition("?")[0])
+        if address in seen or kinds[kind] >= 12:
+            continue
+        seen.add(address)
+        kinds[kind] += 1
+        answer = client.get(address)
+        assert answer.status_code == 200, address
+        for link in map(html.unescape, LINK.findall(answer.text)):
+            waiting.append(link if link.startswith("/") else address.partition("?")[0] + link)
+    assert {"/runs/small/jobs", "/runs/small/matrix", "/pair"} <= kinds.keys()
+    assert kinds["/runs/small/episodes/KEY"] == 12
+
+
+def test_without_filters_every_episode_is_listed_once_failures_first(client, episodes):
+    keys = everything(client, "/runs/small/episodes")
+    assert sorted(keys) == sorted(row["key"] for row in episodes)
+    wrong = {row["key"] for row in episodes if row["decision"] != row["y"]}
+    assert {*keys[: len(wrong)]} == wrong
+
+
+@pytest.mark.parametrize(
+    ("asked", "holds"),
+    [
+        ({"verdict": "wrong"}, lambda row: row["decision"] != row["y"]),
+        (
+            {"verdict": "right", "split": "test"},
+            lambda r: r["decision"] == r["y"] and r["split"] == "test",
+        ),
+        ({"iteration": "1", "label": "0"}, lambda row: row["iteration"] == 1 and row["y"] == 0),
+        ({"mutation": "none"}, lambda row: row["mutation"] is None),
+        ({"decision": "1", "outcome": "finished"}, lambda row: row["decision"] == 1),
+        ({"problem": "CLAMP"}, lambda row: "clamp" in row["problem"]),
+    ],
+)
+def test_a_filter_lists_those_that_it_names(client, episodes, asked, holds):
+    expected = {row["key"] for row in episodes if holds(row)}
+    assert expected
+    assert {*everything(client, "/runs/small/episodes", **asked)} == expected
+
+
+def test_a_text_is_found_in_messages_whatever_its_case(client, trained):
+    run = RunStore(open_store(trained, read_only=True), "small")
+    rows = read_rollouts(run.store, run.rollouts(0, "test")).generations.to_pylist()
+    word = max(re.findall(r"[a-z]{5,}", rows[0]["text"]), key=len)
+    expected = {row["episode"] for row in rows if word in row["text"].lower()}
+    asked = {"iteration": "0", "split": "test", "text": word.upper()}
+    assert {*everything(client, "/runs/small/episodes", **asked)} == expected
+
+
+def test_the_matrix_has_each_problem_with_its_verdict_in_each_iteration(client, episodes):
+    pages = [client.get(f"/runs/small/matrix?split=test&page={page}").text for page in (1, 2)]
+    tests = [row for row in episodes if row["split"] == "test"]
+    for row in tests:
+        mark = "right" if row["decision"] == row["y"] else "wrong"
+        assert re.search(
+            rf'class="cell {mark}" href="/runs/small/episodes/{row["key"]}\?', pages[0]
+        )
+    cells = re.findall(r'<a class="cell (\w+)"', pages[0])
+    assert len(cells) == len(tests)
+    ends = [re.findall(r'<a class="cell (\w+)"', line)[-1] for line in pages[0].split("<tr>")[3:]]
+    assert ends == sorted(ends, key=["wrong", "right"].index)
+
+
+def test_two_iterations_stand_side_by_side_with_changed_verdicts_first(client, episodes):
+    by_place = {
+        (row["iteration"], row["problem"]): row for row in episodes if row["split"] == "test"
+    }
+    problems = {problem for _, problem in by_place}
+    rights = {
+        p: [by_place[i, p]["decision"] == by_place[i, p]["y"] for i in (0, 2)] for p in problems
+    }
+    broken = {p for p, (before, after) in rights.items() if before and not after}
+    mended = {p for p, (before, after) in rights.items() if after and not before}
+    assert broken or mended
+    page = client.get("/compare?a=small@0&b=small@2&split=test").text
+    listed = re.findall(r'<th scope="row"><a href="/pair[^"]*">([^<]+)</a>', page)
+    assert {*listed} == problems
+    assert {*listed[: len(broken)]} == broken
+    assert {*listed[len(broken) : len(broken) + len(mended)]} == mended
+
+
+def test_what_was_asked_is_what_was_sent_word_for_word(scripted):
+    store, bodies = scripted
+    client = client_of(store)
+    shown = Counter()
+    for key in everything(client, "/runs/scripted/episodes"):
+        page = client.get(f"/runs/scripted/episodes/{key}?tab=asked").text
+        for turn in page.split('<section class="asked"')[1:]:
+            chat = re.findall(
+                r'<div class="chat (system|user|assistant)">.*?<p class="prose">(.*?)</p></div>',
+                turn,
+                re.DOTALL,
+            )
+            shown[json.dumps([[role, html.unescape(text)] for role, text in chat])] += 1
+    sent = Counter(
+        json.dumps([[m["role"], m["content"]] for m in body["messages"]]) for body in bodies
+    )
+    assert sum(sent.values()) > 40
+    assert shown == sent
+
+
+def test_what_a_model_wrote_is_text_and_no_markup(scripted):
+    client = client_of(scripted[0])
+    for tab in ("", "asked"):
+        key = everything(client, "/runs/scripted/episodes")[0]
+        page = client.get(f"/runs/scripted/episodes/{key}?tab={tab}").text
+        assert HOSTILE in html.unescape(page)
+        assert "<img" not in page and "alert(1)</script>" not in page
+        assert re.findall(r"<script[^>]*>", page) == [
+            tag for tag in re.findall(r"<script[^>]*>", page) if 'src="/static/' in tag
+        ]
+    hostile = "<script>alert(3)</script>"
+    for address in (
+        f"/runs/scripted/episodes?text={hostile}",
+        f"/runs/{hostile}",
+        f"/?x={hostile}",
+    ):
+        assert hostile not in client.get(address).text
+
+
+def test_invalid_answers_and_the_calibration_of_the_scale_are_shown(scripted):
+    store, _ = scripted
+    run = RunStore(open_store(store, read_only=True), "scripted")
+    tables = read_rollouts(run.store, run.rollouts(0, "test"))
+    rows = tables.generations.to_pylist()
+    invalid = {row["episode"] for row in rows if row["invalid_reason"] is not None}
+    client = client_of(store)
+    assert {*everything(client, "/runs/scripted/episodes", invalid="1")} == invalid != set()
+    page = text_of(client.get(f"/runs/scripted/episodes/{min(invalid)}").text)
+    assert "invalid answer, attempt 1" in page
+    # A verdict of 8 of 10 says 80 %; the page says how often it was right.
+    decided = [r for r in tables.episodes.to_pylist() if r["outcome"] == "finished"]
+    eight = [row["y"] for row in decided if abs(row["decision_value"] - 0.6) < 1e-9]
+    overview = text_of(client.get("/runs/scripted").text)
+    shown = re.search(r"80\.0\s%\s+([\d.]+)\s%.*?\s(\d+)\s", overview, re.DOTALL)
+    assert shown, "no calibration"
+    assert float(shown[1]) == pytest.approx(100 * sum(eight) / len(eight), abs=0.06)
+    brier = sum(((r["decision_value"] + 1) / 2 - r["y"]) ** 2 for r in decided) / len(decided)
+    assert f"Brier score {brier:.3f}" in overview
+
+
+def test_the_confusion_counts_the_verdicts_and_leads_to_them(client, episodes):
+    page = client.get("/runs/small?split=test&iteration=0").text
+    first = [row for row in episodes if (row["split"], row["iteration"]) == ("test", 0)]
+    links = re.findall(r'href="(/runs/small/episodes\?[^"]*label=[^"]*)">(\d+)</a>', page)
+    assert sum(int(count) for _, count in links) == len(first)
+    for link, count in links:
+        assert len(rows_on(client.get(html.unescape(link)).text)) == int(count)
+
+
+def test_a_page_asks_for_nothing_but_what_the_viewer_itself_serves(client):
+    for address in ("/", "/runs/small", "/runs/small/jobs"):
+        page = client.get(address).text
+        assert not re.search(r'(?:src|href|action)="(?!/|\?|#)', page)
+        assert "style=" not in page and not re.search(r"\son\w+=", page)
+    for name in re.findall(r'"(/static/[^"]+)"', client.get("/").text):
+        assert client.get(name).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("address", "status", "words"),
+    [
+        ("/runs/small/episodes?colour=red", 400, "no such filter"),
+        ("/runs/small/episodes?verdict=blue", 400, "use one of wrong, right"),
+        ("/runs/small/episodes?iteration=x", 400, "a number was expected"),
+        ("/runs/small?split=nowhere", 400, "there are test, train"),
+        ("/runs/small/episodes/0123456789abcdef", 404, "there is no episode"),
+        ("/runs/nowhere", 404, "there is no run"),
+        ("/runs/..%2f..%2fetc", 404, "Not there"),
+        ("/static/1/..%2f..%2fapp.py", 404, "Not there"),
+        ("/compare?a=small@0&b=nowhere@1", 404, "there is no run"),
+        ("/nowhere", 404, "no such page"),
+    ],
+)
+def test_an_address_that_asks_for_what_is_not_there_is_told_so(client, address, status, words):
+    answer = client.get(address)
+    assert answer.status_code == status
+    assert words in text_of(answer.text)
