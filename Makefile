@@ -6,6 +6,7 @@ VENV ?= .venv
 VLLM ?= .vllm
 ART ?= .art-env
 NAT ?= .nat-env
+VIEW ?= .view-env
 TRACKERS ?= .trackers-env
 INSPECT ?= .inspect-env
 VERIFIERS ?= .verifiers-env
@@ -20,6 +21,7 @@ INSTALLED := $(VENV)/.installed
 QUICKSTART := $(VENV)/.installed-quickstart
 
 .PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean test-trackers test-inspect test-verifiers
+.PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean test-trackers test-inspect test-view
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -36,6 +38,7 @@ help:
 	@echo "make test-trackers  build an environment with all trackers and run the tests on them"
 	@echo "make test-inspect   build an environment with inspect_ai and run the tests on it"
 	@echo "make test-verifiers build an environment with verifiers and run the tests on it"
+	@echo "make test-view      build an environment with playwright and axe-core, look at nip view"
 	@echo "make test-clients   build an environment with clients of other projects, run the tests on it"
 	@echo "make test-gpu       the tests that need CUDA; NIP_VLLM names the vllm command"
 	@echo "make gpu-session    measure everything on a GPU, in pieces of ten minutes, nothing downloaded"
@@ -149,6 +152,11 @@ test-inspect:
 test-verifiers:
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_verifiers.sh $(VERIFIERS)
 	NIP_VERIFIERS_EPISODES=$(EPISODES) $(VERIFIERS)/bin/python -m pytest -n $(TEST_JOBS) --dist loadfile tests/verifiers
+# nip view in a browser, from the system's packages: apt-get install chromium, or NIP_CHROMIUM. What
+# drives it and looks for barriers comes from npm. NIP_SHOTS=DIR takes pictures of every page.
+test-view: install
+	scripts/build_view.sh $(VIEW)
+	NIP_VIEW_ENV=$(abspath $(VIEW)) $(BIN)/python -m pytest tests/browser
 
 # openai, litellm, langchain-openai, instructor, dspy and openai of npm; writes the table of the docs.
 test-clients: install
@@ -228,6 +236,7 @@ bench: install
 	$(BIN)/python benchmarks/prefect_share.py --out docs/results/prefect_share.json
 	$(BIN)/python benchmarks/embedded_engine.py --http
 	NIP_VLLM=$(abspath $(VLLM))/bin/vllm $(BIN)/python benchmarks/pass_through.py
+	$(BIN)/python benchmarks/view.py --out docs/results/view.json
 
 # Other projects in environments of their own, and nip, take turns; PEERS=DIR says where they are.
 side-by-side: install

@@ -2,14 +2,14 @@
 
     python benchmarks/view.py [--episodes 100000] [--keep DIR] [--out view.json]
 
-A small run is played on the deterministic engine; then its training tables are written many times
-over, with other keys, problems and samples, so that no two rows are alike in these. The viewer is
-started as a user starts it, `nip view`, and asked over HTTP. Measured are the seconds from its start to
-the first page of the run, the slowest of several asks for each filter, and the peak of its memory,
-all with the run's tables read for the first time by this process (they are in the system's cache).
+A small run is played on the deterministic engine; then the tables of its tests are written many
+times over, with other keys, problems and samples, so that no two rows are alike in these. The
+viewer is started as a user starts it, `nip view`, and asked over HTTP. Measured are the seconds from
+its start to the first page of the run, the slowest of several asks for each filter, and the peak of
+its memory. The run's tables are read for the first time by this process, from the system's cache.
 
-The bars: the first page in less than 2 s of its being asked for, each filter in less than 0.5 s, less
-than 500 MB. Text in messages is looked for in the files, and has no bar.
+The bars: the first page in less than 2 s of its being asked for, each filter in less than 0.5 s,
+less than 500 MB. Text in messages is looked for in the files, and has no bar.
 """
 
 import argparse
@@ -32,19 +32,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 FIRST_PAGE_S, FILTER_S, MEMORY_MB = 2.0, 0.5, 500
-ITERATIONS, PER_SHARD, COPIES, REPEATS = 5, 500, 20, 5
+ITERATIONS, PER_SHARD, COPIES, REPEATS = 4, 500, 200, 5
 ASKED = {
-    "all episodes": "episodes?split=train",
-    "wrong verdicts": "episodes?split=train&verdict=wrong",
-    "one iteration, failures first": "episodes?split=train&iteration=3&sort=failures",
-    "invalid answers, most tokens first": "episodes?split=train&invalid=1&sort=tokens",
-    "a problem": "episodes?split=train&problem=copy-7",
-    "a page far behind": "episodes?split=train&sort=reward&page=700",
-    "matrix, failures first": "matrix?split=train",
-    "matrix, buggy ones": "matrix?split=train&label=0&page=3",
-    "two iterations in pairs": "compare?a=view@0&b=view@4&split=train",
+    "all episodes": "episodes?split=test",
+    "wrong verdicts": "episodes?split=test&verdict=wrong",
+    "one iteration, failures first": "episodes?split=test&iteration=3&sort=failures",
+    "accepted, most tokens first": "episodes?split=test&decision=1&sort=tokens",
+    "a problem": "episodes?split=test&problem=copy-7",
+    "a page far behind": "episodes?split=test&sort=reward&page=1500",
+    "matrix, failures first": "matrix?split=test",
+    "matrix, buggy ones": "matrix?split=test&label=0&page=3",
+    "two iterations in pairs": "compare?a=view@0&b=view@4&split=test",
 }
-TEXT = "episodes?split=train&text=think+that"
+TEXT = "episodes?split=test&text=think+that"
 
 
 def settings(place: Path) -> dict[str, Any]:
@@ -63,23 +63,23 @@ def settings(place: Path) -> dict[str, Any]:
         "lm_server": {"engine": "deterministic"},
         "protocol_common": {"shared_reward": True},
         "nip_protocol": {"max_message_rounds": 9, "min_message_rounds": 9},
-        "rl": {"num_iterations": ITERATIONS, "rollouts_per_iteration": 80, "num_epochs": 1},
+        "rl": {"num_iterations": ITERATIONS, "rollouts_per_iteration": 40, "num_epochs": 1},
         "dataset_options": {"max_test_size": 20},
         "fine_tuning": {"poll_interval_s": 0.02},
     }
 
 
 def multiply(place: Path, episodes: int) -> None:
-    """Replace the training tables of the run by so many episodes."""
+    """Replace the tests of the run, whose problems are the same in each iteration, by so many."""
     from nip_core.rollouts.tables import StoredRollouts
     from nip_core.run_store.run import RunStore
     from nip_core.run_store.store import open_store
 
     store = open_store(place / "runs")
     run = RunStore(store, "view")
-    shards = max(1, round(episodes / ITERATIONS / PER_SHARD))
-    for iteration in range(ITERATIONS):
-        directory = run.rollouts(iteration, "train")
+    shards = max(1, round(episodes / (ITERATIONS + 1) / PER_SHARD))
+    for iteration in range(ITERATIONS + 1):
+        directory = run.rollouts(iteration, "test")
         stored = StoredRollouts(store, [directory])
         whole = next(stored.shards())
         timings = stored.timings()
@@ -108,26 +108,31 @@ def write_shards(store: Any, directory: str, shards: int, whole: Any, timings: p
 
 
 def copied(whole: Any, timings: pa.Table, mark: str, shard: int) -> dict[str, pa.Table]:
-    """The tables of a shard: `PER_SHARD` episodes, drawn from `whole`, with keys made of `mark`."""
+    """The tables of a shard: `PER_SHARD` episodes, those of `whole` in turn, with new keys."""
     # 1. Which episodes, and with each all of its generations.
-    chosen = np.random.default_rng(shard).integers(0, whole.episodes.num_rows, PER_SHARD)
+    size = whole.episodes.num_rows
+    number = shard * PER_SHARD + np.arange(PER_SHARD)
+    chosen = number % size
     episodes = whole.episodes.take(pa.array(chosen))
     owners = pc.index_in(whole.generations["episode"], whole.episodes["key"].combine_chunks())
-    rows_of = [np.flatnonzero(owners.to_numpy() == k) for k in range(whole.episodes.num_rows)]
+    rows_of = [np.flatnonzero(owners.to_numpy() == k) for k in range(size)]
     rows = np.concatenate([rows_of[k] for k in chosen])
     copy = np.repeat(np.arange(PER_SHARD), [len(rows_of[k]) for k in chosen])
     # 2. Keys, problems and samples of their own.
     keys = np.array([f"{mark}-{k:010d}" for k in range(PER_SHARD)])
-    number = shard * PER_SHARD + np.arange(PER_SHARD)
-    problems = [
-        f"{name}/copy-{n % COPIES}" for name, n in zip(episodes["problem"].to_pylist(), number)
-    ]
-    episodes = _with(episodes, key=keys, problem=problems, sample=(number // COPIES).astype("i4"))
+    copies = number // size
+    names = zip(episodes["problem"].to_pylist(), copies % COPIES, strict=True)
+    problems = [f"{name}/copy-{n}" for name, n in names]
+    episodes = _with(episodes, key=keys, problem=problems, sample=(copies // COPIES).astype("i4"))
     generations = whole.generations.take(pa.array(rows))
-    own = np.array([f"{mark}g{k:010d}" for k in range(len(rows))])
-    parents = pc.if_else(pc.is_null(generations["parent_key"]), None, pa.array(np.roll(own, 1)))
-    generations = _with(generations, key=own, episode=keys[copy], parent_key=parents)
-    times = _with(timings.take(pa.array(rows)), key=own)
+    named = np.array([f"{mark}g{k:010d}" for k in range(len(rows))])
+    parents = pc.if_else(
+        pc.is_null(generations["parent_key"]),
+        pa.scalar(None, pa.string()),
+        pa.array(np.roll(named, 1)),
+    )
+    generations = _with(generations, key=named, episode=keys[copy], parent_key=parents)
+    times = _with(timings.take(pa.array(rows)), key=named)
     return {"episodes": episodes, "generations": generations, "timings": times}
 
 

@@ -7,11 +7,14 @@ import socket
 import threading
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nip_core.errors import SettingsError
+
+if TYPE_CHECKING:
+    from nip_core.viewer.runs import ShownRuns
 
 
 def view(
@@ -37,7 +40,6 @@ def view(
     import uvicorn
 
     from nip_core.viewer.app import make_app
-    from nip_core.viewer.runs import ShownRuns
     from nip_core.viewer.security import is_loopback
 
     if not has_token and not is_loopback(host):
@@ -45,7 +47,7 @@ def view(
             f"--no-token with --host {host}: whoever reaches that address would read all runs; "
             "leave the token, or listen at 127.0.0.1 and use ssh -L"
         )
-    shown = _shown_runs(ShownRuns, runs or [], run_store)
+    shown = _shown_runs(runs or [], run_store)
     listening = _listen(host, port)
     bound = listening.getsockname()[1]
     token = secrets.token_urlsafe(24) if has_token else None
@@ -73,19 +75,20 @@ def view(
         uvicorn.Server(config).run(sockets=[listening])
 
 
-def _shown_runs(shown_runs, names: list[str], run_store: str):  # type: ignore[no-untyped-def]
+def _shown_runs(names: list[str], run_store: str) -> "ShownRuns":
     """The runs that were named, or all of the store. Raises SettingsError."""
     from nip_core.run_store.store import open_store
     from nip_core.sweep.played import find_run
+    from nip_core.viewer.runs import ShownRuns
 
     if names:
-        return shown_runs(None, [find_run(name, run_store).tree for name in names])
+        return ShownRuns(None, [find_run(name, run_store).tree for name in names])
     if "://" not in run_store and not Path(run_store).is_dir():
         raise SettingsError(
             f"--run-store {run_store!r}: there is no such directory; name the one that nip train "
             "was told (run_store in its configuration)"
         )
-    return shown_runs(open_store(run_store, read_only=True))
+    return ShownRuns(open_store(run_store, read_only=True))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -95,6 +98,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(128)  # who asks before the server is ready waits, and is not refused
     except OSError as error:
         listening.close()
         raise SettingsError(
@@ -104,7 +108,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _warm_up(shown) -> None:  # type: ignore[no-untyped-def]
+def _warm_up(shown: "ShownRuns") -> None:
     """Read the index of each run before somebody asks for it."""
     from nip_core.errors import NipError
 

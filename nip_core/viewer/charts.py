@@ -4,7 +4,7 @@ chart   lines with their axes, in two sizes: for a wide page, and for a narrow o
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 WIDE, NARROW = (1160, 300), (358, 220)
@@ -177,7 +177,12 @@ def _panel(
     )
 
 
-def _drawn(line: Line, across, down, is_rate: bool) -> Drawn:  # type: ignore[no-untyped-def]
+def _drawn(
+    line: Line,
+    across: Callable[[float], float],
+    down: Callable[[float], float],
+    is_rate: bool,
+) -> Drawn:
     marks = []
     for x, y, interval in line.points:
         assert y is not None

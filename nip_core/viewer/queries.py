@@ -5,7 +5,8 @@ QueryError  an address that asks for something that there is not
 rows_of     the rows of the index that a query asks for, in its order
 CHOICES     filters with a fixed set of values; SORTS, orders
 
-The address is the state: what a page shows follows from it alone, so it can be sent and gone back to.
+The address is the state: what a page shows follows from it alone, so that it can be sent, and gone
+back to.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,6 @@
 // Opens pages of `nip view` in a browser, checks each with axe-core, and takes pictures.
 //
-//   node scripts/browse_view.mjs DIR < PLAN.json > RESULTS.json
+//   node tests/browser/browse.mjs DIR < PLAN.json > RESULTS.json
 //
 // DIR has playwright-core and axe-core in node_modules (scripts/build_view.sh). The plan:
 //   {"chromium": PATH, "origin": "http://127.0.0.1:PORT", "token": TOKEN or null,
