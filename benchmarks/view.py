@@ -4,9 +4,10 @@
 
 A small run is played on the deterministic engine; then the tables of its tests are written many
 times over, with other keys, problems and samples, so that no two rows are alike in these. The
-viewer is started as a user starts it, `nip view`, and asked over HTTP. Measured are the seconds from
-its start to the first page of the run, the slowest of several asks for each filter, and the peak of
-its memory. The run's tables are read for the first time by this process, from the system's cache.
+viewer is started as a user starts it, `nip view`, and asked over HTTP. Measured are the seconds
+from its start to the first page of the run, the slowest of several asks for each filter, and the
+peak of its memory. The run's tables are read for the first time by this process, from the
+system's cache.
 
 The bars: the first page in less than 2 s of its being asked for, each filter in less than 0.5 s,
 less than 500 MB. Text in messages is looked for in the files, and has no bar.

@@ -142,7 +142,7 @@ def write_report(run: RunStore, status: str | None = None, records: Records | No
 
 
 def report_data(records: Records, status: str | None = None) -> ReportData:
-    """What a run's report shows but for the transcripts, from its small documents alone."""
+    """Read what a run's report shows but for the transcripts, from its small documents alone."""
     run, shown, record = records.run, records.shown, records.shown.record
     baselines: dict[str, Any] = {}
     for entry in records.all():

@@ -36,7 +36,7 @@ class Cell:
 
     @property
     def played(self) -> int:
-        """How many there are."""
+        """Count them."""
         return self.right + self.wrong + self.failed
 
     @property

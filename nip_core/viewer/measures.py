@@ -78,17 +78,17 @@ def calibration(table: pa.Table) -> Calibration | None:
     values = np.asarray(table["decision_value"].to_numpy(), dtype=np.float64)
     if not len(values) or np.all(np.abs(values) == 1):
         return None
-    said = (values + 1) / 2
+    claims = (values + 1) / 2
     y = np.asarray(table["y"].to_numpy(), dtype=np.float64)
-    distinct = np.unique(said)
+    distinct = np.unique(claims)
     if len(distinct) <= _MOST_VALUES:
-        number = np.searchsorted(distinct, said)
+        number = np.searchsorted(distinct, claims)
     else:
-        number = np.minimum((said * _BINS).astype(np.int64), _BINS - 1)
-    groups = tuple(_group(said[number == k], y[number == k]) for k in np.unique(number))
-    error = sum(abs(of.said - of.seen) * of.episodes for of in groups) / len(said)
-    return Calibration(groups, error, float(np.mean((said - y) ** 2)), len(said))
+        number = np.minimum((claims * _BINS).astype(np.int64), _BINS - 1)
+    groups = tuple(_group(claims[number == k], y[number == k]) for k in np.unique(number))
+    error = sum(abs(of.said - of.seen) * of.episodes for of in groups) / len(claims)
+    return Calibration(groups, error, float(np.mean((claims - y) ** 2)), len(claims))
 
 
-def _group(said: NDArray[np.float64], y: NDArray[np.float64]) -> Group:
-    return Group(float(said.mean()), float(y.mean()), wilson(float(y.sum()), len(y)), len(y))
+def _group(claims: NDArray[np.float64], y: NDArray[np.float64]) -> Group:
+    return Group(float(claims.mean()), float(y.mean()), wilson(float(y.sum()), len(y)), len(y))

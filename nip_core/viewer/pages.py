@@ -60,7 +60,7 @@ def asked_rows(run: ShownRun, episodes: Episodes, query: Query) -> Any:
 
 
 def paging(total: int, page: int, per_page: int = PER_PAGE) -> Values:
-    """Which of `total` a page shows; a page behind the last is the last."""
+    """Say which of `total` a page shows; a page behind the last is the last."""
     pages = max(1, -(-total // per_page))
     page = min(page, pages)
     first = (page - 1) * per_page

@@ -95,7 +95,7 @@ class ShownRun:
                     yield "gone"
 
     def overview(self) -> Overview:
-        """What the run's documents say now; damage is named, not raised."""
+        """Return what the run's documents say now; damage is named, not raised."""
         state = self.state()
         with self.lock:
             if self._overview is None or self._overview.state != state:
@@ -122,7 +122,7 @@ class ShownRun:
 
     @property
     def words(self) -> tuple[str, str]:
-        """How the scenario calls the labels 0 and 1."""
+        """Return how the scenario calls the labels 0 and 1."""
         if self.game is None:
             return "wrong (y = 0)", "right (y = 1)"
         return self.game.scenario.words.labels[0], self.game.scenario.words.labels[1]

@@ -5,7 +5,6 @@ NIP_VIEW_ENV names what scripts/build_view.sh builds, NIP_CHROMIUM the browser (
 """
 
 import asyncio
-import os
 import re
 import shutil
 import subprocess
@@ -15,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from browsing import CHROMIUM, ENVIRONMENT
 from small_game import train_here, write_config
 
 HERE = Path(__file__).parent
-CHROMIUM = os.environ.get("NIP_CHROMIUM", "/usr/bin/chromium")
-ENVIRONMENT = Path(os.environ.get("NIP_VIEW_ENV", HERE.parents[1] / ".view-env"))
-PATIENCE_S = 300
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from conftest import CHROMIUM, ENVIRONMENT, HERE, PATIENCE_S
+from browsing import CHROMIUM, ENVIRONMENT, PATIENCE_S, SCRIPTS
 
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
@@ -74,7 +74,7 @@ def looks(viewed, pages):
         ],
     }
     done = subprocess.run(
-        ["node", str(HERE / "browse.mjs"), str(ENVIRONMENT)],
+        ["node", str(SCRIPTS / "browse.mjs"), str(ENVIRONMENT)],
         input=json.dumps(plan),
         capture_output=True,
         text=True,
@@ -130,7 +130,7 @@ def test_a_reader_finds_a_transcript_filters_and_sees_the_run_go_on(going_on):
         "patience_ms": 1000 * PATIENCE_S,
     }
     node = subprocess.Popen(
-        ["node", str(HERE / "use.mjs"), str(ENVIRONMENT)],
+        ["node", str(SCRIPTS / "use.mjs"), str(ENVIRONMENT)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
