@@ -36,7 +36,7 @@ say("asked", { text: await page.locator("main").innerText() });
 // 3. A menu applies at once, its state is in the address, and "back" undoes it.
 await page.goto(`${plan.origin}/runs/${plan.run}/episodes`);
 const all = await page.locator(".count strong").innerText();
-await page.getByLabel("Verdict", { exact: true }).selectOption("wrong");
+await page.locator("select[name=verdict]").selectOption("wrong");
 await page.waitForURL((url) => url.searchParams.get("verdict") === "wrong");
 const wrong = await page.locator("tbody tr").count();
 const marks = await page.locator("tbody .mark").allInnerTexts();
