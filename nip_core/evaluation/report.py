@@ -162,7 +162,7 @@ def page_values(report: ReportData) -> dict[str, Any]:
         if metrics
     ]
     verdicts += [(name, "baseline", metrics, None) for name, metrics in report.baselines.items()]
-    ends = [entry.test for entry in (*tested[:1], *tested[-1:]) if entry.test]
+    tests = [entry.test for entry in tested if entry.test]
     stages = list(dict.fromkeys(stage for entry in report.iterations for stage in entry.stage_s))
     return {
         "report": report,
@@ -170,7 +170,7 @@ def page_values(report: ReportData) -> dict[str, Any]:
         "exploited": _exploited(report.attack),
         "attacked": attack_rows(report.attack) if report.attack else None,
         "attacked_kinds": _attacked_kinds(report.attack),
-        "change": _change(*ends, report.comparisons) if len(tested) > 1 else "",
+        "change": _change(tests[0], tests[-1], report.comparisons) if len(tests) > 1 else "",
         "verdicts": verdicts,
         "has_neither": _has_neither(metrics for _, _, metrics, _ in verdicts),
         "labels": [(i, split, m["labels"]) for i, split, m, _ in verdicts if m.get("labels")],

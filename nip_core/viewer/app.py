@@ -26,10 +26,10 @@ from nip_core.viewer.runs import ShownRun, ShownRuns
 from nip_core.viewer.security import Guard
 
 _STATIC = {
-    "report.css": ("text/css", lambda: asset("report.css")),
-    "view.css": ("text/css", lambda: _file("view.css")),
-    "view.js": ("text/javascript", lambda: _file("view.js")),
-    "icon.svg": ("image/svg+xml", lambda: _file("icon.svg")),
+    "report.css": "text/css",
+    "view.css": "text/css",
+    "view.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
 }
 _CACHED = {"Cache-Control": "max-age=3600"}
 
@@ -167,8 +167,8 @@ class _Views:
         return _page(request, "pair", **pages.pair_page(self._runs, request.query_params))
 
     def static(self, request: Request) -> Response:
-        known = _STATIC.get(request.path_params["name"])
-        if known is None:
+        name = request.path_params["name"]
+        if name not in _STATIC:
             raise pages.NotThereError("there is no such file")
-        kind, read = known
-        return Response(read(), media_type=kind, headers=_CACHED)
+        text = asset(name) if name == "report.css" else _file(name)
+        return Response(text, media_type=_STATIC[name], headers=_CACHED)

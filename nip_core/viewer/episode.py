@@ -193,4 +193,5 @@ def used_in(store: Store, directory: str, key: str) -> list[dict[str, Any]]:
         table = pq.read_table(io.BytesIO(read_file(store, manifest, names[0])), columns=columns)
     except (pa.ArrowException, OSError, KeyError) as error:
         raise CorruptionError(f"{manifest.path(names[0])}: can't be read ({error})") from error
-    return table.filter(pc.equal(table["episode"], key)).to_pylist()
+    examples: list[dict[str, Any]] = table.filter(pc.equal(table["episode"], key)).to_pylist()
+    return examples

@@ -148,12 +148,15 @@ def _rows(
             fact.get("difficulty"),
             fact.get("mutation"),
             tuple(
-                Cell(*map(int, counts[number, k]), first[number, k][1])
-                if (number, k) in first
-                else None
+                _cell(counts[number, k], first[number, k][1]) if (number, k) in first else None
                 for k in range(counts.shape[1])
             ),
         )
+
+
+def _cell(counts: NDArray[np.int64], key: str) -> Cell:
+    right, wrong, failed = map(int, counts)
+    return Cell(right, wrong, failed, key)
 
 
 @dataclass(frozen=True)

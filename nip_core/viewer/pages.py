@@ -258,7 +258,7 @@ def _same_problem(table: pa.Table, at: int) -> list[Values]:
     for name in ("split", "sample", "branch_path"):
         mask = pc.and_(mask, pc.equal(table[name], here[name]))
     columns = ["key", "iteration", "verdict", "decision", "decision_value", "outcome"]
-    same = table.filter(mask).select(columns).sort_by("iteration").to_pylist()
+    same: list[Values] = table.filter(mask).select(columns).sort_by("iteration").to_pylist()
     return same[-_MOST_CHOICES:]
 
 
@@ -349,7 +349,7 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
     parts = [_episodes_at(runs, place, split) for place in (a, b)]
     page = _number(asked.get("page"), 1)
     names = [place.rpartition("@")[0] for place in (a, b)]
-    shown = paired(*parts, (max(1, page) - 1) * PER_PAGE, PER_PAGE, kind)
+    shown = paired(parts[0], parts[1], (max(1, page) - 1) * PER_PAGE, PER_PAGE, kind)
     total = shown.counts[kind] if kind else sum(shown.counts.values())
     base = {"a": a, "b": b, "split": split}
 

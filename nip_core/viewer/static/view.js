@@ -26,7 +26,7 @@
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
     if (event.key === "/") {
-      const search = document.querySelector("[data-search], input[type=search]");
+      const search = document.querySelector("[data-search]") || document.querySelector("input[type=search]");
       if (search) { event.preventDefault(); search.focus(); }
     } else if (event.key === "j" || event.key === "k") {
       const link = document.querySelector(event.key === "j" ? "a[data-after]" : "a[data-before]");
