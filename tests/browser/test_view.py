@@ -156,6 +156,8 @@ def test_a_reader_finds_a_transcript_filters_and_sees_the_run_go_on(going_on):
     assert "verdict=wrong" in found["url"] and 0 < found["wrong"] < int(found["all"])
     assert {mark.split()[0] for mark in found["marks"]} == {"✗"}
     assert found["again"] == found["all"]
+    # "Back" has undone the menu as well: text is looked for in all episodes.
+    assert "verdict" not in seen["keys"]["first"]
     assert seen["keys"]["listed"] > 1
     assert seen["keys"]["first"] != seen["keys"]["second"]
     assert (seen["ready"]["count"], seen["news"]["count"]) == ("20", "40")

@@ -19,6 +19,8 @@
   });
   addEventListener("pageshow", () => {
     for (const field of document.querySelectorAll("form :disabled")) field.disabled = false;
+    // After "back" the fields say what the page shows, not what was chosen last.
+    for (const form of document.querySelectorAll("form[data-auto]")) form.reset();
   });
 
   // j and k: the next and the previous episode, or row; "/": look for text.
