@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def view(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Names, or STORE/NAME; default: all of the store."),
+        typer.Argument(metavar="RUN", help="Names, or STORE/NAME; default: all of the store."),
     ] = None,
     run_store: Annotated[
         str, typer.Option(help="Where runs are kept that are named without a path or an address.")

@@ -51,7 +51,7 @@ class ShownRun:
         self.lock = RLock()
         self._clock = clock
         self._looked_s = float("-inf")
-        self._state = ""
+        self._state, self._state_s = "", float("-inf")
         self._overview: Overview | None = None
 
     def episodes(self) -> Episodes:
@@ -65,10 +65,13 @@ class ShownRun:
     def state(self) -> str:
         """A short text that changes when anything of the run does that pages show."""
         with self.lock:
-            seen = hashlib.sha256(self._status().encode())
-            for path in self._watched():
-                seen.update(f"\n{path}".encode())
-            return seen.hexdigest()[:16]
+            # Several tabs ask, and in a bucket each look is a dozen requests.
+            if self._clock() - self._state_s >= _AT_MOST_EVERY_S:
+                seen = hashlib.sha256(self._status().encode())
+                for path in self._watched():
+                    seen.update(f"\n{path}".encode())
+                self._state, self._state_s = seen.hexdigest()[:16], self._clock()
+            return self._state
 
     def _status(self) -> str:
         try:

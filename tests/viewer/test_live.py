@@ -39,7 +39,8 @@ def test_shards_of_a_split_that_is_being_played_are_shown_as_they_come(copied):
     client = client_of(store, clock=clock)
     before = everything(client, "/runs/small/episodes", split="train", iteration="1")
     assert len(before) == 20
-    assert "more are being played" in client.get("/runs/small/episodes").text
+    page = client.get("/runs/small/episodes").text
+    assert "more are being played" in page and 'data-live="/runs/small/state"' in page
     state = client.get("/runs/small/state").json()["state"]
     assert client.get("/runs/small/state").json()["state"] == state
     for path in aside.iterdir():
@@ -49,6 +50,10 @@ def test_shards_of_a_split_that_is_being_played_are_shown_as_they_come(copied):
     after = everything(client, "/runs/small/episodes", split="train", iteration="1")
     assert len(after) == 40 and {*before} < {*after}
     assert "more are being played" not in client.get("/runs/small/episodes").text
+
+
+def test_a_finished_run_is_not_asked_for_news(trained):
+    assert "data-live" not in client_of(trained).get("/runs/small").text
 
 
 def test_what_was_read_once_is_not_read_again(trained):
