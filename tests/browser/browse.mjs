@@ -18,7 +18,7 @@ const axe = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
 const plan = JSON.parse(readFileSync(0, "utf8"));
 const patience = plan.patience_ms ?? 60000;
 
-const browser = await chromium.launch({ executablePath: plan.chromium, args: ["--no-sandbox"], timeout: patience });
+const browser = await chromium.launch({ executablePath: plan.chromium, args: ["--no-sandbox", "--disable-dev-shm-usage"], timeout: patience });
 const results = [];
 for (const [width, height] of plan.sizes) {
   for (const scheme of plan.schemes) {

@@ -13,7 +13,7 @@ const { chromium } = require("playwright-core");
 const plan = JSON.parse(readFileSync(0, "utf8"));
 const say = (step, seen) => process.stdout.write(JSON.stringify({ step, ...seen }) + "\n");
 
-const browser = await chromium.launch({ executablePath: plan.chromium, args: ["--no-sandbox"], timeout: plan.patience_ms });
+const browser = await chromium.launch({ executablePath: plan.chromium, args: ["--no-sandbox", "--disable-dev-shm-usage"], timeout: plan.patience_ms });
 const context = await browser.newContext({ viewport: { width: 1440, height: 900 } });
 context.setDefaultTimeout(plan.patience_ms);
 const page = await context.newPage();
