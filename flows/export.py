@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from nip_prefect.flows.named_run import find_run
 
 from nip_core import how_to_install
 from nip_core.errors import SettingsError
 from nip_core.run_store.run import RunStore
-from nip_prefect.flows.named_run import find_run
 from nip_prefect.flows.printing import print_json
 
 INSPECT, PEFT = "inspect", "peft"

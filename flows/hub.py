@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from nip_prefect.flows.named_run import find_run
 
 from nip_core.errors import SettingsError
 from nip_core.parameters.published import Kind, Reference
-from nip_prefect.flows.named_run import find_run
 from nip_prefect.flows.printing import print_json
 
 if TYPE_CHECKING:
