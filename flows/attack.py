@@ -7,7 +7,8 @@ import typer
 from nip_core.errors import SettingsError
 from nip_core.parameters.attack import BEST_OF_N, SNEAKY
 from nip_prefect.flows.launch import run_flow
-from nip_prefect.flows.printing import print_json, show_plan, show_run
+from nip_prefect.flows.options import Shown, ShownAs
+from nip_prefect.flows.printing import show_plan, show_result, show_run
 
 _WAYS = (BEST_OF_N, SNEAKY)
 
@@ -44,6 +45,7 @@ def attack(
         bool, typer.Option("--dry-run", help="Show settings, size and cost; start nothing.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    shown: ShownAs = Shown.auto,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show Prefect's logs.")] = False,
 ) -> None:
     """Attack the verifier of RUN, as a run of its own; one that was stopped goes on."""
@@ -79,11 +81,8 @@ def attack(
         # The session that is open has created the run, or opened it.
         return lambda: flow(parameters.run_name, parameters.run_store)
 
-    result = run_flow(parameters, look, import_flow, as_json=as_json, verbose=verbose)
-    if as_json:
-        print_json(result)
-    else:
-        show_run(result)
+    result = run_flow(parameters, look, import_flow, as_json=as_json, verbose=verbose, shown=shown)
+    show_result(result, as_json, shown, show_run)
 
 
 def _refuse(by: str, options: dict[str, Any]) -> None:

@@ -12,15 +12,16 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from rich.console import Console
 
 from nip_core.errors import ServerError
 from nip_core.parameters import HyperParameters
-from nip_core.rollouts.progress import Progress
+from nip_core.progress.board import Progress
 from nip_prefect.flows.live import watch
+from nip_prefect.flows.options import Shown
 from nip_prefect.flows.stopping import Stop, stoppable
 
 _START_S = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
@@ -33,11 +34,15 @@ def used_prefect() -> bool:
 
 
 def with_view(
-    parameters: HyperParameters, progress: Progress, work: Callable[[Stop], Any], as_json: bool
+    parameters: HyperParameters,
+    progress: Progress,
+    work: Callable[[Stop], Any],
+    as_json: bool,
+    shown: Shown = Shown.auto,
 ) -> Any:
     """The result of `work`, whose progress is shown. Raises stopping.Stopped after a signal."""
     # With --json standard output carries the result alone.
-    with watch(parameters, progress, Console(stderr=as_json)) as end_view:
+    with watch(parameters, progress, Console(stderr=as_json), shown) as end_view:
 
         def tell() -> None:
             end_view()
@@ -54,22 +59,25 @@ def run_flow(
     as_json: bool,
     verbose: bool,
     retry_failed_jobs: bool = False,
+    shown: Shown = Shown.auto,
 ) -> Any:
     """The result of the flow, or what `look` finds in the prepared run, if it finds anything.
 
     `import_flow` makes the flow: importing Prefect takes seconds.
     """
-    progress = Progress("checking the settings and the problems")
+    progress = Progress()
 
     def work(stop: Stop) -> Any:
-        from nip_core.stages.prepare import prepare
-        from nip_core.stages.session import open_session
-
         # 1. What needs no server: nothing may be left to do.
-        prepared = prepare(parameters)
-        result = look(prepared)
+        with progress.doing("checking the settings and the problems"):
+            from nip_core.stages.prepare import prepare
+            from nip_core.stages.session import open_session
+
+            prepared = prepare(parameters)
+            result = look(prepared)
         if result is not None:
             return result
+        prefect = ExitStack()
 
         async def in_session(wait_for_prefect: Callable[[], None]) -> Any:
             importing = asyncio.ensure_future(asyncio.to_thread(import_flow))
@@ -79,20 +87,20 @@ def run_flow(
                 retry_failed_jobs=retry_failed_jobs,
                 prepared=prepared,
             ) as session:
-                progress.start_stage("waiting for Prefect", 0)
                 flow = await importing
                 await asyncio.to_thread(wait_for_prefect)
+                prefect.close()
                 from nip_prefect.tasks.runtime import offer
 
                 with offer(session):
                     return await flow()
 
         # 2. Prefect's server, the models' server and the imports come up at the same time.
-        progress.start_stage("starting Prefect", 0)
+        prefect.enter_context(progress.starting("Prefect"))
         with with_prefect(verbose) as wait_for_prefect:
             return stop.run(lambda: in_session(wait_for_prefect))
 
-    return with_view(parameters, progress, work, as_json)
+    return with_view(parameters, progress, work, as_json, shown)
 
 
 @contextmanager

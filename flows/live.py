@@ -1,43 +1,81 @@
-"""A view of a run while it goes: live in a terminal, plain lines otherwise."""
+"""A view of a run while it goes: live in a terminal, plain lines or JSON otherwise.
 
+watch   shows it from a thread of its own
+frame   what the live view draws below the lines
+"""
+
+import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
-from rich.console import Console, Group
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.prices import calls_usd
-from nip_core.rollouts.progress import Progress
+from nip_core.progress.board import Progress
+from nip_core.progress.lines import JsonLines, PlainLines
+from nip_core.progress.outlook import EPISODES, Doing, State, Whole, look
+from nip_core.progress.words import (
+    about,
+    clock,
+    count_words,
+    left_words,
+    pace,
+    share,
+    stage_words,
+    whole_words,
+)
+from nip_prefect.flows.options import Shown
 
 _REFRESH_S = 0.25
-_LINE_EVERY_S = 10.0
+_TESTS = {
+    "all": "tests before the first and after each",
+    "last": "a test after the last",
+    "first_and_last": "a test before the first and one after the last",
+    "none": "no tests",
+}
+_NARROW = 60  # columns, below which there are no bars and fewer figures
+_LABEL = 12  # columns
+_WIDEST_BAR = 50
+
+
+class _Lines(Protocol):
+    def due(self) -> list[str]:
+        """The lines that are due now."""
 
 
 @contextmanager
 def watch(
-    parameters: HyperParameters, progress: Progress, console: Console
+    parameters: HyperParameters,
+    progress: Progress,
+    console: Console,
+    shown: Shown = Shown.auto,
 ) -> Iterator[Callable[[], None]]:
     """Show the progress until the block is left, or what is yielded is called.
 
     Writes to `console` from a thread of its own, a first line at once.
     """
-    rl = parameters.rl
-    console.print(
+    rl, text_rl = parameters.rl, parameters.text_rl
+    tests = _TESTS[text_rl.test_scheme]
+    if text_rl.test_scheme == "all" and text_rl.test_interval > 1:
+        tests = f"a test every {text_rl.test_interval} iterations"
+    progress.tell(
+        "begin",
         f"run {parameters.run_name}: {rl.num_iterations} iterations of "
-        f"{rl.rollouts_per_iteration} rollouts, kept in {parameters.run_store}",
-        highlight=False,
-        soft_wrap=True,
+        f"{rl.rollouts_per_iteration} rollouts, {tests}, kept in {parameters.run_store}",
+        run=parameters.run_name,
+        run_store=parameters.run_store,
+        iterations=rl.num_iterations,
+        rollouts=rl.rollouts_per_iteration,
     )
     stop = threading.Event()
-    show = _live if console.is_terminal else _lines
     thread = threading.Thread(
-        target=show, args=(parameters, progress, console, stop), daemon=True, name="live-view"
+        target=_show, args=(parameters, progress, console, shown, stop), daemon=True, name="view"
     )
     thread.start()
 
@@ -51,125 +89,121 @@ def watch(
         end()
 
 
-class _Rates:
-    """Calls and tokens per second over the last few seconds."""
-
-    def __init__(self) -> None:
-        self._seen: list[tuple[float, int, int]] = []
-
-    def add(self, now_s: float, calls: int, tokens: int) -> tuple[float, float]:
-        self._seen = [s for s in self._seen if s[0] > now_s - 5.0] + [(now_s, calls, tokens)]
-        # Over what was seen in the last seconds, as a mean since the start would lag behind.
-        first = self._seen[0]
-        span = now_s - first[0]
-        if span <= 0:
-            return 0.0, 0.0
-        return (calls - first[1]) / span, (tokens - first[2]) / span
-
-
-class _Clock:
-    """Time left in the stage, from how fast its episodes end."""
-
-    def __init__(self) -> None:
-        self._stage = ""
-        self._started_s = 0.0
-        self._done_before = 0  # found committed
-
-    def left_s(self, progress: Progress, now_s: float) -> float | None:
-        # Episodes that were committed before the stage began say nothing of its speed.
-        if progress.stage != self._stage:
-            self._stage, self._started_s = progress.stage, now_s
-            self._done_before = progress.episodes_done
-        done = progress.episodes_done - self._done_before
-        if done <= 0:
-            return None
-        return (
-            (now_s - self._started_s)
-            / done
-            * max(progress.episodes_total - progress.episodes_done, 0)
-        )
+def _show(
+    parameters: HyperParameters,
+    progress: Progress,
+    console: Console,
+    shown: Shown,
+    stop: threading.Event,
+) -> None:
+    # Who has closed the pipe does not want to see any more; the run goes on.
+    with contextlib.suppress(OSError):
+        if shown is Shown.auto:
+            # What can't move its cursor gets lines.
+            is_live = console.is_terminal and not console.is_dumb_terminal
+            shown = Shown.live if is_live else Shown.lines
+        if shown is Shown.live:
+            _live(parameters, progress, console, stop)
+        elif shown is Shown.json:
+            _write(JsonLines(progress, parameters), console, stop)
+        elif shown is Shown.lines:
+            _write(PlainLines(progress, parameters), console, stop)
 
 
-def cost_usd(parameters: HyperParameters, progress: Progress) -> float | None:
-    """Return what the answers so far cost; None where a model that plays has no price."""
-    return calls_usd(parameters, progress.tokens_by_agent) if parameters.prices else None
+def _write(lines: _Lines, console: Console, stop: threading.Event) -> None:
+    """Write lines as they are due; each is one, however narrow a terminal says it is."""
+    while True:
+        is_last = stop.wait(_REFRESH_S)
+        for line in lines.due():
+            print(line, file=console.file, flush=True)
+        if is_last:
+            return
 
 
 def _live(
-    parameters: HyperParameters,
-    progress: Progress,
-    console: Console,
-    stop: threading.Event,
+    parameters: HyperParameters, progress: Progress, console: Console, stop: threading.Event
 ) -> None:
-    rates, clock = _Rates(), _Clock()
-    started_s, warned = time.monotonic(), False
-    with Live(console=console, refresh_per_second=1 / _REFRESH_S, transient=True) as live:
-        live.update(Text(progress.stage, style="bold"))
-        while not stop.wait(_REFRESH_S):
-            if progress.warning and not warned:
-                warned = True
-                live.console.print(f"warning: {progress.warning}", style="yellow", soft_wrap=True)
-            now_s = time.monotonic()
-            calls, tokens = rates.add(now_s, progress.calls, progress.completion_tokens)
-            left = clock.left_s(progress, now_s)
-            table = Table.grid(padding=(0, 2))
-            if progress.episodes_total:
-                done = ProgressBar(
-                    total=progress.episodes_total, completed=progress.episodes_done, width=50
-                )
-                table.add_row("done", done)
-                table.add_row(
-                    "episodes",
-                    f"{progress.episodes_done}/{progress.episodes_total} done, "
-                    f"{progress.episodes_in_flight} in flight, {progress.episodes_failed} failed",
-                )
-            if progress.calls:
-                table.add_row("calls", f"{progress.calls}, {calls:.0f}/s")
-                table.add_row("tokens", f"{progress.completion_tokens} generated, {tokens:.0f}/s")
-            if progress.retries:
-                table.add_row("retries", _retries(progress))
-            cost = cost_usd(parameters, progress)
-            if cost is not None:
-                table.add_row("cost", f"${cost:.4f}")
-            table.add_row(
-                "time",
-                f"{now_s - started_s:.0f} s"
-                + (f", about {left:.0f} s left in this stage" if left else ""),
-            )
-            live.update(Group(Text(progress.stage, style="bold"), table))
+    """Lines of what has happened, and below them what goes on, drawn anew all the time."""
+    lines = PlainLines(progress, parameters, only_events=True)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            is_last = stop.wait(_REFRESH_S)
+            for line in lines.due():
+                live.console.print(_broken(line))
+            if is_last:
+                return
+            live.update(frame(look(progress, parameters), console.width), refresh=True)
 
 
-def _lines(
-    parameters: HyperParameters,
-    progress: Progress,
-    console: Console,
-    stop: threading.Event,
-) -> None:
-    stage, said_s, started_s, warned = "", 0.0, time.monotonic(), False
-    while not stop.wait(_REFRESH_S if stage else 0.0):
-        now_s = time.monotonic()
-        if progress.warning and not warned:
-            warned = True
-            print(f"warning: {progress.warning}", file=console.file, flush=True)
-        if progress.stage == stage and now_s - said_s < _LINE_EVERY_S:
-            continue
-        stage, said_s = progress.stage, now_s
-        cost = cost_usd(parameters, progress)
-        money = "" if cost is None else f", ${cost:.4f}"
-        counts = []
-        if progress.episodes_total:
-            counts.append(f"{progress.episodes_done}/{progress.episodes_total} episodes")
-        if progress.calls:
-            counts.append(f"{progress.calls} calls, {progress.completion_tokens} tokens{money}")
-        if progress.retries:
-            counts.append(f"retries {_retries(progress)}")
-        # One line each, however narrow what it is piped into says it is.
-        print(
-            f"[{now_s - started_s:6.1f} s] {stage}{': ' if counts else ''}{', '.join(counts)}",
-            file=console.file,
-            flush=True,
-        )
+def _broken(line: str) -> RenderableType:
+    """A line that may be too long for the terminal, broken between words below its text."""
+    stamp, _, text = line.partition(" ")
+    row = Table.grid(padding=(0, 1))
+    row.add_row(stamp, Text(text, style="yellow" if text.startswith("warning: ") else ""))
+    return row
 
 
-def _retries(progress: Progress) -> str:
-    return f"{progress.retries}, the last after {progress.last_trouble}"
+def frame(state: State, width: int) -> RenderableType:
+    """What goes on, within `width` columns: the stage, its episodes and jobs, the whole run."""
+    bar = 0 if width < _NARROW else min(width // 4, _WIDEST_BAR)
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True, overflow="ellipsis", max_width=_LABEL, min_width=_LABEL)
+    # 1. Where the run is, and since when.
+    since = clock(state.stage_s if state.stage else state.elapsed_s)
+    head = Text.assemble(
+        (stage_words(state) or "getting ready", "bold"), f"  {since}", no_wrap=True
+    )
+    # 2. What is being done.
+    for doing in state.doing:
+        _add(table, doing, bar)
+    # 3. What went wrong, and what it cost.
+    if words := count_words(state.counts):
+        table.add_row("so far", Text(words, style="yellow" if state.counts.retries else ""))
+    # 4. The whole run.
+    if state.whole is not None:
+        table.add_row("whole run", _whole(state.whole, bar))
+    page = Table.grid()
+    page.add_column(no_wrap=True, overflow="ellipsis", max_width=width)
+    page.add_row(head)
+    page.add_row(table)
+    return page
+
+
+def _add(table: Table, doing: Doing, bar: int) -> None:
+    if not doing.total and doing.job is None:
+        words = doing.what if not doing.status else f"{doing.what}, {doing.status}"
+        table.add_row("", Text(f"{words}, {left_words(doing)}"))
+        return
+    # 1. How far it is.
+    unit = "" if doing.unit == EPISODES else "step "
+    parts = [f"{unit}{doing.done}/{doing.total}"] if doing.total and bar else []
+    parts += [share(doing)] if doing.total and not bar else []
+    parts += [doing.status] if doing.status not in ("", "running") or not doing.total else []
+    parts.append(left_words(doing))
+    table.add_row(
+        doing.group or doing.unit, _with_bar(doing.done, doing.total, bar, ", ".join(parts))
+    )
+    # 2. Its figures.
+    figures = [] if doing.loss is None else [f"loss {doing.loss:.3g}"]
+    figures += [f"{pace(doing.per_s)} episodes/s"] if doing.per_s else []
+    figures += [f"{pace(doing.tokens_per_s)} tokens/s"] if doing.tokens_per_s else []
+    figures += [doing.job] if doing.job else []
+    if figures:
+        table.add_row("", Text(", ".join(figures), style="dim"))
+
+
+def _whole(whole: Whole, bar: int) -> RenderableType:
+    if whole.share is None or whole.left_s is None:
+        return Text(whole_words(whole))
+    words = f"{100 * whole.share:.0f} %, {about(whole.left_s)} left"
+    return _with_bar(round(1000 * whole.share), 1000, bar, words)
+
+
+def _with_bar(done: int, total: int, bar: int, words: str) -> RenderableType:
+    if not bar:
+        return Text(words)
+    row = Table.grid(padding=(0, 1))
+    row.add_column(width=bar)
+    row.add_column(no_wrap=True, overflow="ellipsis")
+    row.add_row(ProgressBar(total=max(total, 1), completed=done, width=bar), Text(words))
+    return row

@@ -6,6 +6,7 @@ and says nothing where it finds nothing.
 
 import sys
 from collections.abc import Iterable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,4 +104,23 @@ RunNameOrNone = Annotated[
 ]
 RunStoreUrl = Annotated[str, typer.Option("--run-store", help="Where runs are kept.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+class Shown(StrEnum):
+    """How a command shows what it is doing."""
+
+    auto = "auto"
+    """Live in a terminal, lines elsewhere."""
+    live = "live"
+    lines = "lines"
+    json = "json"
+    none = "none"
+
+
+ShownAs = Annotated[
+    Shown,
+    typer.Option(
+        "--progress", help="Show what goes on: live or in lines (auto: as fits), as JSON, or not."
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show Prefect's logs.")]

@@ -24,10 +24,14 @@ from nip_core.parameters import HyperParameters
 from nip_core.stages.costs import USD, cost_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nip_core.stages.estimate import Estimate
+    from nip_prefect.flows.options import Shown
 
 _COUNTS = ("distinct_problems", "questions")
 _ROOM_FOR_JOBS = 110  # columns, for the jobs of two groups in a line
+_ROOM_FOR_ALL = 72  # columns, for all figures of an iteration in a line
 
 
 def show_plan(parameters: HyperParameters, as_json: bool) -> None:
@@ -156,6 +160,18 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def show_result(result: Any, as_json: bool, shown: "Shown", show: "Callable[[Any], None]") -> None:
+    """The result of a command: for people by `show`, or as JSON; as a last line of JSON lines."""
+    from nip_prefect.flows.options import Shown
+
+    if as_json:
+        print_json(result)
+    elif shown is Shown.json:
+        print(json.dumps({"event": "result", "result": result}, ensure_ascii=False, default=str))
+    else:
+        show(result)
+
+
 def _jobs_cell(statuses: dict[str, str], width: int) -> str:
     """Return what became of the jobs; of each where there is room, or where their ends differ."""
     if width < _ROOM_FOR_JOBS and len(set(statuses.values())) == 1:
@@ -220,7 +236,7 @@ def _show_league(iterations: list[dict[str, Any]], console: Console) -> None:
     print("training episodes by opponent:")
     table = Table(box=SIMPLE_HEAD, padding=0)
     table.add_column("iteration", justify="right", no_wrap=True)
-    table.add_column("opponent", no_wrap=True)
+    table.add_column("opponent", overflow="fold")
     for heading in ("episodes", "accuracy", "95 % interval", "completeness", "soundness"):
         table.add_column(heading, justify="right", no_wrap=True)
     for entry in iterations:
@@ -240,29 +256,34 @@ def _show_league(iterations: list[dict[str, Any]], console: Console) -> None:
 
 def show_run(result: dict[str, Any]) -> None:
     """A table of the iterations of a run, and what became of their jobs."""
-    width = max(shutil.get_terminal_size((110, 24)).columns, 80)
+    width = shutil.get_terminal_size((80, 24)).columns
+    is_narrow = width < _ROOM_FOR_ALL
     console = Console(width=width)
     waits_for = f": {result['waits_for']}" if "waits_for" in result else ""
     console.print(f"run {result['run']}: {result['status']}{waits_for}", highlight=False)
     left_out = [f"{n} {split}" for split, n in result.get("left_out", {}).items() if n]
     if left_out:
         console.print(f"problems too long for a model: {', '.join(left_out)}", highlight=False)
-    # As wide as a terminal usually is: nothing but the jobs may be broken into lines.
+    # Nothing but the jobs may be broken into lines; a narrow terminal gets fewer figures.
     table = Table(box=SIMPLE_HEAD, padding=0)
-    for heading in ("iteration", "accuracy", "95 % interval", "completeness", "soundness"):
+    for heading in ("iteration", "accuracy", "95 % interval"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("problems", justify="right", no_wrap=True)
+    for heading in () if is_narrow else ("completeness", "soundness", "problems"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("jobs", overflow="fold")
     for entry in result["iterations"]:
         test = entry["test"]
         interval = (test or {}).get("accuracy_ci95")
+        figures = (
+            plain_percent(test and test["completeness"]),
+            plain_percent(test and test["soundness"]),
+            str((test or {}).get("distinct_problems") or "-"),
+        )
         table.add_row(
             str(entry["iteration"]),
             plain_percent(test and test["accuracy"]),
             f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",
-            plain_percent(test and test["completeness"]),
-            plain_percent(test and test["soundness"]),
-            str((test or {}).get("distinct_problems") or "-"),
+            *(() if is_narrow else figures),
             _jobs_cell({group: job["status"] for group, job in entry["jobs"].items()}, width),
         )
     console.print(table)

@@ -22,7 +22,16 @@ from typing import Any
 from nip_core.concurrency import gather_or_cancel
 from nip_core.parameters import HyperParameters
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
-from nip_core.stages import choosing, gating, measuring, playing, proving, swapping, training
+from nip_core.stages import (
+    agenda,
+    choosing,
+    gating,
+    measuring,
+    playing,
+    proving,
+    swapping,
+    training,
+)
 from nip_core.stages.estimate import attacks_by_choice, is_tested
 from nip_core.stages.publishing import publish
 from nip_core.stages.session import Session, open_session
@@ -47,15 +56,17 @@ async def train(
 
 async def go_on(session: Session, call: Call = directly) -> dict[str, Any]:
     """Do everything that the run still lacks; its summary, as `nip show --json` prints it."""
-    run, rl = session.run, session.parameters.rl
-    session.log.info(
-        "run %s: %d iterations of %d rollouts, %d iterations are finished, kept in %s",
-        *(run.name, rl.num_iterations, rl.rollouts_per_iteration, session.records.finished()),
-        run.store.url,
-    )
+    run = session.run
+    agenda.expect(session)
+    words = f"run {run.name}: {agenda.opening_words(session)}"
+    session.tell("run", words, run=run.name, run_store=run.store.url)
+    if resuming := agenda.resuming_words(session):
+        session.tell("resume", f"run {run.name} goes on: {resuming}", run=run.name)
     parked = await _all_iterations(session, call)
     result = summary(run, session.records)
-    session.log.info("run %s: %s", run.name, f"parked, {parked}" if parked else result["status"])
+    ended = f"parked, {parked}" if parked else f"{result['status']}{agenda.ending_words(result)}"
+    status = "parked" if parked else result["status"]
+    session.tell("end", f"run {run.name}: {ended}", run=run.name, status=status)
     return result if parked is None else {**result, "status": "parked", "waits_for": parked}
 
 
@@ -78,10 +89,12 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
     elif first == last:
         await call(proving.prove_serving, session, last)
     if tested := is_tested(parameters, last) and not only_tests:
-        await play_and_measure(session, last, TEST, call)
+        with session.progress.during(last, "test"):
+            await play_and_measure(session, last, TEST, call)
     # 3. What an attack on another run's verifier did to it: the tests, or a game of choices.
     if attacks_by_choice(parameters):
-        await play(session, last, ATTACK, call)
+        with session.progress.during(last, "attack"):
+            await play(session, last, ATTACK, call)
     if parameters.attack.run is not None:
         await call(measuring.measure, session, last, ATTACK)
     await call(publish, session, "the last test", last + 1, True, tested)
@@ -101,32 +114,32 @@ async def iterate(
     if prove:
         await call(proving.prove_serving, session, iteration)
     if is_tested(parameters, iteration):
-        with _timed(times, "test"):
+        with _timed(session, times, iteration, "test"):
             await play_and_measure(session, iteration, TEST, call)
     if run.store.exists(run.models(iteration)):
         # Only its test was missing. A fork could not go through the rest, which has other keys.
         models = await call(swapping.swap_models, session, iteration)
         return {"iteration": iteration, "models": models, "parked": None}
     # 2. Play the training episodes.
-    with _timed(times, "play"):
+    with _timed(session, times, iteration, "play"):
         await play_and_measure(session, iteration, TRAIN, call)
     # 3. Choose: one dataset for each group that is trained. The publishing meanwhile takes its
     #    time, where it sends something to Prefect's server.
     groups = training.scheduled(parameters, iteration)
-    with _timed(times, "dataset"):
+    with _timed(session, times, iteration, "dataset"):
         after = f"playing iteration {iteration}"
         published = call(publish, session, after, iteration + 0.5, False, True)
         chosen = (call(choosing.build_dataset, session, iteration, group) for group in groups)
         await gather_or_cancel([published, *chosen])
     # 4. Train. A job that the settings say not to wait for any longer stops the run here.
-    with _timed(times, "train"):
+    with _timed(session, times, iteration, "train"):
         parked = await _train_groups(session, iteration, groups, call)
     if parked is not None:
         await call(publish, session, f"parking iteration {iteration}", iteration + 0.5, True, False)
         return {"iteration": iteration, "models": None, "parked": parked}
     # 5. Gate: the models that play against those that are to follow.
     if gating.is_due(session, iteration):
-        with _timed(times, "gate"):
+        with _timed(session, times, iteration, "gate"):
             await call(proving.prove_candidates, session, iteration)
             in_turns = gating.takes_turns_in(session)  # base models, on a server with one place
             if in_turns:
@@ -136,7 +149,7 @@ async def iterate(
                 await call(proving.prove_candidates, session, iteration)
             await play_and_measure(session, iteration, CANDIDATE, call)
     # 6. Swap: prove that the new models answer, then put on record that they play from here on.
-    with _timed(times, "swap"):
+    with _timed(session, times, iteration, "swap"):
         models = await call(swapping.swap_models, session, iteration)
     run.write_json_once(f"{run.iteration(iteration)}/times.json", times, lease=session.lease)
     is_last = iteration + 1 == parameters.rl.num_iterations
@@ -150,7 +163,8 @@ async def retest(session: Session, iteration: int, call: Call = directly) -> dic
     """Test once the models that played the iteration in the base run; nothing is trained."""
     await call(proving.prove_serving, session, iteration)
     if is_tested(session.parameters, iteration):
-        await play_and_measure(session, iteration, TEST, call)
+        with session.progress.during(iteration, "test"):
+            await play_and_measure(session, iteration, TEST, call)
     models = swapping.pass_on(session, iteration)
     await call(publish, session, f"testing iteration {iteration}", iteration + 1, True, True)
     return {"iteration": iteration, "models": models, "parked": None}
@@ -193,8 +207,9 @@ async def _train_groups(
 
 
 @contextmanager
-def _timed(times: dict[str, float], name: str) -> Iterator[None]:
-    """Put the seconds that the block took into `times`."""
+def _timed(session: Session, times: dict[str, float], iteration: int, name: str) -> Iterator[None]:
+    """Show the stage while the block goes on; put the seconds that it took into `times`."""
     started = time.monotonic()
-    yield
+    with session.progress.during(iteration, name):
+        yield
     times[name] = round(time.monotonic() - started, 3)

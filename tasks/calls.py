@@ -46,8 +46,7 @@ async def _publish(
 ) -> None:
     """Write the report, and the artifacts that show the run in Prefect's UI."""
     publish(session, after, iterations_done, report, samples)
-    fraction_done = iterations_done / (session.parameters.rl.num_iterations + 1)
-    await publish_artifacts(session, after, fraction_done, samples)
+    await publish_artifacts(session, after, samples)
 
 
 TASKS: dict[Callable[..., Any], Task[..., Any]] = {

@@ -4,8 +4,9 @@ nip-<run>-state           store, manifests and models: enough for another worker
 nip-<run>-metrics         the table of iterations
 nip-<run>-learning-curve  accuracy by iteration as a picture in text
 nip-<run>-samples         a few transcripts
-nip-<run>-progress        how much of the run is done
 nip-<run>-cost            tokens and money so far, by stage
+
+How far the run is, which changes all the time, is shown by `progress`.
 """
 
 import json
@@ -15,7 +16,6 @@ from prefect import get_run_logger
 from prefect.artifacts import (
     Artifact,
     acreate_markdown_artifact,
-    acreate_progress_artifact,
     acreate_table_artifact,
 )
 
@@ -32,24 +32,20 @@ _BAR = 40
 _ROWS = 60  # of iterations in a table; of a longer run some are left out
 
 
-async def publish_artifacts(
-    session: Session, after: str, fraction_done: float, samples: bool
-) -> None:
+async def publish_artifacts(session: Session, after: str, samples: bool) -> None:
     """Write the artifacts of everything that is committed so far.
 
     The `samples` are read from whole splits, and left out where nothing was played since they were
     published.
     """
     try:
-        await _publish_all(session, after, fraction_done, samples)
+        await _publish_all(session, after, samples)
     except Exception as error:
         # A view for people: the run goes on without it, and a later stage publishes it again.
         get_run_logger().warning("artifacts not published: %s: %s", type(error).__name__, error)
 
 
-async def _publish_all(
-    session: Session, after: str, fraction_done: float, with_samples: bool
-) -> None:
+async def _publish_all(session: Session, after: str, with_samples: bool) -> None:
     run, records = session.run.name, session.records
     await acreate_markdown_artifact(
         key=f"nip-{run}-state",
@@ -85,9 +81,6 @@ async def _publish_all(
             markdown=transcripts_markdown(samples, _SAMPLES),
             description="Transcripts of the newest episodes",
         )
-    await acreate_progress_artifact(
-        progress=100.0 * fraction_done, key=f"nip-{run}-progress", description=after
-    )
 
 
 def _state(session: Session, after: str) -> str:

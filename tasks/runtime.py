@@ -22,6 +22,7 @@ from nip_core.errors import ServerError
 from nip_core.parameters import HyperParameters
 from nip_core.stages.session import Session, open_session
 from nip_prefect.tasks.flow_run_marks import mark_flow_run
+from nip_prefect.tasks.progress import show_progress
 from nip_prefect.tasks.secrets import environment_for
 
 P = ParamSpec("P")
@@ -68,6 +69,7 @@ async def opened(
         # is logged here stands on one.
         session = replace(session, log=get_run_logger())
         stack.enter_context(_hold(session))
+        await stack.enter_async_context(show_progress(session))
         yield session
 
 
@@ -101,7 +103,11 @@ async def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any
     """
     try:
         await state.aresult()
-    except (ServerError, ClientError, TimeoutError, ConnectionError):
+    except (ServerError, ClientError, TimeoutError, ConnectionError) as error:
+        for session in _sessions.values():
+            session.progress.count_retry(f"{task.name}: {error}")
+            words = f"{task.name} failed and is tried again: {error}"
+            session.progress.tell("retry", words, task=task.name)
         return True
     except Exception:
         return False

@@ -2,17 +2,21 @@
 
 from typing import Any
 
-from nip_prefect.flows.options import AsJson, Config, Overrides, Verbose
+from nip_prefect.flows.options import AsJson, Config, Overrides, Shown, ShownAs, Verbose
 
 
 def evaluate(
-    config: Config, overrides: Overrides = None, as_json: AsJson = False, verbose: Verbose = False
+    config: Config,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    shown: ShownAs = Shown.auto,
+    verbose: Verbose = False,
 ) -> None:
     """Test the newest models of CONFIG's run; the base models if there are none yet."""
     from nip_core.evaluation.report_text import verdict_line
     from nip_core.parameters import load_parameters
     from nip_prefect.flows.launch import run_flow
-    from nip_prefect.flows.printing import print_json
+    from nip_prefect.flows.printing import show_result
 
     settings = list(overrides or [])
     parameters = load_parameters(config, settings)
@@ -27,9 +31,9 @@ def evaluate(
 
         return lambda: flow(config, settings)
 
-    result = run_flow(parameters, look, import_flow, as_json=as_json, verbose=verbose)
-    if as_json:
-        print_json(result)
-        return
-    print(f"run {result['run']}, models of iteration {result['iteration']}")
-    print(verdict_line(result["test"]))
+    def show_test(result: dict[str, Any]) -> None:
+        print(f"run {result['run']}, models of iteration {result['iteration']}")
+        print(verdict_line(result["test"]))
+
+    result = run_flow(parameters, look, import_flow, as_json=as_json, verbose=verbose, shown=shown)
+    show_result(result, as_json, shown, show_test)

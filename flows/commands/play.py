@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from nip_core.errors import SettingsError
-from nip_prefect.flows.options import AsJson, Config, Overrides
+from nip_prefect.flows.options import AsJson, Config, Overrides, Shown, ShownAs
 
 
 def play(
@@ -18,22 +18,23 @@ def play(
         int | None, typer.Option(help="Whose models play; default: the newest.")
     ] = None,
     as_json: AsJson = False,
+    shown: ShownAs = Shown.auto,
 ) -> None:
     """Play the rollouts of one iteration and write their Parquet files to OUT.
 
     They are the run's own: a later `nip train` uses them instead of playing again.
     """
     from nip_core.parameters import load_parameters
+    from nip_core.progress.board import Progress
     from nip_core.rollouts.plan import SPLITS
-    from nip_core.rollouts.progress import Progress
     from nip_core.stages.export import export_rollouts
     from nip_prefect.flows.launch import with_view
-    from nip_prefect.flows.printing import print_json
+    from nip_prefect.flows.printing import show_result
 
     if split not in SPLITS:
         raise SettingsError(f"--split {split!r}: use one of {', '.join(SPLITS)}")
     parameters = load_parameters(config, overrides or [])
-    progress = Progress("checking the settings and the problems")
+    progress = Progress()
 
     async def run() -> dict[str, Any]:
         from nip_core.loop import play
@@ -57,11 +58,12 @@ def play(
                 "files": [str(file) for file in files],
             }
 
-    result = with_view(parameters, progress, lambda stop: stop.run(run), as_json)
-    if as_json:
-        print_json(result)
-        return
-    print(f"{result['rows']['episodes']} episodes, {result['rows']['generations']} generations")
-    print(f"canonical digest {result['canonical_digest']}")
-    for file in result["files"]:
-        print(file)
+    def show_files(result: dict[str, Any]) -> None:
+        rows = result["rows"]
+        print(f"{rows['episodes']} episodes, {rows['generations']} generations")
+        print(f"canonical digest {result['canonical_digest']}")
+        for file in result["files"]:
+            print(file)
+
+    result = with_view(parameters, progress, lambda stop: stop.run(run), as_json, shown)
+    show_result(result, as_json, shown, show_files)

@@ -1,15 +1,18 @@
 """`nip quickstart`: the bundled configuration of that name."""
 
 from nip_prefect.flows.commands.train import train
-from nip_prefect.flows.options import AsJson, Overrides, Verbose
+from nip_prefect.flows.options import AsJson, Overrides, Shown, ShownAs, Verbose
 
 
 def quickstart(
-    overrides: Overrides = None, as_json: AsJson = False, verbose: Verbose = False
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    shown: ShownAs = Shown.auto,
+    verbose: Verbose = False,
 ) -> None:
     """Train the bundled tiny model on bundled problems, on a CPU, in minutes.
 
     The same as nip train quickstart. It writes to runs/quickstart; again, it goes on where it
     stopped, or shows what is finished.
     """
-    train("quickstart", overrides, as_json=as_json, verbose=verbose)
+    train("quickstart", overrides, as_json=as_json, shown=shown, verbose=verbose)

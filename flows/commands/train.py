@@ -8,7 +8,14 @@ import typer
 
 from nip_core.configurations import list_of_bundled
 from nip_core.errors import SettingsError
-from nip_prefect.flows.options import AsJson, ConfigOrNone, Overrides, Verbose
+from nip_prefect.flows.options import (
+    AsJson,
+    ConfigOrNone,
+    Overrides,
+    Shown,
+    ShownAs,
+    Verbose,
+)
 
 if TYPE_CHECKING:
     from nip_core.parameters import HyperParameters
@@ -35,6 +42,7 @@ def train(
         ),
     ] = None,
     as_json: AsJson = False,
+    shown: ShownAs = Shown.auto,
     verbose: Verbose = False,
 ) -> None:
     """Train as CONFIG says; a run that was stopped goes on where it stopped.
@@ -45,7 +53,7 @@ def train(
         _refuse_nothing()
     from nip_core.parameters import load_parameters
     from nip_prefect.flows.launch import run_flow
-    from nip_prefect.flows.printing import print_json, show_plan, show_run
+    from nip_prefect.flows.printing import show_plan, show_result, show_run
 
     settings = list(overrides or [])
     parameters = load_parameters(config, settings)
@@ -73,11 +81,9 @@ def train(
         as_json=as_json,
         verbose=verbose,
         retry_failed_jobs=retry_failed_jobs,
+        shown=shown,
     )
-    if as_json:
-        print_json(result)
-        return
-    show_run(result)
+    show_result(result, as_json, shown, show_run)
 
 
 def _refuse_nothing() -> NoReturn:

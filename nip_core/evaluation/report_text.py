@@ -100,6 +100,21 @@ def verdict_line(test: Mapping[str, Any]) -> str:
     )
 
 
+def result_line(metrics: Mapping[str, Any], before: float | None) -> str:
+    """The metrics of a split in a line: "accuracy 83.0 % [79.0, 86.4] (n=400), before 52.5 %, ...".
+
+    `before` is the accuracy of the test before; None: there was none.
+    """
+    low, high = metrics["accuracy_ci95"] or (None, None)
+    interval = "" if low is None or high is None else f" [{100 * low:.1f}, {100 * high:.1f}]"
+    change = "" if before is None else f", before {plain_percent(before)}"
+    return (
+        f"accuracy {plain_percent(metrics['accuracy'])}{interval} (n={metrics['episodes']})"
+        f"{change}, completeness {plain_percent(metrics['completeness'])}, "
+        f"soundness {plain_percent(metrics['soundness'])}"
+    )
+
+
 def problems_words(problems: int | None, questions: int | None) -> str:
     """Return how many, as "264 problems of 33 questions", or "400 problems" without variants."""
     plural = "" if problems == 1 else "s"

@@ -11,7 +11,6 @@ or representation.
 """
 
 import hashlib
-import re
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -33,6 +32,7 @@ from nip_core.fine_tuning.progress_log import append_progress
 from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView
 from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
 from nip_core.jobs.server_calls import LmServer, version_problem
+from nip_core.jobs.steps import newest_step, steps_of
 from nip_core.jobs.submissions import Submissions
 from nip_core.rollouts.chat_client import Endpoint
 from nip_lm_server.client import NipSettings
@@ -281,14 +281,14 @@ class OpenAITrainerAdapter(TrainerAdapter):
 
     async def _progress(self, backend: OpenAIBackend, view: JobView) -> float | None:
         """Share of the steps that are done, in percent, where the server tells it."""
-        told = (view.effective.get("nip") or {}).get("progress")
-        if told is None and not self._nip and view.status == "running":
+        steps = steps_of(view)
+        if steps is None and not self._nip and view.status == "running":
             try:
                 events = await backend.job_events(view.id)
             except BackendTrouble:
                 return None
-            told = next(filter(None, map(_steps, reversed(events))), None)
-        return _percent(told)
+            steps = newest_step(events)
+        return None if steps is None else steps.percent
 
     def _status(
         self,
@@ -348,22 +348,3 @@ def _settings_used(effective: Mapping[str, Any] | None) -> dict[str, Any] | None
     known = {*NipSettings.model_fields, "effective_learning_rate"}
     plain = {name: value for name, value in effective.items() if name != "nip"}
     return plain | {name: value for name, value in ours.items() if name in known}
-
-
-def _steps(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The step that an event of OpenAI's tells: in its data, or as in "Step 8/90: ..."."""
-    data = event.get("data")
-    if isinstance(data, Mapping) and "step" in data and "total_steps" in data:
-        return data
-    found = re.match(r"Step (\d+)/(\d+)", str(event.get("message")))
-    return None if found is None else {"step": int(found[1]), "total_steps": int(found[2])}
-
-
-def _percent(told: Any) -> float | None:
-    """100 * step / total_steps, where both are numbers."""
-    if not isinstance(told, Mapping):
-        return None
-    step, total = told.get("step"), told.get("total_steps")
-    if not isinstance(step, int | float) or not isinstance(total, int | float) or total <= 0:
-        return None
-    return round(min(100.0, max(0.0, 100.0 * step / total)), 2)

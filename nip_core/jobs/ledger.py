@@ -22,7 +22,7 @@ import asyncio
 import hashlib
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -63,6 +63,7 @@ class _Look:
     asked_s: float | None = None  # how long to wait before the next look, as the back-end says
     trouble: str = ""  # why nothing was seen
     ends_as: Outcome | None = None  # how the job ends if every look is like this for `settle_s`
+    view: JobView | None = None  # what was seen
 
 
 @asynccontextmanager
@@ -180,11 +181,15 @@ class Ledger:
         deadline_s: float,
         counted_from_s: float | None = None,
         park_after_s: float | None = None,
+        longest_pause_s: float | None = None,
+        watch: Callable[[JobView | None, str], Awaitable[None]] | None = None,
     ) -> JobRecord:
         """Follow a submitted job until it ends; its final record.
 
-        Looks every `interval_s`, less and less often while nothing changes (up to ten times
-        that, or 30 s), and not before the back-end asks to. `deadline_s` counts from submission,
+        Looks every `interval_s`, less and less often while nothing changes (up to
+        `longest_pause_s`; None: ten times `interval_s`, or 30 s), and not before the back-end
+        asks to. `watch` is told of each look at a job that goes on: what was seen, or None and
+        why nothing was. `deadline_s` counts from submission,
         or from the time of day `counted_from_s` (for a back-end that stands still when its runner
         does). Failed looks are repeated; a status that is not known is not an end. A job that the
         back-end does not know, or that has succeeded and names no model, for `settle_s` is one.
@@ -207,13 +212,16 @@ class Ledger:
         started_s = self._clock.monotonic()
         end_s = started_s + deadline_s - elapsed_s
         park_s = math.inf if park_after_s is None else started_s + park_after_s
-        pauses = Pauses(interval_s, max(interval_s, min(10 * interval_s, LONGEST_PAUSE_S)))
+        longest_pause_s = longest_pause_s or min(10 * interval_s, LONGEST_PAUSE_S)
+        pauses = Pauses(interval_s, max(interval_s, longest_pause_s))
         lost_since_s: float | None = None
         while True:
             # 3. Look; an end that is seen is on record.
             look = await self._look(document, record, pauses.longest_s)
             if look.record.state == "terminal":
                 return look.record
+            if watch is not None:
+                await watch(look.view, look.trouble)
             if look.record.status != record.status:
                 pauses.reset()
             record, now_s = look.record, self._clock.monotonic()
@@ -262,10 +270,10 @@ class Ledger:
         if is_nameless:
             return _Look(record, None, "it has succeeded, but names no model", "failed")
         if view.estimated_finish is None:
-            return _Look(record)
+            return _Look(record, view=view)
         # Half of what is left, because it is an estimate.
         left_s = view.estimated_finish - self._clock.now()
-        return _Look(record, min(left_s / 2, longest_pause_s))
+        return _Look(record, min(left_s / 2, longest_pause_s), view=view)
 
     async def give_up(self, record: JobRecord, reason: str) -> JobRecord:
         """Cancel a job whose deadline has passed; its final record.

@@ -34,6 +34,7 @@ from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import StageError
 from nip_core.game.render import ChatMessage, Game, columns_json, situation_of, tokens_of
 from nip_core.parameters import RandomAgentParameters
+from nip_core.progress.board import Progress
 from nip_core.protocols import NO_DECISION, Move, Turn
 from nip_core.rollouts.chat_client import (
     ChatCompletions,
@@ -44,7 +45,6 @@ from nip_core.rollouts.journal import Appends
 from nip_core.rollouts.labels import LabelRow, objection, with_solution
 from nip_core.rollouts.model_call import Call, Player, Row, ask, read_again
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.progress import Progress
 from nip_core.scenarios import NO_LABEL, NoLabel
 from nip_core.tolerance import more_than
 
@@ -410,6 +410,8 @@ class EpisodeState:
         why_not = objection(self.context.game, spec.problem, call.player.agent)
         record, move = call.record(number, spec, self.round, attempt, self.parent, why_not)
         await self.context.log.append(record)
+        if record["generation"]["invalid_reason"] is not None:
+            self.context.progress.invalid_answers += 1
         return record, move
 
 

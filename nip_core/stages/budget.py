@@ -23,7 +23,7 @@ from typing import Any
 
 from nip_core.errors import BudgetError, SettingsError
 from nip_core.parameters import HyperParameters
-from nip_core.rollouts.progress import Progress
+from nip_core.progress.board import Progress
 from nip_core.run_store.run import RunStore
 from nip_core.stages.records import Records
 from nip_core.stages.spending import Spent, spent_so_far
@@ -119,7 +119,7 @@ class Budget:
         for cap, most in caps_of(self._parameters).items():
             if spent[cap] >= WARN_AT * most and not self._progress.warning:
                 line = budget_line(cap, spent[cap], most)
-                self._progress.warning = f"budget.{cap}: {line}; at 100 % the run stops"
+                self._progress.warn(f"budget.{cap}: {line}; at 100 % the run stops")
 
 
 def spent_on_record(run: RunStore, records: Records) -> Spent:

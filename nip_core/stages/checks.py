@@ -22,9 +22,9 @@ from nip_core.errors import ServerError, SettingsError
 from nip_core.game.render import Game, Turn, situation_of
 from nip_core.jobs.server_calls import LmServer, version_problem
 from nip_core.parameters import HyperParameters
+from nip_core.progress.board import Progress
 from nip_core.protocols import Move
 from nip_core.redaction import redact
-from nip_core.rollouts.progress import Progress
 from nip_core.scenarios import Problem, Scenario
 from nip_core.scenarios.checked import drawn
 from nip_core.stages.providers import Endpoints, speaks_nip
@@ -65,15 +65,16 @@ async def check_reachable(
             except (OSError, TimeoutError) as error:
                 reason = str(error) or f"no connection within {_CONNECT_S:.0f} s"
             if pause_s is not None:
-                progress.start_stage(f"{url} can't be reached ({reason}); trying again", 0)
+                progress.count_retry(f"{url} can't be reached ({reason})")
+                progress.tell("retry", f"{url} can't be reached ({reason}); trying again")
                 await asyncio.sleep(pause_s)
         raise ServerError(
             f"{url}: can't be reached ({reason}), and agents.{agents[url]} plays or is trained "
             "there: check the address and the network, then run again"
         )
 
-    progress.start_stage("looking for the models' servers", 0)
-    await gather_or_cancel(map(reach, agents))
+    with progress.doing("looking for the models' servers"):
+        await gather_or_cancel(map(reach, agents))
 
 
 async def _connect(url: str) -> None:

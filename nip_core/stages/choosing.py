@@ -80,9 +80,14 @@ def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any
 
 
 def _told(session: Session, iteration: int, group: str, dataset: Manifest) -> dict[str, Any]:
-    session.log.info(
-        "iteration %d: %s has %d training examples from %d episodes",
-        *(iteration, group, dataset.extra["examples"], dataset.extra["episodes"]),
+    examples, episodes = dataset.extra["examples"], dataset.extra["episodes"]
+    session.tell(
+        "dataset",
+        f"iteration {iteration}: {group} has {examples} training examples from {episodes} episodes",
+        iteration=iteration,
+        group=group,
+        examples=examples,
+        episodes=episodes,
     )
     return dict(dataset.extra)
 

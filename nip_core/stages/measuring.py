@@ -13,9 +13,10 @@ from nip_core.evaluation.attack import attack_line, figures, figures_by_step
 from nip_core.evaluation.baselines import believe_the_prover, majority
 from nip_core.evaluation.league import BY_OPPONENT, figures_by_opponent
 from nip_core.evaluation.metrics import evaluate
-from nip_core.evaluation.report_text import verdict_line
+from nip_core.evaluation.report_text import result_line
 from nip_core.evaluation.transcripts import transcripts_from_tables
 from nip_core.jobs.document import read_job
+from nip_core.jobs.steps import by_step
 from nip_core.rollouts.labels import add_counts, label_counts
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
@@ -34,6 +35,10 @@ from nip_core.stages.models import models_for, opponents_for
 from nip_core.stages.session import Session
 
 _YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
+_TOLD = (
+    *("accuracy", "accuracy_ci95", "completeness", "soundness", "episodes"),
+    *("distinct_problems", "questions", "no_decision_rate"),
+)
 CHECKSUM_SUFFIX = ".sha256"
 """Of the file beside it with its SHA-256, in the form of sha256sum."""
 
@@ -51,9 +56,32 @@ def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
         metrics = dict(stored)
     else:
         metrics = combined(stored, write_intervals(session, iteration, split, stored))
-    line = attack_line(metrics) if split == ATTACK else verdict_line(metrics)
-    session.log.info("iteration %d: played %s problems: %s", iteration, split, line)
+    if split == ATTACK:
+        words = f"iteration {iteration}: played attack problems: {attack_line(metrics)}"
+        session.tell("attack", words, iteration=iteration, split=split)
+        return metrics
+    before = _test_before(session, iteration) if split == TEST else None
+    words = f"iteration {iteration}: played {split} problems: {result_line(metrics, before)}"
+    figures = {name: metrics.get(name) for name in _TOLD}
+    session.tell(
+        "test" if split == TEST else "played",
+        words,
+        iteration=iteration,
+        split=split,
+        accuracy_before=before,
+        **figures,
+    )
     return metrics
+
+
+def _test_before(session: Session, iteration: int) -> float | None:
+    """The accuracy of the newest test of an earlier iteration; None without one."""
+    run = session.run
+    for earlier in range(iteration - 1, -1, -1):
+        if is_tested(session.parameters, earlier):
+            metrics = run.read_json_or_none(run.metrics(earlier, TEST))
+            return None if metrics is None else metrics.get("accuracy")
+    return None
 
 
 def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
@@ -159,13 +187,7 @@ def _updates(run: RunStore, iteration: int) -> int:
     """The updates of the optimizer that the jobs of an iteration have reported."""
     folder = run.store.list(f"{run.iteration(iteration)}/jobs")
     jobs = [read_job(run, f"{run.iteration(iteration)}/jobs/{name}") for name in folder]
-    return sum(
-        max(
-            [int((event.get("data") or {}).get("step") or 0) for event in job.backend_events] or [0]
-        )
-        for job in jobs
-        if job is not None
-    )
+    return sum(max(by_step(job.backend_events), default=0) for job in jobs if job is not None)
 
 
 def labels_of(store: Store, directory: str) -> dict[str, Any]:

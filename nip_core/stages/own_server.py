@@ -19,6 +19,7 @@ from nip_core.errors import ServerError, SettingsError
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.parameters.checks import is_deterministic, serves_several_bases, uses_own_server
+from nip_core.progress.board import Progress
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.run import RunStore
 from nip_core.stages.engine_sizes import check_ranks, vllm_sizes
@@ -163,8 +164,10 @@ class OwnServer:
         *,
         timeout_s: float,
         environment: Mapping[str, str],
+        progress: Progress | None = None,
     ) -> None:
         """`timeout_s`: the longest wait for it to answer. Nothing is started yet."""
+        self._progress = progress or Progress()
         self._spec, self.directory = spec, directory
         # What is compiled for one run serves the next, which has a state directory of its own.
         compiled = compile_caches(_cache(environment) / "compiled")
@@ -187,31 +190,39 @@ class OwnServer:
         async with self._starting:
             if self._handle is not None and is_running(self._handle):
                 return
-            # 1. In a thread, as it waits for a process; told by an event when nobody waits for it.
+            if self._handle is not None:
+                self._progress.count_retry("the model server has ended by itself")
             self.stop()
-            given_up = threading.Event()
-            starting = asyncio.ensure_future(
-                asyncio.to_thread(
-                    start_or_attach,
-                    self._spec,
-                    self.directory,
-                    timeout_s=self._timeout_s,
-                    env=self._environment,
-                    given_up=given_up.is_set,
-                )
+            engines = self._spec.engines()
+            models = " and ".join(Path(engine.model).name for engine in engines)
+            with self._progress.starting(f"the model server ({engines[0].engine} with {models})"):
+                await self._start()
+
+    async def _start(self) -> None:
+        # 1. In a thread, as it waits for a process; told by an event when nobody waits for it.
+        given_up = threading.Event()
+        starting = asyncio.ensure_future(
+            asyncio.to_thread(
+                start_or_attach,
+                self._spec,
+                self.directory,
+                timeout_s=self._timeout_s,
+                env=self._environment,
+                given_up=given_up.is_set,
             )
-            try:
-                self._handle = await asyncio.shield(starting)
-            except asyncio.CancelledError:
-                # 2. One that came up all the same is ended by `stop`, so its handle is kept.
-                given_up.set()
-                with contextlib.suppress(OwnerError):
-                    self._handle = await starting
-                raise
-            except OwnerError as error:
-                if error.reason is not None:
-                    raise SettingsError(f"lm_server: {error.reason}") from None
-                raise ServerError(f"lm_server: {error}") from None
+        )
+        try:
+            self._handle = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # 2. One that came up all the same is ended by `stop`, so its handle is kept.
+            given_up.set()
+            with contextlib.suppress(OwnerError):
+                self._handle = await starting
+            raise
+        except OwnerError as error:
+            if error.reason is not None:
+                raise SettingsError(f"lm_server: {error.reason}") from None
+            raise ServerError(f"lm_server: {error}") from None
 
     async def during(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do `work` while the server runs. Raises ServerError as soon as it has died."""

@@ -322,11 +322,15 @@ def plan_split(session: Session, iteration: int, split: str) -> list[str]:
     left = [shard for shard in plan.shards if not play.is_done(shard)]
     done = plan.episodes - sum(len(play.specs_by_shard[shard]) for shard in left)
     failed = len(play.failures.keys) if done else 0
-    what = f"iteration {iteration}: playing {split} problems"
-    session.progress.start_stage(what, plan.episodes, done, failed)
-    session.log.info(
-        "iteration %d: playing %s problems, %d episodes, %d of them in %d shards are still to play",
-        *(iteration, split, plan.episodes, plan.episodes - done, len(left)),
+    session.progress.start_episodes(split, plan.episodes, done, failed)
+    before = f", {done} of them are there already" if done else ""
+    session.tell(
+        "play",
+        f"iteration {iteration}: playing {split} problems, {plan.episodes} episodes{before}",
+        iteration=iteration,
+        split=split,
+        episodes=plan.episodes,
+        done=done,
     )
     return left
 

@@ -31,7 +31,6 @@ async def prove_serving(session: Session, iteration: int) -> None:
     trained = {g: model for g, model in models.items() if model.trained_in is not None}
     await return_places(session, {g: m for g, m in models.items() if m.trained_in is None})
     if trained:
-        session.progress.start_stage(f"iteration {iteration}: proving the models that play", 0)
         await prove_all(session, trained)
     await _prove_opponents(session, iteration)
 
@@ -72,7 +71,10 @@ async def _prove_each(
             for group, model in models
         )
 
-    return await session.with_server(prove_each) if models else []
+    if not models:
+        return []
+    with session.progress.doing(f"proving that {len(models)} models answer"):
+        return await session.with_server(prove_each)
 
 
 async def prove(

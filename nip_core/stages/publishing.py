@@ -40,8 +40,9 @@ def publish(
     if report:
         is_finished = iterations_done > session.parameters.rl.num_iterations
         status = "finished" if is_finished else "running"
-        write_report(session.run, status, session.records)
-        session.records.write_blocks(session.lease)
+        with session.progress.doing("writing the report"):
+            write_report(session.run, status, session.records)
+            session.records.write_blocks(session.lease)
 
 
 def state_of(run: RunStore, after: str, records: Records | None = None) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from nip_core.errors import CorruptionError, StoreError
 from nip_core.evaluation.embedding import thinned
 from nip_core.evaluation.metrics import paired_difference
 from nip_core.jobs.document import billed_tokens
+from nip_core.jobs.steps import by_step
 from nip_core.parameters.stored import with_defaults
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
@@ -441,9 +442,7 @@ def _without_breakdowns(metrics: Mapping[str, Any] | None) -> dict[str, Any] | N
 
 def _losses(job: Mapping[str, Any]) -> list[tuple[int, float]]:
     """(step, training loss) from the back-end's metrics events; of many, some with the last."""
-    points = []
-    for event in job.get("backend_events") or ():
-        data = event.get("data") or {}
-        if event.get("type") == "metrics" and data.get("train_loss") is not None:
-            points.append((int(data["step"]), float(data["train_loss"])))
+    told = by_step(job.get("backend_events") or ())
+    losses = ((step, event["data"].get("train_loss")) for step, event in told.items())
+    points = [(step, float(loss)) for step, loss in losses if loss is not None]
     return thinned(points, _MOST_LOSSES)

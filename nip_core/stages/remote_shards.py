@@ -18,8 +18,8 @@ from typing import Any
 from nip_core.errors import RunConflictError, ServerError
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
+from nip_core.progress.board import Progress
 from nip_core.rollouts.chat_client import Endpoint
-from nip_core.rollouts.progress import Progress
 from nip_core.run_store.lease import borrow
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store

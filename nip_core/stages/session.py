@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nip_core.game.render import Game
 from nip_core.jobs.job import Clock
 from nip_core.parameters import HyperParameters
+from nip_core.progress.board import Progress
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.engine import places_for
-from nip_core.rollouts.progress import Progress
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.run import RunStore
 from nip_core.scenarios import Problem
@@ -31,6 +31,7 @@ from nip_core.stages.checks import (
     check_version,
 )
 from nip_core.stages.costs import record_estimate
+from nip_core.stages.estimate import Estimate
 from nip_core.stages.feeders import Feeders
 from nip_core.stages.kept_models import keep_models, restore
 from nip_core.stages.models import ServedModel
@@ -84,6 +85,8 @@ class Session:
     """By iteration and split, what is being played."""
     feeders: Feeders | None = None
     """Of the run's trackers; None: there are none."""
+    estimate: Estimate | None = None
+    """Of the whole run; None where only a part of it is done here."""
 
     @cached_property
     def places(self) -> asyncio.Semaphore:
@@ -94,6 +97,11 @@ class Session:
     def records(self) -> Records:
         """The records of the iterations, as far as they were read."""
         return Records(self.run)
+
+    def tell(self, kind: str, words: str, **facts: Any) -> None:
+        """Say what has happened, to whoever views the run and in the log that people read."""
+        self.progress.tell(kind, words, **facts)
+        self.log.info("%s", words)
 
     def at(self, group: str) -> Endpoints:
         """The addresses at which the group's model is asked, and trained and described."""
@@ -162,11 +170,12 @@ async def open_session(
             server=server,
             retry_failed_jobs=retry_failed_jobs,
             origin=prepared.origin.models,
+            estimate=prepared.estimate,
         )
-        progress.start_stage("checking the models' servers", 0)
-        await check_version(session)
-        await check_engines(session)
-        too_long = await check_prompts(session)
+        with progress.doing("checking the models' servers and the length of prompts"):
+            await check_version(session)
+            await check_engines(session)
+            too_long = await check_prompts(session)
         left_out = settle(prepared.parameters, prepared.problems, known, too_long)
         # 4. Only now is the run created.
         opened = run.create_or_open(prepared.identity, now=datetime.now(UTC), lease=lease)
@@ -197,9 +206,10 @@ async def _own_server(
     # 2. Models of this run that another machine has made.
     trained = [group for group in parameters.groups if group not in prepared.endpoints]
     await asyncio.to_thread(restore, run, directory, trained, lease)
-    progress.start_stage(f"starting the model server ({parameters.lm_server.engine})", 0)
     timeout_s = parameters.lm_server.start_timeout_s
-    return OwnServer(spec, directory, timeout_s=timeout_s, environment=environment)
+    return OwnServer(
+        spec, directory, timeout_s=timeout_s, environment=environment, progress=progress
+    )
 
 
 def chat_client(

@@ -41,12 +41,15 @@ async def swap_models(session: Session, iteration: int) -> dict[str, str]:
     waiting = [group for group in session.parameters.trainable_groups if group not in due]
     stored = _record(session, iteration, after, waiting, promotion)
     if promotion is not None:
-        session.log.info("iteration %d: %s", iteration, gate_line(promotion))
+        gate = f"iteration {iteration}: {gate_line(promotion)}"
+        figures = {name: x for name, x in promotion.items() if name != "candidates"}
+        session.tell("gate", gate, iteration=iteration, **figures)
         if not promotion["promoted"]:
             await return_places(session, after)
     names = {group: model.model for group, model in stored.items()}
     serving = ", ".join(f"{group}: {model}" for group, model in names.items())
-    session.log.info("iteration %d: the models from here on are %s", iteration, serving)
+    words = f"iteration {iteration}: the models from here on are {serving}"
+    session.tell("swap", words, iteration=iteration, models=names)
     return names
 
 

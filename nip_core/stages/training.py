@@ -12,17 +12,21 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from nip_core.errors import CorruptionError, DeadlineError, JobError, ParkedError
 from nip_core.hashing import derive_seed, digest
 from nip_core.jobs.document import read_job
-from nip_core.jobs.job import JobRecord, JobSpec
+from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView
 from nip_core.jobs.ledger import Ledger, open_ledger
 from nip_core.jobs.openai_backend import OpenAIBackend
+from nip_core.jobs.steps import by_step, newest_step, steps_of
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import is_deterministic
+from nip_core.progress.board import Activity, Progress
+from nip_core.progress.outlook import STEPS
 from nip_core.run_store.manifest import read_manifest
 from nip_core.stages.choosing import describe
 from nip_core.stages.models import models_for
@@ -64,6 +68,8 @@ async def submit_job(session: Session, iteration: int, group: str) -> dict[str, 
     if is_new and spec.examples >= MIN_EXAMPLES:  # with fewer the ledger skips it, for nothing
         what = f"the job of group {group}, iteration {iteration},"
         session.budget.admit_job(what, group, None if tokens is None else epochs * tokens)
+    if is_new:
+        session.progress.count_job()
 
     # 3. The ledger alone creates jobs, and looks first whether this one was.
     async def create() -> JobRecord:
@@ -84,7 +90,8 @@ async def submit_job(session: Session, iteration: int, group: str) -> dict[str, 
 def _submitted(session: Session, record: JobRecord) -> dict[str, Any]:
     reference = _reference(record)
     what = f"trains as job {record.id}" if record.id else f"has no job, {reference['status']}"
-    session.log.info("iteration %d: %s %s", record.iteration, record.group, what)
+    words = f"iteration {record.iteration}: {record.group} {what}"
+    session.tell("submit", words, iteration=record.iteration, **reference)
     return reference
 
 
@@ -98,8 +105,10 @@ async def wait_for_job(session: Session, iteration: int, group: str) -> dict[str
     record = _record(session, iteration, group)
     settings = session.parameters.fine_tuning
 
-    async def poll() -> JobRecord:
-        async with _ledger(session, group) as (ledger, _):
+    hosted = speaks_nip(session.parameters.group_parameters(group))
+
+    async def poll(activity: Activity) -> JobRecord:
+        async with _ledger(session, group) as (ledger, backend):
             try:
                 return await ledger.poll(
                     record,
@@ -108,6 +117,9 @@ async def wait_for_job(session: Session, iteration: int, group: str) -> dict[str
                     # The run's own server stood still while the run did.
                     counted_from_s=None if group in session.endpoints else session.clock.now(),
                     park_after_s=settings.park_after_s,
+                    # A server of ours is asked for its steps as often as people want to see them.
+                    longest_pause_s=settings.poll_interval_s if hosted else None,
+                    watch=partial(_watch, session.progress, activity, backend, hosted),
                 )
             except DeadlineError:
                 if settings.on_deadline == "stop":
@@ -117,11 +129,19 @@ async def wait_for_job(session: Session, iteration: int, group: str) -> dict[str
 
     # 1. Until it ends, or the settings say not to wait any longer.
     if record.state != "terminal":
-        session.progress.start_stage(f"iteration {iteration}: training {group}", 0)
         try:
-            record = await session.with_server(poll)
+            with session.progress.doing(
+                f"training {group}",
+                group=group,
+                job=record.id,
+                unit=STEPS,
+                status=record.status or "",
+                tokens_total=_tokens_of(session, record),
+            ) as activity:
+                record = await session.with_server(lambda: poll(activity))
         except ParkedError as parked:
-            session.log.info("iteration %d: parked, %s", iteration, parked)
+            words = f"iteration {iteration}: parked, {parked}"
+            session.tell("parked", words, iteration=iteration, group=group, job=record.id)
             return {**_reference(record), "again": False, "parked": str(parked)}
     # 2. A job without a model: the settings say what follows.
     step = next_step(session.parameters, record)
@@ -129,11 +149,78 @@ async def wait_for_job(session: Session, iteration: int, group: str) -> dict[str
         raise stopped(record, session.run.job(iteration, group))
     reference = {**_reference(record), "again": step == "try_again", "parked": None}
     if record.id:
-        session.log.info(
-            "iteration %d: job %s of %s: %s, model %s",
-            *(iteration, record.id, group, reference["status"], record.model or "none"),
+        status, model = reference["status"], record.model or "none"
+        words = f"iteration {iteration}: job {record.id} of {group}: {status}, model {model}"
+        figures = _figures(record)
+        session.tell(
+            "job", words + figures.words, iteration=iteration, **reference, **figures.facts
         )
     return reference
+
+
+async def _watch(
+    progress: Progress,
+    activity: Activity,
+    backend: OpenAIBackend,
+    hosted: bool,
+    view: JobView | None,
+    trouble: str,
+) -> None:
+    """Show what a look at a job has seen."""
+    if trouble:
+        progress.count_retry(f"job {activity.job}: {trouble}")
+    if view is None:
+        return
+    steps = steps_of(view)
+    if steps is None and not hosted and view.status == "running":
+        try:
+            steps = newest_step(await backend.job_events(view.id))
+        except BackendTrouble as error:
+            progress.count_retry(f"events of job {activity.job}: {error}")
+    is_paused = (view.effective.get("nip") or {}).get("paused")
+    now_s, status = progress.clock(), "paused" if is_paused else view.status
+    if steps is None:
+        activity.tell(now_s, status=status)
+        return
+    activity.tell(
+        now_s,
+        status=status,
+        done=steps.step,
+        total=steps.total,
+        loss=steps.loss,
+        tokens=steps.tokens,
+        left_s=steps.left_s,
+    )
+    progress.training_tokens_per_s = activity.tokens_per_s or progress.training_tokens_per_s
+
+
+def _tokens_of(session: Session, record: JobRecord) -> int | None:
+    """The tokens that the job is trained on in all; None where they are not known."""
+    facts = read_manifest(session.run.store, session.run.dataset(record.iteration, record.group))
+    tokens, epochs = facts.extra.get("tokens"), record.settings.get("n_epochs")
+    return None if tokens is None or not isinstance(epochs, int) else tokens * epochs
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """The course of a job that has ended, for people and for programs."""
+
+    words: str
+    facts: Mapping[str, Any]
+
+
+def _figures(record: JobRecord) -> _Figures:
+    told = by_step(record.backend_events)
+    losses = [x for e in told.values() if (x := e["data"].get("train_loss")) is not None]
+    facts: dict[str, Any] = {"steps": max(told, default=None), "tokens": record.trained_tokens}
+    words = f", {facts['steps']} steps" if told else ""
+    if losses:
+        facts |= {"first_loss": losses[0], "last_loss": losses[-1]}
+        words += f", loss {losses[0]:.3g} to {losses[-1]:.3g}"
+    if record.finished_at is not None and record.submitted_at is not None:
+        facts["seconds"] = max(record.finished_at - record.submitted_at, 0.0)
+        words += f", {facts['seconds']:.0f} s after its submission"
+    return _Figures(words, facts)
 
 
 def job_spec(

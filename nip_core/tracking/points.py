@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nip_core.jobs.document import read_job
+from nip_core.jobs.steps import by_step
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore
 from nip_core.stages.models import NOT_SCHEDULED
@@ -85,17 +86,14 @@ def _rows_of_job(
         return [], steps
     # 1. Of a step that several attempts of the back-end have reported, the last counts.
     told: dict[int, tuple[float | None, dict[str, float]]] = {}
-    for event in job.backend_events:
-        data = event.get("data") or {}
-        if event.get("type") == "metrics" and data.get("step") is not None:
-            figures = {name: x for name, x in data.items() if name not in _NO_FIGURE}
-            at = event.get("created_at")
-            told[int(data["step"])] = at, dict(_numbers(figures, f"training/{group}"))
+    for step, event in by_step(job.backend_events).items():
+        figures = {name: x for name, x in event["data"].items() if name not in _NO_FIGURE}
+        told[step] = event.get("created_at"), dict(_numbers(figures, f"training/{group}"))
     # 2. Steps go on where the group's job before has ended.
     before = steps.get(group, 0)
     rows = [
         Row(STEP, before + step, None if at is None else float(at), figures)
-        for step, (at, figures) in sorted(told.items())
+        for step, (at, figures) in told.items()
         if figures
     ]
     # 3. The job as a whole.

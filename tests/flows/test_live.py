@@ -3,7 +3,7 @@
 import pytest
 
 from nip_core.parameters import HyperParameters
-from nip_core.rollouts.progress import Progress
+from nip_core.progress.board import Progress
 from nip_prefect.flows.live import _Clock, cost_usd
 
 

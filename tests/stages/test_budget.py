@@ -19,11 +19,11 @@ from nip_core.errors import BudgetError, SettingsError
 from nip_core.game.render import Game
 from nip_core.jobs.document import billed_tokens
 from nip_core.parameters import load_parameters
+from nip_core.progress.board import Progress
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.episode import no_branching
 from nip_core.rollouts.plan import plan_episodes
-from nip_core.rollouts.progress import Progress
 from nip_core.rollouts.trees import Branching
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.run import RunStore

@@ -1,0 +1,239 @@
+"""What stages write of a run while it goes on; views read it, see `outlook`.
+
+Progress   the run in this process: counters, activities, events, stages
+Stage      a part of an iteration that takes its time, or of the end of the run
+Activity   something that is being done: a server that starts, a job
+Event      something that has happened
+
+A stage writes by adding to counters and setting attributes: no lock, no clock and no text for an
+episode or a call, of which a thousand may be in flight. Only the thread of the event loop counts;
+views look from other threads, and what they see may be a call behind.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+STAGES = ("test", "play", "dataset", "train", "gate", "swap", "attack")
+"""Stages of an iteration in their order, named as in its times and in --rerun-from."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of an iteration. Two with the same iteration and name are the same."""
+
+    iteration: int
+    name: str
+    """One of `STAGES`."""
+    episodes: int = field(default=0, compare=False)
+    """To be played in it."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that has happened, once."""
+
+    at: float
+    """Seconds since 1970."""
+    kind: str
+    """What for programs: run, ready, test, ...; warning and trouble are for people first."""
+    text: str
+    """The same in a line."""
+    facts: Mapping[str, Any]
+    """By name, plain values."""
+
+
+@dataclass
+class Activity:
+    """Something that is being done, apart from the episodes, which `Progress` counts."""
+
+    what: str
+    began_s: float
+    """On the clock of the progress, as all times here."""
+    job: str | None = None
+    """Id of the fine-tune job that it waits for."""
+    group: str | None = None
+    """The group that the job trains."""
+    status: str = ""
+    """The last word of who does it."""
+    unit: str = ""
+    done: int = 0
+    total: int = 0
+    """In `unit`; 0: not known."""
+    loss: float | None = None
+    tokens: int = 0
+    """Trained on so far."""
+    tokens_total: int | None = None
+    """To be trained on in all, where that is known."""
+    tokens_per_s: float | None = None
+    left_s: float | None = None
+    """What is left by the word of who does it, at `told_s`."""
+    told_s: float = 0.0
+    _first: tuple[float, int] | None = None
+
+    def tell(
+        self,
+        now_s: float,
+        *,
+        status: str,
+        done: int = 0,
+        total: int = 0,
+        loss: float | None = None,
+        tokens: int = 0,
+        left_s: float | None = None,
+    ) -> None:
+        """Note what was just heard of it."""
+        if done != self.done or status != self.status:
+            self.left_s, self.told_s = left_s, now_s
+        # The pace of training is that since the first step that was seen: no start-up in it.
+        if done and self._first is None:
+            self._first = now_s, tokens
+        if self._first is not None and done != self.done and now_s > self._first[0]:
+            trained = tokens - self._first[1]
+            self.tokens_per_s = trained / (now_s - self._first[0]) if trained > 0 else None
+        self.status, self.done, self.total, self.tokens = status, done, total, tokens
+        self.loss = self.loss if loss is None else loss
+
+
+@dataclass
+class Progress:
+    """The run in this process. Counters count since the process started.
+
+    `clock` tells monotonic seconds, `now` seconds since 1970.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], float] = time.time
+
+    # Of the split that is being played:
+    episodes_total: int = 0
+    episodes_done: int = 0
+    episodes_failed: int = 0
+    episodes_in_flight: int = 0
+    episodes_before: int = 0  # committed when its playing began
+    episodes_began_s: float = 0.0
+    tokens_before: int = 0  # generated, when its playing began
+    split: str = ""
+    # Of all of them:
+    calls: int = 0  # answers received
+    calls_reused: int = 0  # answers that a journal had
+    invalid_answers: int = 0
+    retries: int = 0
+    last_trouble: str = ""
+    """Why something was tried again the last time."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    tokens_by_agent: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Prompt and generated tokens, by agent."""
+    warning: str = ""
+    """What people should see at once."""
+
+    events: list[Event] = field(default_factory=list)
+    activities: list[Activity] = field(default_factory=list)
+    """Those that go on now, in the order in which they began."""
+    plan: tuple[Stage, ...] = ()
+    """All stages of the run, in order; () where that is not known yet."""
+    stage: Stage | None = None
+    stage_began_s: float = 0.0
+    took_s: dict[Stage, float] = field(default_factory=dict)
+    """By stage that is over, its seconds, on record or in this process."""
+    paces: dict[str, list[float]] = field(default_factory=dict)
+    """By name of a stage, seconds as they were measured: of an episode where it plays some, of the
+    whole elsewhere."""
+    training_tokens_per_s: float | None = None
+    """As the last job that was seen had it."""
+    _played: int = 0
+    _submitted: int = 0
+
+    def __post_init__(self) -> None:
+        """Note when it began."""
+        self.began_s = self.clock()
+
+    # What is being done ---------------------------------------------------------------------------
+
+    @contextmanager
+    def doing(self, what: str, **facts: Any) -> Iterator[Activity]:
+        """Show an activity while the block goes on; `facts` are attributes of it."""
+        activity = Activity(what, self.clock(), **facts)
+        self.activities.append(activity)
+        try:
+            yield activity
+        finally:
+            self.activities.remove(activity)
+
+    @contextmanager
+    def starting(self, what: str, **facts: Any) -> Iterator[Activity]:
+        """`doing`, and once it is done an event with how long it took."""
+        with self.doing(f"starting {what}", **facts) as activity:
+            yield activity
+        took_s = self.clock() - activity.began_s
+        self.tell("ready", f"{what}: ready after {took_s:.1f} s", what=what, seconds=took_s)
+
+    def start_episodes(self, split: str, total: int, done: int = 0, failed: int = 0) -> None:
+        """Begin with the episodes of a split, of which some may be done, and have failed."""
+        self._played += self.episodes_done - self.episodes_before
+        self.split, self.episodes_began_s = split, self.clock()
+        self.episodes_total, self.episodes_done, self.episodes_failed = total, done, failed
+        self.episodes_before, self.tokens_before = done, self.completion_tokens
+
+    @contextmanager
+    def during(self, iteration: int, name: str) -> Iterator[None]:
+        """Go through a stage of the run, and measure it."""
+        planned = (s for s in self.plan if (s.iteration, s.name) == (iteration, name))
+        self.stage = stage = next(planned, Stage(iteration, name))
+        self.stage_began_s = began_s = self.clock()
+        played, submitted = self._all_played, self._submitted
+        try:
+            yield
+        finally:
+            # What is only shown while the stage goes on.
+            self.start_episodes("", 0)
+            self.stage = None
+        took_s = self.clock() - began_s
+        self.took_s[stage] = max(took_s, self.took_s.get(stage, 0.0))
+        # Measured is what was done: not what was on record already.
+        if played := self._all_played - played:
+            self.paces.setdefault(name, []).append(took_s / played)
+        elif not stage.episodes and (name != "train" or self._submitted > submitted):
+            self.paces.setdefault(name, []).append(took_s)
+
+    @property
+    def _all_played(self) -> int:
+        return self._played + self.episodes_done - self.episodes_before
+
+    def expect(
+        self, plan: Sequence[Stage], took_s: Mapping[Stage, float], paces: Mapping[str, list[float]]
+    ) -> None:
+        """Say what the run has to do in all, and what is known of it from before."""
+        self.plan, self.took_s = tuple(plan), dict(took_s)
+        self.paces = {name: list(seconds) for name, seconds in paces.items()}
+
+    # What has happened ----------------------------------------------------------------------------
+
+    def tell(self, kind: str, text: str, **facts: Any) -> None:
+        """Add an event."""
+        self.events.append(Event(self.now(), kind, text, facts))
+
+    def warn(self, text: str) -> None:
+        """Add a warning that people should see at once."""
+        self.warning = text
+        self.tell("warning", f"warning: {text}")
+
+    def count_job(self) -> None:
+        """Note that a job was submitted here."""
+        self._submitted += 1
+
+    def count_answer(self, agent: str, prompt_tokens: int, completion_tokens: int) -> None:
+        """Add one received answer."""
+        self.calls += 1
+        self.prompt_tokens += prompt_tokens
+        self.completion_tokens += completion_tokens
+        before = self.tokens_by_agent.get(agent, (0, 0))
+        self.tokens_by_agent[agent] = (before[0] + prompt_tokens, before[1] + completion_tokens)
+
+    def count_retry(self, reason: str) -> None:
+        """Note that something is tried again: a call, a look at a job, a stage."""
+        self.retries += 1
+        self.last_trouble = reason

@@ -1,0 +1,218 @@
+"""What views read: what goes on at one moment, how fast, and how long it still takes.
+
+look    the `State` of a run now
+State   what is being done, the whole run, and the counters
+Doing   one thing that is being done
+Whole   the whole run: its share that is done, and the time left
+
+Times are measured, never assumed. An episode takes what episodes of this run took (of the same kind
+where there were some, of any kind otherwise), a training what the trainings before took, the job
+that is under way what its server says. What was never measured makes the time of the whole unknown,
+and `Whole` says None, except for choosing examples and for swapping, which are short beside the
+others and count as nothing before they are known.
+"""
+
+from dataclasses import dataclass
+from statistics import median
+
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.prices import calls_usd
+from nip_core.progress.board import Activity, Progress, Stage
+
+_SHORT = ("dataset", "swap")
+_TRAINING = "train"
+EPISODES = "episodes"
+STEPS = "steps"
+
+
+@dataclass(frozen=True)
+class Doing:
+    """One thing that is being done."""
+
+    what: str
+    elapsed_s: float
+    unit: str = ""
+    done: int = 0
+    total: int = 0  # 0: not known
+    per_s: float | None = None
+    left_s: float | None = None
+    group: str | None = None
+    job: str | None = None
+    status: str = ""
+    loss: float | None = None
+    tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The whole run. What is not known yet is None."""
+
+    share: float | None
+    """In [0, 1], by time."""
+    left_s: float | None
+    stages_done: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts since the process started; of failed episodes, those of the split."""
+
+    in_flight: int
+    failed: int
+    calls: int
+    calls_reused: int
+    completion_tokens: int
+    invalid_answers: int
+    retries: int
+    last_trouble: str
+    usd: float | None
+    """For calls; None: nothing has a price, or not everything has."""
+
+
+@dataclass(frozen=True)
+class State:
+    """A run at one moment."""
+
+    run: str
+    elapsed_s: float
+    """Since the process began."""
+    iteration: int | None
+    """None outside of iterations."""
+    iterations: int
+    stage: str | None
+    """One of `board.STAGES`."""
+    stage_s: float
+    doing: tuple[Doing, ...]
+    whole: Whole | None
+    counts: Counts
+
+
+def look(progress: Progress, parameters: HyperParameters) -> State:
+    """The state of the run now. Changes nothing, so any number of views may look."""
+    now_s, stage = progress.clock(), progress.stage
+    doing = [_of_activity(activity, now_s, progress) for activity in [*progress.activities]]
+    if progress.episodes_total:
+        doing.insert(0, _episodes(progress, now_s))
+    return State(
+        run=parameters.run_name,
+        elapsed_s=now_s - progress.began_s,
+        iteration=None if stage is None else stage.iteration,
+        iterations=parameters.rl.num_iterations,
+        stage=None if stage is None else stage.name,
+        stage_s=0.0 if stage is None else now_s - progress.stage_began_s,
+        doing=tuple(doing),
+        whole=_whole(progress, stage, doing, now_s) if progress.plan else None,
+        counts=Counts(
+            in_flight=progress.episodes_in_flight,
+            failed=progress.episodes_failed,
+            calls=progress.calls,
+            calls_reused=progress.calls_reused,
+            completion_tokens=progress.completion_tokens,
+            invalid_answers=progress.invalid_answers,
+            retries=progress.retries,
+            last_trouble=progress.last_trouble,
+            usd=calls_usd(parameters, progress.tokens_by_agent) if parameters.prices else None,
+        ),
+    )
+
+
+def _episodes(progress: Progress, now_s: float) -> Doing:
+    # Episodes that were committed before the stage began say nothing of its speed.
+    elapsed_s = now_s - progress.episodes_began_s
+    played = progress.episodes_done - progress.episodes_before
+    left = max(progress.episodes_total - progress.episodes_done, 0)
+    is_known = played > 0 and elapsed_s > 0
+    tokens = progress.completion_tokens - progress.tokens_before
+    return Doing(
+        f"{progress.split} problems",
+        elapsed_s,
+        EPISODES,
+        progress.episodes_done,
+        progress.episodes_total,
+        per_s=played / elapsed_s if is_known else None,
+        left_s=elapsed_s / played * left if is_known else None,
+        tokens_per_s=tokens / elapsed_s if is_known else None,
+    )
+
+
+def _of_activity(activity: Activity, now_s: float, progress: Progress) -> Doing:
+    left_s, tokens = activity.left_s, activity.tokens_total
+    if left_s is not None:
+        left_s = max(0.0, left_s - (now_s - activity.told_s))
+    elif tokens and not activity.done and progress.training_tokens_per_s:
+        # One that waits for its turn takes as long as its tokens do at the pace of the one before.
+        left_s = tokens / progress.training_tokens_per_s
+    return Doing(
+        activity.what,
+        now_s - activity.began_s,
+        activity.unit,
+        activity.done,
+        activity.total,
+        left_s=left_s,
+        group=activity.group,
+        job=activity.job,
+        status=activity.status,
+        loss=activity.loss,
+        tokens_per_s=activity.tokens_per_s,
+    )
+
+
+def _whole(progress: Progress, now: Stage | None, doing: list[Doing], now_s: float) -> Whole:
+    # 1. The stages before the present one are over, whether they were gone through here or not.
+    plan, took_s = progress.plan, dict(progress.took_s)
+    if now in plan:
+        place = plan.index(now)
+    else:
+        place = next((i for i, stage in enumerate(plan) if stage not in took_s), len(plan))
+    # 2. The present one: what it takes still, and, as nothing may be known better, in all.
+    paces = {name: [*seconds] for name, seconds in [*progress.paces.items()]}
+    current_s = now_s - progress.stage_began_s if now in plan else 0.0
+    left_s = [_left_of(doing, plan[place], current_s, paces)] if now in plan else []
+    if left_s and left_s[0] is not None and plan[place].name not in paces:
+        size = plan[place].episodes or 1
+        paces[plan[place].name] = [(current_s + left_s[0]) / size]
+    # 3. Those to come.
+    left_s += [_expected(stage, paces) for stage in plan[place + len(left_s) :]]
+    known = [seconds for seconds in left_s if seconds is not None]
+    if len(known) < len(left_s):
+        return Whole(None, None, place, len(plan))
+    over_s = sum(took_s.get(stage, _expected(stage, paces) or 0.0) for stage in plan[:place])
+    spent_s = over_s + current_s
+    total_s = spent_s + sum(known)
+    return Whole(spent_s / total_s if total_s else 1.0, sum(known), place, len(plan))
+
+
+def _left_of(
+    doing: list[Doing], stage: Stage, elapsed_s: float, paces: dict[str, list[float]]
+) -> float | None:
+    """Seconds that the present stage still takes."""
+    expected = _expected(stage, paces)
+    left_s = None if expected is None else max(expected - elapsed_s, 0.0)
+    if stage.episodes:
+        playing = next((each for each in doing if each.unit == EPISODES), None)
+        if playing is None or playing.left_s is None:
+            return left_s
+        more = max(stage.episodes - playing.total, 0)  # of the gate's other side
+        return playing.left_s + (more / playing.per_s if playing.per_s else 0.0)
+    jobs = [each for each in doing if each.job is not None]
+    if stage.name != _TRAINING or not jobs:
+        return left_s
+    lefts = [job.left_s for job in jobs]
+    if None in lefts:
+        return left_s
+    known = [seconds for seconds in lefts if seconds is not None]
+    # Jobs that wait for each other take their times one after the other.
+    return sum(known) if any(job.status == "queued" for job in jobs) else max(known)
+
+
+def _expected(stage: Stage, paces: dict[str, list[float]]) -> float | None:
+    """Seconds of a whole stage, by what was measured of its kind."""
+    measured = paces.get(stage.name)
+    if stage.episodes:
+        of_any = [s for name in ("test", "play", "gate", "attack") for s in paces.get(name, ())]
+        pace = measured or of_any
+        return median(pace) * stage.episodes if pace else None
+    if measured:
+        return median(measured)
+    return 0.0 if stage.name in _SHORT else None

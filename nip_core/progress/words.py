@@ -1,0 +1,135 @@
+"""A run's state in words, for lines of a terminal and of logs.
+
+stage_words    where the run is
+doing_words    what is being done, how far that is, and how long it takes still
+whole_words    the share of the whole run, and its time left
+count_words    what went wrong so far, and what it cost
+state_line     all of it in a line, for a log
+about, clock   a time left, a time gone
+"""
+
+from nip_core.progress.board import STAGES
+from nip_core.progress.outlook import EPISODES, Counts, Doing, State, Whole
+
+_STAGE_WORDS = dict(
+    zip(
+        STAGES,
+        (
+            "testing",
+            "playing for training",
+            "choosing examples",
+            "training",
+            "comparing new models with old",
+            "proving and swapping models",
+            "attacking",
+        ),
+        strict=True,
+    )
+)
+_MINUTE, _HOUR = 60, 3600
+_IN_SECONDS, _IN_MINUTES = 90, 90 * 60
+_PACE = 10.0  # per second, from which no decimals are shown
+
+
+def about(seconds: float) -> str:
+    """A time that is estimated: "about 40 s", "about 3 min", "about 2 h 10 min"."""
+    return f"about {_rounded(seconds)}"
+
+
+def _rounded(seconds: float) -> str:
+    if seconds < _IN_SECONDS:
+        return f"{max(1, round(seconds))} s"
+    if seconds < _IN_MINUTES:
+        return f"{round(seconds / _MINUTE)} min"
+    minutes = round(seconds / _MINUTE)
+    return f"{minutes // _MINUTE} h {minutes % _MINUTE:02d} min"
+
+
+def clock(seconds: float) -> str:
+    """A time that is over, as "0:01:12"."""
+    whole = int(seconds)
+    return f"{whole // _HOUR}:{whole % _HOUR // _MINUTE:02d}:{whole % _MINUTE:02d}"
+
+
+def stage_words(state: State) -> str:
+    """Return "iteration 1/3: training", or "" outside of iterations."""
+    if state.stage is None:
+        return ""
+    return f"iteration {state.iteration}/{state.iterations}: {_STAGE_WORDS[state.stage]}"
+
+
+def doing_words(doing: Doing) -> str:
+    """Return what is being done and how far it is, as "training verifier: step 12/90 (13 %), ..."""
+    parts = []
+    if doing.unit == EPISODES:
+        parts.append(f"{doing.done}/{doing.total} episodes ({share(doing)})")
+    elif doing.total:
+        parts.append(f"step {doing.done}/{doing.total} ({share(doing)})")
+    if doing.status and not (doing.total and doing.status == "running"):
+        parts.append(doing.status)
+    if doing.loss is not None:
+        parts.append(f"loss {doing.loss:.3g}")
+    if doing.per_s is not None:
+        parts.append(f"{pace(doing.per_s)}/s")
+    if doing.tokens_per_s:
+        parts.append(f"{pace(doing.tokens_per_s)} tokens/s")
+    parts.append(left_words(doing))
+    job = f" ({doing.job})" if doing.job else ""
+    return f"{doing.what}{job}: {', '.join(parts)}"
+
+
+def left_words(doing: Doing) -> str:
+    """Return the time left, or how long it has taken so far where that is not known."""
+    if doing.total and doing.done >= doing.total:
+        return "all done, being written and measured" if doing.unit == EPISODES else "finishing"
+    if doing.left_s is not None:
+        return f"{about(doing.left_s)} left"
+    return f"{_rounded(doing.elapsed_s)} so far"
+
+
+def whole_words(whole: Whole) -> str:
+    """Return "whole run 43 %, about 3 min left"."""
+    if whole.left_s is None or whole.share is None:
+        stage = min(whole.stages_done + 1, whole.stages)
+        return f"stage {stage} of {whole.stages}, time left not yet known"
+    return f"whole run {100 * min(whole.share, 1.0):.0f} %, {about(whole.left_s)} left"
+
+
+def count_words(counts: Counts) -> str:
+    """Return what went wrong so far, and what was spent; "" where there is nothing to tell."""
+    parts = []
+    if counts.retries:
+        parts.append(f"{counts.retries} retries, the last after {counts.last_trouble}")
+    if counts.failed:
+        parts.append(f"{counts.failed} failed episodes")
+    if counts.invalid_answers:
+        parts.append(f"{counts.invalid_answers} invalid answers")
+    if counts.usd is not None:
+        parts.append(f"${counts.usd:.4f}")
+    return ", ".join(parts)
+
+
+def state_line(state: State) -> str:
+    """What is being done, what went wrong, and the whole run, in a line."""
+    doing = "; ".join(map(doing_words, state.doing))
+    place = stage_words(state)
+    whole = "" if state.whole is None else whole_words(state.whole)
+    return "; ".join(
+        part
+        for part in (
+            ", ".join(part for part in (place, doing) if part),
+            count_words(state.counts),
+            whole,
+        )
+        if part
+    )
+
+
+def pace(per_s: float) -> str:
+    """A number per second as "3.4" or "1,240"."""
+    return f"{per_s:.1f}" if per_s < _PACE else f"{per_s:,.0f}"
+
+
+def share(doing: Doing) -> str:
+    """The share that is done, as "31 %"."""
+    return f"{100 * doing.done / doing.total:.0f} %" if doing.total else "-"

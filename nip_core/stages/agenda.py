@@ -1,0 +1,127 @@
+"""What a run has to do, said at its start, and what of it is on record.
+
+expect          tell the progress the stages of the run, and what those on record took
+opening_words   what the run will do
+resuming_words  what of it is there already, where it goes on
+ending_words    what came of it
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nip_core.evaluation.report_text import plain_percent
+from nip_core.parameters import HyperParameters
+from nip_core.progress.board import Stage
+from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
+from nip_core.rollouts.tables import committed_shards
+from nip_core.stages.estimate import Estimate, attacks_by_choice, is_tested
+from nip_core.stages.session import Session
+from nip_core.stages.showing import first_incomplete
+from nip_core.stages.training import scheduled
+
+_MEASURED_BY = 10  # iterations on record, the newest ones
+
+
+def stages_of_run(parameters: HyperParameters, estimate: Estimate) -> tuple[Stage, ...]:
+    """All stages of the run, in order."""
+    last = parameters.rl.num_iterations
+    tests = max(sum(is_tested(parameters, i) for i in range(last + 1)), 1)
+    stages = []
+    for i in range(last + 1):
+        if is_tested(parameters, i):
+            stages.append(Stage(i, "test", estimate.test_episodes // tests))
+        if i == last or parameters.base_run.base_run_type == "rerun_tests":
+            continue
+        stages.append(Stage(i, "play", estimate.train_episodes // last))
+        trains = bool(scheduled(parameters, i))
+        stages += [Stage(i, "dataset"), *([Stage(i, "train")] if trains else [])]
+        if trains and parameters.promotion.enabled:
+            stages.append(Stage(i, "gate", estimate.gate_episodes // last))
+        stages.append(Stage(i, "swap"))
+    if attacks_by_choice(parameters):
+        stages.append(Stage(last, "attack", estimate.attack_episodes))
+    return tuple(stages)
+
+
+def expect(session: Session) -> None:
+    """Tell the progress what the run has to do, and what the stages on record took."""
+    if session.estimate is None:
+        return
+    plan = stages_of_run(session.parameters, session.estimate)
+    finished = session.records.finished()
+    took_s: dict[Stage, float] = {}
+    paces: dict[str, list[float]] = {}
+    by_place = {(stage.iteration, stage.name): stage for stage in plan}
+    for i in range(max(0, finished - _MEASURED_BY), finished):
+        for name, seconds in session.records.of(i).stage_s.items():
+            if (stage := by_place.get((i, name))) is not None:
+                took_s[stage] = float(seconds)
+                paces.setdefault(name, []).append(float(seconds) / (stage.episodes or 1))
+    session.progress.expect(plan, took_s, paces)
+
+
+def opening_words(session: Session) -> str:
+    """Return what the run will do, as "plays 3 iterations of 400 episodes, trains ..."."""
+    parameters, estimate = session.parameters, session.estimate
+    last = parameters.rl.num_iterations
+    tested = [i for i in range(last + 1) if is_tested(parameters, i)]
+    size = 0 if estimate is None or not tested else estimate.test_episodes // len(tested)
+    plural = "" if last == 1 else "s"
+    if parameters.base_run.base_run_type == "rerun_tests":
+        plays = f"the tests of {last} iteration{plural} again, and trains nothing"
+    else:
+        plays = f"{last} iteration{plural} of {parameters.rl.rollouts_per_iteration} episodes"
+        groups = [g for g in parameters.trainable_groups if _trains(parameters, g, last)]
+        plays += f", trains {' and '.join(groups) or 'nothing'}"
+    return f"plays {plays}; {_tests_words(tested, last, size)}; kept in {session.run.store.url}"
+
+
+def _trains(parameters: HyperParameters, group: str, last: int) -> bool:
+    return any(group in scheduled(parameters, i) for i in range(last))
+
+
+def _tests_words(tested: Sequence[int], last: int, size: int) -> str:
+    if not tested:
+        return "no tests"
+    count = f"{len(tested)} test{'' if len(tested) == 1 else 's'} of {size} episodes"
+    if tested == [last]:
+        return f"{count}, after the last"
+    first = "the first before any training" if tested[0] == 0 else ""
+    return f"{count}, {first}" if first else count
+
+
+def ending_words(result: Mapping[str, Any]) -> str:
+    """Return what the tests of a run came to, by its summary: ", accuracy 52.5 % at first, ..."."""
+    tests = [entry["test"] for entry in result["iterations"] if entry["test"]]
+    if not tests:
+        return ""
+    first, last = (plain_percent(test["accuracy"]) for test in (tests[0], tests[-1]))
+    return (
+        f", accuracy {first} at first and {last} at last"
+        if len(tests) > 1
+        else (f", accuracy {last}")
+    )
+
+
+def resuming_words(session: Session) -> str:
+    """Return what is on record of the run and is not done again; "" for one that begins."""
+    run, parameters, last = session.run, session.parameters, session.parameters.rl.num_iterations
+    i = first_incomplete(session.records, parameters)
+    parts = []
+    if i:
+        parts.append(f"{i} of {last} iterations are finished")
+    details = []
+    if i <= last and run.read_json_or_none(run.metrics(i, TEST)) is not None:
+        details.append("its test is held")
+    for split, what in ((TEST, "test"), (TRAIN, "training"), (ATTACK, "attack")):
+        shards = committed_shards(run.store, run.rollouts(i, split)).values()
+        episodes = sum(manifest.rows.get("episodes", 0) for manifest in shards)
+        if episodes and not (split == TEST and details):
+            details.append(f"{episodes} {what} episodes are played")
+    for group in parameters.trainable_groups:
+        record = run.read_json_or_none(run.job(i, group)) if i < last else None
+        if record and record.get("id"):
+            details.append(f"job {record['id']} of {group} is submitted")
+    if details:
+        parts.append(f"of iteration {i} {', '.join(details)}")
+    return "; ".join(parts)
