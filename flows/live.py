@@ -28,6 +28,7 @@ from nip_core.progress.words import (
     pace,
     share,
     stage_words,
+    status_words,
     whole_words,
 )
 from nip_prefect.flows.options import Shown
@@ -178,7 +179,7 @@ def _add(table: Table, doing: Doing, bar: int) -> None:
     unit = "" if doing.unit == EPISODES else "step "
     parts = [f"{unit}{doing.done}/{doing.total}"] if doing.total and bar else []
     parts += [share(doing)] if doing.total and not bar else []
-    parts += [doing.status] if doing.status not in ("", "running") or not doing.total else []
+    parts += [status] if (status := status_words(doing)) else []
     parts.append(left_words(doing))
     table.add_row(
         doing.group or doing.unit, _with_bar(doing.done, doing.total, bar, ", ".join(parts))

@@ -66,7 +66,7 @@ class PlainLines:
         # 3. Nobody waits in silence, whatever it is that takes so long.
         if not state.doing and now_s - self._last_s >= LINE_EVERY_S:
             where = stage_words(state) or "preparing what follows"
-            texts.append(f"{where}, {state.stage_s or now_s - self._last_s:.0f} s so far")
+            texts.append(f"{where}, {clock(state.stage_s or state.elapsed_s)} so far")
         if texts:
             self._last_s = now_s
             more = [count_words(state.counts)]

@@ -161,10 +161,8 @@ def _of_activity(activity: Activity, now_s: float, progress: Progress) -> Doing:
 def _whole(progress: Progress, now: Stage | None, doing: list[Doing], now_s: float) -> Whole:
     # 1. The stages before the present one are over, whether they were gone through here or not.
     plan, took_s = progress.plan, dict(progress.took_s)
-    if now in plan:
-        place = plan.index(now)
-    else:
-        place = next((i for i, stage in enumerate(plan) if stage not in took_s), len(plan))
+    over = [i for i, stage in enumerate(plan) if stage in took_s]
+    place = plan.index(now) if now in plan else max(over, default=-1) + 1
     # 2. The present one: what it takes still, and, as nothing may be known better, in all.
     paces = {name: [*seconds] for name, seconds in [*progress.paces.items()]}
     current_s = now_s - progress.stage_began_s if now in plan else 0.0

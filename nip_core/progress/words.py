@@ -33,16 +33,12 @@ _PACE = 10.0  # per second, from which no decimals are shown
 
 def about(seconds: float) -> str:
     """A time that is estimated: "about 40 s", "about 3 min", "about 2 h 10 min"."""
-    return f"about {_rounded(seconds)}"
-
-
-def _rounded(seconds: float) -> str:
     if seconds < _IN_SECONDS:
-        return f"{max(1, round(seconds))} s"
-    if seconds < _IN_MINUTES:
-        return f"{round(seconds / _MINUTE)} min"
+        return f"about {max(1, round(seconds))} s"
     minutes = round(seconds / _MINUTE)
-    return f"{minutes // _MINUTE} h {minutes % _MINUTE:02d} min"
+    if seconds < _IN_MINUTES:
+        return f"about {minutes} min"
+    return f"about {minutes // _MINUTE} h {minutes % _MINUTE:02d} min"
 
 
 def clock(seconds: float) -> str:
@@ -65,8 +61,8 @@ def doing_words(doing: Doing) -> str:
         parts.append(f"{doing.done}/{doing.total} episodes ({share(doing)})")
     elif doing.total:
         parts.append(f"step {doing.done}/{doing.total} ({share(doing)})")
-    if doing.status and not (doing.total and doing.status == "running"):
-        parts.append(doing.status)
+    if status := status_words(doing):
+        parts.append(status)
     if doing.loss is not None:
         parts.append(f"loss {doing.loss:.3g}")
     if doing.per_s is not None:
@@ -74,17 +70,27 @@ def doing_words(doing: Doing) -> str:
     if doing.tokens_per_s:
         parts.append(f"{pace(doing.tokens_per_s)} tokens/s")
     parts.append(left_words(doing))
+    if doing.left_s:
+        parts.append(f"{clock(doing.elapsed_s)} so far")
     job = f" ({doing.job})" if doing.job else ""
     return f"{doing.what}{job}: {', '.join(parts)}"
+
+
+def status_words(doing: Doing) -> str:
+    """Return the last word of who does it, where its counts do not say it."""
+    if doing.status == "running":
+        return "" if doing.total else "starting up"
+    return doing.status
 
 
 def left_words(doing: Doing) -> str:
     """Return the time left, or how long it has taken so far where that is not known."""
     if doing.total and doing.done >= doing.total:
-        return "all done, being written and measured" if doing.unit == EPISODES else "finishing"
-    if doing.left_s is not None:
+        what = "all done, being written and measured" if doing.unit == EPISODES else "finishing"
+        return f"{what}, {clock(doing.elapsed_s)} so far"
+    if doing.left_s:
         return f"{about(doing.left_s)} left"
-    return f"{_rounded(doing.elapsed_s)} so far"
+    return f"{clock(doing.elapsed_s)} so far"
 
 
 def whole_words(whole: Whole) -> str:
@@ -92,6 +98,8 @@ def whole_words(whole: Whole) -> str:
     if whole.left_s is None or whole.share is None:
         stage = min(whole.stages_done + 1, whole.stages)
         return f"stage {stage} of {whole.stages}, time left not yet known"
+    if whole.stages_done == whole.stages:
+        return "whole run 100 %, all is done"
     return f"whole run {100 * min(whole.share, 1.0):.0f} %, {about(whole.left_s)} left"
 
 

@@ -1,0 +1,46 @@
+"""How far a job is, read alike from a server of ours and from OpenAI's events."""
+
+from nip_core.jobs.job import JobView
+from nip_core.jobs.steps import JobSteps, by_step, newest_step, steps_of
+
+OURS = {
+    "step": 3,
+    "total_steps": 12,
+    "train_loss": 0.5,
+    "tokens": 900,
+    "time_left_s": 4.5,
+    "at": 1.0,
+}
+
+
+def test_a_server_of_ours_says_step_loss_tokens_and_time_left():
+    view = JobView("ftjob-1", "running", effective={"nip": {"progress": OURS}})
+    assert steps_of(view) == JobSteps(3, 12, loss=0.5, tokens=900, left_s=4.5)
+    assert steps_of(view).percent == 25.0
+    assert steps_of(JobView("ftjob-1", "queued", effective={"nip": {"progress": None}})) is None
+    assert steps_of(JobView("ftjob-1", "running")) is None
+
+
+def test_openais_events_say_it_in_their_data_or_in_words():
+    words = {"type": "metrics", "message": "Step 8/90: training loss=0.21",
+             "data": {"step": 8, "train_loss": 0.21}}  # fmt: skip
+    assert newest_step([words, {"type": "message", "message": "Fine-tuning job started"}]) == (
+        JobSteps(8, 90, loss=0.21)
+    )
+    assert newest_step([{"message": "Step 8/90"}, {"message": "x", "data": OURS}]).step == 3
+    assert newest_step([{"message": "queued"}, {"message": "Step 0/0"}]) is None
+
+
+def test_of_a_step_of_several_attempts_the_last_counts():
+    events = [
+        {"type": "metrics", "data": {"step": 2, "train_loss": 0.9}},
+        {"type": "metrics", "data": {"step": 1, "train_loss": 1.0}},
+        {"type": "metrics", "data": {"step": 2, "train_loss": 0.8}},
+        {"type": "message", "data": {"step": 3}},
+        {"type": "metrics", "data": None},
+    ]
+    told = by_step(events)
+    assert [(step, event["data"]["train_loss"]) for step, event in told.items()] == [
+        (1, 1.0),
+        (2, 0.8),
+    ]

@@ -1,0 +1,124 @@
+"""What a run's state says: paces, times left and the share of the whole, by a simulated clock."""
+
+import pytest
+from ticking import Ticking, small_parameters
+
+from nip_core.progress.board import Stage
+from nip_core.progress.outlook import look
+from nip_core.progress.words import whole_words
+
+PLAN = (
+    Stage(0, "test", 40),
+    Stage(0, "play", 100),
+    Stage(0, "dataset"),
+    Stage(0, "train"),
+    Stage(0, "swap"),
+    Stage(1, "test", 40),
+)
+PARAMETERS = small_parameters()
+
+
+def test_time_left_counts_only_what_ended_since_the_stage_was_taken_up():
+    time = Ticking()
+    progress = time.progress()
+    progress.start_episodes("train", 100, done=60)
+    time.passes(5)
+    [episodes] = look(progress, PARAMETERS).doing
+    assert (episodes.left_s, episodes.per_s) == (None, None)
+    progress.episodes_done += 10
+    time.passes(15)
+    [episodes] = look(progress, PARAMETERS).doing
+    assert episodes.left_s == pytest.approx(20.0 / 10 * 30)
+    assert episodes.per_s == pytest.approx(0.5)
+    progress.start_episodes("test", 40)
+    [episodes] = look(progress, PARAMETERS).doing
+    assert episodes.left_s is None
+
+
+def play(progress, time, split, episodes, seconds):
+    progress.start_episodes(split, episodes)
+    time.passes(seconds)
+    progress.episodes_done += episodes
+
+
+def test_the_whole_is_unknown_until_everything_to_come_was_measured_and_then_as_it_was_measured():
+    time = Ticking()
+    progress = time.progress()
+    progress.expect(PLAN, {}, {})
+    assert whole_words(look(progress, PARAMETERS).whole) == (
+        "stage 1 of 6, time left not yet known"
+    )
+    with progress.during(0, "test"):
+        play(progress, time, "test", 40, 20)  # 0.5 s for an episode
+    with progress.during(0, "play"):
+        play(progress, time, "train", 100, 50)
+    with progress.during(0, "dataset"):
+        time.passes(1)
+    with progress.during(0, "train"):
+        time.passes(4)
+        assert look(progress, PARAMETERS).whole.left_s is None  # nothing is known of the training
+        progress.count_job()
+        with progress.doing("training prover", job="ftjob-1", group="prover") as job:
+            job.tell(time.s, status="running", done=1, total=11, tokens=100, left_s=30.0)
+            whole = look(progress, PARAMETERS).whole
+            assert whole.left_s == pytest.approx(30 + 0 + 20)  # training, swap, the last test
+            assert whole.share == pytest.approx(75 / 125)
+            time.passes(10)  # between two looks at the job
+            assert look(progress, PARAMETERS).whole.left_s == pytest.approx(20 + 20)
+            time.passes(20)
+    with progress.during(0, "swap"):
+        time.passes(1)
+    whole = look(progress, PARAMETERS).whole
+    assert whole.left_s == pytest.approx(20)
+    with progress.during(1, "test"):
+        play(progress, time, "test", 40, 20)
+    assert whole_words(look(progress, PARAMETERS).whole) == "whole run 100 %, all is done"
+
+
+def test_a_job_that_waits_for_its_turn_takes_its_tokens_at_the_pace_of_the_one_before():
+    time = Ticking()
+    progress = time.progress()
+    progress.expect(PLAN, {}, {"test": [0.5], "play": [0.5]})
+    with (
+        progress.during(0, "train"),
+        progress.doing("training a", job="1", tokens_total=1000) as first,
+        progress.doing("training b", job="2", tokens_total=3000) as second,
+    ):
+        second.tell(time.s, status="queued")
+        first.tell(time.s, status="running", done=1, total=10, tokens=100, left_s=9.0)
+        assert look(progress, PARAMETERS).whole.left_s is None
+        time.passes(2)
+        first.tell(time.s, status="running", done=3, total=10, tokens=300, left_s=7.0)
+        progress.training_tokens_per_s = first.tokens_per_s
+        state = look(progress, PARAMETERS)
+        assert [doing.left_s for doing in state.doing] == [7.0, pytest.approx(30.0)]
+        assert state.doing[0].tokens_per_s == pytest.approx(100.0)
+        assert state.whole.left_s == pytest.approx(37 + 20)  # one after the other, then a test
+
+
+def test_what_is_reused_measures_nothing_and_what_is_on_record_does():
+    time = Ticking()
+    progress = time.progress()
+    progress.expect(PLAN, {PLAN[0]: 20.0}, {"train": [60.0]})
+    with progress.during(0, "test"):
+        progress.start_episodes("test", 40, done=40)
+        time.passes(0.1)
+    with progress.during(0, "play"):
+        progress.start_episodes("train", 100, done=80)
+        time.passes(10)
+        progress.episodes_done += 20
+    with progress.during(0, "train"):  # its jobs have ended before
+        time.passes(0.1)
+    assert progress.paces == {"train": [60.0], "play": [pytest.approx(0.5)]}
+    assert look(progress, PARAMETERS).whole.left_s == pytest.approx(20)
+
+
+def test_looking_changes_nothing():
+    time = Ticking()
+    progress = time.progress()
+    progress.expect(PLAN, {}, {"train": [60.0]})
+    with progress.during(0, "test"):
+        progress.start_episodes("test", 40)
+        time.passes(3)
+        progress.episodes_done += 4
+        assert look(progress, PARAMETERS) == look(progress, PARAMETERS)
