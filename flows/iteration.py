@@ -13,6 +13,7 @@ from prefect import flow
 from nip_core import loop
 from nip_core.errors import StageError
 from nip_core.stages.playing import play_shard, play_shards
+from nip_core.stages.remote_shards import counting
 from nip_core.stages.session import Session
 from nip_core.stages.training import submit_job
 from nip_prefect.flows.remote_shards import play_remotely
@@ -58,7 +59,11 @@ async def call(stage: Callable[..., Any], session: Session, *arguments: Any) -> 
     if stage is play_shards:
         number, split, shards, _ = arguments
         if session.parameters.rollouts.task_runner != "local":
-            return await session.with_server(lambda: play_remotely(session, number, split, shards))
+            return await session.with_server(
+                lambda: counting(
+                    session, number, split, lambda: play_remotely(session, number, split, shards)
+                )
+            )
         # The tag is looked up once for all shards.
         play = await limited(TASKS[play_shard], "nip-rollouts")
         in_task: loop.Call = lambda _, __, *place: play(run, *place)  # noqa: E731

@@ -62,12 +62,12 @@ def watch(
     Writes to `console` from a thread of its own, a first line at once.
     """
     rl, text_rl = parameters.rl, parameters.text_rl
-    tests = _TESTS[text_rl.test_scheme]
+    tests, plural = _TESTS[text_rl.test_scheme], "" if rl.num_iterations == 1 else "s"
     if text_rl.test_scheme == "all" and text_rl.test_interval > 1:
         tests = f"a test every {text_rl.test_interval} iterations"
     progress.tell(
         "begin",
-        f"run {parameters.run_name}: {rl.num_iterations} iterations of "
+        f"run {parameters.run_name}: {rl.num_iterations} iteration{plural} of "
         f"{rl.rollouts_per_iteration} rollouts, {tests}, kept in {parameters.run_store}",
         run=parameters.run_name,
         run_store=parameters.run_store,
@@ -145,7 +145,7 @@ def _broken(line: str) -> RenderableType:
 
 
 def frame(state: State, width: int) -> RenderableType:
-    """What goes on, within `width` columns: the stage, its episodes and jobs, the whole run."""
+    """The stage, its episodes and jobs, and the whole run, within `width` columns."""
     bar = 0 if width < _NARROW else min(width // 4, _WIDEST_BAR)
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True, overflow="ellipsis", max_width=_LABEL, min_width=_LABEL)

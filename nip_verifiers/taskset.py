@@ -121,7 +121,7 @@ class ProblemTaskset(vf.Taskset[EpisodeTask, GameConfig]):
             yield EpisodeTask(data_of(plan, spec), self.config.task)
 
 
-def data_of(plan: Plan, spec: EpisodeSpec) -> EpisodeData:
+    """Tell what a task says of its episode."""
     """What a task says of an episode."""
     problem = spec.problem
     return EpisodeData(

@@ -26,10 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def show_progress(session: Session) -> AsyncIterator[None]:
+async def show_progress(session: Session, every_s: float = ARTIFACT_EVERY_S) -> AsyncIterator[None]:
     """Show the progress of the session's run until the block is left."""
     shown = _Shown(session)
-    showing = asyncio.create_task(shown.keep_on())
+    showing = asyncio.create_task(shown.keep_on(every_s))
     try:
         yield
     finally:
@@ -46,11 +46,11 @@ class _Shown:
         self._session = session
         self._id: UUID | None = None
 
-    async def keep_on(self) -> None:
+    async def keep_on(self, every_s: float) -> None:
         """Update it again and again."""
         logged_s = self._session.progress.clock()
         while True:
-            await asyncio.sleep(ARTIFACT_EVERY_S)
+            await asyncio.sleep(every_s)
             await self.update()
             now_s = self._session.progress.clock()
             if now_s - logged_s >= LOG_EVERY_S:

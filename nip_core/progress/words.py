@@ -118,7 +118,7 @@ def count_words(counts: Counts) -> str:
 
 
 def state_line(state: State) -> str:
-    """What is being done, what went wrong, and the whole run, in a line."""
+    """Say what is being done, what went wrong, and how far the whole run is, in a line."""
     doing = "; ".join(map(doing_words, state.doing))
     place = stage_words(state)
     whole = "" if state.whole is None else whole_words(state.whole)

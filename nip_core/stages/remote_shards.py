@@ -3,6 +3,7 @@
 Ticket       what such a process has to be told: plain JSON without keys
 ticket_of    the ticket of an open session
 open_apart   the session that a process opens with it
+counting     shows how much they have played
 
 A process apart reads and writes the run store by itself, so that must be one that it reaches: a
 bucket, or a disk that all share. Its commits carry the runner's fence; when the runner is
@@ -10,27 +11,33 @@ replaced they are refused as its own would be. It starts no server and submits n
 from its own environment; that of the run's own server from the server's directory.
 """
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nip_core.errors import RunConflictError, ServerError
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.progress.board import Progress
 from nip_core.rollouts.chat_client import Endpoint
+from nip_core.rollouts.tables import shard_is_committed
 from nip_core.run_store.lease import borrow
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.budget import Budget
 from nip_core.stages.origin import Origin
+from nip_core.stages.playing import split_play
 from nip_core.stages.prepare import load_all_problems, problems_digest
 from nip_core.stages.providers import Endpoints, remote_endpoints
 from nip_core.stages.session import Session, chat_client
 from nip_core.stages.too_long import recorded, without
 from nip_lm_server.client import KEY_FILE
 
+T = TypeVar("T")
+_COUNT_EVERY_S = 5.0
 Ticket = dict[str, Any]
 """`parameters`, `contents` and `lease` as they are on record, the `store`'s URL, `origin` with the
 models of another run, and `own_server`: its url and the file with its key, or None."""
@@ -90,6 +97,33 @@ async def open_apart(ticket: Ticket) -> AsyncIterator[Session]:
             budget=budget,
             origin=Origin.of(ticket["origin"]).models,
         )
+
+
+async def counting(
+    session: Session,
+    iteration: int,
+    split: str,
+    work: Callable[[], Awaitable[T]],
+    every_s: float = _COUNT_EVERY_S,
+) -> T:
+    """Do `work`, in which other processes play a split; count the episodes of committed shards."""
+    play = split_play(session, iteration, split)
+
+    def committed() -> int:
+        is_there = partial(shard_is_committed, play.store, play.directory)
+        return sum(len(specs) for name, specs in play.specs_by_shard.items() if is_there(name))
+
+    async def count() -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            session.progress.episodes_done = await asyncio.to_thread(committed)
+
+    watching = asyncio.create_task(count())
+    try:
+        return await work()
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
 
 def _endpoints(parameters: HyperParameters, ticket: Ticket) -> Mapping[str, Endpoints]:

@@ -76,7 +76,7 @@ def test_a_terminal_that_cannot_draw_gets_lines(monkeypatch):
     with watch(small_parameters(), Ticking().progress(), console):
         pass
     assert console.file.getvalue() == (
-        "[0:00:00] run small: 1 iterations of 100 rollouts, tests before the first and after "
+        "[0:00:00] run small: 1 iteration of 100 rollouts, tests before the first and after "
         "each, kept in runs\n"
     )
 

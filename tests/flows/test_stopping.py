@@ -37,6 +37,7 @@ def test_ctrl_c_in_a_terminal_ends_all_of_it_with_two_lines(tmp_path, own_prefec
         terminal.signal_group(signal.SIGINT)
         status = terminal.wait()
         said = terminal.text.partition("stopping")[2]
+        assert terminal.text.rfind("\x1b[?25h") > terminal.text.rfind("\x1b[?25l")  # the cursor
         assert terminal.process.pid not in groups
         assert status == 130
         assert said.startswith(", what is finished is kept")
