@@ -16,7 +16,7 @@ from typing import Any
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Event, Progress
 from nip_core.progress.outlook import Doing, State, look
-from nip_core.progress.words import clock, count_words, doing_words, stage_words, whole_words
+from nip_core.progress.words import clock, count_words, place_words, stage_words, whole_words
 
 LINE_EVERY_S = 10.0
 """Between two lines on the same thing that goes on."""
@@ -62,7 +62,7 @@ class PlainLines:
             return lines
         # 2. What goes on, each thing for itself, and the whole run with the first of them.
         state = look(progress, self._parameters)
-        texts = [self._text(state, doing) for doing in state.doing if self._is_due(state, doing)]
+        texts = [place_words(state, doing) for doing in state.doing if self._is_due(state, doing)]
         # 3. Nobody waits in silence, whatever it is that takes so long.
         if not state.doing and now_s - self._last_s >= LINE_EVERY_S:
             where = stage_words(state) or "preparing what follows"
@@ -86,10 +86,6 @@ class PlainLines:
             return False
         self._told_s[key] = now_s
         return True
-
-    def _text(self, state: State, doing: Doing) -> str:
-        place = stage_words(state)
-        return f"{place}, {doing_words(doing)}" if place else doing_words(doing)
 
     def _stamped(self, text: str, at: float) -> str:
         elapsed_s = self._progress.clock() - self._progress.began_s

@@ -2,6 +2,7 @@
 
 stage_words    where the run is
 doing_words    what is being done, how far that is, and how long it takes still
+place_words    the same, with the stage
 whole_words    the share of the whole run, and its time left
 count_words    what went wrong so far, and what it cost
 state_line     all of it in a line, for a log
@@ -26,6 +27,8 @@ _STAGE_WORDS = dict(
         strict=True,
     )
 )
+_ONE_SPLIT = ("test", "play", "attack")
+"""Stages whose name says which problems are played."""
 _MINUTE, _HOUR = 60, 3600
 _IN_SECONDS, _IN_MINUTES = 90, 90 * 60
 _PACE = 10.0  # per second, from which no decimals are shown
@@ -76,6 +79,16 @@ def doing_words(doing: Doing) -> str:
     return f"{doing.what}{job}: {', '.join(parts)}"
 
 
+def place_words(state: State, doing: Doing) -> str:
+    """The same with its stage, as "iteration 1/3: training verifier (ftjob-...): step 12/90"."""
+    place, words = stage_words(state), doing_words(doing)
+    if doing.job is not None:  # which says itself that it trains
+        place = place.partition(":")[0]
+    elif doing.unit == EPISODES and state.stage in _ONE_SPLIT:
+        words = words.partition(": ")[2]
+    return f"{place}: {words}" if place else doing_words(doing)
+
+
 def status_words(doing: Doing) -> str:
     """Return the last word of who does it, where its counts do not say it."""
     if doing.status == "running":
@@ -119,18 +132,10 @@ def count_words(counts: Counts) -> str:
 
 def state_line(state: State) -> str:
     """Say what is being done, what went wrong, and how far the whole run is, in a line."""
-    doing = "; ".join(map(doing_words, state.doing))
-    place = stage_words(state)
-    whole = "" if state.whole is None else whole_words(state.whole)
-    return "; ".join(
-        part
-        for part in (
-            ", ".join(part for part in (place, doing) if part),
-            count_words(state.counts),
-            whole,
-        )
-        if part
-    )
+    parts = [place_words(state, doing) for doing in state.doing] or [stage_words(state)]
+    parts.append(count_words(state.counts))
+    parts += [] if state.whole is None else [whole_words(state.whole)]
+    return "; ".join(part for part in parts if part)
 
 
 def pace(per_s: float) -> str:
