@@ -12,7 +12,8 @@ from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Stage
 from nip_core.progress.outlook import look
 from nip_core.protocols import agent_names_of, protocol_names
-from nip_prefect.flows.live import Shown, frame, watch
+from nip_prefect.flows.live import frame, watch
+from nip_prefect.flows.options import Shown
 from nip_prefect.flows.printing import show_run
 
 PLAN = (Stage(0, "test", 400), Stage(0, "play", 400), Stage(0, "train"), Stage(1, "test", 400))
