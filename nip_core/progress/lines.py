@@ -62,9 +62,14 @@ class PlainLines:
             return lines
         # 2. What goes on, each thing for itself, and the whole run with the first of them.
         state = look(progress, self._parameters)
-        texts = [place_words(state, doing) for doing in state.doing if self._is_due(state, doing)]
+        is_silent = now_s - self._last_s >= LINE_EVERY_S
+        due = [doing for doing in state.doing if self._is_due(state, doing)]
+        if is_silent and state.doing and not due:  # what goes on has just begun
+            due = [state.doing[0]]
+            self._note(state, due[0])
+        texts = [place_words(state, doing) for doing in due]
         # 3. Nobody waits in silence, whatever it is that takes so long.
-        if not state.doing and now_s - self._last_s >= LINE_EVERY_S:
+        if is_silent and not state.doing:
             where = stage_words(state) or "preparing what follows"
             texts.append(f"{where}, {clock(state.stage_s or state.elapsed_s)} so far")
         if texts:
@@ -76,21 +81,27 @@ class PlainLines:
         return lines + [self._stamped(text, at) for text in texts]
 
     def _is_due(self, state: State, doing: Doing) -> bool:
-        now_s = self._progress.clock()
-        key = (state.stage, str(state.iteration), doing.what, doing.job)
+        now_s, key = self._progress.clock(), _key(state, doing)
         # What counts was begun with an event; what does not is told of soon, as it begins.
         first_s = LINE_EVERY_S if doing.unit or doing.job else _WORTH_A_LINE_S
         began_s = now_s - doing.elapsed_s
         due_s = self._told_s[key] + LINE_EVERY_S if key in self._told_s else began_s + first_s
         if now_s < due_s:
             return False
-        self._told_s[key] = now_s
+        self._note(state, doing)
         return True
+
+    def _note(self, state: State, doing: Doing) -> None:
+        self._told_s[_key(state, doing)] = self._progress.clock()
 
     def _stamped(self, text: str, at: float) -> str:
         elapsed_s = self._progress.clock() - self._progress.began_s
         gone_s = elapsed_s - (self._progress.now() - at)
         return f"[{clock(max(gone_s, 0.0))}] {text}"
+
+
+def _key(state: State, doing: Doing) -> tuple[str | None, ...]:
+    return state.stage, str(state.iteration), doing.what, doing.job
 
 
 class JsonLines:

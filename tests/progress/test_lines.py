@@ -90,6 +90,18 @@ def test_a_job_is_told_of_by_name_with_step_loss_pace_and_time_left(told):
     assert any("1 retries, the last after HTTP 503" in line for _, line in told)
 
 
+def test_short_things_one_after_the_other_are_no_silence_either():
+    time = Ticking()
+    progress, moments = time.progress(), []
+    view = PlainLines(progress, PARAMETERS)
+    for i in range(20):
+        with progress.doing(f"training {i}", job=str(i)):
+            for _ in range(36):
+                time.passes(LOOKS_S)
+                moments += [time.s] * len(view.due())
+    assert max(b - a for a, b in itertools.pairwise(moments)) < 15
+
+
 def test_a_line_stands_at_the_time_of_what_it_tells():
     time = Ticking()
     progress = time.progress()
