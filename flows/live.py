@@ -21,12 +21,12 @@ from nip_core.progress.board import Progress
 from nip_core.progress.lines import JsonLines, PlainLines
 from nip_core.progress.outlook import EPISODES, Doing, State, Whole, look
 from nip_core.progress.words import (
-    about,
     clock,
     count_words,
     left_words,
     pace,
     share,
+    share_words,
     stage_words,
     status_words,
     whole_words,
@@ -196,7 +196,7 @@ def _add(table: Table, doing: Doing, bar: int) -> None:
 def _whole(whole: Whole, bar: int) -> RenderableType:
     if whole.share is None or whole.left_s is None:
         return Text(whole_words(whole))
-    words = f"{100 * whole.share:.0f} %, {about(whole.left_s)} left"
+    words = share_words(whole.share, whole.left_s, whole.stages_done == whole.stages)
     return _with_bar(round(1000 * whole.share), 1000, bar, words)
 
 

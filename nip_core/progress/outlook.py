@@ -130,9 +130,9 @@ def _episodes(progress: Progress, now_s: float) -> Doing:
         EPISODES,
         progress.episodes_done,
         progress.episodes_total,
-        per_s=played / elapsed_s if is_known else None,
+        per_s=played / elapsed_s if is_known and left else None,
         left_s=elapsed_s / played * left if is_known else None,
-        tokens_per_s=tokens / elapsed_s if is_known else None,
+        tokens_per_s=tokens / elapsed_s if is_known and left else None,
     )
 
 

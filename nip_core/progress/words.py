@@ -31,6 +31,7 @@ _ONE_SPLIT = ("test", "play", "attack")
 """Stages whose name says which problems are played."""
 _MINUTE, _HOUR = 60, 3600
 _IN_SECONDS, _IN_MINUTES = 90, 90 * 60
+_NOT_ALL = 0.99  # the share of what is not done
 _PACE = 10.0  # per second, from which no decimals are shown
 
 
@@ -111,9 +112,15 @@ def whole_words(whole: Whole) -> str:
     if whole.left_s is None or whole.share is None:
         stage = min(whole.stages_done + 1, whole.stages)
         return f"stage {stage} of {whole.stages}, time left not yet known"
-    if whole.stages_done == whole.stages:
-        return "whole run 100 %, all is done"
-    return f"whole run {100 * min(whole.share, 1.0):.0f} %, {about(whole.left_s)} left"
+    return f"whole run {share_words(whole.share, whole.left_s, whole.stages_done == whole.stages)}"
+
+
+def share_words(part: float, left_s: float, is_done: bool) -> str:
+    """Return "43 %, about 3 min left"; what has taken longer than expected is not done by that."""
+    if is_done:
+        return "100 %, all is done"
+    percent = 100 * min(part, _NOT_ALL)
+    return f"{percent:.0f} %, {f'{about(left_s)} left' if left_s >= 1 else 'almost done'}"
 
 
 def count_words(counts: Counts) -> str:
