@@ -70,7 +70,9 @@ class PlainLines:
         texts = [place_words(state, doing) for doing in due]
         # 3. Nobody waits in silence, whatever it is that takes so long.
         if is_silent and not state.doing:
-            where = stage_words(state) or "preparing what follows"
+            is_over = state.whole is not None and state.whole.stages_done == state.whole.stages
+            between = "giving everything back" if is_over else "preparing what follows"
+            where = stage_words(state) or between
             texts.append(f"{where}, {clock(state.stage_s or state.elapsed_s)} so far")
         if texts:
             self._last_s = now_s
