@@ -121,8 +121,8 @@ class ProblemTaskset(vf.Taskset[EpisodeTask, GameConfig]):
             yield EpisodeTask(data_of(plan, spec), self.config.task)
 
 
-    """Tell what a task says of its episode."""
-    """What a task says of an episode."""
+def data_of(plan: Plan, spec: EpisodeSpec) -> EpisodeData:
+    """Say of an episode what its task tells."""
     problem = spec.problem
     return EpisodeData(
         id=f"{problem.id}.{spec.sample}",
