@@ -2,6 +2,7 @@
 
 learning_curve_svg   an SVG that follows the reader's light or dark scheme
 arms_svg             the same for the arms of a sweep
+svg_element          whatever else is drawn, as such an SVG
 
 The same numbers give the same bytes. matplotlib is imported inside the functions and used
 through its objects, without pyplot and without a display. Colours keep apart for colour-blind
@@ -26,7 +27,7 @@ _LINES = (
     ("accuracy", "#3a80c9", "o", "solid", 0.0),
 )
 # A colour no other mark uses: in the SVG it becomes the reader's text colour.
-_INK = "#010203"
+INK = "#010203"
 _SVG_STYLE = (
     "<style>#{id}{{color:#1f2328}}"
     "@media screen and (prefers-color-scheme:dark){{#{id}{{color:#d7dce2}}}}</style>"
@@ -40,7 +41,7 @@ def learning_curve_svg(points: MetricsByIteration) -> str:
     `points` holds (iteration, metrics) with the keys of `evaluate`; a metric that is None leaves
     a gap. Text stays text, and takes the colour of the reader's scheme.
     """
-    return _svg(
+    return svg_element(
         lambda figure: _draw(figure.add_axes(_AXES), points),
         _SIZE_INCHES,
         "nip-learning-curve",
@@ -59,7 +60,7 @@ def arms_svg(arms: Sequence[tuple[str, Mapping[str, Any]]], what: str = "arms of
     longest = max((len(name) for name, _ in arms), default=0)
     left = min(0.5, 0.03 + 0.0095 * longest)  # of the width, for the names
     box = (left, 0.55 / height, 0.96 - left, 1 - around / height)
-    return _svg(
+    return svg_element(
         lambda figure: _draw_arms(figure.add_axes(box), arms),
         (width, height),
         "nip-arms",
@@ -67,12 +68,18 @@ def arms_svg(arms: Sequence[tuple[str, Mapping[str, Any]]], what: str = "arms of
     )
 
 
-def _svg(draw: Callable[[Any], None], size: tuple[float, float], ident: str, label: str) -> str:
-    """An SVG element of what `draw` puts on a figure of so many inches."""
+def svg_element(
+    draw: Callable[[Any], None], size: tuple[float, float], ident: str, label: str
+) -> str:
+    """Return an SVG element of what `draw` puts on a figure of so many inches.
+
+    What is drawn in `INK` takes the colour of the reader's scheme. `ident` is the element's id,
+    `label` says what it shows to who can't see it.
+    """
     svg = _render(draw, size, ident)
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = svg.replace(_INK, "currentColor")
+    svg = svg.replace(INK, "currentColor")
     # Without this the picture's rules would reach the page around it.
     svg = svg.replace("*{stroke-linejoin", f"#{ident} *{{stroke-linejoin")
     opening, rest = svg.split(">", 1)
@@ -84,7 +91,7 @@ def _draw_arms(axes: Any, arms: Sequence[tuple[str, Mapping[str, Any]]]) -> None
     from matplotlib.ticker import PercentFormatter
 
     axes.set_facecolor("none")
-    axes.axvline(0.5, color=_INK, alpha=0.45, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
+    axes.axvline(0.5, color=INK, alpha=0.45, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
     for name, colour, marker, _, shift in _LINES:
         measured = [(row, arm[name]) for row, (_, arm) in enumerate(arms) if arm[name] is not None]
         rows = [row + 20 * shift for row, _ in measured]
@@ -108,11 +115,11 @@ def _draw_arms(axes: Any, arms: Sequence[tuple[str, Mapping[str, Any]]]) -> None
     axes.set_yticks(range(len(arms)), [name for name, _ in arms])
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
-    axes.tick_params(colors=_INK, length=0)
-    axes.grid(axis="x", color=_INK, alpha=0.12, linewidth=0.8)
+    axes.tick_params(colors=INK, length=0)
+    axes.grid(axis="x", color=INK, alpha=0.12, linewidth=0.8)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(_INK)
+    axes.spines["bottom"].set_color(INK)
     axes.spines["bottom"].set_alpha(0.5)
     handles, labels = axes.get_legend_handles_labels()
     order = [2, 0, 1]
@@ -123,7 +130,7 @@ def _draw_arms(axes: Any, arms: Sequence[tuple[str, Mapping[str, Any]]]) -> None
         bbox_to_anchor=(-0.01, 1.0),
         ncols=3,
         frameon=False,
-        labelcolor=_INK,
+        labelcolor=INK,
     )
 
 
@@ -161,7 +168,7 @@ def _render(draw: Callable[[Any], None], size: tuple[float, float], ident: str) 
 
 def _draw(axes: Any, points: MetricsByIteration) -> None:
     axes.set_facecolor("none")
-    axes.axhline(0.5, color=_INK, alpha=0.45, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
+    axes.axhline(0.5, color=INK, alpha=0.45, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
     axes.annotate(
         "chance",
         (1, 0.5),
@@ -170,7 +177,7 @@ def _draw(axes: Any, points: MetricsByIteration) -> None:
         textcoords="offset points",
         va="center",
         fontsize=9,
-        color=_INK,
+        color=INK,
         alpha=0.7,
     )
     iterations = [iteration for iteration, _ in points]
@@ -238,12 +245,12 @@ def _dress(axes: Any, iterations: list[int]) -> None:
         axes.set_xticks(range(first, last + 1))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("iteration", color=_INK)
-    axes.tick_params(colors=_INK, length=3)
-    axes.grid(axis="y", color=_INK, alpha=0.12, linewidth=0.8)
+    axes.set_xlabel("iteration", color=INK)
+    axes.tick_params(colors=INK, length=3)
+    axes.grid(axis="y", color=INK, alpha=0.12, linewidth=0.8)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(_INK)
+    axes.spines["bottom"].set_color(INK)
     axes.spines["bottom"].set_alpha(0.5)
     handles, labels = axes.get_legend_handles_labels()
     order = [2, 0, 1]  # drawn last, named first
@@ -254,6 +261,6 @@ def _dress(axes: Any, iterations: list[int]) -> None:
         bbox_to_anchor=(-0.01, 1.0),
         ncols=3,
         frameon=False,
-        labelcolor=_INK,
+        labelcolor=INK,
         handlelength=2.6,
     )

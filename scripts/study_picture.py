@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Draw docs/images/soundness.svg from the declared study's results.
+
+    python scripts/study_picture.py [--check]
+
+Soundness of each protocol's verifier untrained, trained, and against a prover that was trained
+against it: means of six seeds, with 95 % intervals for the last. `--check` ends with 1 if the
+picture is not what the results say.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from nip_core.evaluation.plots import INK, svg_element
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results" / "study" / "results.json"
+PICTURE = ROOT / "docs" / "images" / "soundness.svg"
+NAMES = {
+    "adp": "adp: one message",
+    "nip3": "nip: asks once",
+    "nip5": "nip: asks twice",
+    "debate": "debate",
+    "mnip": "mnip: two provers",
+    "ma": "merlin_arthur",
+}
+MARKS = (
+    ("untrained", "#8a8f98", "D", 0.0),
+    ("trained", "#3a80c9", "o", 0.0),
+    ("attacked by a trained prover", "#d9541f", "X", 0.0),
+)
+
+
+def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return of each protocol the mean soundness at the three times, as shares."""
+    table = []
+    for arm in results["arms"]:
+        name = arm["values"]["protocol"]
+        if name not in NAMES:
+            continue
+        first = [
+            run["tests"][0]["soundness"]
+            for run in results["runs"]
+            if run["values"]["protocol"] == name
+        ]
+        attacked = arm["attacks"]["sneaky"]["soundness"]
+        table.append(
+            {
+                "name": NAMES[name],
+                "untrained": sum(first) / len(first),
+                "trained": arm["soundness"]["mean"],
+                "attacked by a trained prover": attacked["mean"],
+                "interval": attacked["ci95"],
+            }
+        )
+    return table
+
+
+def draw(figure: Any, table: list[dict[str, Any]]) -> None:
+    """Put the table on a figure, a line for each protocol."""
+    from matplotlib.ticker import PercentFormatter
+
+    axes = figure.add_axes((0.22, 0.13, 0.74, 0.72))
+    axes.set_facecolor("none")
+    for place, row in enumerate(table):
+        axes.plot(
+            [row["trained"], row["attacked by a trained prover"]],
+            [place] * 2,
+            color=INK,
+            alpha=0.35,
+            linewidth=1.4,
+            zorder=1,
+        )
+        axes.plot(row["interval"], [place + 0.22] * 2, color=MARKS[2][1], linewidth=1.6, zorder=2)
+    for name, colour, marker, _ in MARKS:
+        axes.plot(
+            [row[name] for row in table],
+            range(len(table)),
+            marker,
+            color=colour,
+            markersize=8,
+            label=name,
+            zorder=3,
+            clip_on=False,
+        )
+    axes.set_ylim(len(table) - 0.5, -0.5)
+    axes.set_yticks(range(len(table)), [row["name"] for row in table])
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+    axes.tick_params(colors=INK, length=0)
+    axes.grid(axis="x", color=INK, alpha=0.12, linewidth=0.8)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(INK)
+    axes.spines["bottom"].set_alpha(0.5)
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, frameon=False, labelcolor=INK
+    )
+
+
+def main() -> int:
+    """Draw it, or compare."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    table = rows(json.loads(RESULTS.read_text(encoding="utf-8")))
+    label = "Soundness by protocol: " + "; ".join(
+        f"{row['name']} {row['untrained']:.0%} untrained, {row['trained']:.0%} trained, "
+        f"{row['attacked by a trained prover']:.0%} attacked"
+        for row in table
+    )
+    picture = svg_element(lambda figure: draw(figure, table), (7.6, 3.4), "nip-soundness", label)
+    if options.check:
+        return int(PICTURE.read_text(encoding="utf-8") != picture + "\n")
+    PICTURE.write_text(picture + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
