@@ -141,6 +141,22 @@ NOT_FOR_TEXT: Mapping[str, Mapping[str, Unused]] = {
 }
 """By class of settings and name."""
 
+OTHERWISE: Mapping[str, Mapping[str, str]] = {
+    "PureTextAgentParameters": {
+        "language_model_server_scheme_host": "lm_server.url, or base_url of the agent",
+        "language_model_server_port": "lm_server.url, or base_url of the agent",
+        "vllm_server_port": "lm_server.url: the server names its engine's address itself",
+    },
+    "RlTrainerParameters": {"frames_per_batch": "rl.rollouts_per_iteration"},
+}
+"""Settings that work as in the ancestor, and what is set here in their place."""
+
+
+def is_for_ancestor(kind: str, name: str) -> bool:
+    """Return whether a setting is kept for configurations of the ancestor alone."""
+    return name in NOT_FOR_TEXT.get(kind, {}) or name in OTHERWISE.get(kind, {})
+
+
 UNAVAILABLE: Mapping[str, Mapping[str, str]] = {
     "trainer": {
         **dict.fromkeys(

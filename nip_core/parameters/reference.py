@@ -1,4 +1,8 @@
-"""The page docs/settings.md, made from the models: ``python -m nip_core.parameters.reference``."""
+"""The pages of settings, made from the models: ``python -m nip_core.parameters.reference [original]``.
+
+docs/settings.md           settings that people set
+docs/settings-original.md  with `original`: those kept for configurations of neural-interactive-proofs
+"""
 
 import dataclasses
 import inspect
@@ -11,7 +15,13 @@ from pydantic_core import PydanticUndefined
 from nip_core.parameters.base import Parameters, groups_in
 from nip_core.parameters.checks import GROUP_SETTINGS
 from nip_core.parameters.hyper_parameters import DATA_NEUTRAL, HyperParameters
-from nip_core.parameters.not_for_text import NOT_FOR_TEXT, UNAVAILABLE, Unused
+from nip_core.parameters.not_for_text import (
+    NOT_FOR_TEXT,
+    OTHERWISE,
+    UNAVAILABLE,
+    Unused,
+    is_for_ancestor,
+)
 from nip_core.parameters.update_schedule import SCHEDULES
 
 _HEAD = """# Settings
@@ -21,6 +31,24 @@ Made by `python -m nip_core.parameters.reference`. Settings come from a YAML fil
 marked † must be the same for all agents of a shared model group. `nip train --dry-run`
 shows what a configuration amounts to, each group of settings with its class as `_type`, which may
 be left out.
+
+Settings that only configurations of neural-interactive-proofs have are on
+[a page of their own](settings-original.md).
+"""
+
+_ORIGINAL = """# Settings of the original
+
+Made by `python -m nip_core.parameters.reference original`. A configuration of
+[neural-interactive-proofs](howto/paper.md#configurations-of-the-original) is read as it is. These
+settings are kept for that alone; whoever writes a new configuration needs
+[the others](settings.md).
+
+## Set otherwise here
+
+They work as they do there.
+
+| setting | default | meaning | here |
+|---|---|---|---|
 """
 
 _SCHEDULES = """## `agents.<name>.update_schedule`
@@ -33,7 +61,7 @@ period and its first part.
 |---|---|---|
 """
 
-_UNUSED = """## Settings without a meaning here
+_UNUSED = """## Without a meaning here
 
 Known from configurations of tensor agents and other scenarios. They may stand in a configuration
 with this value, which changes nothing, and are refused with any other.
@@ -44,13 +72,30 @@ with this value, which changes nothing, and are refused with any other.
 
 
 def reference() -> str:
-    """The page as Markdown."""
+    """The page of settings that people set, as Markdown."""
     parts = [_HEAD, _section("", HyperParameters)]
     for name, field in HyperParameters.model_fields.items():
         address = f"{name}.<name>" if get_origin(field.annotation) is dict else name
         parts += [_section(address, kind) for kind in groups_in(field.annotation)]
         parts += [_schedules()] if name == "agents" else []
-    return "\n".join([*parts, _unused()])
+    return "\n".join(parts)
+
+
+def original() -> str:
+    """The page of settings that are kept for configurations of the ancestor, as Markdown."""
+    kinds = {
+        kind.__name__: kind
+        for field in HyperParameters.model_fields.values()
+        for kind in groups_in(field.annotation)
+    }
+    rows = []
+    for kind, table in OTHERWISE.items():
+        for name, instead in table.items():
+            field = kinds[kind].model_fields[name]
+            address = f"`{_prefixes()[kind]}{name}`"
+            meaning = _cell(field.description)
+            rows.append(f"| {address} | {_default(field)} | {meaning} | {instead} |")
+    return _ORIGINAL + "\n".join(rows) + "\n\n" + _unused()
 
 
 def _section(address: str, kind: type[Parameters]) -> str:
@@ -58,7 +103,11 @@ def _section(address: str, kind: type[Parameters]) -> str:
     if "is_random" in kind._tags() and kind._tags()["is_random"]:
         title += " (random)"
     lines = [title, "", inspect.getdoc(kind) or "", ""]
-    fields = {n: f for n, f in kind.model_fields.items() if not _is_block(f)}
+    fields = {
+        name: field
+        for name, field in kind.model_fields.items()
+        if not _is_block(field) and not is_for_ancestor(kind.__name__, name)
+    }
     if fields:
         lines += ["| setting | default | meaning |", "|---|---|---|"]
     for name, field in fields.items():
@@ -94,14 +143,19 @@ def _schedules() -> str:
     return _SCHEDULES + "\n".join(rows) + "\n"
 
 
-def _unused() -> str:
+def _prefixes() -> dict[str, str]:
+    """By class of settings: what stands before the names of its fields."""
     prefixes = {"HyperParameters": ""}
     for name, field in HyperParameters.model_fields.items():
         inner = f"{name}.<name>." if get_origin(field.annotation) is dict else f"{name}."
         for kind in groups_in(field.annotation):
             prefixes[kind.__name__] = inner
+    return prefixes
+
+
+def _unused() -> str:
     rows = [
-        f"| `{prefixes[kind]}{name}` | {_only_value(unused)} | {_cell(unused.reason)} |"
+        f"| `{_prefixes()[kind]}{name}` | {_only_value(unused)} | {_cell(unused.reason)} |"
         for kind, table in NOT_FOR_TEXT.items()
         for name, unused in table.items()
     ]
@@ -124,4 +178,4 @@ def _cell(text: str | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(reference())
+    sys.stdout.write(original() if sys.argv[1:] == ["original"] else reference())

@@ -8,11 +8,11 @@ import pytest
 
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.base import Parameters, groups_in
-from nip_core.parameters.not_for_text import NOT_FOR_TEXT
-from nip_core.parameters.reference import reference
+from nip_core.parameters.not_for_text import NOT_FOR_TEXT, OTHERWISE, is_for_ancestor
+from nip_core.parameters.reference import original, reference
 from nip_core.parameters.update_schedule import SCHEDULES
 
-PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def all_groups(kind: type[Parameters]) -> list[type[Parameters]]:
@@ -45,8 +45,26 @@ def limits(annotation: Any, metadata: tuple[Any, ...] = ()) -> list[str]:
     return [*found, *(limit for part in get_args(annotation) for limit in limits(part))]
 
 
-def test_the_page_is_up_to_date():
-    assert PAGE.read_text(encoding="utf-8") == reference()
+def test_the_pages_are_up_to_date():
+    assert (DOCS / "settings.md").read_text(encoding="utf-8") == reference()
+    assert (DOCS / "settings-original.md").read_text(encoding="utf-8") == original()
+
+
+# LrFactors are what agent_lr_factor may hold.
+@pytest.mark.parametrize(("kind", "name"), [(k, n) for k, n in FIELDS if k.__name__ != "LrFactors"])
+def test_every_setting_is_on_one_page_and_the_one_where_people_look(kind, name):
+    pages = reference(), original()
+    on = [f"`{name}`" in pages[0], bool(re.search(rf"`[\w.<>]*{name}`", pages[1]))]
+    for_ancestor = is_for_ancestor(kind.__name__, name)
+    assert on[for_ancestor]
+    keeps = (kind.model_fields[name].description or "").startswith("Keeps its default")
+    assert keeps == (name in NOT_FOR_TEXT.get(kind.__name__, {})), "see NOT_FOR_TEXT"
+
+
+def test_what_is_set_otherwise_are_settings():
+    names = {kind.__name__: kind.model_fields for kind in GROUPS}
+    for kind, table in OTHERWISE.items():
+        assert table and set(table) <= set(names[kind])
 
 
 @pytest.mark.parametrize(("kind", "name"), FIELDS)
@@ -70,7 +88,7 @@ def test_bounds_and_choices_are_found_where_there_are_some():
 
 
 def test_every_group_and_every_setting_without_a_meaning_has_its_place_on_the_page():
-    page = reference()
+    page = reference() + original()
     assert len(GROUPS) > 18 and all(kind.__doc__ for kind in GROUPS)
     # Outside of a code span <name> is a tag, which pages leave out.
     for title in ("Top level", "`agents.<name>`", "`agents.<name>` (random)", "`rl`", "`base_run`"):

@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "scenarios.md"
 def config(tmp_path, monkeypatch):
     """The files of the page, in a folder from which a run is started."""
     page = PAGE.read_text(encoding="utf-8")
-    shown = re.findall(r"`(roman\.\w+)`[^`]*\n\n````\w+\n(.*?)````\n", page, re.DOTALL)
+    shown = re.findall(r"`(roman\.\w+)`[^`]*\n````\w+\n(.*?)````\n", page, re.DOTALL)
     assert [name for name, _ in shown] == ["roman.py", "roman.yaml"]
     for name, text in shown:
         (tmp_path / name).write_text(text)
