@@ -11,6 +11,7 @@ TRACKERS ?= .trackers-env
 INSPECT ?= .inspect-env
 VERIFIERS ?= .verifiers-env
 CLIENTS ?= .clients-env
+DOCS ?= .docs-env
 PEERS ?= .peers
 NIP_GPU_MODEL ?= Qwen/Qwen2.5-3B-Instruct
 PIP_OPTIONS ?=
@@ -22,6 +23,7 @@ QUICKSTART := $(VENV)/.installed-quickstart
 
 .PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean test-trackers test-inspect test-verifiers
 .PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean test-trackers test-inspect test-view
+.PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean test-trackers test-inspect docs notebooks test-docs screenshots
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -40,6 +42,9 @@ help:
 	@echo "make test-verifiers build an environment with verifiers and run the tests on it"
 	@echo "make test-view      build an environment with playwright and axe-core, look at nip view"
 	@echo "make test-clients   build an environment with clients of other projects, run the tests on it"
+	@echo "make docs           build the site from docs/ into build/docs/site, and check its links"
+	@echo "make notebooks      execute the notebooks of docs/notebooks anew"
+	@echo "make test-docs      run every command of the pages, and the notebooks; take the screenshots"
 	@echo "make test-gpu       the tests that need CUDA; NIP_VLLM names the vllm command"
 	@echo "make gpu-session    measure everything on a GPU, in pieces of ten minutes, nothing downloaded"
 	@echo "make paper-iteration   one iteration of the paper's size on a GPU, with a model of the hub"
@@ -163,6 +168,22 @@ test-clients: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_clients.sh $(CLIENTS)
 	NIP_PYTHON=$(abspath $(BIN))/python NIP_CLIENTS_RESULTS=docs/results \
 		$(CLIENTS)/bin/python -m pytest tests/clients
+
+# The site, in an environment of its own; once that is built, without a network.
+$(DOCS)/.built: scripts/build_docs.sh scripts/docs_constraints.txt
+	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_docs.sh $(DOCS)
+	@touch $@
+
+docs: $(DOCS)/.built
+	NIP_DOCS_ENVIRONMENT=$(abspath $(DOCS)) $(DOCS)/bin/python scripts/docs/build.py
+
+notebooks: $(DOCS)/.built
+	$(DOCS)/bin/python scripts/docs/execute.py
+
+# What the pages say to type, as it stands there; the notebooks show what they showed.
+test-docs: install docs
+	$(DOCS)/bin/python scripts/docs/execute.py --check
+	$(BIN)/python -m pytest -n $(TEST_JOBS) tests/docs
 
 test-learning: install
 	$(BIN)/python -m pytest -m learning tests tests/factory tests/lm_server/long

@@ -16,7 +16,7 @@ from pathlib import Path
 from check_links import problems
 from stage import ROOT, Stage
 
-SHIM = re.compile(r'<script src="?https://unpkg\.com/iframe-worker/shim"?></script>')
+SHIM = re.compile(r'<script src="?https://unpkg\.com/iframe-worker/shim"?[^>]*></script>')
 
 
 def main() -> int:

@@ -87,5 +87,7 @@ if __name__ == "__main__":
     wrong = [*problems(site)]
     print("\n".join(wrong))
     count = sum(1 for _ in site.rglob("*.html"))
-    print(f"{count} pages, {len(wrong)} broken links" if wrong else f"{count} pages, 0 broken links")
+    print(
+        f"{count} pages, {len(wrong)} broken links" if wrong else f"{count} pages, 0 broken links"
+    )
     sys.exit(bool(wrong))

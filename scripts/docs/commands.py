@@ -27,9 +27,7 @@ def _command(name: str, command: Any) -> str:
         return "".join(_command(f"{name} {inner}", c) for inner, c in _inner(command).items())
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
-    usage = " ".join(
-        [name, *(f"[{_name(a)}]" if not a.required else _name(a) for a in arguments)]
-    )
+    usage = " ".join([name, *(f"[{_name(a)}]" if not a.required else _name(a) for a in arguments)])
     about = _prose(command.help or "")
     text = f"\n## `{name}`\n\n```text\n{usage} [OPTIONS]\n```\n\n{about}\n\n"
     rows = [f"| `{_name(a)}` | | {_cell(a.help)} |" for a in arguments]

@@ -210,7 +210,8 @@ class Stage:
         for entry in entries:
             ((title, value),) = entry.items()
             if isinstance(value, list):
-                filled.append({title: self.filled(value)})
+                if inner := self.filled(value):
+                    filled.append({title: inner})
             elif value == "API":
                 filled.append({title: self.api_pages()})
             elif value in ("RESULTS", "DECISIONS"):

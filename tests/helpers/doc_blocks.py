@@ -64,9 +64,7 @@ def blocks(page: Path) -> list[Block]:
         if not begin:
             place += 1
             continue
-        end = next(
-            i for i in range(place + 1, len(lines)) if lines[i].strip() == begin[2]
-        )
+        end = next(i for i in range(place + 1, len(lines)) if lines[i].strip() == begin[2])
         mark = _MARK.match(lines[place - 1]) if place else None
         kind, about = (mark[1], mark[2] or "") if mark else (None, "")
         options = dict(part.partition("=")[::2] for part in shlex.split(about) if "=" in part)
