@@ -1,7 +1,7 @@
-"""The pages of settings, made from the models: ``python -m nip_core.parameters.reference [original]``.
+"""The pages of settings, made from the models: ``python -m nip_core.parameters.reference``.
 
 docs/settings.md           settings that people set
-docs/settings-original.md  with `original`: those kept for configurations of neural-interactive-proofs
+docs/settings-original.md  with `original`: those kept for the ancestor's configurations
 """
 
 import dataclasses

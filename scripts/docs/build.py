@@ -30,6 +30,8 @@ def main() -> int:
     command = [zensical, "build", "--clean", "--strict", "-f", build / "mkdocs.yml"]
     if subprocess.run(command, cwd=build, check=False).returncode:
         return 1
+    # Of a site that opens from the disk nobody sees it, and its links begin at a server's root.
+    (build / "site" / "404.html").unlink(missing_ok=True)
     pages = [*(build / "site").rglob("*.html")]
     for page in pages:
         _local(page, build / "site")

@@ -4,18 +4,20 @@ import re
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-import typer.main
-from nip_prefect.flows.cli import app
+from nip_prefect.flows.command_table import PANELS, load_command
 
 
 def reference_of_commands() -> str:
     """The page as Markdown."""
-    root = typer.main.get_command(app)
     text = (
         "# Commands\n\nWhat `nip COMMAND --help` prints, for all commands. "
         "[The guide](guide.md) says what they are for, and what exit codes mean.\n"
     )
-    return text + "".join(_command(f"nip {name}", c) for name, c in _inner(root).items())
+    for panel, lines in PANELS.items():
+        text += f"\n**{panel}**\n\n"
+        text += "".join(f"- [`nip {name}`](#nip-{name}): {what}\n" for name, _, what in lines)
+    names = [name for lines in PANELS.values() for name, _, _ in lines]
+    return text + "".join(_command(f"nip {name}", load_command(name)) for name in names)
 
 
 def _inner(command: Any) -> dict[str, Any]:
@@ -24,7 +26,8 @@ def _inner(command: Any) -> dict[str, Any]:
 
 def _command(name: str, command: Any) -> str:
     if _inner(command):
-        return "".join(_command(f"{name} {inner}", c) for inner, c in _inner(command).items())
+        inner = (_command(f"{name} {word}", c) for word, c in _inner(command).items())
+        return f"\n## `{name}`\n\n{_prose(command.help or '')}\n" + "".join(inner)
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
     usage = " ".join([name, *(f"[{_name(a)}]" if not a.required else _name(a) for a in arguments)])

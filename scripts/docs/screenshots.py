@@ -1,8 +1,7 @@
-"""Takes the pictures of docs/images: ``python screenshots.py RUN_DIRECTORY``, with a headless Chromium.
+"""Takes the pictures of docs/images with a headless Chromium: ``python screenshots.py RUN``.
 
 report.png       the report of a finished quick start, from the top
 transcripts.png  its transcripts, the wrong verdicts first
-prefect-form.png the form of Prefect's UI, if PREFECT_UI names its address (after `nip up`)
 
 Chromium is the system's (`apt-get install chromium`), or what NIP_CHROMIUM names; it is driven by
 its own protocol over a WebSocket, for which nip's HTTP client is enough.
@@ -74,7 +73,9 @@ class Tab:
         await self.call("Page.navigate", url=address)
         end = time.monotonic() + START_S
         await asyncio.sleep(1)
-        while await self.run("document.readyState") != "complete" and time.monotonic() < end:
+        while await self.run("document.readyState") != "complete":
+            if time.monotonic() > end:
+                raise RuntimeError(f"{address}: not loaded within {START_S} s")
             await asyncio.sleep(0.2)
         await asyncio.sleep(1)
 
@@ -94,7 +95,7 @@ async def browser() -> AsyncIterator[Tab]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [chromium(), "--headless=new", "--no-sandbox", "--disable-gpu"]
         command += ["--hide-scrollbars", "--remote-debugging-port=0", f"--user-data-dir={profile}"]
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: ASYNC220
             [*command, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         try:
@@ -120,7 +121,7 @@ async def _port(file: Path) -> int:
 
 
 async def take(run: Path, out: Path) -> None:
-    """Take the pictures of the run, and of Prefect's UI if it is there."""
+    """Take the pictures of the run."""
     report = (run / "report.html").resolve()
     if not report.exists():
         raise SystemExit(f"{report} is not there; train the run first")
@@ -129,10 +130,6 @@ async def take(run: Path, out: Path) -> None:
         await tab.save(out / "report.png")
         await tab.run("document.getElementById('transcripts').scrollIntoView()")
         await tab.save(out / "transcripts.png")
-        if form := os.environ.get("PREFECT_UI"):
-            await tab.show(form, height=1000)
-            await asyncio.sleep(8)
-            await tab.save(out / "prefect-form.png")
 
 
 def main() -> None:

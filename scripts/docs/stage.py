@@ -2,7 +2,7 @@
 
 The pages are those of docs/, which stay readable on a code host. What the site needs beyond them:
 
-1. links out of docs/ lead to a page that shows the file, as the site has no files of the repository;
+1. links out of docs/ lead to a page that shows the file, as the site has none of the others;
 2. a link to a folder leads to a page that lists it;
 3. notebooks become Markdown, with the outputs that they have;
 4. the modules of `API` become pages, which the builder fills from the docstrings, and the commands

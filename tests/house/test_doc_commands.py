@@ -13,8 +13,11 @@ import yaml
 from doc_blocks import MARKED, REASONS, ROOT, Block, blocks, commands, pages
 
 from nip_prefect.flows import cli
+from nip_prefect.flows.command_table import PANELS, load_command
 
 COMMAND = typer.main.get_command(cli.app)
+NAMES = [name for lines in PANELS.values() for name, _, _ in lines]
+COMMANDS = {name: load_command(name) for name in NAMES}
 PAGES = pages()
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -59,7 +62,7 @@ def test_a_command_with_a_wrong_option_is_noticed():
     for wrong in (
         ["train", "x", "--no-such"],
         ["trian", "x"],
-        ["train"],
+        ["diff", "a"],
         ["sweep", "x", "--jobs", "y"],
     ):
         with pytest.raises(Exception, match=r"(?i)no such|missing|valid integer"):
@@ -85,7 +88,7 @@ def test_each_command_within_a_sentence_is_one_with_these_options():
             wrong.append(f"{page.name}: {span}")
         if not name:
             continue
-        command: Any = COMMAND.commands.get(name[1])
+        command: Any = COMMANDS.get(name[1])
         if getattr(command, "commands", None) and name[2]:
             command = command.commands.get(name[2])
         options = {o for p in getattr(command, "params", ()) for o in p.opts} | {"--help"}
