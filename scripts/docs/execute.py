@@ -17,7 +17,7 @@ import nbformat
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
-CELL_S = 300
+CELL_S = 900
 PICTURES = ("image/svg+xml", "image/png")
 
 
