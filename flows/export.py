@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from nip_prefect.flows.named_run import find_run
 
 from nip_core import how_to_install
 from nip_core.errors import SettingsError
 from nip_core.run_store.run import RunStore
+from nip_core.stages.named_run import find_run
+from nip_prefect.flows.options import say_left_out
 from nip_prefect.flows.printing import print_json
 
 INSPECT, PEFT = "inspect", "peft"
@@ -52,7 +53,7 @@ def export(
     """Write what RUN has to DIR, in the form of another program. The run stays as it is."""
     if to not in _FORMS:
         raise SettingsError(f"--to {to!r}: use {' or '.join(_FORMS)}")
-    tree = find_run(run, run_store)
+    tree = find_run(run, run_store, say_left_out)
     if to == PEFT:
         files = _to_peft(tree, directory, split, iteration, group, base_model)
     elif group is not None or base_model is not None:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from nip_prefect.flows.named_run import find_run
 
 from nip_core.errors import SettingsError
 from nip_core.parameters.published import Kind, Reference
+from nip_core.stages.named_run import find_run
+from nip_prefect.flows.options import say_left_out
 from nip_prefect.flows.printing import print_json
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def push(
     if reference.revision is not None:
         raise SettingsError(f"--to {to}: a push makes the revision itself; give OWNER/NAME")
     _check_licence(license_id)
-    tree = find_run(run, run_store)
+    tree = find_run(run, run_store, say_left_out)
     hub = connect()
     with tempfile.TemporaryDirectory(prefix="nip-push-") as folder:
         # 1. Who asks, and what of the run there is; its files, where nobody else looks.
