@@ -33,6 +33,9 @@ def nip_command(words: list[str]) -> list[str] | None:
 
 def parse(arguments: list[str]) -> None:
     """Parse a command of nip without running it; raises what nip would print."""
+    if arguments[0] == "--install-completion":  # parsing it would do it
+        assert any("--install-completion" in option.opts for option in COMMAND.params)
+        return
     command: Any = COMMAND
     context = command.make_context("nip", [*arguments])
     while hasattr(command, "resolve_command"):
