@@ -64,6 +64,7 @@ def make_app(
         Route("/compare", views.compare),
         Route("/pair", views.pair),
         Route("/static/{version}/{name}", views.static),
+        Route("/favicon.ico", views.icon),  # browsers ask for it on the page that takes the token
         Route("/runs/{run}", views.run),
         Route("/runs/{run}/state", views.state),
         Route("/runs/{run}/matrix", views.matrix),
@@ -165,6 +166,9 @@ class _Views:
 
     def pair(self, request: Request) -> Response:
         return _page(request, "pair", **pages.pair_page(self._runs, request.query_params))
+
+    def icon(self, request: Request) -> Response:
+        return Response(_file("icon.svg"), media_type="image/svg+xml", headers=_CACHED)
 
     def static(self, request: Request) -> Response:
         name = request.path_params["name"]
