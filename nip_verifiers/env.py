@@ -18,11 +18,11 @@ from verifiers.v1.configs.agent import agent_config_fields
 
 from nip_core.errors import NipError, ServerError
 from nip_core.parameters import HyperParameters, RandomAgentParameters
+from nip_core.progress.board import Progress
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.episode import ShardContext, play_episode
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec
-from nip_core.rollouts.progress import Progress
 from nip_verifiers.scoring import record
 from nip_verifiers.seats import SeatCalls
 from nip_verifiers.taskset import EpisodeData, EpisodeTask, GameConfig
@@ -257,9 +257,10 @@ def _with_seats(config: ProtocolConfig, agents: Sequence[str]) -> ProtocolConfig
     for name in missing:
         if name in dir(vf.EnvConfig):
             raise ValueError(f"verifiers has no seat for an agent {name!r}; call it otherwise")
-    wider = create_model(type(config).__name__, __base__=type(config), **missing)
-    widened: ProtocolConfig = wider.model_validate(dict(config))
-    return widened
+    wider: type[ProtocolConfig] = create_model(
+        type(config).__name__, __base__=type(config), **missing
+    )
+    return wider.model_validate(dict(config))
 
 
 def load_environment(**arguments: Any) -> ProtocolEnv:

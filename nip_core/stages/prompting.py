@@ -68,7 +68,7 @@ def chat_to_come(parameters: HyperParameters, place: Place) -> AskedChat:
     In the place of each earlier message stands in angle brackets whose it would be.
     """
     # 1. The episode, as it would be played.
-    parameters, _ = plan_run(parameters)
+    parameters, _, _ = plan_run(parameters)
     if place.split not in SPLITS:
         raise SettingsError(f"--split {place.split!r}: use one of {', '.join(SPLITS)}")
     game = Game(parameters)
