@@ -10,7 +10,7 @@ nothing is the run's model, the one that a trainer trains.
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, cast
 
 import verifiers.v1 as vf
 from pydantic import create_model, model_validator
@@ -257,10 +257,8 @@ def _with_seats(config: ProtocolConfig, agents: Sequence[str]) -> ProtocolConfig
     for name in missing:
         if name in dir(vf.EnvConfig):
             raise ValueError(f"verifiers has no seat for an agent {name!r}; call it otherwise")
-    wider: type[ProtocolConfig] = create_model(
-        type(config).__name__, __base__=type(config), **missing
-    )
-    return wider.model_validate(dict(config))
+    wider = create_model(type(config).__name__, __base__=type(config), **missing)
+    return cast(ProtocolConfig, wider.model_validate(dict(config)))
 
 
 def load_environment(**arguments: Any) -> ProtocolEnv:
