@@ -24,7 +24,6 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -34,7 +33,10 @@ from typing import Any
 
 from beside import kills, load, schedule, swap, training, weights
 from beside.page import page
-from beside.players import PLAYERS, ROOT
+from beside.players import PLAYERS, commit
+
+SHARES = {"user": (0, 2), "low_priority": (1,), "idle": (3, 4)}
+"""Of the machine's CPU time, by columns of /proc/stat: user and system, nice, idle and waiting."""
 
 Part = Callable[[argparse.Namespace], dict[str, Any]]
 
@@ -42,6 +44,22 @@ Part = Callable[[argparse.Namespace], dict[str, Any]]
 def say(text: str) -> None:
     """Tell how far it is."""
     print(text, file=sys.stderr, flush=True)
+
+
+def cpu_time() -> list[int]:
+    """What the machine's cores have done since it started, in ticks; empty but on Linux."""
+    path = Path("/proc/stat")
+    return [int(n) for n in path.read_text().split("\n")[0].split()[1:]] if path.exists() else []
+
+
+def shares(before: list[int], after: list[int]) -> dict[str, float]:
+    """What the cores did in between; programs of low priority are others', beside the run."""
+    ticks = [b - a for a, b in zip(before, after, strict=True)]
+    return {
+        name: round(sum(ticks[column] for column in columns) / sum(ticks), 3)
+        for name, columns in SHARES.items()
+        if sum(ticks)
+    }
 
 
 def part_a(options: argparse.Namespace) -> dict[str, Any]:
@@ -110,14 +128,12 @@ def main() -> None:
     result: dict[str, Any] = {}
     if options.out and options.out.exists():
         result = json.loads(options.out.read_text())
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     for name in options.only:
-        load, began = os.getloadavg()[0], time.monotonic()
+        load, began, ticks = os.getloadavg()[0], time.monotonic(), cpu_time()
         measured = PARTS[name](options)
         result[name] = {
             "command": shlex.join(["python", "benchmarks/side_by_side.py", *sys.argv[1:]]),
-            "commit": commit,
+            "commit": commit(),
             "took_s": round(time.monotonic() - began, 1),
             "rounds": options.rounds,
             "small": options.small,
@@ -127,6 +143,7 @@ def main() -> None:
                 "cores": os.cpu_count(),
                 "load_before": round(load, 2),
                 "load_after": round(os.getloadavg()[0], 2),
+                "cpu": shares(ticks, cpu_time()),
             },
             **measured,
         }

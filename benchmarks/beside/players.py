@@ -26,6 +26,18 @@ ABSENT_TRAINERS = {
 }
 
 
+def commit() -> str:
+    """nip's commit, `-dirty` if a file of it differs; the results, which runs write, are not it."""
+    git = ["git", "-C", str(ROOT)]
+    asked = [[*git, "rev-parse", "--short=12", "HEAD"]]
+    asked.append([*git, "status", "--porcelain", "--", ":/", ":(top,exclude)docs/results"])
+    at, changed = (
+        subprocess.run(each, capture_output=True, text=True, check=False).stdout.strip()
+        for each in asked
+    )
+    return f"{at}-dirty" if changed else at
+
+
 class Player(ABC):
     """One of them, in a directory of its own for each run."""
 
@@ -59,9 +71,7 @@ class Nip(Player):
 
     def versions(self) -> dict[str, str]:
         """Give nip's commit."""
-        git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-        return {"nip": commit, "python": ".".join(map(str, sys.version_info[:3]))}
+        return {"nip": commit(), "python": ".".join(map(str, sys.version_info[:3]))}
 
     def start(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
         """Write the configuration and play it."""

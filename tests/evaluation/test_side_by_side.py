@@ -132,3 +132,11 @@ def test_the_page_of_serving_says_who_serves_no_adapters_and_compares_by_cells()
     assert "- transformers serve serves no adapters: 404" in text
     assert "| nip, embedded / vLLM | 3 | 8 | 2.00 | 2.00 to 2.00 |" in text
     assert "- peer is not measured throughout: not built" in text
+
+
+def test_the_shares_of_the_cores_tell_the_run_from_programs_of_low_priority():
+    from side_by_side import shares
+
+    parts = shares([10, 0, 0, 0, 0, 5], [40, 20, 10, 35, 5, 5])
+    assert parts == {"user": 0.4, "low_priority": 0.2, "idle": 0.4}
+    assert shares([], []) == {}
