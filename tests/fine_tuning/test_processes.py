@@ -1,5 +1,6 @@
 """Work in other processes: the same results in the same order, the same errors, none left over."""
 
+import gc
 import math
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from nip_core.errors import CorruptionError, StageError
-from nip_core.processes import how_many, map_in_processes
+from nip_core.processes import how_many, map_in_processes, seldom_collected
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import read_manifest
 
@@ -89,3 +90,14 @@ def test_a_killed_caller_leaves_no_process():
 def test_little_work_takes_no_other_process():
     assert how_many(2_000) == 1
     assert 1 <= how_many(100_000) <= 3
+
+
+def test_garbage_is_searched_for_seldom_until_the_last_one_who_wants_that_leaves():
+    before = gc.get_threshold()
+    with seldom_collected():
+        assert gc.get_threshold()[0] > before[0] and gc.get_freeze_count() > 0
+        inner = seldom_collected()
+        with inner:
+            pass
+        assert gc.get_threshold()[0] > before[0]  # the outer one still wants it
+    assert gc.get_threshold() == before and gc.get_freeze_count() == 0
