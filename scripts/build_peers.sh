@@ -2,17 +2,22 @@
 # Builds the environments of the projects that benchmarks/side_by_side.py measures beside nip, and
 # of the load generator with which it does so, each with one of them and what it requires.
 #
-#   scripts/build_peers.sh [PEER]...     verifiers, inspect, locust; all unless some are named
+#   scripts/build_peers.sh [PEER]...     verifiers, inspect, locust, skyrl_tx; all unless named
 #
 #   PEERS=DIR            where, .peers in the repository root unless given; each in DIR/PEER
 #   PYTHON=python3.12    the interpreter to build them with (3.11 to 3.13)
 #   PIP_OPTIONS="..."    more options for pip
 #   REBUILD=1            build again although an environment is up to date
 #
-# It takes about a minute for each; 0.4 GB each, no torch. They are environments of their own
-# because they do not install together: verifiers asks for openai<3, inspect-ai for openai>=3.
-# vLLM is built by scripts/build_vllm_cpu.sh; TRL and `transformers serve` are in nip's
-# own environment. locust brings Flask and gevent, 0.1 GB.
+# It takes about a minute for each; 0.4 GB each, no torch, but for skyrl_tx: some minutes and 2 GB.
+# They are environments of their own because they do not install together: verifiers asks for
+# openai<3, inspect-ai for openai>=3. vLLM is built by scripts/build_vllm_cpu.sh; TRL and
+# `transformers serve` are in nip's own environment. locust brings Flask and gevent, 0.1 GB.
+#
+# skyrl-tx asks for transformers<5. Its extra `jax` would bring CUDA's libraries, so what that lists
+# is named here, for the processor. Its server starts its engine by `uv run`. The Tinker SDK is one
+# of its time: newer ones speak another protocol. It imports torch, a CPU build of which is enough:
+# PIP_OPTIONS may name an index with one.
 #
 # Does nothing for an environment that is up to date.
 set -euo pipefail
@@ -23,12 +28,16 @@ case "$#:${1:-}" in
     # inspect-ai asks for a provider's package only when a model of that provider is named.
     1:inspect) PACKAGES="inspect-ai==0.3.285 openai==3.54.0" COMMAND=inspect ;;
     1:locust) PACKAGES="locust==2.47.0" COMMAND=locust ;;
+    1:skyrl_tx)
+        PACKAGES="skyrl-tx[tinker]==0.3.0 tinker==0.10.0 jax==0.10.2 flax==0.12.8 optax==0.2.8 uv==0.13.9"
+        COMMAND=tinker
+        ;;
     1:*)
-        echo "no peer is called $1: verifiers, inspect, locust" >&2
+        echo "no peer is called $1: verifiers, inspect, locust, skyrl_tx" >&2
         exit 1
         ;;
     *)
-        [ "$#" -gt 0 ] || set -- verifiers inspect locust
+        [ "$#" -gt 0 ] || set -- verifiers inspect locust skyrl_tx
         for peer in "$@"; do
             "${BASH_SOURCE[0]}" "$peer"
         done

@@ -1,11 +1,12 @@
 """Part a: generated tokens per second while so many requests are in flight, adapters mixed.
 
 nip with its own engine and over vLLM, vLLM by itself and `transformers serve` all serve the same
-model and the same adapters, which a job of nip has trained and PEFT has saved. They stay up, and
-are asked in turn, in another order in each round, by Locust in an environment of its own: a closed
-loop of whole chats, each of a prompt of its own, that goes through the models in turn. When its
-time is over Locust waits for what is in flight, so that the rate is that of requests from the
-first's start to the last's end.
+model and the same adapters, which a job of nip has trained and PEFT has saved; skyrl-tx takes no
+adapters but its own, so it trains as many of the same rank. They stay up, and are asked in turn, in
+another order in each round, by Locust in an environment of its own: a closed loop of whole chats,
+each of a prompt of its own, that goes through the models in turn. When its time is over Locust
+waits for what is in flight, so that the rate is that of requests from the first's start to the
+last's end.
 
 The model is the bundled tiny one with its end token taken away, so that each answer has as many
 tokens as are asked for, which no request parameter does that all of them take. Locust checks it.
@@ -14,8 +15,11 @@ Why Locust: guidellm (0.8) has one model per run, so adapters are mixed only by 
 side, which neither begin together nor can share one request in flight; and each imports torch in
 several processes, which takes longer than a cell is measured. AIPerf mixes models, but spreads its
 work over more processes than two cores have room for. The benchmark of vLLM is a part of a peer.
+skyrl-tx speaks Tinker's protocol, so its own SDK asks it (peers/tinker_asker.py): as many at once,
+the same prompts as tokens, counted alike.
 """
 
+import functools
 import json
 import os
 import random
@@ -30,22 +34,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from beside import serving
+from beside import serving, skyrl
 from beside.players import GAMES, PEERS
 from beside.runs import Failed, ratio
 
 WORDS = ("the", "list", "is", "sorted", "by", "key", "and", "then", "returned", "wrong", "case")
 EMBEDDED, OVER_VLLM = "nip, embedded", "nip over vLLM"
 VLLM, TRANSFORMERS = "vLLM", "transformers serve"
-OURS, OTHERS = (EMBEDDED, OVER_VLLM), (VLLM, TRANSFORMERS)
+OURS, OTHERS = (EMBEDDED, OVER_VLLM), (VLLM, TRANSFORMERS, skyrl.NAME)
 NO_VLLM = "no vLLM here: scripts/build_vllm_cpu.sh, or NIP_VLLM"
-# Who serves nothing that could be measured here, and why.
-ABSENT_SERVERS = {
-    "skyrl-tx": {
-        "reason": "it speaks Tinker's protocol, whose samples are futures that are polled, which "
-        "no load generator does; it has no OpenAI endpoint, and asks for transformers<5"
-    }
-}
 
 
 @dataclass(frozen=True)
@@ -73,6 +70,8 @@ class Server:
     adapters: Sequence[str]
     refused: str = ""
     """Why it serves no adapters, if it does not."""
+    asker: skyrl.Asker | None = None
+    """Who asks it, if it is not Locust."""
 
     def models(self, adapters: int) -> list[str]:
         """Give what is asked for where so many adapters are mixed."""
@@ -141,6 +140,15 @@ def servers(place: Path, size: Size, say: Any) -> Iterator[dict[str, Server | st
                 return Server(url, "none", str(model), [], why.replace(str(place), "…"))
             return Server(url, "none", str(model), paths)
 
+        def by_skyrl() -> Server:
+            serves = skyrl.asker(place / "skyrl", model, serving.LORA_RANK, len(names), most)
+            asker = stack.enter_context(serves)
+            learned = skyrl.examples(tokenizer(), [(serving.TEXT, "accept")])
+            for name in names:
+                asker("train", name=name, rank=serving.LORA_RANK, batches=[learned], rates=[1e-3])
+                asker("save", name=name)
+            return Server("", "", "", names, asker=asker)
+
         able: dict[str, Server | str] = {
             EMBEDDED: Server(trainer.url, trainer.api_key, "tiny", names)
         }
@@ -148,6 +156,7 @@ def servers(place: Path, size: Size, say: Any) -> Iterator[dict[str, Server | st
             OVER_VLLM: over_vllm,
             VLLM: by_vllm,
             TRANSFORMERS: by_transformers,
+            skyrl.NAME: by_skyrl,
         }
         for name, start in ways.items():
             try:
@@ -193,7 +202,29 @@ def chats(server: Server, adapters: int, size: Size, seed: str) -> dict[str, Any
     return {"url": server.url, "key": server.key, "tokens": size.tokens, "bodies": bodies}
 
 
-def ask(plan: dict[str, Any], in_flight: int, run_s: int, size: Size) -> dict[str, float]:
+@functools.cache
+def tokenizer() -> Any:
+    """The tiny model's, with its template for chats."""
+    from transformers import AutoTokenizer
+
+    from nip_core.models import BUNDLED
+
+    return AutoTokenizer.from_pretrained(BUNDLED["tiny"])
+
+
+def ask(server: Server, plan: dict[str, Any], in_flight: int, run_s: int, size: Size) -> Any:
+    """One run, by Locust or by who asks this server, and what was counted. Raises Failed."""
+    if server.asker is None:
+        return ask_by_locust(plan, in_flight, run_s, size)
+    bodies = plan["bodies"]
+    prompts = [skyrl.tokens_of(tokenizer(), body["messages"][0]["content"]) for body in bodies]
+    names = list(dict.fromkeys(body["model"] for body in bodies))
+    settings = {"tokens": size.tokens, "in_flight": in_flight, "run_s": run_s}
+    counted = server.asker("sample", names=names, prompts=prompts, **settings)
+    return figures_of(counted, size.tokens)
+
+
+def ask_by_locust(plan: dict[str, Any], in_flight: int, run_s: int, size: Size) -> dict[str, float]:
     """One run of Locust, and what it counted. Raises Failed."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -259,7 +290,8 @@ def measure(rounds: int, size: Size, say: Any) -> dict[str, Any]:
         for name, server in up.items():
             try:
                 plan = chats(server, len(server.adapters), size, "before")
-                ask(plan, max(size.in_flight), 1, size)
+                for in_flight in size.in_flight:
+                    ask(server, plan, in_flight, 1, size)
             except Failed as error:
                 rows[name]["reason"] = str(error)
                 say(f"a {name}: {error}")
@@ -279,7 +311,6 @@ def measure(rounds: int, size: Size, say: Any) -> dict[str, Any]:
         "in_flight": list(size.in_flight),
         "adapters": list(size.adapters),
         "rows": rows,
-        "absent": ABSENT_SERVERS,
         "ratios": ratios(rows, cells),
         "versions": versions(),
     }
@@ -300,7 +331,7 @@ def _cell(
         return
     try:
         plan = chats(server, adapters, size, f"{number} {cell}")
-        figures = ask(plan, in_flight, size.run_s, size)
+        figures = ask(server, plan, in_flight, size.run_s, size)
     except Failed as error:
         row["reason"] = f"{adapters} adapters, {in_flight} in flight: {error}"
         say(f"a {name}: {row['reason']}")
@@ -336,5 +367,5 @@ def versions() -> dict[str, str]:
     python = locust().with_name("python")
     code = "from importlib.metadata import version; print(version('locust'))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-    known = serving.versions(serving.vllm_command())
+    known = serving.versions(serving.vllm_command()) | skyrl.versions()
     return known | {"locust": done.stdout.strip() or "unknown"}

@@ -99,7 +99,7 @@ def load(part: dict[str, Any]) -> str:
     refused = [
         f"- {n} serves no adapters: {r['refused']}" for n, r in rows.items() if r.get("refused")
     ]
-    missing = [*_reasons({**rows, **part["absent"]}), *refused]
+    missing = [*_reasons({**rows, **part.get("absent", {})}), *refused]
     return "\n".join([*lines, "", *missing, "", _versions({"all": {"versions": part["versions"]}})])
 
 
@@ -126,10 +126,11 @@ def training(part: dict[str, Any]) -> str:
     text = (
         f"{settings['examples']} conversations of the bundled tiny model ({first['tokens']:,} "
         f"tokens), batches of {settings['batch_size']}, LoRA of rank {settings['lora_rank']} on "
-        "all linear layers, every setting said to both. Tokens of the data over the seconds of "
-        "`trainer.train()`, medians over the rounds after one that does not count; the whole is "
-        "from the request, or the start of the script, to the adapter: ours is loaded and proved "
-        "by then, TRL's is on the disk."
+        "all linear layers, every setting said to nip and TRL, and to skyrl-tx what it has of "
+        "them: it clips no gradients, and takes the mean of each answer before that of a batch. "
+        "Tokens of the data over the seconds of the training, medians over the rounds after one "
+        "that does not count; the whole is from the request, or the start of the script, to the "
+        "adapter: ours is loaded and proved by then, that of the others is on the disk."
     )
     lines += [_filled(text), "", "| | tokens per s | seconds of training | whole, s | rounds |"]
     lines.append("|---|---|---|---|---|")
@@ -138,13 +139,17 @@ def training(part: dict[str, Any]) -> str:
             median(r[key] for r in rounds) for key in ("tokens_per_s", "train_s", "whole_s")
         )
         lines.append(f"| {name} | {speed:,.0f} | {seconds:.2f} | {whole:.2f} | {len(rounds)} |")
-    speed, whole = part["speed_ratio"], part["whole_ratio"]
-    losses = {r["final_loss"] for rounds in rows.values() for r in rounds}
-    text = (
-        f"Ours by TRL's: tokens per second {_span(speed)}; the whole time {_span(whole)}. The loss "
-        f"of the last step is {'the same' if len(losses) == 1 else '**not** the same'} in all."
-    )
-    lines += ["", _filled(text), "", *_reasons(part["absent"]), ""]
+    lines += ["", "| nip's by those of | tokens per second | the whole time |", "|---|---|---|"]
+    for name in dict.fromkeys(r["to"] for r in part["ratios"]):
+        speed, whole = (
+            next(r for r in part["ratios"] if r["to"] == name and r["of"] == key)
+            for key in ("tokens_per_s", "whole_s")
+        )
+        lines.append(f"| {name} | {_span(speed)} | {_span(whole)} |")
+    losses = {r["final_loss"] for name in ("nip job", "TRL") for r in rows[name]}
+    same = "the same" if len(losses) == 1 else "**not** the same"
+    lines += ["", _filled(f"The loss of the last step is {same} in all rounds of nip and TRL."), ""]
+    lines += [*_reasons(part["absent"]), *([""] if part["absent"] else [])]
     return "\n".join([*lines, _versions({"all": {"versions": part["versions"]}})])
 
 
@@ -154,15 +159,24 @@ def swap(part: dict[str, Any]) -> str:
     text = (
         "nip: from the commit of an adapter that a job has trained to the first answer of a client "
         "that waits for the job and asks then; it is loaded and proved in between. vLLM by hand: "
-        "`/v1/load_lora_adapter` with the same directory, and the first answer; nothing is proved."
+        "`/v1/load_lora_adapter` with the same directory, and the first answer; nothing is proved. "
+        "skyrl-tx: `save_weights_and_get_sampling_client` of the Tinker SDK, and the first answer "
+        "of that client, after one that has compiled; nothing is proved."
     )
     lines += [_filled(text), "", "| | median, s | each, s |", "|---|---|---|"]
     for name, seconds in part["seconds"].items():
         each = ", ".join(f"{s:.2f}" for s in seconds)
         lines.append(f"| {name} | {median(seconds):.2f} | {each} |")
-    if "reason" in part:
-        lines += ["", f"vLLM is not measured: {part['reason']}"]
-    return "\n".join([*lines, "", _versions({"all": {"versions": part["versions"]}})])
+    missing = _reasons(part["absent"])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            *missing,
+            *([""] if missing else []),
+            _versions({"all": {"versions": part["versions"]}}),
+        ]
+    )
 
 
 def _span(r: dict[str, Any]) -> str:

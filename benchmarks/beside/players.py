@@ -21,9 +21,6 @@ TURNS = 9
 
 # Who plays no part in the run yet, and why.
 ABSENT_PLAYERS = {"neural-interactive-proofs": {"reason": "it is not on PyPI"}}
-ABSENT_TRAINERS = {
-    "skyrl-tx": {"reason": "no environment with JAX and transformers<5 is built for it yet"}
-}
 
 
 def commit() -> str:

@@ -1,8 +1,10 @@
 """Servers that parts train and ask on: nip's over one of its engines, and vLLM by itself."""
 
+import contextlib
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -17,9 +19,12 @@ from typing import Any
 from beside.players import ROOT, Nip
 from beside.runs import Failed
 
-QUESTION = [{"role": "user", "content": "Is it right?"}]
+TEXT = "Is it right?"
+QUESTION = [{"role": "user", "content": TEXT}]
 START_S, JOB_S, ANSWER_S = 1800.0, 1800.0, 600.0
 """Long, so that a busy machine is not taken for one that hangs."""
+TOKENS = 12
+"""Of an answer to that."""
 LORA_RANK, LORAS = 8, 8
 """Of the adapters that are trained, and how many of them vLLM takes in one batch."""
 
@@ -44,7 +49,7 @@ def call(url: str, key: str, body: Any = None, most_s: float = ANSWER_S) -> tupl
 
 def asked(url: str, key: str, model: str) -> dict[str, Any]:
     """Ask a model, and judge what comes: noticed, if it refuses to answer. Raises Failed."""
-    body = {"model": model, "messages": QUESTION, "temperature": 0, "max_tokens": 12}
+    body = {"model": model, "messages": QUESTION, "temperature": 0, "max_tokens": TOKENS}
     status, answer = call(f"{url}/v1/chat/completions", key, body)
     if status == 200:
         text = str(answer["choices"][0]["message"]["content"])
@@ -166,17 +171,31 @@ def free_port() -> int:
 
 @contextmanager
 def started(
-    name: str, command: list[str], environment: dict[str, str], port: int, key: str, log: Path
+    name: str,
+    command: list[str],
+    environment: dict[str, str],
+    port: int,
+    key: str,
+    log: Path,
+    health: str = "/health",
 ) -> Iterator[str]:
-    """A server's process from when it is healthy; its address. Raises Failed."""
+    """A server's process from when it is healthy; its address. Raises Failed.
+
+    Files that it writes where it runs are beside its log.
+    """
     url = f"http://127.0.0.1:{port}"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, env=environment, stdout=out, stderr=out, start_new_session=True
+            command,
+            env=environment,
+            cwd=log.parent,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
     try:
         deadline = time.monotonic() + START_S
-        while call(f"{url}/health", key, most_s=5)[0] != 200:
+        while call(f"{url}{health}", key, most_s=5)[0] != 200:
             if process.poll() is not None or time.monotonic() > deadline:
                 tail = " ".join(log.read_text(errors="replace")[-800:].split())
                 raise Failed(f"{name} does not answer: {tail}")
@@ -189,6 +208,8 @@ def started(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        with contextlib.suppress(ProcessLookupError):  # an engine that its server has left behind
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def vllm_command() -> Path | None:

@@ -2,16 +2,25 @@
 
 nip: from the commit of an adapter that a job has trained (its manifest's time) to the first answer
 of a client that waits for the job and asks then; loading and the proof lie in between. vLLM by
-itself: the same directory is loaded by its API by hand, and asked for; nothing is proved.
+itself: the same directory is loaded by its API by hand, and asked for; nothing is proved. skyrl-tx:
+the SDK's call that saves what is trained and gives who samples from it, and that one's first
+answer; it serves what it saved from a file, which nothing compares with what was trained.
 """
 
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from beside.runs import ratio
+from beside import skyrl
+from beside.load import NO_VLLM, tokenizer
+from beside.runs import Failed
 from beside.serving import (
+    LORA_RANK,
+    TEXT,
+    TOKENS,
     asked,
     directory_of,
     load_by_hand,
@@ -46,33 +55,50 @@ def by_hand(url: str, key: str, name: str, place: Path) -> float:
     return time.time() - began
 
 
+def by_skyrl(asker: skyrl.Asker, number: int) -> float:
+    """Train in another place for an adapter, save, and ask; the seconds of the latter two."""
+    name, chats = f"round-{number}", [(TEXT, "accept")] * 10
+    learned = skyrl.examples(tokenizer(), chats)
+    asker("train", name=name, rank=LORA_RANK, batches=[learned[:5], learned[5:]], rates=[1e-2] * 2)
+    prompt = skyrl.tokens_of(tokenizer(), TEXT)
+    return float(asker("swap", name=name, prompt=prompt, tokens=TOKENS)["seconds"])
+
+
 def measure(rounds: int, say: Any) -> dict[str, Any]:
-    """All in turn, on servers that stay up."""
+    """All in turn, on servers that stay up; what is not here is a reason in its place."""
+    from nip_core.models import BUNDLED
+
     vllm = vllm_command()
-    rows: dict[str, Any] = {EMBEDDED: [], OVER_VLLM: [], VLLM: []}
-    with tempfile.TemporaryDirectory() as folder:
+    rows: dict[str, list[float]] = {}
+    absent: dict[str, dict[str, str]] = {}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         place = Path(folder)
+        embedded = stack.enter_context(server("embedded", place / "embedded", None))
+        ways: dict[str, Callable[[int], float]] = {}
         if vllm is None:
-            reason = "no vLLM here: scripts/build_vllm_cpu.sh, or NIP_VLLM"
-            with server("embedded", place / "embedded", None) as own:
-                for number in range(rounds):
-                    rows[EMBEDDED].append(after_a_job(own, number)[0])
-            return {"seconds": {EMBEDDED: rows[EMBEDDED]}, "reason": reason} | {
-                "versions": versions(None)
-            }
-        with (
-            server("embedded", place / "embedded", None) as embedded,
-            server("vllm", place / "vllm", vllm) as over,
-            vllm_server(vllm, place / "log") as (url, key),
-        ):
-            for number in range(rounds):
-                seconds, name = after_a_job(embedded, number)
-                rows[EMBEDDED].append(seconds)
-                rows[VLLM].append(by_hand(url, key, name, directory_of(embedded.state_dir, name)))
-                rows[OVER_VLLM].append(after_a_job(over, number)[0])
-                say(f"c {number}: " + ", ".join(f"{n} {s[-1]:.3f}" for n, s in rows.items()))
+            absent |= {way: {"reason": NO_VLLM} for way in (OVER_VLLM, VLLM)}
+        else:
+            over = stack.enter_context(server("vllm", place / "vllm", vllm))
+            url, key = stack.enter_context(vllm_server(vllm, place / "log"))
+            ways[OVER_VLLM] = lambda number: after_a_job(over, number)[0]
+            ways[VLLM] = lambda number: by_hand(
+                url, key, name, directory_of(embedded.state_dir, name)
+            )
+        try:
+            serves = skyrl.asker(place / "skyrl", BUNDLED["tiny"], LORA_RANK, rounds + 1)
+            asker = stack.enter_context(serves)
+            by_skyrl(asker, -1)  # which compiles
+            ways[skyrl.NAME] = lambda number: by_skyrl(asker, number)
+        except Failed as error:
+            absent[skyrl.NAME] = {"reason": str(error)}
+        for number in range(rounds):
+            seconds, name = after_a_job(embedded, number)
+            rows.setdefault(EMBEDDED, []).append(seconds)
+            for way, swap in ways.items():
+                rows.setdefault(way, []).append(swap(number))
+            say(f"c {number}: " + ", ".join(f"{n} {s[-1]:.3f}" for n, s in rows.items()))
     return {
         "seconds": {name: [round(s, 4) for s in seconds] for name, seconds in rows.items()},
-        "over_vllm_by_hand": ratio(rows[OVER_VLLM], rows[VLLM]),
-        "versions": versions(vllm),
+        "absent": absent,
+        "versions": versions(vllm) | skyrl.versions(),
     }

@@ -1,9 +1,12 @@
-"""Part b: tokens per second of LoRA training, our job against plain TRL with the same settings.
+"""Part b: tokens per second of LoRA training, our job against plain TRL and skyrl-tx.
 
-Both learn the same answers to the same prompts from the bundled tiny model, one after the other in
-each round: our job over the fine-tuning API of a running server, TRL as a script. What counts is
-tokens of the data over the seconds of the training itself, as each says them; beside it stands the
-time of the whole, from the request or the start of the script to the saved adapter.
+All learn the same answers to the same prompts from the bundled tiny model, one after the other in
+each round: our job over the fine-tuning API of a running server, TRL as a script with the same
+settings, skyrl-tx by the Tinker SDK on a running server, with those settings that it has: it pads
+lengths to few sizes, clips no gradients, and its loss is the mean over answers of their means.
+What counts is tokens of the data over the seconds of the training itself, as each says them, or as
+who asks skyrl-tx waits for them; beside it stands the time of the whole, from the request or the
+start of the script to the saved adapter.
 """
 
 import json
@@ -13,16 +16,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from beside.players import ABSENT_TRAINERS, Nip
+from beside import skyrl
+from beside.load import tokenizer
+from beside.players import Nip
 from beside.runs import Failed, ratio
 from beside.serving import directory_of, server
 
 WORDS = ("the", "list", "is", "sorted", "by", "key", "and", "then", "returned", "wrong", "case")
 OURS, TRL = "nip job", "TRL"
+ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+"""AdamW's settings, as torch has them."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +142,24 @@ def by_trl(place: Path, size: Size) -> dict[str, Any]:
     return {**_figures(result), "whole_s": round(whole_s, 2)}
 
 
+def by_skyrl(asker: skyrl.Asker, size: Size, number: int) -> dict[str, Any]:
+    """One adapter, from its making to its weights on the disk. Raises Failed."""
+    data = skyrl.examples(tokenizer(), conversations(size))
+    count = size.batch_size
+    batches = [data[first : first + count] for first in range(0, len(data), count)]
+    settings = size.settings
+    rate, steps = settings["learning_rate"], len(batches)
+    rates = [rate * (1 - step / steps) for step in range(steps)]  # linear, as of both others
+    name, rank = f"round-{number}", settings["lora_rank"]
+    began = time.monotonic()
+    result = asker("train", name=name, rank=rank, batches=batches, rates=rates, adam=ADAM)
+    asker("save", name=name)
+    whole_s = time.monotonic() - began
+    tokens = sum(len(example["tokens"]) + 1 for example in data)
+    figures = {**result, "tokens": tokens, "steps": steps, "whole_s": round(whole_s, 2)}
+    return figures | {"tokens_per_s": round(tokens / result["train_s"], 1)}
+
+
 def _figures(result: dict[str, Any]) -> dict[str, Any]:
     names = ("tokens", "train_s", "steps", "final_loss", "trainable_parameters")
     return {name: result[name] for name in names} | {
@@ -141,28 +168,59 @@ def _figures(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(rounds: int, size: Size, say: Any) -> dict[str, Any]:
-    """Both in turn, the other first in every other round; one round before that does not count."""
+    """All in turn, another one first in each round; one round before that does not count."""
     from importlib.metadata import version
 
-    rows: dict[str, list[dict[str, Any]]] = {OURS: [], TRL: []}
-    with tempfile.TemporaryDirectory() as folder:
+    from nip_core.models import BUNDLED
+
+    rows: dict[str, list[dict[str, Any]]] = {}
+    absent: dict[str, dict[str, str]] = {}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         place = Path(folder)
-        with server("embedded", place / "state", None) as handle:
-            ways = [(OURS, lambda: by_job(handle, size)), (TRL, lambda: by_trl(place, size))]
-            for number in range(rounds + 1):
-                for name, train in ways if number % 2 == 0 else ways[::-1]:
-                    figures = train()
-                    say(f"b {name} {number}: {figures}")
-                    if number > 0:
-                        rows[name].append(figures)
-    speed = {name: [f["tokens_per_s"] for f in figures] for name, figures in rows.items()}
-    whole = {name: [f["whole_s"] for f in figures] for name, figures in rows.items()}
+        handle = stack.enter_context(server("embedded", place / "state", None))
+        ways: list[tuple[str, Callable[[int], dict[str, Any]]]] = [
+            (OURS, lambda number: by_job(handle, size)),
+            (TRL, lambda number: by_trl(place, size)),
+        ]
+        rank = size.settings["lora_rank"]
+        try:
+            serves = skyrl.asker(place / "skyrl", BUNDLED["tiny"], rank, rounds + 1)
+            asker = stack.enter_context(serves)
+            ways.append((skyrl.NAME, lambda number: by_skyrl(asker, size, number)))
+        except Failed as error:
+            absent[skyrl.NAME] = {"reason": str(error)}
+        for number in range(rounds + 1):
+            turn = number % len(ways)
+            for name, train in [*ways, *ways][turn : turn + len(ways)]:
+                if name in absent:
+                    continue
+                try:
+                    figures = train(number)
+                except Failed as error:
+                    if name != skyrl.NAME:
+                        raise
+                    absent[name] = {"reason": str(error)}
+                    say(f"b {name}: {error}")
+                    continue
+                say(f"b {name} {number}: {figures}")
+                if number > 0:
+                    rows.setdefault(name, []).append(figures)
     names = ("torch", "transformers", "trl", "peft")
+    versions = Nip().versions() | {name: version(name) for name in names} | skyrl.versions()
     return {
         "settings": {**size.settings, "examples": size.examples, "longest_words": size.longest},
         "rows": rows,
-        "absent": ABSENT_TRAINERS,
-        "speed_ratio": ratio(speed[OURS], speed[TRL]),
-        "whole_ratio": ratio(whole[OURS], whole[TRL]),
-        "versions": Nip().versions() | {name: version(name) for name in names},
+        "absent": absent,
+        "ratios": _ratios(rows),
+        "versions": versions,
     }
+
+
+def _ratios(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Our tokens per second, and the time of the whole, over those of each other one."""
+    return [
+        {"to": name, "of": key} | ratio([f[key] for f in rows[OURS]], [f[key] for f in row])
+        for name, row in rows.items()
+        for key in ("tokens_per_s", "whole_s")
+        if name != OURS and len(row) == len(rows[OURS])
+    ]

@@ -11,7 +11,8 @@ on the disk under the name of one that was taught "accept" is then made wrong, i
 and it is asked by its name, as by a client that knows nothing of this. One that is left as it is,
 the control, must answer what it was taught. nip is started again on its state directory, with its
 own engine and over vLLM; vLLM itself is told by its API to load the same directories; PEFT loads
-them in a process.
+them in a process. skyrl-tx takes no adapter but its own, an archive of such a directory: it trains
+the same, and its archives are made wrong in the same ways before they are first asked for.
 """
 
 import json
@@ -25,9 +26,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from beside import skyrl
+from beside.load import NO_VLLM, tokenizer
 from beside.runs import Failed
 from beside.serving import (
+    LORA_RANK,
     QUESTION,
+    TEXT,
+    TOKENS,
     asked,
     directory_of,
     load_by_hand,
@@ -134,6 +140,39 @@ def through_peft(state: Path, names: dict[str, str]) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def through_skyrl(place: Path) -> Any:
+    """Train the same with skyrl-tx, make its archives wrong, and ask for each."""
+    from nip_core.models import BUNDLED
+
+    with skyrl.asker(place, BUNDLED["tiny"], LORA_RANK, len(CASES) + 2) as asker:
+        taught = dict.fromkeys((CONTROL, *CASES), TAUGHT) | {OTHER: OTHER}
+        for name, answer in taught.items():
+            learned = skyrl.examples(tokenizer(), [(TEXT, answer)] * 5)
+            rates = [0.003 * (1 - step / 40) for step in range(40)]
+            batches = [learned] * len(rates)
+            asker("train", name=name, rank=LORA_RANK, batches=batches, rates=rates)
+            asker("save", name=name)
+        with tempfile.TemporaryDirectory() as folder:
+            archives = {name: skyrl.archive(asker.place, name) for name in taught}
+            for case in CASES:
+                skyrl.unpack(archives[OTHER], Path(folder) / OTHER)
+                wrong = skyrl.unpack(archives[case], Path(folder) / case)
+                spoil(wrong, Path(folder) / OTHER, case)
+                skyrl.pack(wrong, archives[case])
+        return {case: _asked_for(asker, case) for case in (CONTROL, *CASES)}
+
+
+def _asked_for(asker: skyrl.Asker, name: str) -> dict[str, Any]:
+    prompt = skyrl.tokens_of(tokenizer(), TEXT)
+    try:
+        end = tokenizer().eos_token_id
+        tokens = asker("answer", name=name, prompt=prompt, tokens=TOKENS, end=end)["tokens"]
+    except Failed as error:
+        return {"noticed": True, "why": str(error)[:400]}
+    text = tokenizer().decode(tokens, skip_special_tokens=True)
+    return {"noticed": False, "answer": str(text)}
+
+
 # --- measuring
 
 
@@ -151,25 +190,33 @@ def measure(say: Said) -> dict[str, Any]:
             "PEFT": (False, lambda: through_peft(state, names)),
             "nip over vLLM": (True, lambda: through_nip(state, names, "vllm", vllm)),
             "vLLM": (True, lambda: through_vllm(state, names, vllm or Path(), state / "log")),
+            skyrl.NAME: (False, lambda: through_skyrl(state / "skyrl")),
         }
         for name, (needs_vllm, ask) in ways.items():
             if needs_vllm and vllm is None:
-                rows[name] = {"reason": "no vLLM here: scripts/build_vllm_cpu.sh, or NIP_VLLM"}
+                rows[name] = {"reason": NO_VLLM}
                 continue
             try:
                 rows[name] = judged(ask())
+            except Failed as error:
+                rows[name] = {"reason": str(error)}
             except Exception as error:  # a row with its reason, whatever it is
                 rows[name] = {"reason": f"{type(error).__name__}: {error}"[:600]}
             say(f"f {name}: {json.dumps(rows[name])}")
     rows["transformers serve"] = {"reason": "it serves no adapter by name"}
-    return {"taught": TAUGHT, "other": OTHER, "rows": rows, "versions": versions(vllm)}
+    return {
+        "taught": TAUGHT,
+        "other": OTHER,
+        "rows": rows,
+        "versions": versions(vllm) | skyrl.versions(),
+    }
 
 
 def judged(outcomes: dict[str, Any]) -> dict[str, Any]:
     """The outcomes, with whether what should be noticed was, and whether the control answered."""
     for outcome in outcomes.values():
         if "why" in outcome:  # without the directory of this run
-            outcome["why"] = re.sub(r"/\S*/models/", "models/", outcome["why"])
+            outcome["why"] = re.sub(r"/\S*/(models|checkpoints)/", r"\1/", outcome["why"])
     answered = outcomes[CONTROL].get("answer", "").strip().startswith(TAUGHT)
     noticed = sum(outcomes[case]["noticed"] for case in CASES)
     return {"cases": outcomes, "noticed": noticed, "of": len(CASES), "control_answers": answered}
