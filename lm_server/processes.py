@@ -14,6 +14,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+SERVER_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""How the server's threads wait for work: asleep. A trainer has the cores while it trains, and
+small steps take half as long again if its threads have to be woken in each operation."""
+
 
 def process_identity(pid: int) -> str | None:
     """A string that no other process will ever share, or None if `pid` is not alive.

@@ -4,10 +4,12 @@ import textwrap
 from statistics import median
 from typing import Any
 
+from beside.summary import table
 from beside.weights import CASES
 
 WIDTH = 120
 _QUIET_LOAD = 1.0  # more than that per run, and other programs had a part of the machine
+_QUIET_SHARE = 0.05  # of the processor time
 
 
 def page(result: dict[str, Any]) -> str:
@@ -24,6 +26,14 @@ def page(result: dict[str, Any]) -> str:
         "documentation says. They take turns in rounds. Made by `benchmarks/side_by_side.py`; the "
         "JSON file beside this page has every figure, all versions and the machine's load."
     )
+    front = "\n".join(table(result))
+    words = (
+        "The figures of this table are medians over rounds; within 3 % of each other nobody is "
+        "ahead. What they mean, and what was not measured, stands below. More calls in flight, "
+        "other sizes and a GPU change them: all of it was measured on two cores, with a model of "
+        "a million parameters."
+    )
+    parts = [front, _filled(words), *parts] if front else parts
     return "\n\n".join(["# Side by side", _filled(head), *parts]) + "\n"
 
 
@@ -39,7 +49,13 @@ def _made(part: dict[str, Any], timed: bool = True) -> str:
         f"{machine['python']}, load {machine['load_before']} before and {machine['load_after']} "
         f"after, {part['took_s']:.0f} s."
     )
-    if timed and machine["load_before"] > _QUIET_LOAD:
+    beside = machine.get("cpu", {}).get("low_priority", 0.0)
+    if timed and beside > _QUIET_SHARE:
+        text += (
+            f" **Other programs, of low priority, had {beside:.0%} of the processor time: seconds "
+            "are longer than they would be alone; ratios within the run hold.**"
+        )
+    elif timed and machine["load_before"] > _QUIET_LOAD:
         text += (
             " **The machine was loaded by other programs: seconds are longer than they would be "
             "alone, and only ratios within the run say something.**"
@@ -76,7 +92,8 @@ def load(part: dict[str, Any]) -> str:
         "is as long as asked for, and the same adapters of rank "
         f"{settings['lora_rank']}. All servers stay up, vLLM with `--enforce-eager`, `transformers "
         "serve` with `--continuous-batching`. Medians over the rounds. guidellm is not the load "
-        "generator because it has one model per run."
+        "generator because it has one model per run. skyrl-tx trains adapters of its own, and is "
+        "asked by the Tinker SDK, with the same prompts as tokens."
     )
     cells = [(a, n) for a in part["adapters"] for n in part["in_flight"]]
     titles = [f"{a}, {n}" for a, n in cells]
@@ -236,7 +253,9 @@ def weights(part: dict[str, Any]) -> str:
         "half of the file; *base*, weights that change nothing; *directory*, the whole directory "
         "of the other one in its place. Each is then asked for by its name. nip is started again "
         "on its state directory; vLLM is told by `/v1/load_lora_adapter` to load them; PEFT loads "
-        "them in a process. A refusal counts as noticed, whatever its words; an answer does not. "
+        "them in a process. skyrl-tx takes no adapter but its own, an archive of such a directory: "
+        "it trains the same, and its archives are made wrong in the same ways before they are "
+        "first asked for. A refusal counts as noticed, whatever its words; an answer does not. "
         "The files are wrong before they are read, and nip refuses them by their checksums; its "
         "proof, which compares what is served with what was saved, comes after that."
     )

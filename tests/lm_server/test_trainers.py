@@ -385,3 +385,18 @@ def test_a_process_is_ended_only_if_it_is_the_one_that_was_meant() -> None:
         assert sleeper.wait(5) == -signal.SIGTERM
     finally:
         sleeper.kill()
+
+
+def test_a_training_does_not_wait_for_work_as_the_servers_threads_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = GOOD + '\nevent(type="message", level="info", message=repr(THREADS))\n'
+    program = (
+        'THREADS = [os.environ.get(f"OMP_{n}") for n in ("WAIT_POLICY", "DYNAMIC")]\n' + program
+    )
+    monkeypatch.setenv("OMP_DYNAMIC", "false")
+    for policy, seen in (("PASSIVE", None), ("active", "active")):  # the server's, a user's
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+        run = Run(tmp_path, program)
+        asyncio.run(run.train())
+        assert run.messages()[-1] == repr([seen, "false"])

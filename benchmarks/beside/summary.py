@@ -1,0 +1,122 @@
+"""The table at the head of the page: what nip does, the best of the others, and who is ahead."""
+
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+Row = tuple[str, str, str, str]
+NIP, EVEN, NOBODY = "nip", "even", "nobody else"
+_BARE = "bare client"  # nip's own client with nothing around it is no other project
+
+
+def table(result: dict[str, Any]) -> list[str]:
+    """Its lines, of the parts that were measured."""
+    rows = [row for name, rows in _ROWS.items() if name in result for row in rows(result[name])]
+    if not rows:
+        return []
+    lines = ["| | nip | best of the others | ahead |", "|---|---|---|---|"]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def _is_nip(name: str) -> bool:
+    return name.split(",")[0].split()[0] == NIP
+
+
+def _ahead(ours: float, best: tuple[str, float] | None, *, more: bool) -> str:
+    """Who is ahead, of two figures of which more, or less, is better; within 3 % nobody."""
+    if best is None:
+        return NIP
+    name, figure = best
+    larger, smaller = max(ours, figure), min(ours, figure)
+    if larger <= 1.03 * smaller:
+        return EVEN
+    return NIP if (ours > figure) == more else name
+
+
+def _compared(
+    what: str, figures: dict[str, float], form: str, *, more: bool = True
+) -> Iterator[Row]:
+    """One row, of figures by name; none where nip was not measured."""
+    better = max if more else min
+    ours = {name: figure for name, figure in figures.items() if _is_nip(name)}
+    others = {name: figure for name, figure in figures.items() if not _is_nip(name)}
+    if not ours:
+        return
+    name = better(ours, key=lambda key: ours[key])
+    best = better(others, key=lambda key: others[key]) if others else None
+    way = "" if len(ours) == 1 else f" ({name.removeprefix('nip').strip(' ,')})"
+    yield (
+        what,
+        f"{figures[name]:{form}}{way}",
+        NOBODY if best is None else f"{figures[best]:{form}} ({best})",
+        _ahead(figures[name], best and (best, figures[best]), more=more),
+    )
+
+
+def _serving(part: dict[str, Any]) -> Iterator[Row]:
+    adapters, in_flight = part["adapters"], part["in_flight"]
+    for a, n in dict.fromkeys(
+        [(adapters[0], in_flight[0]), (adapters[0], in_flight[-1]), (adapters[-1], in_flight[-1])]
+    ):
+        figures = {}
+        for name, row in part["rows"].items():
+            measured = row.get("cells", {}).get(f"{a} adapters, {n} in flight")
+            if measured:
+                figures[name] = median(each["tokens_per_s"] for each in measured)
+        models = f"{a} adapters" if a else "the base model"
+        yield from _compared(
+            f"[Serving](#serving), {models}, {n} in flight: tokens/s", figures, ",.0f"
+        )
+
+
+def _training(part: dict[str, Any]) -> Iterator[Row]:
+    for key, what, form, more in (
+        ("tokens_per_s", "tokens/s", ",.0f", True),
+        ("whole_s", "seconds from request to adapter", ".1f", False),
+    ):
+        figures = {name: median(r[key] for r in rows) for name, rows in part["rows"].items()}
+        yield from _compared(f"[LoRA training](#lora-training): {what}", figures, form, more=more)
+
+
+def _swap(part: dict[str, Any]) -> Iterator[Row]:
+    figures = {name: median(seconds) for name, seconds in part["seconds"].items()}
+    what = "[Trained weights](#from-trained-weights-to-their-first-answer): seconds to their answer"
+    yield from _compared(what, figures, ".2f", more=False)
+
+
+def _schedule(part: dict[str, Any]) -> Iterator[Row]:
+    n = part["in_flight"][0]
+    figures = {
+        name: median(r["ideal_by_real"] for r in row[str(n)])
+        for name, row in part["players"].items()
+        if row.get(str(n)) and name != _BARE
+    }
+    yield from _compared(f"[Schedule](#schedule), {n} in flight: ideal / real", figures, ".3f")
+
+
+def _kills(part: dict[str, Any]) -> Iterator[Row]:
+    share = f"{part['shares'][-1]:g}"
+    at = f"[Killed](#the-price-of-a-kill) at {part['shares'][-1]:.0%}:"
+    rows = {name: row[share] for name, row in part["players"].items() if row.get(share)}
+    most = part["in_flight"]
+    again = {n: median(max(0, r["repeated"] - most) for r in row) for n, row in rows.items()}
+    waited = {n: median(r["seconds_to_new_answer"] for r in row) for n, row in rows.items()}
+    yield from _compared(f"{at} calls made again, beyond those in flight", again, ".0f", more=False)
+    yield from _compared(f"{at} seconds to the next new answer", waited, ".1f", more=False)
+
+
+def _weights(part: dict[str, Any]) -> Iterator[Row]:
+    noticed = {name: float(r["noticed"]) for name, r in part["rows"].items() if "noticed" in r}
+    of = max(row.get("of", 0) for row in part["rows"].values())
+    what = f"[Wrong weights](#wrong-weights-under-the-right-name): noticed, of {of}"
+    yield from _compared(what, noticed, ".0f")
+
+
+_ROWS = {
+    "a": _serving,
+    "b": _training,
+    "c": _swap,
+    "d": _schedule,
+    "e": _kills,
+    "f": _weights,
+}
