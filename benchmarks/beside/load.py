@@ -144,10 +144,11 @@ def servers(place: Path, size: Size, say: Any) -> Iterator[dict[str, Server | st
             serves = skyrl.asker(place / "skyrl", model, serving.LORA_RANK, len(names), most)
             asker = stack.enter_context(serves)
             learned = skyrl.examples(tokenizer(), [(serving.TEXT, "accept")])
-            for name in names:
+            places = [f"adapter-{number}" for number in range(len(names))]
+            for name in places:
                 asker("train", name=name, rank=serving.LORA_RANK, batches=[learned], rates=[1e-3])
                 asker("save", name=name)
-            return Server("", "", "", names, asker=asker)
+            return Server("", "", "", places, asker=asker)
 
         able: dict[str, Server | str] = {
             EMBEDDED: Server(trainer.url, trainer.api_key, "tiny", names)
