@@ -21,7 +21,8 @@ from beside.stub import Stub
 
 @dataclass(frozen=True)
 class Size:
-    """How much is played. The peers play at the first number in flight alone."""
+    """How much is played. The peers play at the first number in flight alone, and in one round:
+    they take minutes, and differ from us by far more than rounds do."""
 
     games: int = 1000
     in_flight: tuple[int, ...] = (64, 256, 1000)
@@ -106,7 +107,7 @@ def play_once(player: Player, size: Size, in_flight: int) -> dict[str, Any]:
 
 
 def measure(players: Sequence[Player], rounds: int, size: Size, say: Any) -> dict[str, Any]:
-    """All players in turn, in another order in each round, then more in flight for ours."""
+    """All players in turn, then ours alone: in another order in each round, and more in flight."""
     rows: dict[str, dict[str, Any]] = {}
     for player in [*players, Bare()]:
         reason = player.absent()
@@ -139,14 +140,15 @@ def measure(players: Sequence[Player], rounds: int, size: Size, say: Any) -> dic
 
 
 def _ratios(rows: dict[str, dict[str, Any]], size: Size) -> list[dict[str, Any]]:
-    """nip's calls per second over each other one's, by rounds that both finished."""
+    """nip's calls per second over each other one's, by the rounds in which both played."""
     ratios = []
     for in_flight in map(str, size.in_flight):
         ours = rows["nip"].get(in_flight, [])
         for name, row in rows.items():
             theirs = row.get(in_flight, [])
-            if name != "nip" and ours and len(theirs) == len(ours):
-                both = ([f["calls_per_s"] for f in figures] for figures in (ours, theirs))
+            if name != "nip" and ours and 0 < len(theirs) <= len(ours):
+                rounds = (ours[: len(theirs)], theirs)
+                both = ([f["calls_per_s"] for f in figures] for figures in rounds)
                 ratios.append({"in_flight": int(in_flight), "to": name} | ratio(*both))
     return ratios
 
