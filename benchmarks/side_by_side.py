@@ -47,13 +47,13 @@ def say(text: str) -> None:
 
 
 def cpu_time() -> list[int]:
-    """What the machine's cores have done since it started, in ticks; empty but on Linux."""
+    """Count what the machine's cores have done since it started, in ticks; empty but on Linux."""
     path = Path("/proc/stat")
     return [int(n) for n in path.read_text().split("\n")[0].split()[1:]] if path.exists() else []
 
 
 def shares(before: list[int], after: list[int]) -> dict[str, float]:
-    """What the cores did in between; programs of low priority are others', beside the run."""
+    """Say what the cores did in between; programs of low priority are others', beside the run."""
     ticks = [b - a for a, b in zip(before, after, strict=True)]
     return {
         name: round(sum(ticks[column] for column in columns) / sum(ticks), 3)

@@ -23,7 +23,7 @@ def _is_nip(name: str) -> bool:
 
 
 def _ahead(ours: float, best: tuple[str, float] | None, *, more: bool) -> str:
-    """Who is ahead, of two figures of which more, or less, is better; within 3 % nobody."""
+    """Say who is ahead, of two figures of which more, or less, is better; within 3 % nobody."""
     if best is None:
         return NIP
     name, figure = best
