@@ -1,6 +1,7 @@
 """The page of docs/results that says what side_by_side measured."""
 
 import textwrap
+from math import ceil
 from statistics import median
 from typing import Any
 
@@ -282,11 +283,15 @@ def _outcome(outcome: dict[str, Any]) -> str:
 
 def schedule(part: dict[str, Any]) -> str:
     """Ideal by real time."""
+    places = part["in_flight"][0]
+    most = part["games"] / (places * ceil(part["games"] / places))
     lines = ["## Schedule", "", _made(part), ""]
     text = (
         f"{part['games']:,} games of {part['turns']} turns on a stub that answers after "
         f"{part['latency_s']:g} s. Ideal is calls times latency over calls in flight; real is the "
         "time from the first call to the last answer, by the stub, so that starts do not count. "
+        f"Whole games leave places empty at the end, so that with {places} in flight the share is "
+        f"{most:.3f} at most. "
         "The bare client is nip's own with nothing around it, on the same games. Medians over the "
         "rounds. verifiers plays with a harness in the process of the evaluation, where "
         "its own harness for chats, `null`, starts a process for every turn. Intervals are by the "
