@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from typing import Any, cast
 
 import verifiers.v1 as vf
+from nip_core.rollouts.progress import Progress
 from pydantic import create_model, model_validator
 from verifiers.v1.configs.agent import agent_config_fields
 
