@@ -54,7 +54,7 @@ def _made(part: dict[str, Any], timed: bool = True) -> str:
     if timed and beside > _QUIET_SHARE:
         text += (
             f" **Other programs, of low priority, had {beside:.0%} of the processor time: seconds "
-            "are longer than they would be alone; ratios within the run hold.**"
+            "are longer than they would be alone, and what that does to each may differ.**"
         )
     elif timed and machine["load_before"] > _QUIET_LOAD:
         text += (
@@ -94,10 +94,10 @@ def load(part: dict[str, Any]) -> str:
         f"{settings['lora_rank']}. All servers stay up, vLLM with `--enforce-eager`, `transformers "
         "serve` with `--continuous-batching`. Medians over the rounds. guidellm is not the load "
         "generator because it has one model per run. skyrl-tx trains adapters of its own, and is "
-        "asked by the Tinker SDK, with the same prompts as tokens. vLLM alone runs as it comes. nip "
-        "binds it to no processor where there are few, and lets its threads sleep while they wait; "
-        "on a machine that others use, too, this is the likely reason for its slow answers with "
-        "few requests in flight. What passing through costs by itself stands in "
+        "asked by the Tinker SDK, with the same prompts as tokens. vLLM alone runs as it comes; "
+        "nip binds it to no processor where there are few, and lets its threads sleep while they "
+        "wait; on a machine that others use, too, this is the likely reason for its slow answers "
+        "with few requests in flight. What passing through costs by itself stands in "
         "[pass_through.json](pass_through.json)."
     )
     cells = [(a, n) for a in part["adapters"] for n in part["in_flight"]]
@@ -156,7 +156,7 @@ def training(part: dict[str, Any]) -> str:
     )
     lines += [_filled(text), "", "| | tokens per s | seconds of training | whole, s | rounds |"]
     lines.append("|---|---|---|---|---|")
-    for name, rounds in rows.items():
+    for name, rounds in sorted(rows.items(), key=lambda row: row[0] != "nip job"):
         speed, seconds, whole = (
             median(r[key] for r in rounds) for key in ("tokens_per_s", "train_s", "whole_s")
         )

@@ -140,3 +140,21 @@ def test_the_shares_of_the_cores_tell_the_run_from_programs_of_low_priority():
     parts = shares([10, 0, 0, 0, 0, 5], [40, 20, 10, 35, 5, 5])
     assert parts == {"user": 0.4, "low_priority": 0.2, "idle": 0.4}
     assert shares([], []) == {}
+
+
+def test_the_table_at_the_head_says_where_another_one_is_ahead():
+    from beside.summary import table
+
+    def rounds(speed, seconds):
+        return [{"tokens_per_s": speed, "whole_s": seconds}]
+
+    rows = {"nip job": rounds(90.0, 2.0), "TRL": rounds(100.0, 2.02), "peer": rounds(10.0, 9.0)}
+    head, _, speed, whole = table({"b": {"rows": rows}})
+    assert head == "| | nip | best of the others | ahead |"
+    assert speed.endswith("| 90 | 100 (TRL) | TRL |")
+    assert whole.endswith("| 2.0 | 2.0 (TRL) | even |")
+    seconds = {"nip, embedded": [0.1], "nip over vLLM": [0.3], "vLLM by hand": [0.2]}
+    assert table({"c": {"seconds": seconds}})[-1].endswith(
+        "| 0.10 (embedded) | 0.20 (vLLM by hand) | nip |"
+    )
+    assert table({}) == []
