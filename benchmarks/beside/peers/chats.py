@@ -33,10 +33,11 @@ class Asker(FastHttpUser):
         with self.client.post(
             "/v1/chat/completions", data=body, headers=HEADERS, catch_response=True
         ) as answer:
+            why = getattr(answer, "error", None) or answer.text  # no status: no answer came at all
             try:
                 tokens = answer.json()["usage"]["completion_tokens"]
             except (ValueError, KeyError, TypeError):
-                answer.failure(f"status {answer.status_code}: {str(answer.text)[:200]}")
+                answer.failure(f"status {answer.status_code}: {str(why)[:200]}")
                 return
             if tokens != CHATS["tokens"]:
                 answer.failure(f"{tokens} tokens")
