@@ -114,7 +114,8 @@ def measure(players: Sequence[Player], rounds: int, size: Size, say: Any) -> dic
         rows[player.name] = {"reason": reason} if reason else {"versions": player.versions()}
     for number in range(rounds):
         for in_flight in size.in_flight:
-            able = [*players, Bare()] if in_flight == size.in_flight[0] else [Nip(), Bare()]
+            all_play = number == 0 and in_flight == size.in_flight[0]
+            able = [*players, Bare()] if all_play else [Nip(), Bare()]
             turn = number % len(able)
             for player in [*able[turn:], *able[:turn]]:
                 row = rows[player.name]
