@@ -408,8 +408,9 @@ def _schema_for(written: pa.Schema, method: Method) -> pa.Schema:
     """The schema that a file of the method should have: with thoughts, if its version says so."""
     with_thoughts = WITH_REASONING.get(method)
     key = b"nip.schema_version"
-    version = (written.metadata or {}).get(key)
-    if with_thoughts is not None and version == with_thoughts.metadata[key]:
+    version = (written.metadata or {}).get(key, b"")
+    # A later version is compared with the latest, so that the error names that one.
+    if with_thoughts is not None and version.isdigit() and int(version) >= REASONING_VERSION:
         return with_thoughts
     return SCHEMAS[method]
 

@@ -17,8 +17,7 @@ from nip_core.run_store.lease import acquire, refuse_if_held
 from nip_core.run_store.manifest import commit, read_manifest
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
-from nip_core.trainers.dataset import SCHEMA_VERSION as EXAMPLES_VERSION
-from nip_core.trainers.dataset import SCHEMAS, Dataset
+from nip_core.trainers.dataset import SCHEMAS, WITH_REASONING, Dataset
 
 READERS: dict[str, tuple[str, Callable[[RunStore], Any]]] = {
     "run": ("run/run.json", lambda run: run.open()),
@@ -79,7 +78,8 @@ def test_tables_of_a_newer_schema_are_refused_with_both_versions(schema):
 
 @pytest.mark.parametrize("method", SCHEMAS)
 def test_examples_of_a_newer_schema_are_refused_with_both_versions(method):
-    metadata = {"nip.schema_version": str(EXAMPLES_VERSION + 1)}
+    newest = int(WITH_REASONING.get(method, SCHEMAS[method]).metadata[b"nip.schema_version"])
+    metadata = {"nip.schema_version": str(newest + 1)}
     table: pa.Table = SCHEMAS[method].empty_table().replace_schema_metadata(metadata)
-    with pytest.raises(StoreError, match=f"{EXAMPLES_VERSION + 1}, .* up to {EXAMPLES_VERSION}"):
+    with pytest.raises(StoreError, match=f"{newest + 1}, .* up to {newest}"):
         Dataset(parquet_bytes(table), method, "examples")
