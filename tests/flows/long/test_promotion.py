@@ -130,7 +130,7 @@ async def test_the_log_of_the_flow_run_tells_what_happened_in_few_lines(logged):
     lines = [log.message for log in logs if log.level == logging.INFO and ": " in log.message]
     jobs, models = result["iterations"][0]["jobs"], result["iterations"][1]["models"]
     for expected in (
-        "run small: plays 3 iterations of 40 episodes, trains prover and verifier; 4 tests of 12",
+        "run small: plays 3 iterations of 40 episodes, trains prover and verifier; 3 tests of 12",
         "iteration 0: playing test problems, 12 episodes",
         "iteration 0: played train problems: accuracy",
         "iteration 0: verifier has ",
