@@ -33,6 +33,9 @@ def import_object(address: str) -> Any:
             module = _module_of_file(Path(place).expanduser().resolve())
         else:
             module = importlib.import_module(place)
+        if not hasattr(module, name):
+            classes = [n for n, v in vars(module).items() if _is_defined_in(v, module)]
+            raise ImportError(f"it has no {name!r}; it defines {', '.join(classes) or 'no class'}")
         return getattr(module, name)
     except SyntaxError as error:
         raise ValueError(f"{address!r} can't be imported ({error})") from None
@@ -40,6 +43,10 @@ def import_object(address: str) -> Any:
         kind = "" if isinstance(error, ImportError | OSError) else f"{type(error).__name__}: "
         what = " ".join(str(error).split()) + line_of(error, place)
         raise ValueError(f"{address!r} can't be imported ({kind}{what})") from None
+
+
+def _is_defined_in(value: object, module: ModuleType) -> bool:
+    return isinstance(value, type) and value.__module__ == module.__name__
 
 
 def line_of(error: BaseException, file: str) -> str:

@@ -241,8 +241,9 @@ class HyperParameters(Parameters):
             unknown = first["type"] == "extra_forbidden"
             reason = f"unknown setting; there are {known}" if unknown else first["msg"]
             raise ValueError(f"{place}: {reason}") from None
+        protocol = make_protocol(self)
         try:
-            scenario.check(make_protocol(self))
+            scenario.check(protocol)
         except ValueError:
             raise
         except Exception as error:  # whatever a user's class raises

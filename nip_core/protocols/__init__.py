@@ -11,9 +11,10 @@ zero_knowledge      a protocol around another one, with an adversarial verifier 
 no settings (the settings look up the protocol that they name).
 """
 
+import sys
 from typing import TYPE_CHECKING
 
-from nip_core.importing import class_in, classes_in, import_object
+from nip_core.importing import class_in, classes_in, import_object, line_of
 from nip_core.protocols.base import (
     ACCEPT,
     NEITHER,
@@ -72,8 +73,20 @@ def find_protocol(name: str) -> type[Protocol]:
 
 def make_protocol(parameters: "HyperParameters") -> Protocol:
     """The protocol that the settings name. Raises ValueError for settings that make no game."""
-    protocol = find_protocol(parameters.interaction_protocol)(parameters)
-    protocol.check()
+    kind = find_protocol(parameters.interaction_protocol)
+    try:
+        protocol = kind(parameters)
+        protocol.check()
+    except ValueError:
+        raise
+    except Exception as error:  # whatever a user's class raises
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+        line = line_of(error, file)
+        raise ValueError(
+            f"protocol {kind.name!r} raised {type(error).__name__}: {' '.join(str(error).split())}"
+            f"{line and f' ({file}{line})'}; it is asked for {kind.max_message_rounds} rounds, the "
+            "first is 0"
+        ) from error
     if not parameters.protocol_common.zero_knowledge:
         return protocol
     wrapped = ZeroKnowledgeProtocol(parameters, protocol)

@@ -20,6 +20,14 @@ def check_playable(protocol: "Protocol") -> None:
     verifier = protocol.agents.get("verifier")
     if verifier is None or not verifier.decides:
         raise ValueError(f"protocol {protocol.name!r} has no agent 'verifier' that decides")
+    for agent, channel in sorted(protocol.hidden):
+        unknown = agent if agent not in protocol.agents else channel
+        if agent not in protocol.agents or channel not in protocol.channels:
+            known = ", ".join([*protocol.agents, *protocol.channels])
+            raise ValueError(
+                f"protocol {protocol.name!r}: hidden has {(agent, channel)!r}, and there is no "
+                f"{unknown!r}; there are {known}"
+            )
     if protocol.min_message_rounds > protocol.max_message_rounds:
         raise ValueError(
             f"{_place(protocol)}min_message_rounds: {protocol.min_message_rounds} is more than "

@@ -565,6 +565,8 @@ def variant(**changes):
         ({"agents": {P: AgentSpec("Expert")}}, "no agent 'verifier' that decides"),
         ({"agents": {V: AgentSpec("Verifier")}}, "no agent 'verifier' that decides"),
         ({"hidden": {(P, "main")}}, "round 0: prover writes to main, which it can't see"),
+        ({"hidden": {("verifer", "main")}}, "hidden has ('verifer', 'main'), and there is no"),
+        ({"hidden": {(P, "mane")}}, "there is no 'mane'; there are prover, verifier, main"),
         ({"active": lambda *_: {}}, "round 0: it is nobody's turn"),
         ({"active": lambda *_: {"judge": MAIN}}, "round 0: judge is not among its agents"),
         ({"active": lambda *_: {P: MAIN, V: MAIN}}, "verifier and prover both write to main"),
@@ -582,6 +584,24 @@ def test_a_class_that_makes_no_game_is_refused(changes, message):
     with pytest.raises(ValueError) as refused:
         variant(**changes)(parameters()).check()
     assert message in str(refused.value)
+
+
+def test_what_a_class_raises_is_told_with_its_file_and_line(tmp_path):
+    (tmp_path / "short.py").write_text(
+        "from nip_core.protocols import AgentSpec, Protocol\n"
+        "class Short(Protocol):\n"
+        "    name = 'short'\n"
+        "    agents = {'verifier': AgentSpec('Verifier', decides=True)}\n"
+        "    max_message_rounds = 2\n"
+        "    def active(self, round_, seed):\n"
+        "        return {('verifier',)[round_]: self.channels}\n"
+    )
+    with pytest.raises(SettingsError) as refused:
+        parameters(f"{tmp_path}/short.py:Short")
+    expected = f"protocol 'short' raised IndexError: tuple index out of range ({tmp_path}/short.py, line 7)"
+    assert expected in str(refused.value)
+    with pytest.raises(SettingsError, match="it has no 'Shrt'; it defines Short"):
+        parameters(f"{tmp_path}/short.py:Shrt")
 
 
 @pytest.mark.parametrize(
