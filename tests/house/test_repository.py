@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -103,3 +104,32 @@ def test_a_release_is_refused_for_what_does_not_name_its_version(release, tmp_pa
         "CITATION.cff",
         "CHANGELOG.md",
     ]
+
+
+def test_the_recording_of_a_kill_is_small_and_moves_without_anything_from_outside():
+    content = (ROOT / "docs" / "images" / "kill-and-resume.svg").read_bytes()
+    assert len(content) < 300_000
+    picture = ElementTree.fromstring(content)
+    elements = [*picture.iter()]
+    assert {element.tag.rpartition("}")[2] for element in elements} <= {
+        *("svg", "title", "style", "defs", "g", "use", "rect", "text")
+    }
+    # 1. Nothing runs in it, and all it refers to is in it.
+    names = {element.get("id") for element in elements}
+    for element in elements:
+        for attribute, value in element.attrib.items():
+            name = attribute.rpartition("}")[2]
+            assert not name.startswith("on")
+            if name == "href":
+                assert value[0] == "#" and value[1:] in names
+    style = "".join(element.text for element in elements if element.tag.endswith("style"))
+    assert "url(" not in style and "@import" not in style
+    # 2. It loops for about 20 s, and rests on the last screen for whoever wants no motion.
+    [seconds] = re.findall(r"animation:s ([\d.]+)s step-end infinite", style)
+    assert 15 <= float(seconds) <= 30
+    assert "prefers-reduced-motion" in style
+    # 3. It shows what it is there for.
+    text = " ".join(element.text or "" for element in elements if element.tag.endswith("text"))
+    for words in ("kill -9", "Killed", "demo goes on:", "run demo: finished", "no problems"):
+        assert words in text, words
+    assert "/work" not in text and "/tmp" not in text
