@@ -181,7 +181,7 @@ notebooks: $(DOCS)/.built
 # What the pages say to type, as it stands there; the notebooks show what they showed.
 test-docs: install docs
 	$(DOCS)/bin/python scripts/docs/execute.py --check
-	$(BIN)/python -m pytest -n $(TEST_JOBS) tests/docs
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup --durations=20 tests/docs
 
 test-learning: install
 	$(BIN)/python -m pytest -m learning tests tests/factory tests/lm_server/long

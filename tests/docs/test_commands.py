@@ -2,7 +2,8 @@
 
 The folder has the files of a checkout but no runs; `nip` is this environment's. Blocks of a page run
 one after another in one shell, so that what a block exports, starts or writes is there for the next.
-A page with `with=quickstart` finds a run of that name: the quick start's game without a model, small.
+A page with `with=quickstart` finds a run of that name: the quick start's game without a model, small;
+one with `with=trained` the quick start itself, with the real tiny model, one small iteration of it.
 """
 
 import contextlib
@@ -21,11 +22,25 @@ SMALL = (
     "deterministic --set rl.rollouts_per_iteration=20 --set dataset_options.max_test_size=20 "
     "--set fine_tuning.poll_interval_s=0.1 --set agents.verifier.num_epochs=1"
 )
+TRAINED = (
+    "nip train quickstart --set rl.num_iterations=1 --set rl.rollouts_per_iteration=40 "
+    "--set dataset_options.max_test_size=20 --set agents.verifier.num_epochs=1"
+)
+BEFORE = {"quickstart": SMALL, "trained": TRAINED}
 UNTIL_S = 240
 PAGE_S = 1500
 
 RUN = {page: [b for b in blocks(page) if b.mark == "run"] for page in pages()}
 RUN = {page: marked for page, marked in RUN.items() if marked}
+AT_PORT_8000 = pytest.mark.xdist_group("port 8000")  # servers, as the pages start them
+PAGES = [
+    pytest.param(
+        page,
+        id=page.relative_to(ROOT).as_posix(),
+        marks=AT_PORT_8000 if any("until" in block.options for block in marked) else (),
+    )
+    for page, marked in RUN.items()
+]
 
 
 @pytest.fixture
@@ -44,8 +59,7 @@ def folder(tmp_path: Path) -> Path:
 def script(marked: list[Block], folder: Path) -> str:
     """The blocks of a page as a shell script."""
     lines = ["set -euo pipefail", f'export PATH="{folder}/.venv/bin:$PATH"']
-    if any(b.options.get("with") == "quickstart" for b in marked):
-        lines.append(SMALL)
+    lines += [BEFORE[name] for name in sorted({b.options.get("with", "") for b in marked} - {""})]
     for number, block in enumerate(marked):
         lines.append(f"echo '== {block}' >&2")
         if "file" in block.options:
@@ -79,7 +93,7 @@ def _until(text: str, said: str, number: int) -> list[str]:
 
 
 @pytest.mark.timeout(PAGE_S + 60)
-@pytest.mark.parametrize("page", [*RUN], ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_says_to_type_runs(page: Path, folder: Path) -> None:
     environment = {
         name: value
