@@ -8,6 +8,7 @@ one with `with=trained` the quick start itself, with the real tiny model, one sm
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,15 +19,26 @@ import pytest
 from doc_blocks import ROOT, Block, blocks, pages
 
 SMALL = (
-    "nip train quickstart --set lm_server.engine=deterministic --set agents._default.model_name="
-    "deterministic --set rl.rollouts_per_iteration=20 --set dataset_options.max_test_size=20 "
-    "--set fine_tuning.poll_interval_s=0.1 --set agents.verifier.num_epochs=1"
+    "lm_server.engine=deterministic",
+    "agents._default.model_name=deterministic",
+    "rl.rollouts_per_iteration=20",
+    "dataset_options.max_test_size=20",
+    "fine_tuning.poll_interval_s=0.1",
+    "agents.verifier.num_epochs=1",
 )
 TRAINED = (
-    "nip train quickstart --set rl.num_iterations=1 --set rl.rollouts_per_iteration=40 "
-    "--set dataset_options.max_test_size=20 --set agents.verifier.num_epochs=1"
+    "rl.num_iterations=1",
+    "rl.rollouts_per_iteration=40",
+    "dataset_options.max_test_size=20",
+    "agents.verifier.num_epochs=1",
 )
 BEFORE = {"quickstart": SMALL, "trained": TRAINED}
+PREPARE = """\
+import asyncio, sys
+from nip_core.loop import train
+from nip_core.parameters import load_parameters
+asyncio.run(train(load_parameters("quickstart", sys.argv[1:])))
+"""  # without Prefect, which takes longer to start than such a run
 UNTIL_S = 240
 PAGE_S = 1500
 
@@ -59,7 +71,9 @@ def folder(tmp_path: Path) -> Path:
 def script(marked: list[Block], folder: Path) -> str:
     """The blocks of a page as a shell script."""
     lines = ["set -euo pipefail", f'export PATH="{folder}/.venv/bin:$PATH"']
-    lines += [BEFORE[name] for name in sorted({b.options.get("with", "") for b in marked} - {""})]
+    for name in sorted({b.options["with"] for b in marked if "with" in b.options}):
+        (folder / ".prepare.py").write_text(PREPARE)
+        lines.append(shlex.join(["python", ".prepare.py", *BEFORE[name]]))
     for number, block in enumerate(marked):
         lines.append(f"echo '== {block}' >&2")
         if "file" in block.options:
