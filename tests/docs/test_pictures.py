@@ -36,6 +36,7 @@ def test_the_script_takes_the_pictures_of_the_report_in_their_size(
 
 
 def test_each_picture_is_on_a_page_and_each_page_has_its_pictures() -> None:
-    text = "".join(path.read_text("utf-8") for path in (ROOT / "docs").rglob("*.md"))
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    text = "".join(path.read_text("utf-8") for path in pages)
     for picture in FOLDER.iterdir():
         assert f"images/{picture.name}" in text, f"{picture.name} is on no page"
