@@ -22,6 +22,7 @@ INSTALLED := $(VENV)/.installed
 QUICKSTART := $(VENV)/.installed-quickstart
 
 .PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean test-trackers test-inspect test-verifiers test-view docs notebooks test-docs
+.PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean test-trackers test-inspect test-verifiers test-view docs notebooks test-docs screenshots
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -155,6 +156,7 @@ test-inspect:
 test-verifiers:
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_verifiers.sh $(VERIFIERS)
 	NIP_VERIFIERS_EPISODES=$(EPISODES) $(VERIFIERS)/bin/python -m pytest -n $(TEST_JOBS) --dist loadfile tests/verifiers
+
 # nip view in a browser, from the system's packages: apt-get install chromium, or NIP_CHROMIUM. What
 # drives it and looks for barriers comes from npm. NIP_SHOTS=DIR takes pictures of every page.
 test-view: install
