@@ -3,18 +3,19 @@
 Every life of the run is a `nip train` of its own. It dies by SIGKILL: its process group at once, and
 every other time also whatever it has started, so that whoever sends to a tracker dies in the middle
 of it. Twenty lives end when something was committed, all over the run; most of them are held there
-until a tracker, each in its turn, has written something. W&B is written to at the end of a run alone,
-so more lives end while the run waits for its trackers there.
+until a tracker, each in its turn, has another point. W&B is written to at the end of a run alone, so
+more lives end while the run waits for its trackers there.
 """
 
 import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,7 +41,8 @@ LATE_KILLS = 6
 """Lives that may end while trackers are sent what is left."""
 PLACES = ("board", "trackio", "m.db", "wandb")
 HELD_FOR = ("board", "trackio", "m.db", None)
-"""By kill in turn, whose files it waits for."""
+"""By kill in turn, whose next point it waits for. That a file was touched is not enough: who opens a
+database does that, and would be killed before each first point."""
 
 
 @dataclass
@@ -97,15 +99,31 @@ class Killed:
         last = self.folder / "runs" / "small" / "iterations" / f"{ITERATIONS:04}"
         return (last / "metrics-test.json").exists()
 
-    def written(self, places: Sequence[str] = PLACES) -> dict[Path, int]:
+    def written(self) -> dict[Path, int]:
         """The files of trackers, with the time of their last change in nanoseconds."""
         there = self.folder / "there"
-        files = [p for place in places for p in (there / place, *(there / place).rglob("*"))]
+        files = [p for place in PLACES for p in (there / place, *(there / place).rglob("*"))]
         times = {}
         for path in files:
             with contextlib.suppress(FileNotFoundError):  # it was moved to its place
                 times[path] = path.stat().st_mtime_ns
         return times
+
+    def sent(self, place: str) -> int:
+        """How many rows, or files, with points a tracker has."""
+        there = self.folder / "there"
+        if place == "board":
+            return len(list(there.glob("board/*/*tfevents*")))
+        database = there / "trackio" / "nip.db" if place == "trackio" else there / place
+        try:
+            with contextlib.closing(
+                sqlite3.connect(f"file:{database}?mode=rw", uri=True)
+            ) as opened:
+                [(count,)] = opened.execute("SELECT count(*) FROM metrics")
+        except sqlite3.OperationalError as error:
+            assert "unable to open" in str(error) or "no such table" in str(error), error
+            return 0
+        return count
 
     def said(self) -> str:
         return (self.folder / "log").read_text()[-3000:]
@@ -148,17 +166,17 @@ def killed(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.mark.timeout(3600)
 def test_after_twenty_kills_of_the_whole_run_every_point_is_there_once(killed):
     # 1. Lives that end one after the other, further on each time. All but every fourth are held up
-    #    until somebody who sends to a tracker was in the middle of it.
+    #    until a tracker has more than it had, so that who sends was in the middle of it.
     for number in range(KILLS):
         process = killed.live()
         place = HELD_FOR[number % len(HELD_FOR)]
-        written = killed.written([place]) if place else {}
+        sent = killed.sent(place) if place else 0
         due = max(killed.shown() + 1, 1 + number * (FILES - 2) // KILLS)
         until(lambda due=due: killed.shown() >= due, process, killed)
         os.killpg(process.pid, signal.SIGSTOP)
         deadline = time.monotonic() + HELD_S
-        while place and killed.written([place]) == written and time.monotonic() < deadline:
-            time.sleep(0.01)
+        while place and killed.sent(place) == sent and time.monotonic() < deadline:
+            time.sleep(0.05)
         killed.kill(process)
     # 2. Lives that end while trackers are sent what they lack, until one has nothing left to do.
     for _ in range(LATE_KILLS):
@@ -182,7 +200,7 @@ def test_after_twenty_kills_of_the_whole_run_every_point_is_there_once(killed):
     # They were sent to in between, a part at a time.
     for tracker in ("tensorboard", "trackio", "mlflow"):
         had = [of.get(tracker, 0) for of in killed.received]
-        assert had == sorted(had) and len(set(had)) >= 4, (tracker, had)
+        assert had == sorted(had) and len(set(had)) >= 3, (tracker, had)
     # 4. Each has what the run has, once.
     run = RunStore(open_store(killed.folder / "runs"), "small")
     there = killed.folder / "there"
