@@ -90,6 +90,15 @@ class Killed:
             }
         )
 
+    def is_sending(self, process: "subprocess.Popen[bytes]") -> bool:
+        """Whether it has started whoever sends."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for descendant in psutil.Process(process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if "nip_core.tracking" in descendant.cmdline():
+                        return True
+        return False
+
     def shown(self) -> int:
         """How many files there are with something to show."""
         root = self.folder / "runs" / "small" / "iterations"
@@ -173,6 +182,8 @@ def test_after_twenty_kills_of_the_whole_run_every_point_is_there_once(killed):
         sent = killed.sent(place) if place else 0
         due = max(killed.shown() + 1, 1 + number * (FILES - 2) // KILLS)
         until(lambda due=due: killed.shown() >= due, process, killed)
+        if place:
+            until(lambda process=process: killed.is_sending(process), process, killed)
         os.killpg(process.pid, signal.SIGSTOP)
         deadline = time.monotonic() + HELD_S
         while place and killed.sent(place) == sent and time.monotonic() < deadline:
