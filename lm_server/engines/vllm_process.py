@@ -27,7 +27,7 @@ from nip_lm_server.devices import compile_caches
 from nip_lm_server.engines.base import EngineError, EngineRequestError
 from nip_lm_server.engines.vllm_guard import GRACE_S, end_recorded
 from nip_lm_server.engines.vllm_installation import without_ours
-from nip_lm_server.processes import read_tail
+from nip_lm_server.processes import read_tail, working_environment
 
 HOST = "127.0.0.1"
 HEALTH_TIMEOUT_S = 5.0
@@ -64,7 +64,7 @@ def child_environment(
     """
     child = {
         **compile_caches(caches),
-        **without_ours(environment),
+        **working_environment(without_ours(environment)),
         "PATH": os.pathsep.join([str(python.parent), environment.get("PATH", os.defpath)]),
         "VLLM_API_KEY": secrets.token_urlsafe(32),
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",

@@ -28,11 +28,11 @@ from typing import Any, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from nip_lm_server.processes import (
-    SERVER_THREADS,
     count_oom_kills,
     process_identity,
     read_tail,
     signal_group,
+    working_environment,
 )
 from nip_lm_server.training.job import CHECKPOINTS, TrainingError, TrainingJob, TrainingStopped
 
@@ -121,8 +121,7 @@ class SubprocessTrainer:
         module: str = TRAINING_MODULE,
         stop_grace_s: float = STOP_GRACE_S,
     ):
-        # What launch has set for the server's own threads is not for a trainer's.
-        self._environment = {n: v for n, v in environment.items() if SERVER_THREADS.get(n) != v}
+        self._environment = working_environment(environment)
         self._module = module
         self._stop_grace_s = stop_grace_s
 
