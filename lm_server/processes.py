@@ -17,7 +17,7 @@ from pathlib import Path
 SERVER_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """How the server's own threads wait for work: asleep, whoever else has the cores meanwhile."""
 WORKING_THREADS = {"GOMP_SPINCOUNT": "1000"}
-"""How the threads of a trainer and of vLLM wait for the next operation: awake for some microseconds.
+"""How threads of trainers and of vLLM wait for the next operation: awake for some microseconds.
 
 Measured on two cores with steps of the tiny model: asleep at once 20 steps a second, so 40, and as
 torch has it (300 times as long) 42; but that fell to 1 to 4 where other programs had the cores."""
