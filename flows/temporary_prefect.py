@@ -39,7 +39,7 @@ class TemporaryPrefect:
             self._port = listener.getsockname()[1]
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "nip_prefect.flows.temporary_prefect"),
+                    *(sys.executable, "-P", "-m", "nip_prefect.flows.temporary_prefect"),
                     *map(str, (os.getpid(), read_end, listener.fileno())),
                 ],
                 # As Prefect sets them for a temporary server: no UI, few services.

@@ -98,7 +98,7 @@ def _start_lm_server(
     print("starting the lm_server", flush=True)
     parts.start(
         "lm-server",
-        [sys.executable, "-m", "nip_prefect.flows.cli", "serve", "--engine", engine,
+        [sys.executable, "-P", "-m", "nip_prefect.flows.cli", "serve", "--engine", engine,
          "--model", model, "--port", str(port), "--state", str(state / "lm_server")],
         {**environment, "NIP_API_KEYS": environment["NIP_API_KEY"]},
     )  # fmt: skip
@@ -202,7 +202,7 @@ def _ask(command: list[str], environment: Mapping[str, str]) -> subprocess.Compl
 
 
 def _prefect() -> list[str]:
-    return [sys.executable, "-m", "prefect"]
+    return [sys.executable, "-P", "-m", "prefect"]
 
 
 def _prefect_command() -> str:

@@ -257,11 +257,12 @@ def _start(
         parent=os.getpid(),
         parent_pipe=read_end,
     )
-    # 2. The process, in a session of its own: Ctrl-C in the terminal is for its owner.
+    # 2. The process, in a session of its own: Ctrl-C in the terminal is for its owner. A file in the
+    #    working directory is no module to it, whatever it is called (-P).
     try:
         with open(state_dir / LOG, "ab", opener=_private) as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "nip_lm_server", "--spec", start.to_json()],
+                [sys.executable, "-P", "-m", "nip_lm_server", "--spec", start.to_json()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

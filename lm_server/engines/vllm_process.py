@@ -127,12 +127,12 @@ class VllmProcess:
             self.port = reserved.getsockname()[1]
             self.url = f"http://{HOST}:{self.port}"
             # The guard has our package on its path, vLLM has our middleware and nothing else.
-            command = ["env", f"PYTHONPATH={_KEYS_DIRECTORY}"]
+            command = ["env", f"PYTHONPATH={_KEYS_DIRECTORY}", "PYTHONSAFEPATH=1"]
             command += [str(python), "-m", "vllm.entrypoints.cli.main", "serve", *arguments]
             command += ["--host", HOST, "--port", str(self.port)]
             with self.log_path.open("ab") as log:
                 self._guard = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "nip_lm_server.engines.vllm_guard"),
+                    *(sys.executable, "-P", "-m", "nip_lm_server.engines.vllm_guard"),
                     *(str(os.getpid()), str(self._record), *command),
                     stdin=asyncio.subprocess.PIPE,  # its end tells the guard that we are gone
                     stdout=log,

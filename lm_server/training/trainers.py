@@ -121,7 +121,8 @@ class SubprocessTrainer:
         module: str = TRAINING_MODULE,
         stop_grace_s: float = STOP_GRACE_S,
     ):
-        self._environment = working_environment(environment)
+        # Files in the working directory are not modules, however they are called.
+        self._environment = {**working_environment(environment), "PYTHONSAFEPATH": "1"}
         self._module = module
         self._stop_grace_s = stop_grace_s
 

@@ -6,6 +6,7 @@ spent         tokens and money so far by stage
 check_store   refuse a store that lacks what was published: going on would play and pay it again
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -89,14 +90,18 @@ def check_store(run: RunStore, state: Mapping[str, Any]) -> None:
         return  # begun anew
     if records.rewinds > state.get("rewinds", 0):
         return
-    # 2. What was published must be there; there may be more.
-    blocks = state.get("blocks", {})
+    # 2. What was published must be there; there may be more. Fewer iterations may be asked for now
+    #    than were played: of those beyond the last nothing is looked at.
+    last = records.shown.last
+    blocks = {i: of for i, of in state.get("blocks", {}).items() if int(i) + BLOCK <= last + 1}
+    published = {p: of for p, of in state.get("manifests", {}).items() if _iteration(p) <= last}
+    swaps = {i: of for i, of in state.get("swaps", {}).items() if int(i) <= last}
     since = BLOCK * len(blocks)
     newest = [record for record in records.all() if record.iteration >= since]
     finished = run.finished_iterations()  # of these files none is taken for granted
     lacking = _lacking("iterations from ", blocks, _blocks(records, finished // BLOCK))
-    lacking += _lacking("", state.get("manifests", {}), _manifests(newest))
-    lacking += _lacking("models after iteration ", state.get("swaps", {}), _swaps(newest))
+    lacking += _lacking("", published, _manifests(newest))
+    lacking += _lacking("models after iteration ", swaps, _swaps(newest))
     if lacking:
         more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
         raise CorruptionError(
@@ -105,6 +110,12 @@ def check_store(run: RunStore, state: Mapping[str, Any]) -> None:
             "train them again. Bring the files back; if they are gone for good, `prefect artifact "
             f"delete {artifact}` lets the run go on without them"
         )
+
+
+def _iteration(path: str) -> int:
+    """Return the iteration that a path below the run belongs to; -1 for one of none."""
+    match = re.search(r"(?:^|/)iterations/(\d+)/", path)
+    return int(match[1]) if match else -1
 
 
 def _lacking(kind: str, published: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:

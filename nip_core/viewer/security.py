@@ -15,10 +15,10 @@ import hmac
 import html
 import ipaddress
 from collections.abc import Collection, MutableMapping
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -122,11 +122,9 @@ class Guard:
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and self._is_token(bearer.strip()):
             return True
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
-        except CookieError:
-            return False
-        return cookie is not None and self._is_token(cookie.value)
+        # Of other servers of this machine there may be any cookies, which a strict parser stops at.
+        cookie = cookie_parser(headers.get("cookie", "")).get(self._cookie)
+        return cookie is not None and self._is_token(cookie)
 
     def _welcome(self, path: str, query: list[tuple[str, str]]) -> Response:
         # A page that goes on by itself, and not a redirect: after a click in another site's page

@@ -3,6 +3,7 @@ than the documents that it follows."""
 
 import asyncio
 import json
+from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
@@ -144,6 +145,22 @@ def test_a_store_that_lacks_an_early_iteration_is_refused(run):
     run.store.delete(run.models(3))
     with pytest.raises(CorruptionError, match="iterations from 0 is missing"):
         check_store(run, state)
+
+
+def test_fewer_iterations_than_were_played_leave_no_store_behind(run):
+    state = state_of(run, "play")
+    opened = run.open()
+    opening = {"code_version": "1", "parameters": deepcopy(opened.parameters)}
+    opening["parameters"]["rl"]["num_iterations"] = 3
+    document(run, "a/openings/0001.json", opening)
+    check_store(run, state)
+    run.store.delete(run.models(2))
+    for i in (4, LAST - 1):
+        run.store.delete(run.models(i))
+    of_an_earlier_version = {k: v for k, v in state.items() if k != "blocks"}
+    of_an_earlier_version["swaps"] = {str(i): {"verifier": "ft:m"} for i in (2, 4)}
+    with pytest.raises(CorruptionError, match=r"play\): models after iteration 2 is missing; going"):
+        check_store(run, of_an_earlier_version)
 
 
 def test_showing_looks_at_the_newest_iterations(run):
