@@ -124,8 +124,10 @@ def share_words(part: float, left_s: float, is_done: bool) -> str:
 
 
 def count_words(counts: Counts) -> str:
-    """Return what went wrong so far, and what was spent; "" where there is nothing to tell."""
+    """Return what was kept, went wrong and was spent; "" where there is nothing to tell."""
     parts = []
+    if counts.calls_reused:
+        parts.append(f"{counts.calls_reused:,} answers taken from the journal")
     if counts.retries:
         parts.append(f"{counts.retries} retries, the last after {counts.last_trouble}")
     if counts.failed:
