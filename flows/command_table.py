@@ -5,6 +5,7 @@ which is what fits beside the name on 80 columns. Its module is imported when so
 asks for its `--help`, so `nip --help` and a shell's completion import none of them.
 """
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -77,7 +78,14 @@ class Commands(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command itself, for whoever runs it, asks for its help or completes its words."""
-        name, command, rest = super().resolve_command(ctx, args)
+        try:
+            name, command, rest = super().resolve_command(ctx, args)
+        except Exception as error:  # typer's, which it has under no name of its own
+            # It looks for names that are alike among those that are imported, which are none.
+            near = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if near and hasattr(error, "message"):
+                error.message += f" Did you mean {near[0]!r}?"
+            raise
         return (
             name,
             load_command(str(command.name)) if isinstance(command, _Listed) else command,

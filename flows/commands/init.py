@@ -49,7 +49,8 @@ def init(
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
-        raise SettingsError(f"{file}: is there already; name another file") from None
+        at_fault, kind = (file, "is there already") if file.exists() else (place, "is a file")
+        raise SettingsError(f"{at_fault}: {kind}; name another one") from None
     except OSError as error:
         raise SettingsError(f"{file}: can't be written ({error.strerror})") from None
     with os.fdopen(descriptor, "w", encoding="utf-8") as opened:

@@ -53,6 +53,12 @@ def test_the_help_fits_80_columns_and_names_each_command_in_a_line(nip):
     assert order == COMMANDS and order[0] == "quickstart"
 
 
+def test_a_misspelt_command_is_answered_with_the_nearest(nip):
+    refused = nip("trian")
+    assert refused.returncode == 2
+    assert "No such command 'trian'. Did you mean 'train'?" in refused.stderr
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_is_where_the_table_says(name):
     command = load_command(name)
