@@ -68,7 +68,7 @@ def test_a_class_is_named_by_a_file_or_a_package_and_the_reason_said_where_there
     assert find_protocol(f"{tmp_path}/mine/game.py:TwoQuestions") is by_file
     for address, reason in {
         "mine/absent.py:TwoQuestions": "No such file",
-        "mine/game.py:Absent": "no attribute 'Absent'",
+        "mine/game.py:Absent": "it has no 'Absent'; it defines TwoQuestions",
         "mine/game.py:HEADERS": "is not a subclass of nip_core.protocols.Protocol",
         "broken.py:Game": "invalid syntax",
         "absent.module:Game": "No module named 'absent'",

@@ -132,7 +132,7 @@ def test_a_class_that_makes_no_game_is_refused(sums, lines, words):
     [
         ("sums.py:WORDS", ["'sums.py:WORDS'", "subclass of nip_core.scenarios.Scenario"]),
         ("sums.py:ScenarioSettings", ["subclass of nip_core.scenarios.Scenario"]),
-        ("sums.py:Absent", ["no attribute 'Absent'"]),
+        ("sums.py:Absent", ["it has no 'Absent'; it defines Sums"]),
         ("absent.py:Sums", ["No such file"]),
         ("sums", ["no scenario 'sums'", "code_validation", "path/to/file.py:Class"]),
         ("datasets", ["no scenario 'datasets'"]),
