@@ -159,7 +159,9 @@ def test_fewer_iterations_than_were_played_leave_no_store_behind(run):
         run.store.delete(run.models(i))
     of_an_earlier_version = {k: v for k, v in state.items() if k != "blocks"}
     of_an_earlier_version["swaps"] = {str(i): {"verifier": "ft:m"} for i in (2, 4)}
-    with pytest.raises(CorruptionError, match=r"play\): models after iteration 2 is missing; going"):
+    with pytest.raises(
+        CorruptionError, match=r"play\): models after iteration 2 is missing; going"
+    ):
         check_store(run, of_an_earlier_version)
 
 
