@@ -79,18 +79,16 @@ class Commands(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command itself, for whoever runs it, asks for its help or completes its words."""
         try:
-            name, command, rest = super().resolve_command(ctx, args)
+            name, command, arguments = super().resolve_command(ctx, args)
         except Exception as error:  # typer's, which it has under no name of its own
             # It looks for names that are alike among those that are imported, which are none.
             near = get_close_matches(args[0], self.list_commands(ctx), n=1)
             if near and hasattr(error, "message"):
                 error.message += f" Did you mean {near[0]!r}?"
             raise
-        return (
-            name,
-            load_command(str(command.name)) if isinstance(command, _Listed) else command,
-            rest,
-        )
+        if isinstance(command, _Listed):
+            command = load_command(str(command.name))
+        return name, command, arguments
 
 
 def load_command(name: str) -> Any:

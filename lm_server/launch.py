@@ -257,8 +257,8 @@ def _start(
         parent=os.getpid(),
         parent_pipe=read_end,
     )
-    # 2. The process, in a session of its own: Ctrl-C in the terminal is for its owner. With -P a file
-    #    in the working directory is no module to it, whatever it is called.
+    # 2. The process, in a session of its own: Ctrl-C in the terminal is for its owner. With -P no
+    #    file in the working directory is a module to it, whatever it is called.
     try:
         with open(state_dir / LOG, "ab", opener=_private) as log:
             process = subprocess.Popen(
