@@ -95,10 +95,10 @@ def load(part: dict[str, Any]) -> str:
         "serve` with `--continuous-batching`. Medians over the rounds. guidellm is not the load "
         "generator because it has one model per run. skyrl-tx trains adapters of its own, and is "
         "asked by the Tinker SDK, with the same prompts as tokens. vLLM alone runs as it comes; "
-        "nip binds it to no processor where there are few, and lets its threads sleep while they "
-        "wait; on a machine that others use, too, this is the likely reason for its slow answers "
-        "with few requests in flight. What passing through costs by itself stands in "
-        "[pass_through.json](pass_through.json)."
+        "nip binds it to no processor where there are few. Up to 6f05be5614e8 its threads slept "
+        "while they waited below nip, the likely reason for slow answers with few requests in "
+        "flight; since then they wait awake for microseconds. What passing through costs by "
+        "itself stands in [pass_through.json](pass_through.json)."
     )
     cells = [(a, n) for a in part["adapters"] for n in part["in_flight"]]
     titles = [f"{a}, {n}" for a, n in cells]

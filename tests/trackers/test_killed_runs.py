@@ -211,7 +211,7 @@ def test_after_twenty_kills_of_the_whole_run_every_point_is_there_once(killed):
     # They were sent to in between, a part at a time.
     for tracker in ("tensorboard", "trackio", "mlflow"):
         had = [of.get(tracker, 0) for of in killed.received]
-        assert had == sorted(had) and len(set(had)) >= 3, (tracker, had)
+        assert had == sorted(had) and len(set(had)) >= 4, (tracker, had)
     # 4. Each has what the run has, once.
     run = RunStore(open_store(killed.folder / "runs"), "small")
     there = killed.folder / "there"
