@@ -151,7 +151,7 @@ async def train(place: Path, iterations: int) -> dict[str, Any]:
         sent = artifacts.bytes
         with meter.measured(of):
             stage(*arguments)
-            await publish_artifacts(session, after, min(1.0, done / (iterations + 1)), samples)
+            await publish_artifacts(session, after, samples)
         of["bytes_sent"] = of.get("bytes_sent", 0) + artifacts.bytes - sent
         return None
 

@@ -163,6 +163,7 @@ def page_values(report: ReportData) -> dict[str, Any]:
     ]
     verdicts += [(name, "baseline", metrics, None) for name, metrics in report.baselines.items()]
     tests = [entry.test for entry in tested if entry.test]
+    by_iteration = {entry.iteration: entry for entry in report.iterations}
     stages = list(dict.fromkeys(stage for entry in report.iterations for stage in entry.stage_s))
     return {
         "report": report,
@@ -171,6 +172,7 @@ def page_values(report: ReportData) -> dict[str, Any]:
         "attacked": attack_rows(report.attack) if report.attack else None,
         "attacked_kinds": _attacked_kinds(report.attack),
         "change": _change(tests[0], tests[-1], report.comparisons) if len(tests) > 1 else "",
+        "comparisons": [(i, paired, by_iteration.get(i)) for i, paired in report.comparisons],
         "verdicts": verdicts,
         "has_neither": _has_neither(metrics for _, _, metrics, _ in verdicts),
         "labels": [(i, split, m["labels"]) for i, split, m, _ in verdicts if m.get("labels")],

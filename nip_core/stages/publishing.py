@@ -170,22 +170,19 @@ def spent(
     for. What is counted, `nip_core.stages.spending` says.
     """
     records = (records or Records(run)).look_again()
-    stages = [
-        (record.iteration, {stage: Spent.of(facts) for stage, facts in record.spent.items()})
-        for record in records.all()
-    ]
-    earlier = add_up(each for _, of in stages[:-_NEWEST] for each in of.values())
+    known = records.all()
+    earlier = add_up(record.all_spent for record in known[:-_NEWEST])
     rows = [
-        _row(i, stage, each, parameters)
-        for i, of in stages[-_NEWEST:]
-        for stage, each in of.items()
+        _row(record.iteration, stage, each, parameters)
+        for record in known[-_NEWEST:]
+        for stage, each in record.stages_spent.items()
     ]
-    if len(stages) > _NEWEST:
+    if len(known) > _NEWEST:
         rows.insert(0, _row("earlier", "sum", earlier, parameters))
     aside = set_aside(records)
     if aside != Spent():
         rows.append(_row("set aside", "sum", aside, parameters))
-    everything = add_up([aside, *(each for _, of in stages for each in of.values())])
+    everything = add_up([aside, *(record.all_spent for record in known)])
     return [*rows, _row("all", "sum", everything, parameters)]
 
 

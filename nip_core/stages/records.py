@@ -41,7 +41,7 @@ from nip_core.stages.estimate import scheme_tests
 from nip_core.stages.intervals import shown_metrics, split_by_of
 from nip_core.stages.models import NOT_SCHEDULED, Decision
 from nip_core.stages.providers import dummy_name
-from nip_core.stages.spending import expected_tokens, stages_of, tree_splits
+from nip_core.stages.spending import Spent, add_up, expected_tokens, stages_of, tree_splits
 from nip_lm_server.client import base_served_name
 
 BLOCK = 25
@@ -213,6 +213,16 @@ class IterationRecord:
         trees = tree_splits(self._records.shown.record.parameters)
         stages = stages_of(self._run, self.iteration, self.stored_metrics, self.jobs, trees)
         return {stage: spent.facts() for stage, spent in stages.items()}
+
+    @cached_property
+    def stages_spent(self) -> dict[str, Spent]:
+        """`spent`, to be reckoned with."""
+        return {stage: Spent.of(facts) for stage, facts in self.spent.items()}
+
+    @cached_property
+    def all_spent(self) -> Spent:
+        """All stages together."""
+        return add_up(self.stages_spent.values())
 
     @cached_property
     def datasets(self) -> dict[str, dict[str, Any]]:

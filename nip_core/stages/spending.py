@@ -12,6 +12,7 @@ kill threw away before they were on record, calls that failed on their way, and 
 models are proved.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -67,13 +68,7 @@ class Spent:
         return {"calls": self.calls, "by_agent": by_agent, "trained": dict(self.trained)}
 
     def __add__(self, other: "Spent") -> "Spent":
-        agents, groups = {**self.by_agent}, {**self.trained}
-        for agent, (prompt, generated) in other.by_agent.items():
-            before = agents.get(agent, (0, 0))
-            agents[agent] = (before[0] + prompt, before[1] + generated)
-        for group, tokens in other.trained.items():
-            groups[group] = groups.get(group, 0) + tokens
-        return Spent(self.calls + other.calls, agents, groups)
+        return add_up((self, other))
 
     @property
     def prompt_tokens(self) -> int:
@@ -105,7 +100,14 @@ class Spent:
 
 def add_up(parts: Iterable[Spent]) -> Spent:
     """All of them together."""
-    return reduce(Spent.__add__, parts, Spent())
+    calls, agents, groups = 0, dict[str, tuple[int, int]](), Counter[str]()
+    for part in parts:
+        calls += part.calls
+        for agent, (prompt, generated) in part.by_agent.items():
+            before = agents.get(agent, (0, 0))
+            agents[agent] = (before[0] + prompt, before[1] + generated)
+        groups.update(part.trained)
+    return Spent(calls, agents, dict(groups))
 
 
 def shared_prompts(generations: Sequence[Row], timings: Sequence[Row]) -> dict[str, int]:
@@ -139,7 +141,7 @@ def spent_so_far(records: "Records") -> Spent:
         if is_fork and record.iteration in (copied - 1, copied):
             stages += _own_stages(records, record.iteration)
         elif record.iteration >= copied:
-            stages += map(Spent.of, record.spent.values())
+            stages.append(record.all_spent)
     return add_up([*stages, set_aside(records)])
 
 
@@ -152,7 +154,7 @@ def _own_stages(records: "Records", iteration: int) -> Iterator[Spent]:
     for group in record.jobs:
         job = run.read_json_or_none(run.job(iteration, group)) or {}
         stages += [f"train {group}"] if job.get("run") == run.name else []
-    yield from (Spent.of(record.spent[stage]) for stage in stages if stage in record.spent)
+    yield from (of for stage, of in record.stages_spent.items() if stage in stages)
 
 
 def stages_of(

@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 from nip_core.errors import NipError
 from nip_core.evaluation.embedding import thinned
 from nip_core.parameters.stored import priced
-from nip_core.stages.spending import Spent, add_up
 from nip_core.viewer.charts import SMALL, Chart, Line, chart
 from nip_core.viewer.measures import calibration, confusion
 from nip_core.viewer.pages import iterations_of, splits_of
@@ -142,8 +141,7 @@ def _usd(run: ShownRun) -> dict[int, float | None]:
         try:
             parameters = priced(run.records.shown.record.parameters)
             return {
-                record.iteration: add_up(map(Spent.of, record.spent.values())).usd(parameters)
-                for record in run.records.all()
+                record.iteration: record.all_spent.usd(parameters) for record in run.records.all()
             }
         except (NipError, KeyError, TypeError, ValueError, AttributeError):
             return {}
