@@ -18,7 +18,9 @@ from nip_prefect.flows.options import say_left_out
 from nip_prefect.flows.printing import print_json
 
 if TYPE_CHECKING:
+    from nip_core.hub.client import Hub
     from nip_core.hub.repository import Facts
+    from nip_core.hub.transfer import Published
     from nip_core.run_store.run import RunStore
 
 _KINDS = ("adapter", "dataset")
@@ -57,8 +59,6 @@ def push(
     """Publish what RUN has trained, or played, on the Hugging Face Hub; private unless told
     otherwise. The same again makes no new commit, and one that was stopped goes on."""
     from nip_core.hub.client import connect
-    from nip_core.hub.privacy import check_nothing_leaks
-    from nip_core.hub.transfer import check_public, publish
 
     reference = _reference(to, what)
     if reference.revision is not None:
@@ -66,18 +66,11 @@ def push(
     _check_licence(license_id)
     tree = find_run(run, run_store, say_left_out)
     hub = connect()
+    user = hub.user(reference)
     with tempfile.TemporaryDirectory(prefix="nip-push-") as folder:
-        # 1. Who asks, and what of the run there is; its files, where nobody else looks.
-        user = hub.user()
         directory = Path(folder) / "repository"
         facts = _write(tree, directory, reference, iteration, group, license_id, base_model)
-        local = tree.store.local_path(tree.root)
-        places = [Path(folder), Path.cwd(), *([local.parent.absolute()] if local else [])]
-        check_nothing_leaks(directory, os.environ, places)
-        # 2. Everything is known to be right before anything is sent.
-        check_public(hub, reference, facts, public=public)
-        message = f"{what} of the run {run}, by nip"
-        done = publish(hub, reference, directory, facts, message, public=public, say=_say)
+        done = _publish(hub, reference, directory, facts, tree, public)
     if as_json:
         print_json(
             {
@@ -182,6 +175,26 @@ def _write(
         license_id=license_id,
         probe=True,
     )
+
+
+def _publish(
+    hub: "Hub",
+    reference: Reference,
+    directory: Path,
+    facts: "Facts",
+    tree: "RunStore",
+    public: bool,
+) -> "Published":
+    """Send it, once everything is known to be right."""
+    from nip_core.hub.privacy import check_nothing_leaks
+    from nip_core.hub.transfer import check_public, publish
+
+    local = tree.store.local_path(tree.root)
+    places = [directory.parent, Path.cwd(), *([local.parent.absolute()] if local else [])]
+    check_nothing_leaks(directory, os.environ, places)
+    check_public(hub, reference, facts, public=public)
+    message = f"{reference.kind} of the run {tree.name}, by nip"
+    return publish(hub, reference, directory, facts, message, public=public, say=_say)
 
 
 def _say(line: str) -> None:

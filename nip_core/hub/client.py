@@ -34,6 +34,7 @@ TRIES = 5
 _LONGEST_WAIT_S = 120.0
 _AGAIN = (429, 500, 502, 503, 504)
 _REPOSITORY_TYPES = {"adapter": "model", "dataset": "dataset"}
+_WRITING = "take a token with the right to write, or a name of your own"
 _LOGIN = "set HF_TOKEN, or run `hf auth login`"
 
 
@@ -103,11 +104,24 @@ class Hub:
     ) -> None:
         self._api, self._token, self._sleep, self._cache = api, token, sleep, cache
 
-    def user(self) -> str:
-        """Return who the token belongs to."""
+    def user(self, to_write: Reference) -> str:
+        """Return who the token belongs to.
+
+        Raises SettingsError if it is known already that this one may not write to a repository:
+        the token may only read, or the owner is somebody else. Of a token whose rights are listed
+        one by one, and of an organisation, the Hub says so when it is written to.
+        """
         if not self._token:
             raise SettingsError(f"there is no token for the Hub; {_LOGIN}")
-        return str(self._ask("who asks", None, self._api.whoami)["name"])
+        answer = self._ask("who asks", None, self._api.whoami)
+        name, owner = str(answer["name"]), to_write.repository.partition("/")[0]
+        role = ((answer.get("auth") or {}).get("accessToken") or {}).get("role")
+        if role == "read":
+            raise SettingsError(f"{to_write}: the token of {name} may only read; {_WRITING}")
+        owners = {name, *(organisation.get("name") for organisation in answer.get("orgs") or ())}
+        if role == "write" and owner not in owners:
+            raise SettingsError(f"{to_write}: {name} may not write to {owner}; {_WRITING}")
+        return name
 
     def url(self, reference: Reference) -> str:
         """Return the address of the repository's page."""
@@ -259,8 +273,7 @@ class Hub:
             401: f"the Hub refuses the token: {_LOGIN}"
             if self._token
             else f"it is not there, or private, and there is no token; {_LOGIN}",
-            403: f"the token may not {what}; take a token with the right to write, or a name of "
-            "your own",
+            403: f"the token may not {what}; {_WRITING}",
             404: "there is no such repository, or this token may not see it",
         }
         if status in by_status:

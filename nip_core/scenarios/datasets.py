@@ -41,6 +41,7 @@ def load_problems(
     max_size: int | None = None,
     shuffle_seed: int = 42,
     make_balanced: bool = True,
+    may_be_empty: bool = False,
 ) -> list[Problem]:
     """The problems of one split, in the order of the source.
 
@@ -53,6 +54,7 @@ def load_problems(
         max_size: keep at most this many, half of each label if balanced.
         shuffle_seed: of the stable shuffle that decides what is left out.
         make_balanced: leave out problems of the more frequent label until both are equal.
+        may_be_empty: nobody plays the split, so that it may lack problems.
 
     Raises:
         DatasetError: the dataset is not there or can't be read, a row breaks a rule, or nothing
@@ -64,7 +66,7 @@ def load_problems(
         raise DatasetError(f"max_size must be at least 1 (got {max_size})")
     # 1. Read the split and filter its rows.
     problems: list[tuple[Problem, str]] = []
-    for row, name in _rows_of_split(scenario, dataset, split):
+    for row, name in _rows_of_split(scenario, dataset, split, may_be_empty):
         if _keeps(scenario, row, name):
             expanded = _made(scenario, "expand", row, name, place=name)
             problems += [(_problem(scenario, r, name), name) for r in expanded]
@@ -72,7 +74,7 @@ def load_problems(
     _check_unique(problems)
     balanced = make_balanced and not scenario.labels_in_play
     selected = _reduced([p for p, _ in problems], max_size, shuffle_seed, balanced)
-    if not selected:
+    if not selected and not may_be_empty:
         place = f"dataset {dataset!r}, split {split!r}"
         filters = called(scenario, "filters", place=place, kind=DatasetError)
         raise DatasetError(_why_empty(place, [p for p, _ in problems], filters))
@@ -111,7 +113,9 @@ def check_splits(
                     )
 
 
-def _rows_of_split(scenario: Scenario, dataset: str, split: str) -> Iterator[tuple[Row, str]]:
+def _rows_of_split(
+    scenario: Scenario, dataset: str, split: str, may_be_empty: bool
+) -> Iterator[tuple[Row, str]]:
     """The rows of `split` with their names; derives splits that the source doesn't have."""
     # 1. Rows that the scenario makes.
     if dataset in scenario.generated:
@@ -124,7 +128,8 @@ def _rows_of_split(scenario: Scenario, dataset: str, split: str) -> Iterator[tup
     if whole is not None:
         has_split = "split" in whole.columns
         splits = {str(row.get("split")) for row in whole.rows} if has_split else {split}
-        if split not in splits and whole.rows:
+        is_left_out = may_be_empty and splits <= {*SPLITS}
+        if split not in splits and whole.rows and not is_left_out:
             raise DatasetError(
                 f"{whole.name}: no row has {split!r} in the column split, which has "
                 f"{', '.join(sorted(splits))}; the splits are called {', '.join(SPLITS)}: rename "
@@ -138,6 +143,8 @@ def _rows_of_split(scenario: Scenario, dataset: str, split: str) -> Iterator[tup
     derived = "validation" not in tables and {"train", "test"} <= set(tables)
     if split == "test" or not derived:
         if split not in tables:
+            if may_be_empty:
+                return
             raise DatasetError(
                 f"dataset {dataset!r} has no split {split!r}, only {', '.join(tables)}; add a "
                 "file for it, or give all rows in a single file"

@@ -82,6 +82,7 @@ def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
             shuffle_seed=options.reduce_shuffle_seed,
             # A split that nobody plays may be as unbalanced as it likes.
             make_balanced=options.make_balanced and played,
+            may_be_empty=not played,
         )
     check_splits(problems, scenario.split_by)
     if options.labels is not None:

@@ -29,6 +29,7 @@ import yaml
 
 TOKEN = "hf_a-token-of-ada-that-nobody-prints"
 READ_ONLY = "hf_a-token-that-only-reads"
+ELSEWHERE = "hf_a-token-with-rights-to-another-repository"
 _LARGE = (".safetensors", ".parquet")
 _PLURAL = {"model": "models", "dataset": "datasets"}
 
@@ -68,7 +69,11 @@ class HubServer(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.users = {TOKEN: ("ada", {"ada", "lab"}), READ_ONLY: ("ada", set())}
+        self.users = {
+            TOKEN: ("ada", {"ada", "lab"}, "write"),
+            READ_ONLY: ("ada", set(), "read"),
+            ELSEWHERE: ("ada", set(), "fineGrained"),
+        }
         self.repositories: dict[tuple[str, str], Repository] = {}
         self.blobs: dict[str, bytes] = {}  # by git SHA-1; of large files their pointers
         self.large: dict[str, bytes] = {}  # by SHA-256
@@ -230,7 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     # Who asks, and for what ------------------------------------------------------------------
 
-    def _user(self) -> tuple[str, set[str]] | None:
+    def _user(self) -> tuple[str, set[str], str] | None:
         given = self.headers.get("Authorization")
         if given is None:
             return None
@@ -270,7 +275,11 @@ class _Handler(BaseHTTPRequestHandler):
         user = self._user()
         if user is None:
             raise _Refused(401, "Invalid username or password.")
-        return _json({"type": "user", "name": user[0], "fullname": "Ada", "orgs": []})
+        name, owners, role = user
+        orgs = [{"type": "org", "name": owner} for owner in sorted(owners - {name})]
+        token = {"displayName": "a token", "role": role, "createdAt": "2026-01-01T00:00:00.000Z"}
+        auth = {"type": "access_token", "accessToken": token}
+        return _json({"type": "user", "name": name, "fullname": "Ada", "orgs": orgs, "auth": auth})
 
     def create(self, body: bytes) -> Any:
         wish, user = json.loads(body), self._user()

@@ -18,7 +18,7 @@ import datasets
 import pyarrow as pa
 import pytest
 import yaml
-from hub_server import READ_ONLY, TOKEN, Fault
+from hub_server import ELSEWHERE, READ_ONLY, TOKEN, Fault
 from huggingface_hub import ModelCard
 from small_game import FEW, train_here, write_config
 
@@ -248,7 +248,7 @@ def test_the_hub_is_asked_again_when_it_says(hub, made):
     hub.faults.append(Fault("GET", "whoami", 429, headers={"Retry-After": "7"}))
     hub.faults.append(Fault("POST", "/repos/create", 503))
     waited: list[float] = []
-    assert connect(sleep=waited.append).user() == "ada" and waited == [7.0]
+    assert connect(sleep=waited.append).user(Reference("ada/verifier")) == "ada" and waited == [7.0]
     publish_made(made, waited)
     assert waited == [7.0, 1.0]
 
@@ -273,8 +273,9 @@ def test_a_hub_that_stays_away_is_said_in_a_line(hub, made, monkeypatch):
             "there is no token for the Hub; set HF_TOKEN, or run `hf auth login`",
         ),
         ("hf_wrong", "ada/verifier", "the Hub refuses the token"),
-        (READ_ONLY, "ada/verifier", "may not make a repository of ada"),
-        (TOKEN, "eve/verifier", "may not make a repository of eve"),
+        (READ_ONLY, "ada/verifier", "the token of ada may only read; take a token with the right"),
+        (ELSEWHERE, "ada/verifier", "may not make a repository of ada"),
+        (TOKEN, "eve/verifier", "ada may not write to eve"),
         (TOKEN, "verifier", "'verifier' is no name of a repository; write it as OWNER/NAME"),
         (TOKEN, "ada/ver ifier", "is no name of a repository"),
         (TOKEN, "ada/ver--ifier", "no '--'"),

@@ -116,6 +116,23 @@ def test_as_many_validation_problems_are_played_as_asked_and_half_of_them_are_ri
     assert not ids[2] & {p.id for split in ("train", "test") for p in every[split]}
 
 
+@pytest.mark.parametrize("is_one_file", [True, False])
+def test_a_dataset_needs_no_problems_that_nobody_plays(tmp_path, is_one_file):
+    """A column `split` without validation; a split of ten questions of which none is held out."""
+    rows = [
+        f'{{"question": "{split} {i}", "solution": "s{i}", "y": {i % 2}, "split": "{split}"}}\n'
+        for split in ("train", "test")
+        for i in range(2)
+    ]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text("".join(rows[:2]))
+    (tmp_path / "data" / "test.jsonl").write_text("".join(rows[2:]))
+    (tmp_path / "own.jsonl").write_text("".join(rows))
+    dataset = tmp_path / ("own.jsonl" if is_one_file else "data")
+    problems = load_all_problems(load_parameters(write_config(tmp_path, dataset=str(dataset))))
+    assert {split: len(of) for split, of in problems.items()} == dict(train=2, validation=0, test=2)
+
+
 def test_a_dataset_without_problems_to_choose_by_is_refused(tmp_path):
     rows = [
         f'{{"question": "{split} {i}", "solution": "s{i}", "y": {i % 2}, "split": "{split}"}}'
