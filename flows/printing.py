@@ -98,7 +98,9 @@ def _print_budget(parameters: HyperParameters, estimate: "Estimate") -> None:
 
     expected = {"usd": estimate.expected_usd, "tokens": estimate.expected_tokens}
     for cap, most in caps_of(parameters).items():
-        print(f"  budget: {amount(cap, most)}")
+        is_free = cap == "usd" and estimate.usd == 0
+        never = ", which is never reached: nothing here has a price" if is_free else ""
+        print(f"  budget: {amount(cap, most)}{never}")
         if (expected[cap] or 0) > most:
             print(
                 f"nip: warning: budget.{cap}: the run is expected to take "
