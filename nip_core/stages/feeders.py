@@ -32,9 +32,12 @@ ANSWERING_S = 30.0
 """Longest wait at the end for a tracker that answers, or that is on this machine."""
 SILENT_S = 2.0
 """After so long without an answer a tracker is not waited for at the end."""
-UNKNOWN_S = 1.0
-"""Longest wait at the end for one that has never answered, or 1 % of the run's time if that is
-more."""
+UNKNOWN_S, LONGEST_UNKNOWN_S = 1.0, 5.0
+"""Least and longest wait at the end for one that has never answered; between these, 1 % of the
+run's time."""
+SILENT_AT_FIRST_S = 10.0
+"""As `SILENT_S`, for one that has never answered: the first answer takes longer, and so does a
+process that gets the processor last."""
 _HURRIED_S = 2.0  # after an error or a signal
 _SHARE = 0.01
 _PAUSES_S = (30.0, 600.0)  # before it is tried again after trouble: at first, and in the end
@@ -205,8 +208,9 @@ class Feeders:
         """Let the feeders send what is left, as long as that is to be expected; then end them.
 
         A tracker of this machine, or one that answers, has `ANSWERING_S` seconds. One that has
-        been asked for `SILENT_S` and does not answer has none, and one that has never answered
-        `UNKNOWN_S` or a hundredth of the run's time. `hurried`: after an error or a signal.
+        been asked for `SILENT_S` and does not answer has none. One that has never answered has
+        `UNKNOWN_S` or a hundredth of the run's time, but none if it has been asked for
+        `SILENT_AT_FIRST_S`. `hurried`: after an error or a signal.
         """
         began_s = time.monotonic()
         waiting = [process for process in self._processes if process.is_at_work]
@@ -226,10 +230,13 @@ class Feeders:
         """The wait for a feeder as it is now, in seconds since the end of the run."""
         if not process.is_remote:
             return ANSWERING_S
-        if not process.has_answered:
-            return max(UNKNOWN_S, _SHARE * (time.monotonic() - self._began_s))
-        is_silent = process.state == "asking" and process.in_state_s > SILENT_S
-        return 0.0 if is_silent else ANSWERING_S
+        silent_s = SILENT_S if process.has_answered else SILENT_AT_FIRST_S
+        if process.state == "asking" and process.in_state_s > silent_s:
+            return 0.0
+        if process.has_answered:
+            return ANSWERING_S
+        share_s = _SHARE * (time.monotonic() - self._began_s)
+        return min(max(UNKNOWN_S, share_s), LONGEST_UNKNOWN_S)
 
     def _end(self, process: _Process) -> None:
         was_at_work, was_asked = process.is_at_work, process.state == "asking"
