@@ -5,6 +5,7 @@
 
 job           job.json and events.jsonl
 sft, dpo, trajectories   one method each: ``prepare(job, text, events)``
+policy_gradient, policy_trainer   the loss of trajectories, and its loop
 loading       tokenizer, base model, parent adapter      encoding      conversations -> token ids
 device        the job's device, and the processes that share it
 arguments     settings and device -> trainer arguments

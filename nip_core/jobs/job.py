@@ -114,7 +114,7 @@ class JobSpec:
     examples: int  # lines of the training file
     method: str = "supervised"
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
-    """n_epochs, batch_size, learning_rate_multiplier: what the OpenAI API has words for."""
+    """What the OpenAI API has words for: n_epochs, batch_size, and beta of a job by DPO."""
     nip: NipSettings = field(default_factory=NipSettings)
     """LoRA and optimizer settings, for our own server only; sent are those that are set."""
     attempt: int = 0  # grows with each deliberate resubmission

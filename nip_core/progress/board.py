@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 STAGES = ("test", "play", "dataset", "train", "gate", "swap", "attack")
-"""Stages of an iteration in their order, named as in its times and in --rerun-from."""
+"""Stages of an iteration in their order, named as in its times; those of --rerun-from are some of
+them."""
 
 
 @dataclass(frozen=True)

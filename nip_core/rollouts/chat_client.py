@@ -5,8 +5,8 @@ client spends several times the processor time per call (`benchmarks/chat_client
 both in one run). Files and jobs go through the `openai` client.
 
 What is covered: one connection pool, a bound on calls in flight, retries with growing pauses on
-connection errors, time-outs, answers of another model, 408, 409, 429 (Retry-After honoured) and
-5xx. What is not: streaming, and deciding whether an answer has a valid form.
+connection errors, time-outs, answers of another model, 408, 409, 425, 429 (Retry-After honoured)
+and 5xx. What is not: streaming, and deciding whether an answer has a valid form.
 """
 
 import asyncio

@@ -32,7 +32,7 @@ EPISODES = pa.schema(
     [
         pa.field("key", pa.string(), nullable=False),
         pa.field("run", pa.string(), nullable=False),
-        pa.field("split", pa.string(), nullable=False),  # train, validation, test
+        pa.field("split", pa.string(), nullable=False),  # as `plan` calls them
         pa.field("iteration", pa.int32(), nullable=False),
         pa.field("problem", pa.string(), nullable=False),  # id of the row in the dataset
         pa.field("question_id", pa.string(), nullable=False),  # equal for variants of one question

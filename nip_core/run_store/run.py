@@ -11,12 +11,15 @@ The tree lies directly under the store::
 
     <run>/run.json                          parameters, code version, seed, creation time
     <run>/openings/0001.json                later openings that changed something harmless
+    <run>/estimate.json, left_out.json      what it may come to; problems that are too long
     <run>/lease.json, fences/               see `nip_core.run_store.lease`
     <run>/journals/0003/<split>/<shard>.journal
     <run>/iterations/0003/rollouts/<split>/ manifests and Parquet files
     <run>/iterations/0003/datasets/<group>/
     <run>/iterations/0003/jobs/<group>.json
     <run>/iterations/0003/models.json, metrics-<split>.json, intervals-<split>.json, times.json
+    <run>/shown/0000.json                   iterations that are over, again, to be read at once
+    <run>/tracking/, superseded/0001/       points of trackers; what was set aside to be done again
 """
 
 import json

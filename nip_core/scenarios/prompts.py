@@ -1,7 +1,11 @@
-"""System prompts: one template per protocol and agent, in `templates/<version>/<protocol>/`.
+"""System prompts: one template per protocol and agent, ``<version>/<protocol>/<agent>.txt``.
+
+A template is looked for with the scenario first (`Scenario.template_directory`, as
+``code_validation/templates/``), then in ``templates/`` beside this file, which serves every
+scenario: each agent's is taken from where it is. `nip prompt` shows what becomes of it.
 
 Templates use ``$name`` placeholders (string.Template), which docs/prompts.md lists; what depends
-on settings is said by `prompt_phrases`. They are read and checked when the scenario is built, so
+on settings is said by `prompt_phrases`. They are read and checked when the game is built, so
 a wrong one stops a run before anything is spent.
 
 A protocol with a `template_directory` has its own there, for every version. Where the verifier has

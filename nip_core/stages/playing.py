@@ -346,8 +346,9 @@ async def play_shards(
 
     No more shards are under way than can fill it, however many there are.
     """
-    rollouts = session.parameters.rollouts
-    filling = -(-_EPISODES_READY * rollouts.concurrency // rollouts.episodes_per_shard)
+    ready = _EPISODES_READY * session.parameters.rollouts.concurrency
+    # Of the plan: a run that goes on with other settings has the shards that it was cut into.
+    filling = -(-ready // split_play(session, iteration, split).plan.episodes_per_shard)
     places = asyncio.Semaphore(filling + _SHARDS_ENDING)
 
     async def play(shard: str) -> None:

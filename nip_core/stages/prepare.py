@@ -72,6 +72,7 @@ def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
         sizes["validation"] = min(gate.episodes, sizes["validation"] or gate.episodes)
     problems = {}
     for split in SPLITS:
+        # `nip evaluate` may test any run, also one that is told to hold no tests.
         played = split in ("train", parameters.test_dataset_split)
         played |= split == "validation" and gate.enabled
         problems[split] = load_problems(

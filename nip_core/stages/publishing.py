@@ -28,12 +28,11 @@ _NEWEST = 20  # iterations whose stages a table of costs names one by one
 def publish(
     session: Session, after: str, iterations_done: float, report: bool, samples: bool
 ) -> None:
-    """Write the report of everything that is committed so far, where `report`.
+    """Tell the trackers that there is something new, and write the report where `report`.
 
-    Trackers are told that there is something new, and not waited for.
-    It takes longer than the rest, which is for whoever shows more: `after` is the stage that was
-    done last, `iterations_done` counts the last test as one, and with `samples` episodes were
-    played since the last time.
+    Trackers are not waited for; the report takes its time. `iterations_done` counts the last test
+    as one. The other two are for whoever shows more, as Prefect's artifacts do: `after` is the
+    stage that was done last, and with `samples` episodes were played since the last time.
     """
     session.lease.check()
     if session.feeders is not None:

@@ -82,7 +82,7 @@ class RunIndex:
 
     def _forget(self) -> None:
         self._rewinds: int | None = None
-        self._shards: dict[str, Shard] = {}  # by digest and place
+        self._shards: dict[str, Shard] = {}  # by place
         self._tables: list[pa.Table] = []
         self._damage: dict[str, str] = {}
         self._joined: set[str] = set()  # directories of whole splits
