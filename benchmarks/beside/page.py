@@ -92,7 +92,7 @@ def load(part: dict[str, Any]) -> str:
         "flight. All serve the bundled tiny model, its end token taken away so that every answer "
         "is as long as asked for, and the same adapters of rank "
         f"{settings['lora_rank']}. All servers stay up, vLLM with `--enforce-eager`, `transformers "
-        "serve` with `--continuous-batching`. Medians over the rounds. guidellm is not the load "
+        "serve` with `--continuous-batching` and a cache of a tenth of the memory. Medians over the rounds. guidellm is not the load "
         "generator because it has one model per run. skyrl-tx trains adapters of its own, and is "
         "asked by the Tinker SDK, with the same prompts as tokens. vLLM alone runs as it comes; "
         "nip binds it to no processor where there are few. Up to 6f05be5614e8 its threads slept "

@@ -155,7 +155,8 @@ def transformers_server(log: Path) -> Iterator[str]:
     """`transformers serve` of nip's environment; a model's name is its directory. Its address."""
     port = free_port()
     command = [str(Path(sys.executable).with_name("transformers")), "serve"]
-    command += ["--continuous-batching", "--device", "cpu"]
+    # Its cache: by default it takes three fifths of the memory, which others need, too.
+    command += ["--continuous-batching", "--cb-max-memory-percent", "0.1", "--device", "cpu"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(log.parent / "hub")}
     with started("transformers serve", command, environment, port, "none", log) as url:

@@ -18,7 +18,7 @@ prepare     everything that is checked before anything is held or started; by it
             estimate, shutdown_dates, origin (models of other runs), from_hub, attack
 session     what all stages of a run share in one process: settings, game, store, lease, client,
             own_server, kept_models, feeders with trackers, budget with spending
-checks      what only a server can say (engine_sizes, too_long); models, providers: who is asked where
+checks      what only a server can say (engine_sizes, too_long); models, providers: who answers
 
 A run as it is on record, for whoever looks at it:
 
