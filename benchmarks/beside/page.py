@@ -92,13 +92,12 @@ def load(part: dict[str, Any]) -> str:
         "flight. All serve the bundled tiny model, its end token taken away so that every answer "
         "is as long as asked for, and the same adapters of rank "
         f"{settings['lora_rank']}. All servers stay up, vLLM with `--enforce-eager`, `transformers "
-        "serve` with `--continuous-batching` and a cache of a tenth of the memory. Medians over the rounds. guidellm is not the load "
-        "generator because it has one model per run. skyrl-tx trains adapters of its own, and is "
-        "asked by the Tinker SDK, with the same prompts as tokens. vLLM alone runs as it comes; "
-        "nip binds it to no processor where there are few. Up to 6f05be5614e8 its threads slept "
-        "while they waited below nip, the likely reason for slow answers with few requests in "
-        "flight; since then they wait awake for microseconds. What passing through costs by "
-        "itself stands in [pass_through.json](pass_through.json)."
+        "serve` with `--continuous-batching` and a cache of a tenth of the memory. Medians over "
+        "the rounds. guidellm is not the load generator because it has one model per run. skyrl-tx "
+        "trains adapters of its own, and is asked by the Tinker SDK, with the same prompts as "
+        "tokens. vLLM alone runs as it comes, and its threads wait awake; below nip, which expects "
+        "others on the machine, they wait so for microseconds and then sleep. What passing through "
+        "costs by itself stands in [pass_through.json](pass_through.json)."
     )
     cells = [(a, n) for a in part["adapters"] for n in part["in_flight"]]
     titles = [f"{a}, {n}" for a, n in cells]
