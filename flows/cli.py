@@ -32,6 +32,7 @@ from nip_core.errors import (
 )
 from nip_prefect.flows.command_table import Commands
 from nip_prefect.flows.stopping import Stopped
+from nip_prefect.flows.streams import lost_output, open_closed, survive
 
 _STOPPED = {
     signal.SIGINT: "interrupted; running again continues",
@@ -91,6 +92,9 @@ _EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 def main() -> None:
     """Entry point: errors that nip raises on purpose become one line and an exit code."""
+    # A reader that has gone ends no training, and a descriptor that is closed is nobody's.
+    open_closed()
+    survive()
     # Nothing here may need the network; people who want the telemetry can switch it on.
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
@@ -100,6 +104,9 @@ def main() -> None:
     status = 1  # with a traceback
     try:
         status = _ended_with()
+        if (lost := lost_output()) is not None:
+            print(f"nip: can't write to standard output: {lost.strerror}", file=sys.stderr)
+            status = status or 1
     except Stopped as stopped:
         print(f"nip: {_STOPPED[stopped.by]}", file=sys.stderr)
         _leave(128 + stopped.by)

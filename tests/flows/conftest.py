@@ -15,7 +15,7 @@ from prefect.settings import (
     PREFECT_SERVER_DATABASE_CONNECTION_URL,
     temporary_settings,
 )
-from shared_prefect import database_url, session_folder, shared_prefect
+from shared_prefect import MIGRATED, copy_database, database_url, session_folder, shared_prefect
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +52,13 @@ def command_environment(prefect_server: str, tmp_path) -> dict[str, str]:
         "PREFECT_HOME": str(tmp_path / "prefect"),
         "DO_NOT_TRACK": "1",
     }
+
+
+@pytest.fixture
+def own_prefect(prefect_server, tmp_path) -> dict[str, str]:
+    """An environment in which `nip` starts a Prefect server, on a database that is there already."""
+    home = tmp_path / "prefect"
+    home.mkdir()
+    copy_database(MIGRATED, home / "prefect.db")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+    return {**environment, "PREFECT_HOME": str(home)}

@@ -8,24 +8,12 @@ import sys
 import types
 
 import psutil
-import pytest
-from shared_prefect import MIGRATED, copy_database
 from slow_game import is_playing, slow_config
 from terminal import Terminal
 
 from nip_lm_server.state.directory import read_card
 from nip_prefect.flows.launch import is_unreachable
 from nip_prefect.flows.stopping import Stopped
-
-
-@pytest.fixture
-def own_prefect(prefect_server, tmp_path) -> dict[str, str]:
-    """An environment in which `nip` starts a Prefect server, on a database that is there already."""
-    home = tmp_path / "prefect"
-    home.mkdir()
-    copy_database(MIGRATED, home / "prefect.db")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-    return {**environment, "PREFECT_HOME": str(home)}
 
 
 def test_ctrl_c_in_a_terminal_ends_all_of_it_with_two_lines(tmp_path, own_prefect):

@@ -1,0 +1,59 @@
+"""Standard streams that are closed, that nobody reads any longer, or whose disk is full."""
+
+import json
+import os
+import subprocess
+import sys
+
+from small_game import FEW, write_config
+
+NIP = [sys.executable, "-m", "nip_prefect"]
+
+
+def finished(folder) -> bool:
+    """Whether the run of one iteration is finished."""
+    done = subprocess.run(
+        [*NIP, "show", "small", "--run-store", str(folder / "runs"), "--json"],
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    return json.loads(done.stdout)["status"] == "finished"
+
+
+def test_a_training_without_standard_streams_is_done(own_prefect, tmp_path):
+    config = write_config(tmp_path, rl=FEW)
+    shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    done = subprocess.run(
+        [*shell, *NIP, "train", str(config)], env=own_prefect, capture_output=True, timeout=180
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert finished(tmp_path)
+
+
+def test_a_training_goes_on_when_its_reader_has_gone(command_environment, tmp_path):
+    config = write_config(tmp_path, rl=FEW)
+    with subprocess.Popen(
+        [*NIP, "train", str(config), "--progress", "json"],
+        env=command_environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as training:
+        assert training.stdout is not None and training.stderr is not None
+        assert json.loads(training.stdout.readline())["event"] == "begin"
+        training.stdout.close()
+        said = training.stderr.read()
+        assert (training.wait(120), said) == (0, b"")
+    assert finished(tmp_path)
+
+
+def test_what_is_printed_for_nobody_is_no_error_and_what_finds_no_room_is_one_line():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        done = subprocess.run([*NIP, "doctor"], stdout=pipe, stderr=subprocess.PIPE, timeout=120)
+    assert (done.returncode, done.stderr) == (0, b"")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*NIP, "--help"], stdout=full, stderr=subprocess.PIPE, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr == b"nip: can't write to standard output: No space left on device\n"
