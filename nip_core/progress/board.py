@@ -113,7 +113,7 @@ class Progress:
     episodes_done: int = 0
     episodes_failed: int = 0
     episodes_in_flight: int = 0
-    episodes_before: int = 0  # committed when its playing began
+    episodes_before: int = 0  # of those done, what was committed or in a journal already
     episodes_began_s: float = 0.0
     tokens_before: int = 0  # generated, when its playing began
     split: str = ""

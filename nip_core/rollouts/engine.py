@@ -62,10 +62,10 @@ async def play_episodes(
     parameters, progress = context.game.parameters, context.progress
     failures = context.failures or Failures(len(specs))
     places = context.places or places_for(parameters)
-    shard, done = PlayedShard([], [], []), 0
+    shard, done, replayed = PlayedShard([], [], []), 0, 0
 
     async def play(spec: EpisodeSpec) -> None:
-        nonlocal done
+        nonlocal done, replayed
         # 1. Play it as soon as there is a place.
         async with places:
             progress.episodes_in_flight += 1
@@ -81,6 +81,9 @@ async def play_episodes(
         # 3. Count it; one that failed before and has succeeded now is no failure any more.
         done += 1
         progress.episodes_done += 1
+        if _was_recorded(played, context):  # it says nothing of how long episodes take
+            replayed += 1
+            progress.episodes_before += 1
         failures.keys.discard(spec.key)
         # 4. Stop the shard where too many have failed.
         if all(episode["outcome"] == "failed" for episode in played.episodes):
@@ -96,7 +99,14 @@ async def play_episodes(
     except BaseException:
         # It will be played again, and counted then.
         progress.episodes_done -= done
+        progress.episodes_before -= replayed
         progress.episodes_failed -= len(shard.failed)
         raise
     shard.labels.extend(context.labels.values())
     return shard
+
+
+def _was_recorded(played: Played, context: ShardContext) -> bool:
+    """Say whether the journal had all answers of what was played."""
+    keys = [record["generation"]["key"] for record in played.records]
+    return bool(keys) and all(key in context.recorded for key in keys)

@@ -572,6 +572,9 @@ async def test_what_is_recorded_is_not_asked_for_again():
     assert second.log.records == []
     assert rows(second.shard) == rows(first.shard)
     assert sorted_by_key(second.shard.timings) == sorted_by_key(first.shard.timings)
+    # Their pace and time left go by what is played now, which is none of them.
+    assert second.progress.episodes_done == second.progress.episodes_before == 6
+    assert first.progress.episodes_before == 0
 
 
 @pytest.mark.parametrize("kept", [1, 5, 11])
@@ -582,6 +585,8 @@ async def test_a_run_that_was_cut_anywhere_ends_with_the_same_rows(kept):
     assert rows(resumed.shard) == rows(whole.shard)
     assert len(resumed.server.bodies) == len(whole.log.records) - kept
     assert len(resumed.log.records) == len(whole.log.records) - kept
+    asked = {record["generation"]["episode"] for record in resumed.log.records}
+    assert resumed.progress.episodes_before == 6 - len(asked)
 
 
 async def test_a_recorded_answer_that_is_not_valid_any_more_is_refused_by_its_key():
