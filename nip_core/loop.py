@@ -14,9 +14,7 @@ and `playing.play_shards` go through it, too, with the hook itself as their last
 """
 
 import inspect
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from nip_core.concurrency import gather_or_cancel
@@ -36,6 +34,7 @@ from nip_core.stages.estimate import attacks_by_choice, is_tested
 from nip_core.stages.publishing import publish
 from nip_core.stages.session import Session, open_session
 from nip_core.stages.showing import first_incomplete, summary
+from nip_core.stages.stage_times import StageTimes
 
 Call = Callable[..., Awaitable[Any]]
 
@@ -109,37 +108,37 @@ async def iterate(
     `prove` the models that are to play first, unless a swap just before has done so.
     """
     run, parameters = session.run, session.parameters
-    times: dict[str, float] = {}
+    times = StageTimes(session, iteration)
     # 1. Test the models that play now.
     if prove:
         await call(proving.prove_serving, session, iteration)
     if is_tested(parameters, iteration):
-        with _timed(session, times, iteration, "test"):
+        async with times.during("test"):
             await play_and_measure(session, iteration, TEST, call)
     if run.store.exists(run.models(iteration)):
         # Only its test was missing. A fork could not go through the rest, which has other keys.
         models = await call(swapping.swap_models, session, iteration)
         return {"iteration": iteration, "models": models, "parked": None}
     # 2. Play the training episodes.
-    with _timed(session, times, iteration, "play"):
+    async with times.during("play"):
         await play_and_measure(session, iteration, TRAIN, call)
     # 3. Choose: one dataset for each group that is trained. The publishing meanwhile takes its
     #    time, where it sends something to Prefect's server.
     groups = training.scheduled(parameters, iteration)
-    with _timed(session, times, iteration, "dataset"):
+    async with times.during("dataset"):
         after = f"playing iteration {iteration}"
         published = call(publish, session, after, iteration + 0.5, False, True)
         chosen = (call(choosing.build_dataset, session, iteration, group) for group in groups)
         await gather_or_cancel([published, *chosen])
     # 4. Train. A job that the settings say not to wait for any longer stops the run here.
-    with _timed(session, times, iteration, "train"):
+    async with times.during("train"):
         parked = await _train_groups(session, iteration, groups, call)
     if parked is not None:
         await call(publish, session, f"parking iteration {iteration}", iteration + 0.5, True, False)
         return {"iteration": iteration, "models": None, "parked": parked}
     # 5. Gate: the models that play against those that are to follow.
     if gating.is_due(session, iteration):
-        with _timed(session, times, iteration, "gate"):
+        async with times.during("gate"):
             await call(proving.prove_candidates, session, iteration)
             in_turns = gating.takes_turns_in(session)  # base models, on a server with one place
             if in_turns:
@@ -149,9 +148,9 @@ async def iterate(
                 await call(proving.prove_candidates, session, iteration)
             await play_and_measure(session, iteration, CANDIDATE, call)
     # 6. Swap: prove that the new models answer, then put on record that they play from here on.
-    with _timed(session, times, iteration, "swap"):
+    async with times.during("swap"):
         models = await call(swapping.swap_models, session, iteration)
-    run.write_json_once(f"{run.iteration(iteration)}/times.json", times, lease=session.lease)
+    times.finish()
     is_last = iteration + 1 == parameters.rl.num_iterations
     if not is_last or is_tested(parameters, iteration + 1):  # else the run's last follows at once
         after = f"training iteration {iteration}"
@@ -204,12 +203,3 @@ async def _train_groups(
             return str(parked[0])
         groups = [job["group"] for job in ended if job["again"]]
     return None
-
-
-@contextmanager
-def _timed(session: Session, times: dict[str, float], iteration: int, name: str) -> Iterator[None]:
-    """Show the stage while the block goes on; put the seconds that it took into `times`."""
-    started = time.monotonic()
-    with session.progress.during(iteration, name):
-        yield
-    times[name] = round(time.monotonic() - started, 3)

@@ -45,6 +45,7 @@ class _Shown:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._id: UUID | None = None
+        self._percent = 0.0
 
     async def keep_on(self, every_s: float) -> None:
         """Update it again and again."""
@@ -63,7 +64,9 @@ class _Shown:
         state = self._look()
         if state.whole is None:
             return
-        percent, words = 100.0 * _share(state.whole), state_line(state)
+        # It never goes back, also where the share by time is less than that by stages before it.
+        self._percent = percent = max(self._percent, 100.0 * _share(state.whole))
+        words = state_line(state)
         try:
             if self._id is None:
                 key = f"nip-{state.run}-progress"

@@ -113,7 +113,7 @@ class Progress:
     episodes_done: int = 0
     episodes_failed: int = 0
     episodes_in_flight: int = 0
-    episodes_before: int = 0  # of those done, what was committed or in a journal already
+    episodes_before: int = 0  # of those done, what was not played here since its playing began
     episodes_began_s: float = 0.0
     tokens_before: int = 0  # generated, when its playing began
     split: str = ""
@@ -138,6 +138,7 @@ class Progress:
     """All stages of the run, in order; () where that is not known yet."""
     stage: Stage | None = None
     stage_began_s: float = 0.0
+    """The seconds of earlier processes count as just before."""
     took_s: dict[Stage, float] = field(default_factory=dict)
     """By stage that is over, its seconds, on record or in this process."""
     paces: dict[str, list[float]] = field(default_factory=dict)
@@ -145,6 +146,8 @@ class Progress:
     whole elsewhere."""
     training_tokens_per_s: float | None = None
     """As the last job that was seen had it."""
+    share: float = 0.0
+    """Of the whole run, by time; the highest that was shown, which it never goes back from."""
     _played: int = 0
     _submitted: int = 0
 
@@ -180,11 +183,12 @@ class Progress:
         self.episodes_before, self.tokens_before = done, self.completion_tokens
 
     @contextmanager
-    def during(self, iteration: int, name: str) -> Iterator[None]:
-        """Go through a stage of the run, and measure it."""
+    def during(self, iteration: int, name: str, before_s: float = 0.0) -> Iterator[None]:
+        """Go through a stage of the run, and measure it; earlier processes took `before_s`."""
         planned = (s for s in self.plan if (s.iteration, s.name) == (iteration, name))
         self.stage = stage = next(planned, Stage(iteration, name))
-        self.stage_began_s = began_s = self.clock()
+        began_s = self.clock()
+        self.stage_began_s = began_s - before_s
         played, submitted = self._all_played, self._submitted
         try:
             yield
@@ -193,12 +197,13 @@ class Progress:
             self.start_episodes("", 0)
             self.stage = None
         took_s = self.clock() - began_s
-        self.took_s[stage] = max(took_s, self.took_s.get(stage, 0.0))
+        in_all_s = before_s + took_s
+        self.took_s[stage] = max(in_all_s, self.took_s.get(stage, 0.0))
         # Measured is what was done: not what was on record already.
         if played := self._all_played - played:
             self.paces.setdefault(name, []).append(took_s / played)
-        elif not stage.episodes and (name != "train" or self._submitted > submitted):
-            self.paces.setdefault(name, []).append(took_s)
+        elif not stage.episodes and (name != "train" or self._submitted > submitted or before_s):
+            self.paces.setdefault(name, []).append(in_all_s)
 
     @property
     def _all_played(self) -> int:
@@ -208,7 +213,7 @@ class Progress:
         self, plan: Sequence[Stage], took_s: Mapping[Stage, float], paces: Mapping[str, list[float]]
     ) -> None:
         """Say what the run has to do in all, and what is known of it from before."""
-        self.plan, self.took_s = tuple(plan), dict(took_s)
+        self.plan, self.took_s, self.share = tuple(plan), dict(took_s), 0.0
         self.paces = {name: list(seconds) for name, seconds in paces.items()}
 
     # What has happened ----------------------------------------------------------------------------

@@ -89,7 +89,8 @@ class State:
 
 
 def look(progress: Progress, parameters: HyperParameters) -> State:
-    """The state of the run now. Changes nothing, so any number of views may look."""
+    """The state of the run now. Any number of views may look: nothing is changed but the highest
+    share that was shown."""
     now_s, stage = progress.clock(), progress.stage
     doing = [_of_activity(activity, now_s, progress) for activity in [*progress.activities]]
     if progress.episodes_total:
@@ -123,6 +124,8 @@ def _episodes(progress: Progress, now_s: float) -> Doing:
     played = progress.episodes_done - progress.episodes_before
     left = max(progress.episodes_total - progress.episodes_done, 0)
     is_known = played > 0 and elapsed_s > 0
+    # Those in flight are half played: the first that end would else speak for too few.
+    half = min(progress.episodes_in_flight, left) / 2
     tokens = progress.completion_tokens - progress.tokens_before
     return Doing(
         f"{progress.split} problems",
@@ -131,7 +134,7 @@ def _episodes(progress: Progress, now_s: float) -> Doing:
         progress.episodes_done,
         progress.episodes_total,
         per_s=played / elapsed_s if is_known and left else None,
-        left_s=elapsed_s / played * left if is_known else None,
+        left_s=elapsed_s / (played + half) * (left - half) if is_known else None,
         tokens_per_s=tokens / elapsed_s if is_known and left else None,
     )
 
@@ -178,7 +181,10 @@ def _whole(progress: Progress, now: Stage | None, doing: list[Doing], now_s: flo
     over_s = sum(took_s.get(stage, _expected(stage, paces) or 0.0) for stage in plan[:place])
     spent_s = over_s + current_s
     total_s = spent_s + sum(known)
-    return Whole(spent_s / total_s if total_s else 1.0, sum(known), place, len(plan))
+    # 4. Where what is left turns out to take longer, the share waits until it is reached again.
+    share = spent_s / total_s if total_s else 1.0
+    share = progress.share = max(share, progress.share)
+    return Whole(share, sum(known), place, len(plan))
 
 
 def _left_of(

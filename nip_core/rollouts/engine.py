@@ -62,10 +62,10 @@ async def play_episodes(
     parameters, progress = context.game.parameters, context.progress
     failures = context.failures or Failures(len(specs))
     places = context.places or places_for(parameters)
-    shard, done, replayed = PlayedShard([], [], []), 0, 0
+    shard, done = PlayedShard([], [], []), 0
 
     async def play(spec: EpisodeSpec) -> None:
-        nonlocal done, replayed
+        nonlocal done
         # 1. Play it as soon as there is a place.
         async with places:
             progress.episodes_in_flight += 1
@@ -82,7 +82,6 @@ async def play_episodes(
         done += 1
         progress.episodes_done += 1
         if _was_recorded(played, context):  # it says nothing of how long episodes take
-            replayed += 1
             progress.episodes_before += 1
         failures.keys.discard(spec.key)
         # 4. Stop the shard where too many have failed.
@@ -97,9 +96,9 @@ async def play_episodes(
     try:
         await gather_or_cancel(map(play, specs))
     except BaseException:
-        # It will be played again, and counted then.
+        # It will be played again, and counted then; what was played here took its time here.
         progress.episodes_done -= done
-        progress.episodes_before -= replayed
+        progress.episodes_before -= done
         progress.episodes_failed -= len(shard.failed)
         raise
     shard.labels.extend(context.labels.values())

@@ -17,6 +17,7 @@ from nip_core.rollouts.tables import committed_shards
 from nip_core.stages.estimate import Estimate, attacks_by_choice, is_tested
 from nip_core.stages.session import Session
 from nip_core.stages.showing import first_incomplete
+from nip_core.stages.stage_times import seconds_so_far
 from nip_core.stages.training import scheduled
 
 _MEASURED_BY = 10  # iterations on record, the newest ones
@@ -51,12 +52,14 @@ def expect(session: Session) -> None:
     finished = session.records.finished()
     took_s: dict[Stage, float] = {}
     paces: dict[str, list[float]] = {}
-    by_place = {(stage.iteration, stage.name): stage for stage in plan}
-    for i in range(max(0, finished - _MEASURED_BY), finished):
-        for name, seconds in session.records.of(i).stage_s.items():
-            if (stage := by_place.get((i, name))) is not None:
-                took_s[stage] = float(seconds)
-                paces.setdefault(name, []).append(float(seconds) / (stage.episodes or 1))
+    for i in range(max(0, finished - _MEASURED_BY), finished + 1):
+        is_over = i < finished
+        seconds = session.records.of(i).stage_s if is_over else seconds_so_far(session.run, i)
+        over = [stage for stage in plan if stage.iteration == i and stage.name in seconds]
+        # In the iteration that goes on, the last stage that was begun may have been cut short.
+        for stage in over if is_over else over[:-1]:
+            took_s[stage] = float(seconds[stage.name])
+            paces.setdefault(stage.name, []).append(took_s[stage] / (stage.episodes or 1))
     session.progress.expect(plan, took_s, paces)
 
 

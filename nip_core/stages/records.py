@@ -42,6 +42,7 @@ from nip_core.stages.intervals import shown_metrics, split_by_of
 from nip_core.stages.models import NOT_SCHEDULED, Decision
 from nip_core.stages.providers import dummy_name
 from nip_core.stages.spending import Spent, add_up, expected_tokens, stages_of, tree_splits
+from nip_core.stages.stage_times import seconds_so_far
 from nip_lm_server.client import base_served_name
 
 BLOCK = 25
@@ -239,7 +240,8 @@ class IterationRecord:
     def stage_s(self) -> dict[str, float]:
         """Seconds by stage."""
         path = f"{self._run.iteration(self.iteration)}/times.json"
-        return dict(self._run.read_json_or_none(path) or {})
+        times = self._run.read_json_or_none(path)
+        return dict(times) if times is not None else seconds_so_far(self._run, self.iteration)
 
     @cached_property
     def manifests(self) -> dict[str, str]:

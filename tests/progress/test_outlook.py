@@ -113,6 +113,46 @@ def test_what_is_reused_measures_nothing_and_what_is_on_record_does():
     assert look(progress, PARAMETERS).whole.left_s == pytest.approx(20)
 
 
+def test_episodes_in_flight_are_half_played_so_the_first_to_end_do_not_speak_for_all():
+    time = Ticking()
+    progress = time.progress()
+    progress.start_episodes("test", 400)
+    progress.episodes_in_flight = 40
+    time.passes(4)
+    progress.episodes_done += 1  # 40 of them take 5 s or so
+    [episodes] = look(progress, PARAMETERS).doing
+    assert episodes.left_s == pytest.approx(4 / 21 * 379)
+
+
+def test_the_share_of_the_whole_never_goes_back_where_what_is_left_turns_out_to_take_longer():
+    time = Ticking()
+    progress = time.progress()
+    progress.expect(PLAN, dict.fromkeys(PLAN[:-1], 20.0), {"test": [0.5], "train": [60.0]})
+    before = look(progress, PARAMETERS).whole
+    shares = [before.share]
+    with progress.during(1, "test"):
+        progress.start_episodes("test", 40)
+        for _ in range(40):
+            time.passes(2)  # four times as long as those before
+            progress.episodes_done += 1
+            shares.append(look(progress, PARAMETERS).whole.share)
+    shares.append(look(progress, PARAMETERS).whole.share)
+    assert look(progress, PARAMETERS).whole.left_s == 0.0
+    assert shares == sorted(shares) and 0.8 < shares[0] < shares[-2] and shares[-1] == 1.0
+
+
+def test_what_earlier_processes_spent_on_a_stage_counts():
+    time = Ticking()
+    progress = time.progress()
+    progress.expect(PLAN, {}, {"test": [0.5], "train": [60.0]})
+    with progress.during(0, "train", before_s=45.0):
+        time.passes(5)
+        state = look(progress, PARAMETERS)
+        assert state.stage_s == pytest.approx(50)
+        assert state.whole.left_s == pytest.approx(10 + 20)
+    assert progress.took_s[PLAN[3]] == progress.paces["train"][-1] == pytest.approx(50)
+
+
 def test_looking_changes_nothing():
     time = Ticking()
     progress = time.progress()

@@ -1,0 +1,71 @@
+"""Seconds of stages over all processes that have worked on an iteration; by a simulated clock."""
+
+import asyncio
+
+import pytest
+from server_here import servers_here
+from small_game import FEW, write_config
+from ticking import Ticking
+
+from nip_core import loop
+from nip_core.parameters import load_parameters
+from nip_core.progress.board import Stage
+from nip_core.progress.outlook import look
+from nip_core.stages import agenda, choosing, measuring, stage_times
+from nip_core.stages.session import open_session
+from nip_core.stages.stage_times import StageTimes, seconds_so_far
+
+
+class Stopped(Exception):
+    pass
+
+
+async def test_a_stage_took_what_all_processes_took_for_it_and_nothing_counts_twice(tmp_path):
+    parameters = load_parameters(str(write_config(tmp_path, rl=FEW)))
+    time, stops = Ticking(), True
+
+    async def call(stage, *arguments):
+        if stage is measuring.measure:
+            time.passes(30 if stops else 0)
+        if stage is choosing.build_dataset:
+            time.passes(7 if stops else 3)
+            if stops:
+                raise Stopped
+        return await loop.directly(stage, *arguments)
+
+    with servers_here():
+        for _ in range(2):
+            with pytest.raises(Stopped):
+                async with open_session(parameters, progress=time.progress()) as session:
+                    await loop.go_on(session, call)
+        so_far = seconds_so_far(session.run, 0)
+        assert so_far == {"test": 60.0, "play": 60.0, "dataset": 28.0}  # of two groups
+        stops = False
+        async with open_session(parameters, progress=time.progress()) as session:
+            # What is over is known at once, and with it the share of the whole.
+            agenda.expect(session)
+            assert session.progress.took_s == {Stage(0, "test"): 60.0, Stage(0, "play"): 60.0}
+            await loop.go_on(session, call)
+            whole = look(session.progress, parameters).whole
+            assert whole is not None and whole.share == 1.0
+    times = session.run.read_json("small/iterations/0000/times.json")
+    assert times == {"test": 60.0, "play": 60.0, "dataset": 34.0, "train": 0.0, "swap": 0.0}
+    assert seconds_so_far(session.run, 0) == {}
+
+
+async def test_a_kill_loses_no_more_than_what_is_not_yet_on_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(stage_times, "EVERY_S", 0.05)
+    monkeypatch.setattr(stage_times, "_WORTH_IT_S", 0.01)
+    parameters = load_parameters(str(write_config(tmp_path, rl=FEW)))
+    with servers_here():
+        async with open_session(parameters) as session:
+            times = StageTimes(session, 0)
+            async with times.during("play"):
+                await asyncio.sleep(0.5)
+                killed_now = seconds_so_far(session.run, 0)["play"]
+                assert 0.3 < killed_now <= 0.7  # of the same clock, on a busy machine
+            again = StageTimes(session, 0)
+            before = again.seconds["play"]
+            async with again.during("play"):
+                await asyncio.sleep(0.1)
+            assert before + 0.1 <= again.seconds["play"] < before + 1.0
