@@ -21,6 +21,7 @@ from nip_core.progress.board import Progress
 from nip_core.progress.lines import JsonLines, PlainLines
 from nip_core.progress.outlook import EPISODES, Doing, State, Whole, look
 from nip_core.progress.words import (
+    between_words,
     clock,
     count_words,
     left_words,
@@ -34,12 +35,6 @@ from nip_core.progress.words import (
 from nip_prefect.flows.options import Shown
 
 _REFRESH_S = 0.25
-_TESTS = {
-    "all": "tests before the first and after each",
-    "last": "a test after the last",
-    "first_and_last": "a test before the first and one after the last",
-    "none": "no tests",
-}
 _NARROW = 60  # columns, below which there are no bars and fewer figures
 _LABEL = 12  # columns
 _WIDEST_BAR = 50
@@ -61,18 +56,13 @@ def watch(
 
     Writes to `console` from a thread of its own, a first line at once.
     """
-    rl, text_rl = parameters.rl, parameters.text_rl
-    tests, plural = _TESTS[text_rl.test_scheme], "" if rl.num_iterations == 1 else "s"
-    if text_rl.test_scheme == "all" and text_rl.test_interval > 1:
-        tests = f"a test every {text_rl.test_interval} iterations"
     progress.tell(
         "begin",
-        f"run {parameters.run_name}: {rl.num_iterations} iteration{plural} of "
-        f"{rl.rollouts_per_iteration} rollouts, {tests}, kept in {parameters.run_store}",
+        f"getting ready for run {parameters.run_name}",
         run=parameters.run_name,
         run_store=parameters.run_store,
-        iterations=rl.num_iterations,
-        rollouts=rl.rollouts_per_iteration,
+        iterations=parameters.rl.num_iterations,
+        rollouts=parameters.rl.rollouts_per_iteration,
     )
     stop = threading.Event()
     thread = threading.Thread(
@@ -150,9 +140,10 @@ def frame(state: State, width: int) -> RenderableType:
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True, overflow="ellipsis", max_width=_LABEL, min_width=_LABEL)
     # 1. Where the run is, and since when.
-    since = clock(state.stage_s if state.stage else state.elapsed_s)
     head = Text.assemble(
-        (stage_words(state) or "getting ready", "bold"), f"  {since}", no_wrap=True
+        (stage_words(state) or between_words(state), "bold"),
+        f"  {clock(state.stage_s)}",
+        no_wrap=True,
     )
     # 2. What is being done.
     for doing in state.doing:

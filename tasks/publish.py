@@ -39,7 +39,8 @@ async def publish_artifacts(session: Session, after: str, samples: bool) -> None
     published.
     """
     try:
-        await _publish_all(session, after, samples)
+        with session.progress.doing("publishing to Prefect"):
+            await _publish_all(session, after, samples)
     except Exception as error:
         # A view for people: the run goes on without it, and a later stage publishes it again.
         get_run_logger().warning("artifacts not published: %s: %s", type(error).__name__, error)

@@ -138,7 +138,8 @@ class Progress:
     """All stages of the run, in order; () where that is not known yet."""
     stage: Stage | None = None
     stage_began_s: float = 0.0
-    """The seconds of earlier processes count as just before."""
+    """The seconds of earlier processes count as just before. Outside of stages, when the last was
+    over."""
     took_s: dict[Stage, float] = field(default_factory=dict)
     """By stage that is over, its seconds, on record or in this process."""
     paces: dict[str, list[float]] = field(default_factory=dict)
@@ -153,7 +154,7 @@ class Progress:
 
     def __post_init__(self) -> None:
         """Note when it began."""
-        self.began_s = self.clock()
+        self.began_s = self.stage_began_s = self.clock()
 
     # What is being done ---------------------------------------------------------------------------
 
@@ -195,7 +196,7 @@ class Progress:
         finally:
             # What is only shown while the stage goes on.
             self.start_episodes("", 0)
-            self.stage = None
+            self.stage, self.stage_began_s = None, self.clock()
         took_s = self.clock() - began_s
         in_all_s = before_s + took_s
         self.took_s[stage] = max(in_all_s, self.took_s.get(stage, 0.0))

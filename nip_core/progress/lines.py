@@ -16,7 +16,14 @@ from typing import Any
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Event, Progress
 from nip_core.progress.outlook import Doing, State, look
-from nip_core.progress.words import clock, count_words, place_words, stage_words, whole_words
+from nip_core.progress.words import (
+    between_words,
+    clock,
+    count_words,
+    place_words,
+    stage_words,
+    whole_words,
+)
 
 LINE_EVERY_S = 10.0
 """Between two lines on the same thing that goes on."""
@@ -54,7 +61,11 @@ class PlainLines:
         """The lines that are due now."""
         # 1. What has happened since the last look.
         progress = self._progress
-        lines = [self._stamped(event.text, event.at) for event in self._new]
+        lines = [
+            self._stamped(event.text, event.at)
+            for event in self._new
+            if not (self._only_events and event.kind == "begin")  # that goes on
+        ]
         now_s = progress.clock()
         if lines:
             self._last_s = now_s
@@ -70,10 +81,8 @@ class PlainLines:
         texts = [place_words(state, doing) for doing in due]
         # 3. Nobody waits in silence, whatever it is that takes so long.
         if is_silent and not state.doing:
-            is_over = state.whole is not None and state.whole.stages_done == state.whole.stages
-            between = "giving everything back" if is_over else "preparing what follows"
-            where = stage_words(state) or between
-            texts.append(f"{where}, {clock(state.stage_s or state.elapsed_s)} so far")
+            where = stage_words(state) or between_words(state)
+            texts.append(f"{where}, {clock(state.stage_s)} so far")
         if texts:
             self._last_s = now_s
             more = [count_words(state.counts)]

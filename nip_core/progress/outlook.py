@@ -83,6 +83,7 @@ class State:
     stage: str | None
     """One of `board.STAGES`."""
     stage_s: float
+    """Since it was begun, or since the last one was over."""
     doing: tuple[Doing, ...]
     whole: Whole | None
     counts: Counts
@@ -101,7 +102,7 @@ def look(progress: Progress, parameters: HyperParameters) -> State:
         iteration=None if stage is None else stage.iteration,
         iterations=parameters.rl.num_iterations,
         stage=None if stage is None else stage.name,
-        stage_s=0.0 if stage is None else now_s - progress.stage_began_s,
+        stage_s=now_s - progress.stage_began_s,
         doing=tuple(doing),
         whole=_whole(progress, stage, doing, now_s) if progress.plan else None,
         counts=Counts(

@@ -1,6 +1,7 @@
 """A run's state in words, for lines of a terminal and of logs.
 
 stage_words    where the run is
+between_words  the same outside of stages
 doing_words    what is being done, how far that is, and how long it takes still
 place_words    the same, with the stage
 whole_words    the share of the whole run, and its time left
@@ -58,6 +59,14 @@ def stage_words(state: State) -> str:
     return f"iteration {state.iteration}/{state.iterations}: {_STAGE_WORDS[state.stage]}"
 
 
+def between_words(state: State) -> str:
+    """Return where a run is outside of stages."""
+    whole = state.whole
+    if whole is None or not whole.stages_done:
+        return "getting ready"
+    return "between stages" if whole.stages_done < whole.stages else "finishing"
+
+
 def doing_words(doing: Doing) -> str:
     """Return what is being done and how far it is, as "training verifier: step 12/90 (13 %), ..."""
     parts = []
@@ -100,7 +109,7 @@ def status_words(doing: Doing) -> str:
 def left_words(doing: Doing) -> str:
     """Return the time left, or how long it has taken so far where that is not known."""
     if doing.total and doing.done >= doing.total:
-        what = "all done, being written and measured" if doing.unit == EPISODES else "finishing"
+        what = "being measured" if doing.unit == EPISODES else "finishing"
         return f"{what}, {clock(doing.elapsed_s)} so far"
     if doing.left_s:
         return f"{about(doing.left_s)} left"
@@ -118,7 +127,7 @@ def whole_words(whole: Whole) -> str:
 def share_words(part: float, left_s: float, is_done: bool) -> str:
     """Return "43 %, about 3 min left"; what has taken longer than expected is not done by that."""
     if is_done:
-        return "100 %, all is done"
+        return "100 %, all stages are over"
     percent = 100 * min(part, _NOT_ALL)
     return f"{percent:.0f} %, {f'{about(left_s)} left' if left_s >= 1 else 'almost done'}"
 

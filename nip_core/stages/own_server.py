@@ -195,7 +195,9 @@ class OwnServer:
             self.stop()
             engines = self._spec.engines()
             models = " and ".join(Path(engine.model).name for engine in engines)
-            with self._progress.starting(f"the model server ({engines[0].engine} with {models})"):
+            # The engine without models has none that could be named.
+            which = engines[0].engine + (f" with {models}" if models != engines[0].engine else "")
+            with self._progress.starting(f"the model server ({which})"):
                 await self._start()
 
     async def _start(self) -> None:

@@ -174,7 +174,7 @@ async def open_session(
             origin=prepared.origin.models,
             estimate=prepared.estimate,
         )
-        with progress.doing("checking the models' servers and the length of prompts"):
+        with progress.doing("checking model servers and prompt lengths"):
             await check_version(session)
             await check_engines(session)
             too_long = await check_prompts(session)

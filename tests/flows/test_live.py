@@ -76,10 +76,7 @@ def test_a_terminal_that_cannot_draw_gets_lines(monkeypatch):
     console = Console(file=io.StringIO(), force_terminal=True)
     with watch(small_parameters(), Ticking().progress(), console):
         pass
-    assert console.file.getvalue() == (
-        "[0:00:00] run small: 1 iteration of 100 rollouts, tests before the first and after "
-        "each, kept in runs\n"
-    )
+    assert console.file.getvalue() == ("[0:00:00] getting ready for run small\n")
 
 
 def test_nothing_is_shown_where_nothing_is_to_be_shown():

@@ -72,7 +72,7 @@ def test_the_whole_is_unknown_until_everything_to_come_was_measured_and_then_as_
     assert whole.left_s == pytest.approx(20)
     with progress.during(1, "test"):
         play(progress, time, "test", 40, 20)
-    assert whole_words(look(progress, PARAMETERS).whole) == "whole run 100 %, all is done"
+    assert whole_words(look(progress, PARAMETERS).whole) == "whole run 100 %, all stages are over"
 
 
 def test_a_job_that_waits_for_its_turn_takes_its_tokens_at_the_pace_of_the_one_before():
