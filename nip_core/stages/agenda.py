@@ -12,8 +12,10 @@ from typing import Any
 from nip_core.evaluation.report_text import plain_percent
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Stage
+from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
 from nip_core.rollouts.tables import committed_shards
+from nip_core.run_store.run import RunStore
 from nip_core.stages.estimate import Estimate, attacks_by_choice, is_tested
 from nip_core.stages.session import Session
 from nip_core.stages.showing import first_incomplete
@@ -106,6 +108,19 @@ def ending_words(result: Mapping[str, Any]) -> str:
     )
 
 
+def _answers_in_journals(run: RunStore, iteration: int) -> int:
+    """Count the answers to episodes of shards that are not committed; 0 where there is no disk, as
+    reading a bucket's journals twice takes too many requests."""
+    answers, root = 0, f"{run.root}/journals/{iteration:04d}"
+    for split in (name.rstrip("/") for name in run.store.list(root)):
+        done = committed_shards(run.store, run.rollouts(iteration, split))
+        for name in run.store.list(f"{root}/{split}"):
+            path = f"{root}/{split}/{name}"
+            if name.partition(".")[0] not in done and run.store.local_path(path) is not None:
+                answers += sum("generation" in record for record in read_journal(run.store, path))
+    return answers
+
+
 def resuming_words(session: Session) -> str:
     """Return what is on record of the run and is not done again; "" for one that begins."""
     run, parameters, last = session.run, session.parameters, session.parameters.rl.num_iterations
@@ -121,6 +136,8 @@ def resuming_words(session: Session) -> str:
         episodes = sum(manifest.rows.get("episodes", 0) for manifest in shards)
         if episodes and not (split == TEST and details):
             details.append(f"{episodes} {what} episodes are played")
+    if answers := _answers_in_journals(run, i):
+        details.append(f"{answers:,} answers are in journals and not asked for again")
     for group in parameters.trainable_groups:
         record = run.read_json_or_none(run.job(i, group)) if i < last else None
         if record and record.get("id"):

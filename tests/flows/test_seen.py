@@ -17,6 +17,7 @@ from terminal import Terminal
 
 from nip_core import loop
 from nip_core.parameters import load_parameters
+from nip_core.rollouts.journal_segments import open_journal
 from nip_core.rollouts.plan import TRAIN
 from nip_core.stages import agenda
 from nip_core.stages.playing import plan_split, play_shards
@@ -126,6 +127,13 @@ async def test_a_run_that_goes_on_says_what_is_there(tmp_path):
             assert agenda.resuming_words(session) == (
                 "of iteration 0 its test is held, 20 training episodes are played"
             )
+            second = open_journal(session.run.store, session.run.journal(0, TRAIN, "0001"), 1)
+            await second.append({"generation": {"key": "a"}, "timing": {}})
+            await second.aclose()
+            assert agenda.resuming_words(session).endswith(
+                "episodes are played, 1 answers are in journals and not asked for again"
+            )
+            second.remove()
         await loop.train(load_parameters(str(config)))
         async with open_session(load_parameters(str(config), ["rl.num_iterations=3"])) as session:
             assert agenda.resuming_words(session).startswith(
