@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from nip_core.errors import LeaseError, StoreError
+from nip_core.errors import CorruptionError, LeaseError, StoreError
 from nip_core.run_store.documents import encode
 from nip_core.run_store.run import RunStore
 
@@ -28,8 +28,11 @@ _WORTH_IT_S = 1.0  # at a stop
 
 
 def seconds_so_far(run: RunStore, iteration: int) -> dict[str, float]:
-    """By stage that has been begun, the seconds on record; {} where there is nothing yet."""
-    return dict(run.read_json_or_none(_path(run, iteration)) or {})
+    """By stage that has been begun, the seconds on record; {} where nothing is, or it is damaged."""
+    try:
+        return dict(run.read_json_or_none(_path(run, iteration)) or {})
+    except CorruptionError:  # which `nip verify` tells; nothing but estimates goes by them
+        return {}
 
 
 def _path(run: RunStore, iteration: int) -> str:

@@ -124,6 +124,8 @@ class _Iteration:
         for group in {*check.names(f"{self.directory}/datasets"), *self.jobs}:
             self._dataset(group)
         self._swap()
+        if (so_far := f"{self.directory}/times-so-far.json") in check.present:
+            check.document(so_far)
         if has_times:
             check.document(f"{self.directory}/times.json")
         elif self.jobs and self.is_swapped:

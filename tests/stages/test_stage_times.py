@@ -14,6 +14,7 @@ from nip_core.progress.outlook import look
 from nip_core.stages import agenda, choosing, measuring, stage_times
 from nip_core.stages.session import open_session
 from nip_core.stages.stage_times import StageTimes, seconds_so_far
+from nip_core.stages.verification import verify_run
 
 
 class Stopped(Exception):
@@ -39,6 +40,7 @@ async def test_a_stage_took_what_all_processes_took_for_it_and_nothing_counts_tw
                 async with open_session(parameters, progress=time.progress()) as session:
                     await loop.go_on(session, call)
         so_far = seconds_so_far(session.run, 0)
+        assert verify_run(session.run).unknown == []
         assert so_far == {"test": 60.0, "play": 60.0, "dataset": 28.0}  # of two groups
         stops = False
         async with open_session(parameters, progress=time.progress()) as session:
@@ -66,6 +68,9 @@ async def test_a_kill_loses_no_more_than_what_is_not_yet_on_record(tmp_path, mon
                 assert 0.3 < killed_now <= 0.7  # of the same clock, on a busy machine
             again = StageTimes(session, 0)
             before = again.seconds["play"]
+            path = tmp_path / "runs/small/iterations/0000/times-so-far.json"
+            path.write_text(path.read_text()[:-3])
+            assert seconds_so_far(session.run, 0) == {}  # damage stops no run
             async with again.during("play"):
                 await asyncio.sleep(0.1)
             assert before + 0.1 <= again.seconds["play"] < before + 1.0
