@@ -28,7 +28,7 @@ _WORTH_IT_S = 1.0  # at a stop
 
 
 def seconds_so_far(run: RunStore, iteration: int) -> dict[str, float]:
-    """By stage that has been begun, the seconds on record; {} where nothing is, or it is damaged."""
+    """By stage that has been begun, the seconds on record; {} where nothing, or damage, is."""
     try:
         return dict(run.read_json_or_none(_path(run, iteration)) or {})
     except CorruptionError:  # which `nip verify` tells; nothing but estimates goes by them

@@ -63,9 +63,8 @@ async def test_a_kill_loses_no_more_than_what_is_not_yet_on_record(tmp_path, mon
         async with open_session(parameters) as session:
             times = StageTimes(session, 0)
             async with times.during("play"):
-                await asyncio.sleep(0.5)
-                killed_now = seconds_so_far(session.run, 0)["play"]
-                assert 0.3 < killed_now <= 0.7  # of the same clock, on a busy machine
+                while seconds_so_far(session.run, 0).get("play", 0.0) < 0.2:  # as a kill leaves it
+                    await asyncio.sleep(0.01)
             again = StageTimes(session, 0)
             before = again.seconds["play"]
             path = tmp_path / "runs/small/iterations/0000/times-so-far.json"
@@ -73,4 +72,4 @@ async def test_a_kill_loses_no_more_than_what_is_not_yet_on_record(tmp_path, mon
             assert seconds_so_far(session.run, 0) == {}  # damage stops no run
             async with again.during("play"):
                 await asyncio.sleep(0.1)
-            assert before + 0.1 <= again.seconds["play"] < before + 1.0
+            assert 0.2 + 0.1 <= before + 0.1 <= again.seconds["play"]
