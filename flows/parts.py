@@ -57,6 +57,10 @@ class Parts:
     def __exit__(self, *_: object) -> None:
         # A second Ctrl-C must not leave half of them behind.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if not self._parts:
+            return
+        names = ", ".join(part.name for part in reversed(self._parts))
+        _tell(f"stopping {names}")
         for part in reversed(self._parts):
             process = part.process
             # PostgreSQL waits for its clients at SIGTERM, and ends them at SIGINT.
@@ -64,9 +68,13 @@ class Parts:
             try:
                 process.wait(_GRACE_S)
             except subprocess.TimeoutExpired:
-                print(f"nip: {part.name} did not end, killed", file=sys.stderr)
+                _tell(f"{part.name} did not end, killed")
             _kill_group(process)
             process.wait()
+        _tell(
+            f"stopped {names}; what stays is {self._state} (Prefect's database, keys, logs) and "
+            "all runs"
+        )
 
     def start(
         self,
@@ -132,11 +140,9 @@ class Parts:
             )
         wait_s = 2.0 ** (part.quick_ends - 1)
         part.start_again_s = self._clock() + wait_s
-        print(
-            f"nip: {part.name} ended with {status}; started again in {wait_s:g} s; its log is "
-            f"{self._log_of(part.name)}",
-            file=sys.stderr,
-            flush=True,
+        _tell(
+            f"{part.name} ended with {status}; started again in {wait_s:g} s; its log is "
+            f"{self._log_of(part.name)}"
         )
 
     def _launch(
@@ -169,6 +175,10 @@ class Parts:
 
     def _tail(self, part: _Part) -> str:
         return read_tail(self._log_of(part.name))
+
+
+def _tell(text: str) -> None:
+    print(f"nip: {text}", file=sys.stderr, flush=True)
 
 
 def _prepare(parent: int) -> None:

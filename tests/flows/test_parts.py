@@ -70,7 +70,12 @@ def test_a_killed_part_is_started_again_and_ends_with_the_rest(tmp_path, capsys)
         assert starts(tmp_path)[-1] in {process.pid for process in processes}
     said = capsys.readouterr().err
     assert f"worker ended with -9; started again in 1 s; its log is {tmp_path}" in said
-    assert "other" not in said
+    assert "other ended" not in said
+    assert said.splitlines()[-2:] == [
+        "nip: stopping other, worker",
+        f"nip: stopped other, worker; what stays is {tmp_path} (Prefect's database, keys, logs) "
+        "and all runs",
+    ]
     until(lambda: all(map(is_gone, processes)), "no process is left")
 
 
@@ -85,7 +90,8 @@ def test_a_part_that_ends_at_each_start_ends_all_and_its_log_is_named(tmp_path, 
     assert str(tmp_path / "logs" / "lm-server.log") in str(ended.value)
     assert "no such model" in str(ended.value)
     assert len(starts(tmp_path)) == 5
-    waits = [int(line.split(" in ")[1].split()[0]) for line in capsys.readouterr().err.splitlines()]
+    *ends, _, _ = capsys.readouterr().err.splitlines()
+    waits = [int(line.split(" in ")[1].split()[0]) for line in ends]
     assert waits == [1, 2, 4, 8]
     assert other.poll() is not None
 
