@@ -40,7 +40,7 @@ from screens_to_svg import Frame, Recording, Span, rows_of, write_svg  # noqa: E
 
 COLUMNS, ROWS, ROWS_BELOW = 80, 24, 3
 RUN = "demo"
-SETTINGS = "--set rl.num_iterations=1 --set rl.rollouts_per_iteration=400"
+SETTINGS = "--set rl.num_iterations=1 --set rl.rollouts_per_iteration=2000"
 TRAIN = f"nip train deterministic --set run_name={RUN} {SETTINGS}"
 KEY_S = 0.045  # between two keys
 START_S, RUN_S = 180.0, 900.0  # longest waits
@@ -199,6 +199,7 @@ def play(session: Session) -> str | None:
     jobs = {job for _, job in _JOB.findall(after)}
     submitted = re.findall(r"ftjob-\w+", after.partition("nip verify")[2])
     there = re.search(r"train problems, \d+ episodes,\s+(\d+)\s+of\s+them", after)
+    there = there or re.search(r"[\d,]+\s+answers\s+are\s+in\s+journals", after)
     if len(jobs) != 2 or sorted(submitted) != sorted(jobs) or "no problems" not in after:
         return f"jobs {jobs}, on the server {submitted}:\n{after[-3000:]}"
     return None if there else f"nothing was there already:\n{after[:3000]}"
