@@ -10,7 +10,7 @@ proving     that models answer, with the weights that they should
 gating      old models against new ones
 swapping    who serves next
 publishing  the report, the state and the cost of a run
-agenda      what the run has to do, said at its start
+agenda      what the run has to do, said at its start (stage_times: what its stages have taken)
 
 Before the first, and around all:
 
