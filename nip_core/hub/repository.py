@@ -3,6 +3,7 @@
 seal           write ``nip.json`` over a directory's files
 read_sealed    the facts of a directory, with every file checked
 read_facts     the facts alone
+files_taken    the files of a directory that are taken from a repository
 new_directory  a directory that is there as a whole or not at all
 Facts          what ``nip.json`` says; files_of: all files of a directory
 
@@ -18,6 +19,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ FACTS = "nip.json"
 CARD = "README.md"
 FORMAT = 1
 PATTERNS = ["*.json", "*.safetensors", "*.md", "*.jinja", "*.parquet"]
-"""Of what is downloaded; anything else, pickled weights and programs, stays where it is."""
+"""Of what is taken; anything else, pickled weights and programs, stays where it is."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def read_facts(directory: Path, place: str) -> Facts | None:
         files = {name: dict(entry) for name, entry in document.pop("files").items()}
         for name, entry in files.items():
             inside = not name.startswith("/") and ".." not in name.split("/")
-            if not inside or not {"sha256", "bytes"} <= entry.keys():
+            if not (inside and _is_taken(name)) or not {"sha256", "bytes"} <= entry.keys():
                 raise ValueError(f"the entry of {name!r}")
         if kind not in ("adapter", "dataset"):
             raise ValueError(f"kind {kind!r}")
@@ -109,6 +111,17 @@ def files_of(directory: Path) -> dict[str, Path]:
     """All files below a directory, by their names in a repository."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix(): path for path in paths}
+
+
+def files_taken(directory: Path, facts: Facts | None) -> dict[str, Path]:
+    """The files of a kind that is taken; where there is a ``nip.json``, it and those it names.
+
+    A folder of the Hub's cache has whatever any program has downloaded of the repository.
+    """
+    files = {name: path for name, path in files_of(directory).items() if _is_taken(name)}
+    if facts is None:
+        return files
+    return {name: path for name, path in files.items() if name in {FACTS, *facts.files}}
 
 
 @contextlib.contextmanager
@@ -143,6 +156,10 @@ def new_directory(target: Path) -> Iterator[Path]:
         raise StoreError(f"{target}: can't be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _is_taken(name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in PATTERNS)
 
 
 def _all_measured(directory: Path) -> dict[str, dict[str, Any]]:

@@ -21,6 +21,7 @@ from nip_core.hub.repository import (
     PATTERNS,
     Facts,
     files_of,
+    files_taken,
     new_directory,
     read_facts,
     read_sealed,
@@ -127,7 +128,7 @@ def receive(hub: Hub, reference: Reference, target: Path) -> tuple[Reference, Fa
     facts = read_sealed(source, f"{pinned}")
     if facts is not None and facts.kind != reference.kind:
         raise SettingsError(f"{pinned} has the {facts.kind} of a run, not the {reference.kind}")
-    files = files_of(source)
+    files = files_taken(source, facts)
     if not files:
         raise SettingsError(
             f"{pinned} has no file of a kind that is taken ({', '.join(PATTERNS)}); weights are "

@@ -19,12 +19,13 @@ import pyarrow as pa
 import pytest
 import yaml
 from hub_server import ELSEWHERE, READ_ONLY, TOKEN, Fault
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, snapshot_download
 from small_game import FEW, train_here, write_config
 
 from nip_core.errors import CorruptionError, ServerError, SettingsError
 from nip_core.hub.client import connect
 from nip_core.hub.privacy import check_nothing_leaks, plain_text
+from nip_core.hub.repository import Facts, seal
 from nip_core.hub.transfer import publish
 from nip_core.models import BUNDLED
 from nip_core.parameters.published import Reference
@@ -60,6 +61,14 @@ def refused(call, *arguments, **options) -> str:
         call(*arguments, **options)
     assert TOKEN not in str(caught.value) and "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def seal_small(directory, files, **lineage):
+    """Write a repository of nip's that has these files."""
+    for name, content in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(content)
+    return seal(directory, Facts("adapter", {"run": "small", "group": "both", **lineage}))
 
 
 def texts(directory):
@@ -364,6 +373,29 @@ def test_a_pull_of_what_is_not_there_or_was_changed_is_refused(hub, run, tmp_pat
     with pytest.raises(CorruptionError, match=r"README.md has SHA-256 .* was changed"):
         pull("ada/verifier", target)
     assert not target.exists()
+
+
+def test_a_pull_takes_no_pickle_and_no_program_that_lies_in_the_cache_already(hub, tmp_path):
+    files = {"adapter_config.json": b"{}", "pytorch_model.bin": b"\x80", "run_me.py": b"print(1)"}
+    hub.make("ada/other", **files)
+    snapshot_download("ada/other", endpoint=hub.url, token=TOKEN, cache_dir=tmp_path / "hf" / "hub")
+    pull("ada/other", tmp_path / "other")
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["adapter_config.json"]
+    # Of a repository of nip's, a file that it does not name is not taken either.
+    sealed = tmp_path / "sealed"
+    seal_small(sealed, {"adapter_config.json": b"{}"})
+    hub.make("ada/sealed", **{path.name: path.read_bytes() for path in sealed.iterdir()})
+    hub.add(hub.repository("ada/sealed"), "mine", {"notes.md": b"mine"})
+    pull("ada/sealed", tmp_path / "mine")
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == {
+        *("nip.json", "adapter_config.json"),
+    }
+    # Nor can `nip.json` name a program.
+    seal_small(tmp_path / "evil", {"run_me.py": b"print(1)"})
+    evil = {path.name: path.read_bytes() for path in (tmp_path / "evil").iterdir()}
+    hub.make("ada/evil", **evil)
+    said = refused(pull, "ada/evil", tmp_path / "evil-pulled")
+    assert "nip.json is not what nip writes" in said and "run_me.py" in said
 
 
 # Data ---------------------------------------------------------------------------------------------
