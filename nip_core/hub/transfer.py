@@ -6,7 +6,7 @@ receive   a repository's files at a commit, in a new directory, compared with ``
 
 `publish` looks before it writes: equal files make no commit, a push that was killed goes on with
 what the Hub has by then, and an answer that was lost is looked up instead of asked for again. A
-repository that has something else is left as it is.
+repository that has something else is left as it is, and so is what people have added to this run's.
 """
 
 import shutil
@@ -41,7 +41,16 @@ class Published:
     """False: it had all of it already."""
 
 
-def check_public(hub: Hub, reference: Reference, facts: Facts, *, public: bool) -> Remote | None:
+@dataclass(frozen=True)
+class Existing:
+    """A repository that may be written to."""
+
+    remote: Remote
+    published: frozenset[str] = frozenset()
+    """The files of an earlier push; any other ones are not nip's."""
+
+
+def check_public(hub: Hub, reference: Reference, facts: Facts, *, public: bool) -> Existing | None:
     """Return what the repository has, None if it is not there yet.
 
     Raises SettingsError if it has something else than this run's, or if others would see what they
@@ -59,15 +68,15 @@ def check_public(hub: Hub, reference: Reference, facts: Facts, *, public: bool) 
         )
     names = set(remote.files) - _OF_THE_HUB
     if not names:
-        return remote
+        return Existing(remote)
     if FACTS in names:
         at = reference.at(remote.commit)
         before = read_facts(hub.download(at, [FACTS]), f"{at}")
         if before is not None and before.kind == facts.kind and before.source() == facts.source():
-            return remote
+            return Existing(remote, frozenset(before.files))
         what = "nothing of nip" if before is None else f"{before.kind} of {before.source()}"
     else:
-        what = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
+        what = _listed(sorted(names))
     raise SettingsError(
         f"{reference} is there and has something else ({what}); choose another name"
     )
@@ -83,29 +92,34 @@ def publish(
     public: bool,
     say: Callable[[str], None] = lambda _: None,
 ) -> Published:
-    """Make the repository have the files of `directory`, and no other ones of nip's.
+    """Make the repository have the files of `directory`, and no others of an earlier push.
+
+    What somebody else has put there stays. `say` is told what is removed.
 
     Raises SettingsError where the Hub refuses, ServerError where it can't be reached.
     """
     files = files_of(directory)
     for attempt in range(1, 1_000):
         # 1. What is there, now.
-        remote = check_public(hub, reference, facts, public=public)
-        if remote is None:
+        existing = check_public(hub, reference, facts, public=public)
+        if existing is None:
             hub.create(reference, private=not public)
             say(f"made {hub.url(reference)}, {'public' if public else 'private'}")
-            remote = check_public(hub, reference, facts, public=public)
-            if remote is None:
+            existing = check_public(hub, reference, facts, public=public)
+            if existing is None:
                 raise SettingsError(f"{reference}: it was made, and this token may not see it")
+        remote = existing.remote
         # 2. What it lacks, and what it has of an earlier push that is gone.
         lacking = {
             name: path
             for name, path in files.items()
             if name not in remote.files or not remote.files[name].equals(path)
         }
-        gone = sorted(set(remote.files) - set(files) - _OF_THE_HUB)
+        gone = sorted(existing.published & remote.files.keys() - files.keys())
         if not lacking and not gone:
             return Published(reference.at(remote.commit), hub.url(reference), attempt > 1)
+        if gone:
+            say(f"removes what only an earlier push had ({len(gone)}): {_listed(gone)}")
         # 3. One commit. Where nobody knows whether it was made, look again.
         try:
             commit = hub.commit(reference, lacking, gone, message, remote.commit)
@@ -139,3 +153,7 @@ def receive(hub: Hub, reference: Reference, target: Path) -> tuple[Reference, Fa
             (part / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, part / name)
     return pinned, facts
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

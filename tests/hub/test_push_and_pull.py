@@ -253,6 +253,28 @@ def test_somebody_who_wrote_meanwhile_is_not_overwritten(hub, made):
     assert "has something else" in str(raised[0])
 
 
+def test_a_push_removes_what_an_earlier_one_brought_says_so_and_leaves_what_people_added(
+    hub, tmp_path
+):
+    said: list[str] = []
+
+    def publish_small(name, files):
+        facts = seal_small(tmp_path / name, files)
+        reference = Reference.parse("ada/small")
+        publish(connect(), reference, tmp_path / name, facts, "x", public=False, say=said.append)
+        return hub.repository("ada/small").commits
+
+    tables = {f"{i}.json": b"{}" for i in range(5)}
+    publish_small("all", tables)
+    mine = {"LICENSE": b"MIT", "notes.md": b"mine", "images/plot.png": b"x"}
+    hub.add(hub.repository("ada/small"), "mine", mine)
+    assert len(publish_small("all", tables)) == 3  # the first, the push and mine
+    said.clear()
+    [*_, (_, _, tree)] = publish_small("fewer", {"0.json": b"{}"})
+    assert tree.keys() == {".gitattributes", "nip.json", "0.json", *mine}
+    assert said == ["removes what only an earlier push had (4): 1.json, 2.json, 3.json, …"]
+
+
 def test_the_hub_is_asked_again_when_it_says(hub, made):
     hub.faults.append(Fault("GET", "whoami", 429, headers={"Retry-After": "7"}))
     hub.faults.append(Fault("POST", "/repos/create", 503))
