@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from nip_core.errors import SettingsError
 from nip_core.hub.cards import dataset_card
@@ -25,7 +26,7 @@ from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.manifest import is_committed, read_file, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.stages.published import settings_shown
-from nip_core.trainers.dataset import FILES, SCHEMAS
+from nip_core.trainers.dataset import FILES, schema_of
 
 _ROLLOUTS = {"episodes": EPISODES, "generations": GENERATIONS, "choices": CHOICES}
 
@@ -131,13 +132,14 @@ def _pieces(
             manifest = read_manifest(run.store, run.dataset(iteration, trained))
             method = manifest.extra.get("method", "supervised")
             digests["datasets"][f"{iteration:04d}/{trained}"] = str(manifest.extra.get("digest"))
+            content = read_file(run.store, manifest, FILES[method])
             yield _Part(
                 f"{FILES[method].removesuffix('.parquet')}-{trained}",
                 "train",
                 iteration,
                 f"{iteration:04d}.parquet",
-                read_file(run.store, manifest, FILES[method]),
-                SCHEMAS[method],
+                content,
+                schema_of(pq.read_schema(pa.BufferReader(content)), method),
                 manifest.path(FILES[method]),
             )
 

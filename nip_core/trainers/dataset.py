@@ -1,7 +1,7 @@
 """Training examples as Parquet, the source of every back-end's format.
 
 SCHEMAS, FILES    by method, the table's schema and its file's name
-WITH_REASONING    the schemas of examples that have thoughts
+WITH_REASONING    the schemas of examples that have thoughts; schema_of: which a file has
 write_examples    examples -> a file, a row group at a time, made by several processes
 Dataset           such a file: its rows in batches, its columns
 open_dataset      the committed one of a directory, checked
@@ -345,7 +345,7 @@ class Dataset:
         self._source = source
         with self._open() as file:
             self.examples: int = file.metadata.num_rows
-            self._schema = _schema_for(file.schema_arrow, method)
+            self._schema = schema_of(file.schema_arrow, method)
             self._is_current = check_version(file.schema_arrow, self._schema, name)
 
     def rows(self) -> Iterator[Row]:
@@ -404,7 +404,7 @@ def open_dataset(store: Store, directory: str) -> Dataset:
     return Dataset(local, method, place)
 
 
-def _schema_for(written: pa.Schema, method: Method) -> pa.Schema:
+def schema_of(written: pa.Schema, method: Method) -> pa.Schema:
     """The schema that a file of the method should have: with thoughts, if its version says so."""
     with_thoughts = WITH_REASONING.get(method)
     key = b"nip.schema_version"

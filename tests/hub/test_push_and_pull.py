@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -20,6 +21,7 @@ import pytest
 import yaml
 from hub_server import ELSEWHERE, READ_ONLY, TOKEN, Fault
 from huggingface_hub import ModelCard, snapshot_download
+from made_examples import made as made_examples
 from small_game import FEW, train_here, write_config
 
 from nip_core.errors import CorruptionError, ServerError, SettingsError
@@ -31,10 +33,12 @@ from nip_core.models import BUNDLED
 from nip_core.parameters.published import Reference
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
 from nip_core.rollouts.tables import read_rollouts
+from nip_core.run_store import manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.published import choose_model, write_adapter
 from nip_core.stages.published_data import _Part, _without_leaks, write_dataset
+from nip_core.trainers.dataset import FILES, write_examples
 from nip_prefect.flows import export as export_command
 from nip_prefect.flows import hub as commands
 
@@ -447,6 +451,31 @@ def test_every_table_of_a_pushed_dataset_is_read_by_its_name(hub, run, tmp_path,
     )
     assert examples["train"].num_rows == run.read_json(run.job(0, "both"))["examples"]
     assert not list((tmp_path / "data").rglob("timings*"))
+
+
+def with_thoughts(run, store, thought):
+    """A copy of the run, with other training examples, which have thoughts."""
+    shutil.copytree(run.store.local_path(run.root), store / "quickstart")
+    copied = RunStore(open_store(store), "quickstart")
+    directory = copied.dataset(0, "both")
+    shutil.rmtree(copied.store.local_path(directory))
+    examples = [
+        replace(example, reasoning=(None, None, None, thought)) for example in made_examples("supervised", 3)
+    ]
+    file = store / FILES["supervised"]
+    write_examples(file, "supervised", examples, has_reasoning=True)
+    manifest.commit(copied.store, directory, {file.name: file}, extra={"method": "supervised"})
+    return copied
+
+
+def test_training_examples_that_have_thoughts_are_published_with_them(hub, run, tmp_path):
+    push(with_thoughts(run, tmp_path / "runs", "Hm."), "ada/thoughts", what="dataset")
+    pull("ada/thoughts", tmp_path / "data", "dataset")
+    examples = datasets.load_dataset(
+        str(tmp_path / "data"), "examples-both", cache_dir=str(tmp_path / "cache")
+    )
+    assert {thoughts[-1] for thoughts in examples["train"]["reasoning"]} == {"Hm."}
+    assert "| reasoning | list" in (tmp_path / "data" / "README.md").read_text()
 
 
 def test_an_error_in_an_episode_is_published_without_the_address_that_it_quotes(run):
