@@ -18,8 +18,22 @@ LEFT_OUT = "(left out: a place)"
 _OF_A_MACHINE = frozenset(
     {"run_store", "url", "base_url", "tracking", "executable", "webhook_url", "on_finished_webhook"}
 )
-_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s\"'<>)]+")
-_PATH = re.compile(r"(?<![\w/.])(?:/|~/|[A-Za-z]:\\)[\w.@+~-]+(?:[/\\][\w.@+~-]+)*[/\\]?")
+_BEHIND = r"(?:/[^\s\"'<>)]*)?"
+_ADDRESS = re.compile(
+    # with a scheme; IPv4, IPv6 in brackets, and a name with a port, which a file's line is not
+    rf"""[A-Za-z][A-Za-z0-9+.-]*://[^\s"'<>)]+
+    | (?<![\w.]) \d{{1,3}}(?:\.\d{{1,3}}){{3}} (?::\d+)? (?![\w.]*\w) {_BEHIND}
+    | \[ (?=[^\]]*::) [0-9A-Fa-f:.]+ \] (?::\d+)? {_BEHIND}
+    | (?<![\w:.-]) (?=[\w.-]*[A-Za-z]) \w[\w.-]*:(?:80|443|\d{{4,5}}) (?![\w:-]) {_BEHIND}""",
+    re.VERBOSE,
+)
+_PATH = re.compile(
+    # of the root, of a home, of a variable, upwards; of a drive, of another machine
+    r"""(?<![\w/.]) (?: / | ~(?:[A-Za-z_][\w.-]*)?/ | \$\{?[A-Za-z_]\w*\}?[/\\] | (?:\.\./)+
+        | %\w+%[/\\] | [A-Za-z]:\\ | \\\\[\w.-]+\\ )
+    [\w.@+~$-]+ (?:[/\\][\w.@+~$-]+)* [/\\]?""",
+    re.VERBOSE,
+)
 _TEXT_FILES = {".json", ".md", ".yaml", ".jinja", ".txt"}
 _SHORTEST = 6
 """Host names and keys shorter than this may be part of a harmless word."""
@@ -28,12 +42,15 @@ _SHORTEST = 6
 def without_places(settings: Any) -> Any:
     """Settings as published: what names a place on a machine or in a network is left out."""
     if isinstance(settings, Mapping):
-        return {
-            str(name): without_places(value)
-            for name, value in settings.items()
-            if name not in _OF_A_MACHINE
-            and not str(name).startswith(("language_model_server", "_"))
-        }
+        shown: dict[str, Any] = {}
+        for name, value in settings.items():
+            if name in _OF_A_MACHINE or str(name).startswith(("language_model_server", "_")):
+                continue
+            key = without_places(str(name))
+            if key in shown:  # another place, with a value of its own
+                key = f"{key} {sum(other.startswith(key) for other in shown) + 1}"
+            shown[key] = without_places(value)
+        return shown
     if isinstance(settings, list | tuple):
         return [without_places(value) for value in settings]
     if (
@@ -46,7 +63,7 @@ def without_places(settings: Any) -> Any:
 
 
 def plain_text(text: str) -> str:
-    """The text with an ellipsis for each address and each absolute path."""
+    """The text with an ellipsis for each address and each path that leads out of here."""
     return _PATH.sub("…", _ADDRESS.sub("…", text))
 
 

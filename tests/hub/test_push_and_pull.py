@@ -26,7 +26,7 @@ from small_game import FEW, train_here, write_config
 
 from nip_core.errors import CorruptionError, ServerError, SettingsError
 from nip_core.hub.client import connect
-from nip_core.hub.privacy import check_nothing_leaks, plain_text
+from nip_core.hub.privacy import LEFT_OUT, check_nothing_leaks, plain_text, without_places
 from nip_core.hub.repository import Facts, seal
 from nip_core.hub.transfer import publish
 from nip_core.models import BUNDLED
@@ -179,6 +179,26 @@ def test_errors_are_quoted_without_addresses_and_paths():
     assert plain_text("asked http://10.0.0.1:8000/v1: no") == "asked … no"
     assert plain_text("in /home/ada/runs/x.py, line 3") == "in …, line 3"
     assert plain_text("prover: 3/4 answers and/or none") == "prover: 3/4 answers and/or none"
+
+
+def test_settings_are_published_without_places_be_they_names_or_values():
+    prices = {"/srv/secret/models/m": {"usd": 1}, "/srv/secret/n": {"usd": 2}, "tiny": {"usd": 3}}
+    assert without_places({"prices": prices}) == {
+        "prices": {LEFT_OUT: {"usd": 1}, f"{LEFT_OUT} 2": {"usd": 2}, "tiny": {"usd": 3}}
+    }
+    places = ["/srv/x", "~/x", "~alice/x", "$HOME/x", "${DATA}/x", "../../alice/x", "file:/srv/x"]
+    places += ["C:\\Users\\alice", "%USERPROFILE%\\x", "\\\\host\\share", "http://10.0.0.5/v1"]
+    places += ["10.0.0.5:8000/v1", "10.0.0.5", "[::1]:8000", "host.internal:8000", "gpu-7:8000"]
+    assert without_places(places) == [LEFT_OUT] * len(places)
+    plain = ["tiny", "Qwen/Qwen2.5-0.5B", "llama3:8b", "gpt-4o:2024-08-06", "data/problems.jsonl"]
+    plain += [
+        "ft:tiny:2024:12345678",
+        "hf://ada/verifier@main",
+        "game.py:120",
+        "v1.2.3",
+        "12:30:45",
+    ]
+    assert without_places(plain) == plain
 
 
 # What goes wrong ----------------------------------------------------------------------------------
@@ -460,7 +480,8 @@ def with_thoughts(run, store, thought):
     directory = copied.dataset(0, "both")
     shutil.rmtree(copied.store.local_path(directory))
     examples = [
-        replace(example, reasoning=(None, None, None, thought)) for example in made_examples("supervised", 3)
+        replace(example, reasoning=(None, None, None, thought))
+        for example in made_examples("supervised", 3)
     ]
     file = store / FILES["supervised"]
     write_examples(file, "supervised", examples, has_reasoning=True)
