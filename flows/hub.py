@@ -6,6 +6,7 @@ The token is that of HF_TOKEN, or of ``hf auth login``; it is no argument, and i
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,6 +60,7 @@ def push(
     """Publish what RUN has trained, or played, on the Hugging Face Hub; private unless told
     otherwise. The same again makes no new commit, and one that was stopped goes on."""
     from nip_core.hub.client import connect
+    from nip_core.hub.privacy import secrets_of
 
     reference = _reference(to, what)
     if reference.revision is not None:
@@ -69,8 +71,11 @@ def push(
     user = hub.user(reference)
     with tempfile.TemporaryDirectory(prefix="nip-push-") as folder:
         directory = Path(folder) / "repository"
-        facts = _write(tree, directory, reference, iteration, group, license_id, base_model)
-        done = _publish(hub, reference, directory, facts, tree, public)
+        secrets = secrets_of(os.environ, hub.token)
+        facts = _write(
+            tree, directory, reference, iteration, group, license_id, base_model, secrets
+        )
+        done = _publish(hub, reference, directory, facts, tree, public, secrets)
     if as_json:
         print_json(
             {
@@ -150,6 +155,7 @@ def _write(
     group: str | None,
     license_id: str | None,
     base_model: str | None,
+    secrets: Mapping[str, str],
 ) -> "Facts":
     """Write what is to be published."""
     if reference.kind == "dataset":
@@ -164,6 +170,7 @@ def _write(
             iterations=[] if iteration is None else [iteration],
             group=group,
             license_id=license_id,
+            secrets=secrets,
         )
     from nip_core.stages.published import choose_model, write_adapter
 
@@ -184,6 +191,7 @@ def _publish(
     facts: "Facts",
     tree: "RunStore",
     public: bool,
+    secrets: Mapping[str, str],
 ) -> "Published":
     """Send it, once everything is known to be right."""
     from nip_core.hub.privacy import check_nothing_leaks
@@ -191,7 +199,7 @@ def _publish(
 
     local = tree.store.local_path(tree.root)
     places = [directory.parent, Path.cwd(), *([local.parent.absolute()] if local else [])]
-    check_nothing_leaks(directory, os.environ, places)
+    check_nothing_leaks(directory, secrets, places)
     check_public(hub, reference, facts, public=public)
     message = f"{reference.kind} of the run {tree.name}, by nip"
     return publish(hub, reference, directory, facts, message, public=public, say=_say)

@@ -104,6 +104,11 @@ class Hub:
     ) -> None:
         self._api, self._token, self._sleep, self._cache = api, token, sleep, cache
 
+    @property
+    def token(self) -> str:
+        """The token, "" without one: to look for it in what is published, and for nothing else."""
+        return self._token
+
     def user(self, to_write: Reference) -> str:
         """Return who the token belongs to.
 

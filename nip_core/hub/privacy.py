@@ -1,7 +1,7 @@
 """What must not leave this machine: places on its disks, addresses, its name, keys.
 
 without_places   settings without them, for cards
-secrets_of       keys and passwords of an environment
+secrets_of       keys and passwords of an environment, and the token of the Hub
 plain_text       a text without addresses and paths, for columns that quote errors
 check_nothing_leaks   the last look at a directory, before it is published
 """
@@ -11,6 +11,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from nip_core.errors import SettingsError
 
@@ -34,6 +35,12 @@ _PATH = re.compile(
     [\w.@+~$-]+ (?:[/\\][\w.@+~$-]+)* [/\\]?""",
     re.VERBOSE,
 )
+_SECRET = re.compile(
+    r"(KEY|TOKEN|SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL|_PASS|_PWD|_PAT)S?(_ID)?$"
+)
+"""Names, in capitals, of variables whose values are secret."""
+_PASSWORD = re.compile(r"://([^/\s:@]*):([^/\s@]+)@|()\b(?i:password|pwd)=([^\s&;]+)")
+"""In values like those of DATABASE_URL: a user, if there is one, and a password."""
 _TEXT_FILES = {".json", ".md", ".yaml", ".jinja", ".txt"}
 _SHORTEST = 6
 """Host names and keys shorter than this may be part of a harmless word."""
@@ -67,24 +74,33 @@ def plain_text(text: str) -> str:
     return _PATH.sub("…", _ADDRESS.sub("…", text))
 
 
-def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """Values of variables that are called keys, tokens, secrets or passwords, with their names."""
-    return {
-        value.strip(): f"the value of the environment variable {name}"
-        for name, value in environment.items()
-        if re.search(r"(KEY|TOKEN|SECRET|PASSWORD)S?$", name) and len(value.strip()) >= _SHORTEST
-    }
+def secrets_of(environment: Mapping[str, str], token: str = "") -> dict[str, str]:
+    """What must not be published, each with words for it.
+
+    That are the Hub's `token`, the values of variables that are called keys, tokens, secrets or
+    passwords, and passwords within other values, as in an address of a database.
+    """
+    secrets = {token: "the token of the Hub"}
+    for name, value in environment.items():
+        for match in _PASSWORD.finditer(value):
+            user, password = [part for part in match.groups() if part is not None]
+            # Of a database for trying things out both are one word, which may be anywhere.
+            if password not in (user, "password"):
+                what = f"a password in the environment variable {name}"
+                secrets |= {password: what, unquote(password): what}
+        if _SECRET.search(name.upper()):
+            secrets[value.strip()] = f"the value of the environment variable {name}"
+    return {secret: what for secret, what in secrets.items() if len(secret) >= _SHORTEST}
 
 
 def check_nothing_leaks(
-    directory: Path, environment: Mapping[str, str], places: Iterable[Path] = ()
+    directory: Path, secrets: Mapping[str, str], places: Iterable[Path] = ()
 ) -> None:
     """Raise SettingsError, naming the file, if one of a directory has what must not leave.
 
-    Looked for are `secrets_of` the environment, in every file, and in texts the name of this
+    Looked for are `secrets`, see `secrets_of`, in every file, and in texts the name of this
     machine, the home directory, and `places`.
     """
-    named = secrets_of(environment)
     of_texts = {str(place): "a directory of this machine" for place in [Path.home(), *places]}
     of_texts[socket.gethostname()] = "the name of this machine"
     for path in sorted(directory.rglob("*")):
@@ -92,7 +108,7 @@ def check_nothing_leaks(
             continue
         content = path.read_bytes()
         is_text = path.suffix in _TEXT_FILES
-        for secret, what in [*named.items(), *(of_texts.items() if is_text else ())]:
+        for secret, what in [*secrets.items(), *(of_texts.items() if is_text else ())]:
             if len(secret) >= _SHORTEST and secret.encode() in content:
                 name = path.relative_to(directory).as_posix()
                 raise SettingsError(f"nothing was published: {name} has {what} in it")

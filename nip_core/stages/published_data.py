@@ -6,7 +6,6 @@ Files are those that the run has committed, byte for byte, but where the column 
 episode quotes an address or a path, which are left out. Times of calls stay here.
 """
 
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 
 from nip_core.errors import SettingsError
 from nip_core.hub.cards import dataset_card
-from nip_core.hub.privacy import plain_text, secrets_of, without_places
+from nip_core.hub.privacy import plain_text, without_places
 from nip_core.hub.repository import CARD, Facts, new_directory, seal
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
 from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS
@@ -52,16 +51,16 @@ def write_dataset(
     iterations: Collection[int] = (),
     group: str | None = None,
     license_id: str | None = None,
-    environment: Mapping[str, str] = os.environ,
+    secrets: Mapping[str, str],
 ) -> Facts:
     """Write the tables, ``nip.json`` and the card to the new directory `target`; the facts.
 
     `iterations`: those alone, if any; `group`: the training examples of that one alone.
 
-    Raises SettingsError if there are none, or one has a key of the environment in it;
-    CorruptionError for a file that is not what was committed.
+    Raises SettingsError if there are none, or one has one of `secrets` in it, see
+    `nip_core.hub.privacy.secrets_of`; CorruptionError for a file that is not what was committed.
     """
-    record, secrets = run.open(), secrets_of(environment)
+    record = run.open()
     tables: dict[str, dict[str, Any]] = {}
     digests: dict[str, dict[str, str]] = {"rollouts": {}, "datasets": {}}
     with new_directory(target) as part:
@@ -150,14 +149,24 @@ def _folders(run: RunStore, directory: str) -> Iterable[str]:
     return [name for name in sorted(names) if is_committed(run.store, f"{directory}/{name}")]
 
 
+def _texts(name: str, column: pa.ChunkedArray) -> Iterator[tuple[str, pa.ChunkedArray]]:
+    """All texts of a column, those in its lists and structs too, with the names of their places."""
+    if pa.types.is_list(column.type):
+        yield from _texts(name, pc.list_flatten(column))
+    elif pa.types.is_struct(column.type):
+        for field in column.type:
+            yield from _texts(f"{name}.{field.name}", pc.struct_field(column, field.name))
+    elif pa.types.is_string(column.type):
+        yield name, column
+
+
 def _without_leaks(piece: _Part, secrets: Mapping[str, str]) -> tuple[bytes, int]:
     """The file as it is published, and its number of rows."""
     table = parquet_table(piece.content, piece.schema, piece.place, None)
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if not pa.types.is_string(column.type):
-            continue
+    columns = zip(table.column_names, table.columns, strict=True)
+    for name, texts in (leaf for column in columns for leaf in _texts(*column)):
         for secret, what in secrets.items():
-            if pc.any(pc.match_substring(column, secret)).as_py():
+            if pc.any(pc.match_substring(texts, secret)).as_py():
                 raise SettingsError(
                     f"nothing was published: {piece.place}, column {name}, has {what} in it"
                 )

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import datasets
+import huggingface_hub.constants
 import pyarrow as pa
 import pytest
 import yaml
@@ -26,7 +27,13 @@ from small_game import FEW, train_here, write_config
 
 from nip_core.errors import CorruptionError, ServerError, SettingsError
 from nip_core.hub.client import connect
-from nip_core.hub.privacy import LEFT_OUT, check_nothing_leaks, plain_text, without_places
+from nip_core.hub.privacy import (
+    LEFT_OUT,
+    check_nothing_leaks,
+    plain_text,
+    secrets_of,
+    without_places,
+)
 from nip_core.hub.repository import Facts, seal
 from nip_core.hub.transfer import publish
 from nip_core.models import BUNDLED
@@ -169,10 +176,45 @@ def test_nothing_leaves_that_is_of_this_machine_or_of_the_training_data(hub, run
 def test_a_key_of_the_environment_in_a_file_is_noticed_before_anything_is_sent(tmp_path):
     (tmp_path / "README.md").write_text("all of sk-the-key-itself")
     with pytest.raises(SettingsError, match=r"README.md has the value of the environment variable"):
-        check_nothing_leaks(tmp_path, {"OPENAI_API_KEY": "sk-the-key-itself"})
+        check_nothing_leaks(tmp_path, secrets_of({"OPENAI_API_KEY": "sk-the-key-itself"}))
     with pytest.raises(SettingsError, match="a directory of this machine"):
         check_nothing_leaks(tmp_path, {}, [Path("all of sk")])
-    check_nothing_leaks(tmp_path, {"OPENAI_API_KEY": "another", "HOME": "all of"})
+    check_nothing_leaks(tmp_path, secrets_of({"OPENAI_API_KEY": "another", "HOME": "all of"}))
+
+
+def test_secrets_are_known_by_the_names_of_their_variables_and_in_addresses():
+    database = "postgresql://ada:s3cr%40t-word@db/nip"
+    environment = {
+        "aws_secret_access_key": "abcdefgh",
+        "AWS_ACCESS_KEY_ID": "AKIAabcd",
+        "GITHUB_PAT": "ghp_abcd",
+        "DATABASE_URL": database,
+        "DSN": "host=db password=other-word user=ada",
+        "PWD": "/home/ada/runs",
+        "PATH": "/usr/bin",
+        "TRIED_URL": "postgresql://prefect:prefect@localhost/prefect",
+    }
+    assert secrets_of(environment, TOKEN).keys() == {
+        *("abcdefgh", "AKIAabcd", "ghp_abcd", TOKEN),
+        *("s3cr%40t-word", "s3cr@t-word", "other-word"),
+    }
+
+
+@pytest.mark.parametrize("place", ["messages.content", "reasoning"])
+def test_a_key_in_a_chat_or_a_thought_is_not_published(hub, run, tmp_path, monkeypatch, place):
+    key = {"messages.content": "Return x plus 2.", "reasoning": "a thought of sk-abc"}[place]
+    monkeypatch.setenv("openai_api_key", key)
+    said = refused(push, with_thoughts(run, tmp_path, "a thought of sk-abc"), what="dataset")
+    assert f"column {place}, has the value of the environment variable openai_api_key" in said
+    assert not hub.uploads
+    monkeypatch.delenv("openai_api_key")
+    # Nor is the token of a login, which no variable has.
+    (tmp_path / "token").write_text(TOKEN)
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    talkative = with_thoughts(run, tmp_path / "talkative", f"It is {TOKEN}.")
+    with pytest.raises(SettingsError, match="reasoning, has the token of the Hub in it"):
+        push(talkative, what="dataset")
 
 
 def test_errors_are_quoted_without_addresses_and_paths():
@@ -205,7 +247,7 @@ def test_settings_are_published_without_places_be_they_names_or_values():
 
 
 def test_a_push_that_was_killed_while_it_uploaded_goes_on_with_what_is_there(hub, run, tmp_path):
-    facts = write_dataset(run, tmp_path / "data", place="ada/play")
+    facts = write_dataset(run, tmp_path / "data", place="ada/play", secrets={})
     large = [f["sha256"] for name, f in facts.files.items() if name.endswith(".parquet")]
     [held] = [f["sha256"] for name, f in facts.files.items() if name.startswith("examples")]
     fault = Fault("PUT", held, 0, after=1000, hold=True)
