@@ -178,16 +178,15 @@ def public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
     `base_model` is a directory or a name on the Hub. Raises TorchMissingError where that can't be
     computed, AdapterError if one of them can't be read.
     """
-    from nip_lm_server.engines.base import EngineError
-
     try:
         from nip_lm_server.engines.public_probe import public_probe as compute
 
         return compute(base_model, adapter)
     except ModuleNotFoundError as error:
         raise TorchMissingError(f"it is computed with the package {error.name}") from None
-    except (OSError, ValueError, EngineError) as error:
-        raise AdapterError(f"{base_model}: the probe can't be computed: {error}") from error
+    except Exception as error:  # safetensors and tokenizers have exception classes of their own
+        reason = f"{type(error).__name__}: {error}"
+        raise AdapterError(f"{base_model}: the probe can't be computed: {reason}") from error
 
 
 class TorchMissingError(Exception):

@@ -131,7 +131,8 @@ def write_adapter(
     `place` is what the card calls it. `base` is the name by which others find the base model;
     `probe`: with log-probabilities on a fixed text, by which whoever takes it proves it again.
 
-    Raises SettingsError if it is no adapter, or its base model has no name that others know;
+    Raises SettingsError if it is no adapter, or its base model has no name that others know, or
+    can't be read for the probe;
     CorruptionError if its files are not those on record.
     """
     name = _portable_base(chosen, base)
@@ -299,12 +300,18 @@ def _check_is_adapter(chosen: ChosenModel, source: Path, manifest: Mapping[str, 
 
 
 def _write_probe(chosen: ChosenModel, source: Path, part: Path) -> None:
-    from nip_lm_server.client import TorchMissingError, public_probe
+    from nip_lm_server.client import AdapterError, TorchMissingError, public_probe
 
     try:
         probe = public_probe(resolve_model(chosen.base), source)
     except TorchMissingError as error:
         raise SettingsError(f"the probe that goes with a published adapter: {error}") from None
+    except AdapterError as error:
+        raise SettingsError(
+            f"the probe that goes with a published adapter: {' '.join(str(error).split())}; it is "
+            "computed over the base model: bring that back, or write the adapter without a probe "
+            "with `nip export --to peft`"
+        ) from error
     (part / "probe.json").write_text(json.dumps(probe, indent=1) + "\n", encoding="utf-8")
 
 

@@ -402,6 +402,30 @@ def test_a_repository_that_has_something_else_or_is_seen_by_others_is_left_as_it
     assert commits(hub, "ada/public")
 
 
+def over_directory(run, store, base):
+    """A copy of the run, in whose settings the base model is a directory."""
+    shutil.copytree(run.store.local_path(run.root), store / "quickstart")
+    record = store / "quickstart" / "run.json"
+    document = json.loads(record.read_text())
+    for agent in document["parameters"]["agents"].values():
+        agent["model_name"] = str(base)
+    del document["sha256"]
+    record.write_text(json.dumps(document))
+    return RunStore(open_store(store), "quickstart")
+
+
+@pytest.mark.parametrize("weights", [None, b"cut off"])
+def test_a_base_model_that_can_not_be_read_is_said_in_a_line(hub, run, tmp_path, weights):
+    base = tmp_path / "base"
+    if weights is not None:
+        shutil.copytree(BUNDLED["tiny"], base)
+        (base / "model.safetensors").write_bytes(weights)
+    copied = over_directory(run, tmp_path / "runs", base)
+    said = refused(push, copied, base_model="ada/tiny")
+    assert f"{base}: the probe can't be computed" in said and "`nip export --to peft`" in said
+    assert not hub.repositories
+
+
 def test_a_run_without_a_trained_model_or_with_a_nameless_base_is_refused(hub, run, tmp_path):
     assert "base models, so there is no trained model" in refused(push, run, iteration=0)
     assert "no such model group; it has both" in refused(push, run, group="judge")
@@ -409,15 +433,7 @@ def test_a_run_without_a_trained_model_or_with_a_nameless_base_is_refused(hub, r
     assert "use adapter or dataset" in refused(push, run, what="model")
     assert "use an identifier" in refused(push, run, license_id="my own")
     assert "others have no such path" in refused(push, run, base_model=str(tmp_path))
-    # The settings of a run whose base model is a directory.
-    shutil.copytree(run.store.local_path(run.root), tmp_path / "runs" / "quickstart")
-    record = tmp_path / "runs" / "quickstart" / "run.json"
-    document = json.loads(record.read_text())
-    for agent in document["parameters"]["agents"].values():
-        agent["model_name"] = str(BUNDLED["tiny"])
-    del document["sha256"]
-    record.write_text(json.dumps(document))
-    copied = RunStore(open_store(tmp_path / "runs"), "quickstart")
+    copied = over_directory(run, tmp_path / "runs", BUNDLED["tiny"])
     assert "say with --base-model OWNER/NAME where others find it" in refused(push, copied)
     push(copied, base_model="ada/tiny")
     config = json.loads(hub.content("ada/verifier", "adapter_config.json"))
