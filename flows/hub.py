@@ -4,6 +4,7 @@ The token is that of HF_TOKEN, or of ``hf auth login``; it is no argument, and i
 """
 
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -199,7 +200,7 @@ def _publish(
 
     local = tree.store.local_path(tree.root)
     places = [directory.parent, Path.cwd(), *([local.parent.absolute()] if local else [])]
-    check_nothing_leaks(directory, secrets, places)
+    check_nothing_leaks(directory, secrets, places, socket.gethostname())
     check_public(hub, reference, facts, public=public)
     message = f"{reference.kind} of the run {tree.name}, by nip"
     return publish(hub, reference, directory, facts, message, public=public, say=_say)

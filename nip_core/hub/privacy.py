@@ -6,14 +6,15 @@ plain_text       a text without addresses and paths, for columns that quote erro
 check_nothing_leaks   the last look at a directory, before it is published
 """
 
+import json
 import re
-import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from nip_core.errors import SettingsError
+from nip_core.hub.repository import FACTS
 
 LEFT_OUT = "(left out: a place)"
 _OF_A_MACHINE = frozenset(
@@ -41,6 +42,8 @@ _SECRET = re.compile(
 """Names, in capitals, of variables whose values are secret."""
 _PASSWORD = re.compile(r"://([^/\s:@]*):([^/\s@]+)@|()\b(?i:password|pwd)=([^\s&;]+)")
 """In values like those of DATABASE_URL: a user, if there is one, and a password."""
+_OF_NIP = ("files", "tables")
+"""Facts whose words are nip's: names of files and columns."""
 _TEXT_FILES = {".json", ".md", ".yaml", ".jinja", ".txt"}
 _SHORTEST = 6
 """Host names and keys shorter than this may be part of a harmless word."""
@@ -94,15 +97,14 @@ def secrets_of(environment: Mapping[str, str], token: str = "") -> dict[str, str
 
 
 def check_nothing_leaks(
-    directory: Path, secrets: Mapping[str, str], places: Iterable[Path] = ()
+    directory: Path, secrets: Mapping[str, str], places: Iterable[Path] = (), host: str = ""
 ) -> None:
     """Raise SettingsError, naming the file, if one of a directory has what must not leave.
 
-    Looked for are `secrets`, see `secrets_of`, in every file, and in texts the name of this
-    machine, the home directory, and `places`.
+    Looked for are `secrets`, see `secrets_of`, in every file, in texts the home directory and
+    `places`, and in ``nip.json``, of which cards are made, the name `host` of this machine.
     """
     of_texts = {str(place): "a directory of this machine" for place in [Path.home(), *places]}
-    of_texts[socket.gethostname()] = "the name of this machine"
     for path in sorted(directory.rglob("*")):
         if not path.is_file():
             continue
@@ -112,3 +114,35 @@ def check_nothing_leaks(
             if len(secret) >= _SHORTEST and secret.encode() in content:
                 name = path.relative_to(directory).as_posix()
                 raise SettingsError(f"nothing was published: {name} has {what} in it")
+    if (directory / FACTS).is_file():
+        facts = json.loads((directory / FACTS).read_text(encoding="utf-8"))
+        _check_host({name: of for name, of in facts.items() if name not in _OF_NIP}, host)
+
+
+def _check_host(facts: Any, host: str) -> None:
+    """Raise SettingsError if facts have the name of this machine as a word of a text.
+
+    A machine may be called "server" or "verifier": nip's own sentences are not searched, and what
+    is a name or an option in the facts by itself says nothing of a machine.
+    """
+    texts = list(_texts(facts))
+    if len(host) < _SHORTEST or (host.isidentifier() and host in texts):
+        return
+    word = re.compile(rf"(?<!\w){re.escape(host)}(?!\w)")
+    if text := next(filter(word.search, texts), None):
+        raise SettingsError(
+            f"nothing was published: {FACTS} has the name of this machine, {host}, in it: {text!r}"
+        )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All names and texts of a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, part in value.items():
+            yield name
+            yield from _texts(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts(part)

@@ -182,6 +182,21 @@ def test_a_key_of_the_environment_in_a_file_is_noticed_before_anything_is_sent(t
     check_nothing_leaks(tmp_path, secrets_of({"OPENAI_API_KEY": "another", "HOME": "all of"}))
 
 
+def test_a_machine_may_be_called_by_any_word_of_a_card_but_not_be_named_in_it(run, tmp_path):
+    facts = write_adapter(choose_model(run, None, None), tmp_path / "made", place="x")
+    card = (tmp_path / "made" / "README.md").read_text()
+    words = set(re.findall(r"[A-Za-z_]{6,}", re.sub(r"`[^`]*`", "", card.partition("---\n\n")[2])))
+    assert {"server", "verifier", "quickstart"} <= words and len(words) > 50
+    for host in words:
+        check_nothing_leaks(tmp_path / "made", {}, [], host)
+    settings = {"dataset": "of the server", "prices": {"on alices-laptop": 1}}
+    seal(tmp_path / "made", replace(facts, content={**facts.content, "settings": settings}))
+    for host in ("server", "alices-laptop"):
+        with pytest.raises(SettingsError, match=f"has the name of this machine, {host}, in it"):
+            check_nothing_leaks(tmp_path / "made", {}, [], host)
+    check_nothing_leaks(tmp_path / "made", {}, [], "laptops")
+
+
 def test_secrets_are_known_by_the_names_of_their_variables_and_in_addresses():
     database = "postgresql://ada:s3cr%40t-word@db/nip"
     environment = {
