@@ -30,6 +30,7 @@ from nip_core.errors import (
     StageError,
     StoreError,
 )
+from nip_core.redaction import printable
 from nip_prefect.flows.command_table import Commands
 from nip_prefect.flows.stopping import Stopped
 from nip_prefect.flows.streams import lost_output, open_closed, survive
@@ -123,7 +124,7 @@ def _ended_with() -> int:
     try:
         app(prog_name="nip")
     except NipError as error:
-        print(f"nip: {error}", file=sys.stderr)
+        print(f"nip: {printable(str(error))}", file=sys.stderr)
         return exit_code(error)
     except SystemExit as ended:
         if not isinstance(ended.code, int | None):

@@ -15,6 +15,7 @@ import typer
 
 from nip_core.errors import SettingsError
 from nip_core.parameters.published import Kind, Reference
+from nip_core.redaction import printable
 from nip_core.stages.named_run import find_run
 from nip_prefect.flows.options import say_left_out
 from nip_prefect.flows.printing import print_json
@@ -125,7 +126,8 @@ def pull(
     if facts is None:
         print("not published by nip: it has no nip.json to check its files against")
     else:
-        print(f"{len(facts.files)} files are what was published, of run {facts.lineage.get('run')}")
+        run = printable(str(facts.lineage.get("run")))
+        print(f"{len(facts.files)} files are what was published, of run {run}")
 
 
 def _reference(text: str, what: str) -> Reference:
@@ -207,4 +209,4 @@ def _publish(
 
 
 def _say(line: str) -> None:
-    print(f"nip: {line}", file=sys.stderr)
+    print(f"nip: {printable(line)}", file=sys.stderr)

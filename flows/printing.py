@@ -21,6 +21,7 @@ from nip_core.evaluation.attack import worst_words
 from nip_core.evaluation.league import opponent_words
 from nip_core.evaluation.report_text import gate_line, plain_percent, problems_words
 from nip_core.parameters import HyperParameters
+from nip_core.redaction import printable
 from nip_core.stages.costs import USD, cost_rows
 
 if TYPE_CHECKING:
@@ -158,8 +159,8 @@ def _warn_of_unreachable_threshold(parameters: HyperParameters) -> None:
 
 
 def print_json(value: Any) -> None:
-    """A value as JSON."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    """A value as JSON, in which control codes are escaped."""
+    print(printable(json.dumps(value, indent=2, ensure_ascii=False)))
 
 
 def show_result(result: Any, as_json: bool, shown: "Shown", show: "Callable[[Any], None]") -> None:

@@ -1,10 +1,12 @@
-"""Keys: read from the environment, and taken out of texts that came from a server.
+"""Keys, read from the environment; and texts that came from a server, without keys or commands.
 
 read_key             a key as a header can carry it
 redact, redact_all   before a text becomes an error, a row or a record: a server may send back what
                      it was sent, its own error pages included
+printable            before a text, or JSON, goes to a terminal, which obeys control codes
 """
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +15,7 @@ from nip_core.errors import SettingsError
 
 HIDDEN = "***"
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;}\]]+")
+_UNPLAIN = re.compile(r"[^\n -~]")
 _SHORT = 8  # a key this short may be part of a harmless word, and counts as a whole word only
 
 
@@ -51,3 +54,12 @@ def redact_all(value: Any, *keys: str) -> Any:
     if isinstance(value, dict):
         return {redact(str(name), *keys): redact_all(item, *keys) for name, item in value.items()}
     return value
+
+
+def printable(text: str) -> str:
+    """`text` with what nobody can see, but line ends, escaped as in JSON: ESC is ``\\u001b``."""
+    return _UNPLAIN.sub(lambda match: _visible(match[0]), text)
+
+
+def _visible(character: str) -> str:
+    return character if character.isprintable() else json.dumps(character)[1:-1]

@@ -80,7 +80,10 @@ def read_facts(directory: Path, place: str) -> Facts | None:
         files = {name: dict(entry) for name, entry in document.pop("files").items()}
         for name, entry in files.items():
             inside = not name.startswith("/") and ".." not in name.split("/")
-            if not (inside and _is_taken(name)) or not {"sha256", "bytes"} <= entry.keys():
+            if (
+                not (inside and name.isprintable() and _is_taken(name))
+                or not {"sha256", "bytes"} <= entry.keys()
+            ):
                 raise ValueError(f"the entry of {name!r}")
         if kind not in ("adapter", "dataset"):
             raise ValueError(f"kind {kind!r}")

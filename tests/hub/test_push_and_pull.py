@@ -46,6 +46,7 @@ from nip_core.run_store.store import open_store
 from nip_core.stages.published import choose_model, write_adapter
 from nip_core.stages.published_data import _Part, _without_leaks, write_dataset
 from nip_core.trainers.dataset import FILES, write_examples
+from nip_prefect.flows import cli
 from nip_prefect.flows import export as export_command
 from nip_prefect.flows import hub as commands
 
@@ -515,6 +516,37 @@ def test_a_pull_takes_no_pickle_and_no_program_that_lies_in_the_cache_already(hu
     hub.make("ada/evil", **evil)
     said = refused(pull, "ada/evil", tmp_path / "evil-pulled")
     assert "nip.json is not what nip writes" in said and "run_me.py" in said
+
+
+def test_what_strangers_wrote_reaches_the_terminal_without_its_control_codes(
+    hub, tmp_path, capsys, monkeypatch
+):
+    evil = "\x1b]0;mine\x07\x9b2J\x7f\u202e"
+
+    def said_by(*arguments) -> str:
+        monkeypatch.setattr(sys, "argv", ["nip", "pull", "ada/evil", *map(str, arguments)])
+        cli._ended_with()
+        shown = "".join(capsys.readouterr())
+        assert shown.replace("\n", "").isprintable(), repr(shown)
+        return shown
+
+    def offer(**more):
+        document = json.loads((sealed / "nip.json").read_text()) | more
+        hub.make("ada/evil", **{"a.json": b"{}", "nip.json": json.dumps(document).encode()})
+
+    sealed = tmp_path / "sealed"
+    seal_small(sealed, {"a.json": b"{}"}, run=f"r{evil}")
+    offer()
+    assert r"of run r\u001b]0;mine\u0007\u009b2J\u007f\u202e" in said_by(tmp_path / "a")
+    assert json.loads(said_by(tmp_path / "a", "--json"))["lineage"]["run"] == f"r{evil}"
+    for forged in (
+        {"format": evil},
+        {"kind": evil},
+        {"files": {"a.json": {"sha256": evil, "bytes": 2}}},
+        {"files": {f"{evil}.json": {"sha256": "0", "bytes": 2}}},
+    ):
+        offer(**forged)
+        assert said_by(tmp_path / "b").startswith("nip: hf://ada/evil@")
 
 
 # Data ---------------------------------------------------------------------------------------------
