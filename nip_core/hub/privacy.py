@@ -78,7 +78,7 @@ def plain_text(text: str) -> str:
 
 
 def secrets_of(environment: Mapping[str, str], token: str = "") -> dict[str, str]:
-    """What must not be published, each with words for it.
+    """List what must not be published, each with words for it.
 
     That are the Hub's `token`, the values of variables that are called keys, tokens, secrets or
     passwords, and passwords within other values, as in an address of a database.
