@@ -23,9 +23,9 @@ _OF_A_MACHINE = frozenset(
 _BEHIND = r"(?:/[^\s\"'<>)]*)?"
 _ADDRESS = re.compile(
     # with a scheme; IPv4, IPv6 in brackets, and a name with a port, which a file's line is not
-    rf"""[A-Za-z][A-Za-z0-9+.-]*://[^\s"'<>)]+
+    rf"""(?<![A-Za-z0-9+.-]) [A-Za-z0-9+.-]+://[^\s"'<>)]+
     | (?<![\w.]) \d{{1,3}}(?:\.\d{{1,3}}){{3}} (?::\d+)? (?![\w.]*\w) {_BEHIND}
-    | \[ (?=[^\]]*::) [0-9A-Fa-f:.]+ \] (?::\d+)? {_BEHIND}
+    | \[ (?=[0-9A-Fa-f:.]*::) [0-9A-Fa-f:.]+ \] (?::\d+)? {_BEHIND}
     | (?<![\w:.-]) (?=[\w.-]*[A-Za-z]) \w[\w.-]*:(?:80|443|\d{{4,5}}) (?![\w:-]) {_BEHIND}""",
     re.VERBOSE,
 )
