@@ -62,7 +62,7 @@ def watch(
         run=parameters.run_name,
         run_store=parameters.run_store,
         iterations=parameters.rl.num_iterations,
-        rollouts=parameters.rl.rollouts_per_iteration,
+        rollouts=parameters.rollouts_per_iteration,
     )
     stop = threading.Event()
     thread = threading.Thread(

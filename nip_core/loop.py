@@ -10,7 +10,8 @@ Each step is a function of `nip_core.stages` that takes the session and plain va
 it has made and returns plain values. What is committed is skipped, so a run goes on from wherever
 it was stopped. Every step goes through the hook ``call(stage, session, *arguments)``: `directly`
 runs it here, Prefect makes a task run of it, tests try it again or break it. `iterate`, `retest`
-and `playing.play_shards` go through it, too, with the hook itself as their last argument.
+and `playing.play_shards` go through it, too, with the hook itself as their last argument. (A run
+that only tests passes its models on without it: that is one small document.)
 """
 
 import inspect
@@ -96,7 +97,7 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
             await play(session, last, ATTACK, call)
     if parameters.attack.run is not None:
         await call(measuring.measure, session, last, ATTACK)
-    await call(publish, session, "the last test", last + 1, True, tested)
+    await _publish(call, session, "the last test", last + 1, played=tested)
     return None
 
 
@@ -127,14 +128,14 @@ async def iterate(
     groups = training.scheduled(parameters, iteration)
     async with times.during("dataset"):
         after = f"playing iteration {iteration}"
-        published = call(publish, session, after, iteration + 0.5, False, True)
+        published = _publish(call, session, after, iteration + 0.5, report=False, played=True)
         chosen = (call(choosing.build_dataset, session, iteration, group) for group in groups)
         await gather_or_cancel([published, *chosen])
     # 4. Train. A job that the settings say not to wait for any longer stops the run here.
     async with times.during("train"):
         parked = await _train_groups(session, iteration, groups, call)
     if parked is not None:
-        await call(publish, session, f"parking iteration {iteration}", iteration + 0.5, True, False)
+        await _publish(call, session, f"parking iteration {iteration}", iteration + 0.5)
         return {"iteration": iteration, "models": None, "parked": parked}
     # 5. Gate: the models that play against those that are to follow.
     if gating.is_due(session, iteration):
@@ -154,7 +155,7 @@ async def iterate(
     is_last = iteration + 1 == parameters.rl.num_iterations
     if not is_last or is_tested(parameters, iteration + 1):  # else the run's last follows at once
         after = f"training iteration {iteration}"
-        await call(publish, session, after, iteration + 1, True, False)
+        await _publish(call, session, after, iteration + 1)
     return {"iteration": iteration, "models": models, "parked": None}
 
 
@@ -165,7 +166,7 @@ async def retest(session: Session, iteration: int, call: Call = directly) -> dic
         with session.progress.during(iteration, "test"):
             await play_and_measure(session, iteration, TEST, call)
     models = swapping.pass_on(session, iteration)
-    await call(publish, session, f"testing iteration {iteration}", iteration + 1, True, True)
+    await _publish(call, session, f"testing iteration {iteration}", iteration + 1, played=True)
     return {"iteration": iteration, "models": models, "parked": None}
 
 
@@ -184,6 +185,19 @@ async def play_and_measure(
     """Play a split; its metrics."""
     await play(session, iteration, split, call)
     return dict(await call(measuring.measure, session, iteration, split))
+
+
+async def _publish(
+    call: Call,
+    session: Session,
+    after: str,
+    iterations_done: float,
+    *,
+    report: bool = True,
+    played: bool = False,
+) -> None:
+    """Show what is committed by now; in the middle of an iteration half of it counts as done."""
+    await call(publish, session, after, iterations_done, report, played)
 
 
 async def _train_groups(

@@ -13,7 +13,7 @@ from nip_core.evaluation.report_text import plain_percent
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Stage
 from nip_core.rollouts.journal_segments import read_journal
-from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
+from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, group_size
 from nip_core.rollouts.tables import committed_shards
 from nip_core.run_store.run import RunStore
 from nip_core.stages.estimate import Estimate, attacks_by_choice, is_tested
@@ -75,7 +75,9 @@ def opening_words(session: Session) -> str:
     if parameters.base_run.base_run_type == "rerun_tests":
         plays = f"the tests of {last} iteration{plural} again, and trains nothing"
     else:
-        plays = f"{last} iteration{plural} of {parameters.rl.rollouts_per_iteration} episodes"
+        every = len(session.problems[TRAIN]) * group_size(parameters, TRAIN)
+        count = parameters.rollouts_per_iteration or every
+        plays = f"{last} iteration{plural} of {count} episodes"
         groups = [g for g in parameters.trainable_groups if _trains(parameters, g, last)]
         plays += f", trains {' and '.join(groups) or 'nothing'}"
     return f"plays {plays}; {_tests_words(tested, last, size)}; kept in {session.run.store.url}"

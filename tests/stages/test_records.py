@@ -207,7 +207,11 @@ async def test_no_more_shards_are_under_way_than_fill_the_places(monkeypatch):
         under_way -= 1
 
     monkeypatch.setattr(playing, "play_shard", play_shard)
-    rollouts = SimpleNamespace(concurrency=64, episodes_per_shard=200)
-    session = SimpleNamespace(parameters=SimpleNamespace(rollouts=rollouts))
+    # Of a run that goes on the settings may say another size than the shards have.
+    rollouts = SimpleNamespace(concurrency=64, episodes_per_shard=1)
+    played = SimpleNamespace(plan=SimpleNamespace(episodes_per_shard=200))
+    session = SimpleNamespace(
+        parameters=SimpleNamespace(rollouts=rollouts), splits={(0, "train"): played}
+    )
     await playing.play_shards(session, 0, "train", [f"{i:04d}" for i in range(500)], directly)
     assert 2 <= most <= 8
