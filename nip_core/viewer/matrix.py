@@ -103,23 +103,25 @@ def _order(counts: NDArray[np.int64], ids: pa.Array, sort: str) -> NDArray[np.in
     by_name = np.argsort(np.array(pc.rank(ids).to_pylist(), dtype=np.int64), kind="stable")
     if sort == "problem" or not counts.shape[1]:
         return by_name
+    # 1. Shares by problem and iteration.
     played = counts.sum(axis=2)
-    bad = np.where(played > 0, 1 - counts[:, :, 0] / np.maximum(played, 1), np.nan)
+    bad, failed = (
+        np.where(played > 0, of / np.maximum(played, 1), np.nan)
+        for of in (played - counts[:, :, 0], counts[:, :, 2])
+    )
     if sort == "changed":
-        known = np.where(np.isnan(bad), 0, bad)
-        score = np.abs(np.diff(known, axis=1)).sum(axis=1)
+        score = np.nansum(np.abs(np.diff(_carried(bad), axis=1)), axis=1)
         return by_name[np.lexsort((np.arange(len(by_name)), -score[by_name]))]
-    # Failed before wrong, in the last iteration that played the problem; then in all.
-    last = np.array([_last(row) for row in bad])
-    failed = counts[:, :, 2].sum(axis=1)
-    whole = np.nan_to_num(bad).sum(axis=1)
-    keys = (np.arange(len(by_name)), -whole[by_name], -last[by_name], -failed[by_name])
-    return by_name[np.lexsort(keys)]
+    # 2. Failed before wrong, in the last iteration that played the problem; then wrong in all.
+    last = [np.nan_to_num(_carried(shares)[:, -1]) for shares in (failed, bad)]
+    keys = (np.nansum(bad, axis=1), last[1], last[0])
+    return by_name[np.lexsort((np.arange(len(by_name)), *(-key[by_name] for key in keys)))]
 
 
-def _last(shares: NDArray[np.float64]) -> float:
-    known = shares[~np.isnan(shares)]
-    return float(known[-1]) if len(known) else 0.0
+def _carried(shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Shares by problem and iteration; a problem that was not played stays as it was before."""
+    at = np.where(np.isnan(shares), 0, np.arange(shares.shape[1]))
+    return np.take_along_axis(shares, np.maximum.accumulate(at, axis=1), axis=1)
 
 
 def _rows(
