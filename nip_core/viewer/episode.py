@@ -139,7 +139,8 @@ class TextSearch:
     def __init__(self, store: Store) -> None:
         """Reads nothing yet."""
         self._store, self._lock = store, Lock()
-        self._known: OrderedDict[str, dict[str, pa.Array]] = OrderedDict()
+        # By text and shard. A split that is played again has shards of the same names.
+        self._known: OrderedDict[str, dict[tuple[str, str], pa.Array]] = OrderedDict()
 
     def keys(self, episodes: Episodes, rows: NDArray[np.int64], text: str) -> pa.Array:
         """The keys of episodes with the text in a message or a thought, in the shards of `rows`.
@@ -152,11 +153,11 @@ class TextSearch:
             while len(self._known) > _MOST_SEARCHES:
                 self._known.popitem(last=False)
         numbers = np.unique(np.asarray(episodes.table["shard"].to_numpy())[rows])
-        shards = [episodes.shards[number] for number in numbers]
-        for shard in shards:
-            if shard.name not in known:
-                known[shard.name] = self._in_shard(shard, text)
-        parts = [known[shard.name] for shard in shards]
+        shards = {(s.name, s.manifest.digest): s for s in map(episodes.shards.__getitem__, numbers)}
+        for key, shard in shards.items():
+            if key not in known:
+                known[key] = self._in_shard(shard, text)
+        parts = [known[key] for key in shards]
         return pa.concat_arrays(parts) if parts else pa.array([], pa.string())
 
     def _in_shard(self, shard: Shard, text: str) -> pa.Array:

@@ -117,6 +117,26 @@ def test_what_was_set_aside_to_be_done_again_is_shown_no_more(copied):
     assert len(everything(client, "/runs/small/episodes")) == 60
 
 
+def test_a_text_is_looked_for_in_what_was_played_anew(copied):
+    store, split = copied
+    clock = Clock()
+    client = client_of(store, clock=clock)
+    asked = {"text": "decision", "split": "train", "iteration": "0"}
+    before = everything(client, "/runs/small/episodes", **asked)
+    # As if the iteration was done again, and ended otherwise: shards of the same names.
+    (store / "small/superseded/0001").mkdir(parents=True)
+    again = store / "small/iterations/0000/rollouts/train"
+    shutil.rmtree(again)
+    shutil.copytree(split, again)
+    shutil.rmtree(store / "small/iterations/0001")
+    clock.now_s += 2
+    after = everything(client, "/runs/small/episodes", **{**asked, "iteration": "1"})
+    assert before and after and not {*before} & {*after}
+    assert after == everything(
+        client_of(store), "/runs/small/episodes", **{**asked, "iteration": "1"}
+    )
+
+
 def test_a_run_that_begins_later_is_listed_and_an_unfinished_one_is_no_error(copied):
     store, _ = copied
     client = client_of(store)
