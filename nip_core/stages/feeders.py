@@ -95,7 +95,10 @@ class _Process:
         if not self.is_running:
             if time.monotonic() < self._next_start_s:
                 return
-            self._start(in_background)
+            try:
+                self._start(in_background)
+            except OSError as error:  # no memory for a process, or no place for its log
+                self._note({"state": "trouble", "error": f"its process can't be started: {error}"})
         self._tell(b"look\n")
 
     def end(self) -> None:
@@ -193,10 +196,7 @@ class Feeders:
     def look(self) -> None:
         """Say that something was committed. Takes no time but that of starting a process."""
         for process in self._processes:
-            try:
-                process.look()
-            except OSError as error:  # no memory for a process, say
-                self._warn(f"{process.tracker.kind}: {error}; the run goes on without it")
+            process.look()
 
     async def __aenter__(self) -> Self:
         return self

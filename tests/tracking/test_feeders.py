@@ -32,3 +32,18 @@ def test_trouble_is_told_once_and_the_run_goes_on(tmp_path):
     assert "tensorboard: ModuleNotFoundError: No module named 'tensorboardX'" in trouble
     assert "; the run goes on, and nip track a sends later what it lacks" in trouble
     assert not (tmp_path / "board").exists()
+
+
+def test_a_feeder_that_can_not_be_started_is_trouble_like_other(tmp_path):
+    run = RunStore(open_store(tmp_path), "a")
+    run.create_or_open(Identity(load_parameters(RUN).to_dict(), "1", 1))
+    (tmp_path / "a/tracking").write_text("a file where its log would lie")
+    told: list[str] = []
+    feeders = Feeders(run, [TrackerParameters(kind="tensorboard")], told.append)
+    for _ in range(3):
+        feeders.look()
+    [trouble] = told
+    assert "tensorboard: its process can't be started: " in trouble and "tracking" in trouble
+    [feeding] = Feeders(run, [TrackerParameters(kind="tensorboard")], told.append).finish(1.0)
+    assert feeding.received is None
+    assert "tracking" in feeding.trouble
