@@ -10,6 +10,8 @@ state_line     all of it in a line, for a log
 about, clock   a time left, a time gone
 """
 
+import math
+
 from nip_core.progress.board import STAGES
 from nip_core.progress.outlook import EPISODES, Counts, Doing, State, Whole
 
@@ -30,6 +32,7 @@ _STAGE_WORDS = dict(
 )
 _ONE_SPLIT = ("test", "play", "attack")
 """Stages whose name says which problems are played."""
+_UNKNOWN = "an unknown time"
 _MINUTE, _HOUR = 60, 3600
 _IN_SECONDS, _IN_MINUTES = 90, 90 * 60
 _NOT_ALL = 0.99  # the share of what is not done
@@ -38,6 +41,8 @@ _PACE = 10.0  # per second, from which no decimals are shown
 
 def about(seconds: float) -> str:
     """A time that is estimated: "about 40 s", "about 3 min", "about 2 h 10 min"."""
+    if not math.isfinite(seconds):
+        return _UNKNOWN
     if seconds < _IN_SECONDS:
         return f"about {max(1, round(seconds))} s"
     minutes = round(seconds / _MINUTE)
@@ -48,6 +53,8 @@ def about(seconds: float) -> str:
 
 def clock(seconds: float) -> str:
     """A time that is over, as "0:01:12"."""
+    if not math.isfinite(seconds):
+        return _UNKNOWN
     whole = int(seconds)
     return f"{whole // _HOUR}:{whole % _HOUR // _MINUTE:02d}:{whole % _MINUTE:02d}"
 

@@ -1,11 +1,13 @@
 """What a run's state says: paces, times left and the share of the whole, by a simulated clock."""
 
+import math
+
 import pytest
 from ticking import Ticking, small_parameters
 
 from nip_core.progress.board import Stage
 from nip_core.progress.outlook import look
-from nip_core.progress.words import whole_words
+from nip_core.progress.words import about, clock, whole_words
 
 PLAN = (
     Stage(0, "test", 40),
@@ -162,3 +164,8 @@ def test_looking_changes_nothing():
         time.passes(3)
         progress.episodes_done += 4
         assert look(progress, PARAMETERS) == look(progress, PARAMETERS)
+
+
+@pytest.mark.parametrize("seconds", [math.inf, -math.inf, math.nan])
+def test_a_time_that_is_no_number_is_called_unknown(seconds):
+    assert about(seconds) == clock(seconds) == "an unknown time"
