@@ -11,6 +11,7 @@ second to import, and playing does not need it: it is imported when a back-end i
 """
 
 import io
+import math
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -165,7 +166,7 @@ class OpenAIBackend:
             pages = self._client.fine_tuning.jobs.list_events(job_id, limit=_PAGE)
             async for event in pages:
                 dumped = event.model_dump(mode="json", exclude_none=True)
-                events.append(redact_all(dumped, self._key))
+                events.append(redact_all(_finite(dumped), self._key))
                 if len(events) >= _MOST_EVENTS:
                     break
             return events[::-1]  # the API gives the newest first
@@ -218,7 +219,7 @@ class OpenAIBackend:
     def _view(self, job: Any) -> JobView:
         """The client builds its objects without checking them; what is needed is checked here."""
         try:
-            data: dict[str, Any] = job.model_dump(mode="json")
+            data: dict[str, Any] = _finite(job.model_dump(mode="json"))
             error = data.get("error") or {}
             effective = dict(data.get("hyperparameters") or {})
             method = data.get("method") or {}
@@ -252,6 +253,17 @@ async def open_backend(
         yield backend
     finally:
         await backend.aclose()
+
+
+def _finite(value: Any) -> Any:
+    """A JSON value with None for NaN and infinity, which servers send and no JSON document has."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    return value
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:

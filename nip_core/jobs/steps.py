@@ -6,6 +6,7 @@ newest_step    of a job's events, ours or OpenAI's
 by_step        the figures of all steps in a job's events
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -85,4 +86,5 @@ def _steps(data: Any) -> JobSteps | None:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    return float(value) if is_number else None

@@ -460,6 +460,17 @@ async def test_a_succeeded_job_is_recorded_with_model_tokens_and_events(
     assert wire.log == []
 
 
+async def test_a_loss_that_is_no_number_is_recorded_as_unknown(
+    run: RunStore, backend: OpenAIBackend, fake_time: FakeTime, wire: WireServer
+) -> None:
+    ledger = make_ledger(run, backend, fake_time)
+    wire.on_poll = ["succeeded"]
+    wire.losses = {1: float("nan"), 2: float("inf")}
+    record = await ledger.poll(await submitted(ledger), interval_s=1, deadline_s=1000)
+    assert record.outcome == "succeeded"
+    assert [event["data"]["train_loss"] for event in record.backend_events] == [1, None, None]
+
+
 @pytest.mark.parametrize("status", ["failed", "cancelled"])
 async def test_failed_and_cancelled_are_ends(ledger: Ledger, wire: WireServer, status: str) -> None:
     wire.on_poll = ["running", status]

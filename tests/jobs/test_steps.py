@@ -1,5 +1,7 @@
 """How far a job is, read alike from a server of ours and from OpenAI's events."""
 
+import pytest
+
 from nip_core.jobs.job import JobView
 from nip_core.jobs.steps import JobSteps, by_step, newest_step, steps_of
 
@@ -19,6 +21,14 @@ def test_a_server_of_ours_says_step_loss_tokens_and_time_left():
     assert steps_of(view).percent == 25.0
     assert steps_of(JobView("ftjob-1", "queued", effective={"nip": {"progress": None}})) is None
     assert steps_of(JobView("ftjob-1", "running")) is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_figure_that_is_no_number_is_not_known(value):
+    progress = {**OURS, "train_loss": value, "tokens": value, "time_left_s": value}
+    view = JobView("ftjob-1", "running", effective={"nip": {"progress": progress}})
+    assert steps_of(view) == JobSteps(3, 12)
+    assert newest_step([{"message": "x", "data": {**OURS, "step": value}}]) is None
 
 
 def test_openais_events_say_it_in_their_data_or_in_words():
