@@ -79,14 +79,15 @@ def viewed(store: Path) -> Iterator[Viewed]:
 
 @pytest.fixture
 def going_on(store: Path, tmp_path: Path) -> Iterator[tuple[Viewed, Path]]:
-    """A viewer of a run whose second training split is half played, and where the rest lies."""
+    """A viewer of a run whose second training split is half played, and where the rest lies: of
+    the split in ``split``, and the last iteration."""
     shutil.copytree(store, tmp_path / "runs", ignore=shutil.ignore_patterns("lm_server"))
     split = tmp_path / "runs/small/iterations/0001/rollouts/train"
     aside = tmp_path / "aside"
-    aside.mkdir()
+    (aside / "split").mkdir(parents=True)
     for path in [*split.glob("manifest.json"), *split.glob("*0001*")]:
-        shutil.move(path, aside / path.name)
-    shutil.rmtree(tmp_path / "runs/small/iterations/0002")
+        shutil.move(path, aside / "split" / path.name)
+    shutil.move(tmp_path / "runs/small/iterations/0002", aside)
     process, viewer = start(tmp_path / "runs")
     yield viewer, aside
     process.terminate()

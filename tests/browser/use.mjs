@@ -64,5 +64,11 @@ say("keys", { listed, first, second, url: page.url() });
 await page.goto(`${plan.origin}/runs/${plan.run}/episodes?iteration=1&split=train`);
 say("ready", { count: await page.locator(".count strong").innerText() });
 await page.locator("#news", { hasText: "Brought up to date" }).waitFor();
-say("news", { count: await page.locator(".count strong").innerText(), url: page.url(), errors });
+say("news", { count: await page.locator(".count strong").innerText(), url: page.url() });
+// 6. Of a run that is finished its page asks for nothing more.
+await page.locator("header .status.finished").waitFor();
+const requests = [];
+page.on("request", (request) => requests.push(request.url()));
+await page.waitForTimeout(3 * 2000);
+say("finished", { requests, errors });
 await browser.close();

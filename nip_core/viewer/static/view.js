@@ -66,12 +66,13 @@
         document.querySelector(part).replaceWith(fresh.querySelector(part));
       }
       document.querySelectorAll("main details").forEach((part, k) => { if (folds[k]) part.open = true; });
-      body.dataset.state = fresh.body.dataset.state;
+      if (fresh.body.dataset.live) body.dataset.state = fresh.body.dataset.state;
+      else clearInterval(looking);  // the run is finished
       news.textContent = `Brought up to date at ${new Date().toLocaleTimeString()}.`;
     } catch {
       failed += 1;
       if (failed === 3) news.textContent = "The viewer does not answer; this page is of before.";
     }
   }
-  setInterval(look, EVERY_MS);
+  const looking = setInterval(look, EVERY_MS);
 })();
