@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import NipError
+from nip_core.evaluation.embedding import thinned
 from nip_core.evaluation.transcripts import DECISION_WORDS
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.viewer.episode import EpisodePage, read_episode, used_in
@@ -33,7 +34,7 @@ from nip_core.viewer.runs import ShownRun, ShownRuns
 Values = dict[str, Any]
 SPLITS = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
 _MOST_CHOICES = 200  # entries of a menu
-_MOST_PLACES = 400
+_MOST_PLACES, _FEWEST_PLACES = 400, 10  # of all runs, and of one
 
 
 class NotThereError(LookupError):
@@ -309,14 +310,17 @@ def jobs_page(run: ShownRun) -> Values:
     return {"jobs": jobs, "job_damage": damage}
 
 
-def places_of(runs: ShownRuns, split: str) -> list[str]:
-    """Every run and iteration with this split, as RUN@ITERATION."""
+def places_of(tables: Mapping[str, pa.Table], split: str) -> list[str]:
+    """Of every run iterations with this split, as RUN@ITERATION; of long runs some of them.
+
+    `tables` are those of the indices, by run.
+    """
     places = []
-    for run in runs.all():
-        table = run.index.now.table
+    most = max(_FEWEST_PLACES, _MOST_PLACES // max(1, len(tables)))
+    for run, table in tables.items():
         played = table.filter(pc.equal(table["split"], split)) if split else table
-        places += [f"{run.name}@{i}" for i in iterations_of(played)]
-    return places[:_MOST_PLACES]
+        places += [f"{run}@{i}" for i in thinned(iterations_of(played), most)]
+    return places
 
 
 def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
@@ -332,7 +336,7 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
     tables = {run.name: run.episodes().table for run in runs.all()}
     splits = sorted({split for table in tables.values() for split in splits_of(table)})
     split = asked.get("split") or (TEST if TEST in splits else (splits[0] if splits else ""))
-    places = places_of(runs, split)
+    places = places_of(tables, split)
     a, b = asked.get("a", ""), asked.get("b", "")
     values: Values = {
         "a": a,

@@ -5,12 +5,14 @@ import json
 import re
 from collections import Counter
 
+import pyarrow as pa
 import pytest
 from viewing import HOSTILE, client_of, everything, rows_on, text_of
 
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
+from nip_core.viewer.pages import places_of
 
 LINK = re.compile(r'(?:href|action)="(/[^"]*|\?[^"]*)"')
 
@@ -116,6 +118,23 @@ def test_two_iterations_stand_side_by_side_with_changed_verdicts_first(client, e
     assert {*listed} == problems
     assert {*listed[: len(broken)]} == broken
     assert {*listed[len(broken) : len(broken) + len(mended)]} == mended
+
+
+def test_of_every_run_iterations_can_be_compared_however_long_others_are():
+    tables = {
+        run: pa.table({"split": ["test"] * count, "iteration": pa.array(range(count), pa.int32())})
+        for run, count in {"a": 250, "b": 250, "c": 3}.items()
+    }
+    places = places_of(tables, "test")
+    assert {"a@0", "a@249", "b@0", "b@249", "c@0", "c@1", "c@2"} <= {*places}
+    assert len(places) <= 400
+
+
+def test_what_is_compared_stays_chosen_where_the_menu_does_not_have_it(client):
+    # The last iteration has a test alone.
+    page = client.get("/compare?a=small@2&b=small@0&split=train").text
+    assert "<option selected>small@2</option>" in page
+    assert "<option selected>small@0</option>" in page
 
 
 def test_what_was_asked_is_what_was_sent_word_for_word(scripted):
