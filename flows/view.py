@@ -1,11 +1,14 @@
 """The command `nip view`: a local page over runs, while they go on and afterwards."""
 
 import contextlib
+import html
 import os
 import secrets
 import socket
+import tempfile
 import threading
 import webbrowser
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,13 +69,38 @@ def view(
             flush=True,
         )
     print("Ctrl-C ends it; runs go on", flush=True)
-    if opens or (opens is None and _has_screen()):
-        threading.Timer(0.5, webbrowser.open, [url]).start()
+    is_opened = opens or (opens is None and _has_screen())
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none"
     )
-    with contextlib.suppress(KeyboardInterrupt):
+    with (
+        _browser_at(url) if is_opened else contextlib.nullcontext(),
+        contextlib.suppress(KeyboardInterrupt),
+    ):
         uvicorn.Server(config).run(sockets=[listening])
+
+
+@contextlib.contextmanager
+def _browser_at(url: str) -> Iterator[None]:
+    """Open a browser once the server is there, by a page that is there as long and leads to `url`.
+
+    All users of a machine can read what a program is started with; this page only its owner can.
+    """
+    with tempfile.TemporaryDirectory(prefix="nip-view-") as folder:
+        page, target = Path(folder) / "open.html", html.escape(url, quote=True)
+        page.touch(mode=0o600)
+        page.write_text(
+            '<!doctype html><html lang="en"><meta charset="utf-8"><title>nip view</title>'
+            f'<meta http-equiv="refresh" content="0;url={target}">'
+            f'<p><a href="{target}">Go on to nip view</a></p></html>\n',
+            encoding="utf-8",
+        )
+        opening = threading.Timer(0.5, webbrowser.open, [page.as_uri()])
+        opening.start()
+        try:
+            yield
+        finally:
+            opening.cancel()
 
 
 def _shown_runs(names: list[str], run_store: str) -> "ShownRuns":

@@ -4,9 +4,10 @@ Guard       the ASGI middleware around the pages
 is_loopback whether an address is this machine's alone
 
 What is covered: another user of the machine, and a web page in the same browser. Neither reads
-anything without the token, which is in no address but the first: it becomes a cookie that no script
-can read and that no other site's page can send. A name that somebody has pointed at this machine
-(DNS rebinding) is refused, as are all methods that could change something.
+anything without the token, which is in no address but the first, and in no program's arguments: it
+becomes a cookie that no script can read and that no other site's page can send. A name that
+somebody has pointed at this machine (DNS rebinding) is refused, as are all methods that could
+change something.
 What is not covered: whoever reads this process's output, or the traffic of an address that is not
 loopback, which is not encrypted; use ssh.
 """

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -42,6 +43,35 @@ def test_the_printed_address_opens_the_runs_and_ctrl_c_ends_it(store):
     finally:
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(60) in (0, 130)
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_a_browser_is_opened_without_telling_other_users_the_token(store, tmp_path, by):
+    browser, seen = tmp_path / "browser", tmp_path / "seen"
+    browser.write_text(
+        f'#!/bin/sh\n(echo "$1"; f="${{1#file://}}"; stat -c %a "$f"; cat "$f") > {seen}.part\n'
+        f"mv {seen}.part {seen}\n"
+    )
+    browser.chmod(0o755)
+    process = subprocess.Popen(
+        [NIP, "view", "--run-store", str(store), "--open"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "BROWSER": f"{browser} %s"},
+    )
+    try:
+        url = process.stdout.readline().split()[-1]
+        deadline = time.monotonic() + 60
+        while not seen.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        address, mode, page = seen.read_text().split("\n", 2)
+    finally:
+        os.kill(process.pid, by)
+        assert process.wait(60) in (0, 128 + by)
+    assert url.partition("token=")[2] not in address
+    assert f'content="0;url={url}"' in page
+    assert mode == "600"
+    assert not Path(address.removeprefix("file://")).parent.exists()
 
 
 def test_without_a_token_it_listens_for_this_machine_alone(store):
