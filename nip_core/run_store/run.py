@@ -396,9 +396,16 @@ class RunStore:
 
 
 def list_runs(store: Store) -> list[str]:
-    """Names of the runs in the store, sorted."""
+    """Names of the runs in the store, sorted; also of those that can't be looked into."""
     names = [name.rstrip("/") for name in store.list("") if name.endswith("/")]
-    return [n for n in names if RUN_NAME.fullmatch(n) and store.exists(f"{n}/run.json")]
+    return [name for name in names if RUN_NAME.fullmatch(name) and _is_run(store, name)]
+
+
+def _is_run(store: Store, name: str) -> bool:
+    try:
+        return store.exists(f"{name}/run.json")
+    except StoreError:  # no permission, say: whoever opens the run is told, and the rest is listed
+        return True
 
 
 def _part(name: str) -> str:

@@ -22,7 +22,7 @@ checks      what only a server can say (engine_sizes, too_long); models, provide
 
 A run as it is on record, for whoever looks at it:
 
-records     each iteration, read once where it is over (costs, liveness, difficulty)
+records     each iteration, read once where it is over (shapes, costs, liveness, difficulty)
 showing     the summary and the report (transcripts)
 listing, named_run, reading, prompting    all runs, one by its name, its tables, its prompts
 verification, verified_records, verified_server    whether all of it agrees

@@ -15,6 +15,7 @@ from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.stages.estimate import Estimate
 from nip_core.stages.records import Records, document
+from nip_core.stages.shapes import AMOUNTS, checked
 from nip_core.stages.spending import spent_so_far
 
 ESTIMATE = "estimate.json"
@@ -29,6 +30,7 @@ _NAMES = {
     "usd": "US dollars",
 }
 USD = _NAMES["usd"]
+_ESTIMATED = [f"{which}{name}" for which in ("", "expected_") for name in _NAMES]
 
 
 def record_estimate(run: RunStore, estimate: Estimate, is_new: bool, lease: Lease) -> None:
@@ -46,7 +48,9 @@ def costs_of(records: Records) -> dict[str, dict[str, float | None]]:
     """
     parameters = priced(records.shown.record.parameters)
     spent, budget = spent_so_far(records), parameters.budget
-    estimate = document(records.run, f"{records.run.root}/{ESTIMATE}") or {}
+    path = f"{records.run.root}/{ESTIMATE}"
+    amounts = {k: v for k, v in (document(records.run, path) or {}).items() if k in _ESTIMATED}
+    estimate = checked(amounts, AMOUNTS, path)
     values = {
         "prompt_tokens": spent.prompt_tokens,
         "completion_tokens": spent.generated_tokens,

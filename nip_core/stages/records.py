@@ -21,7 +21,6 @@ from functools import cached_property
 from typing import Any, Self
 
 import pyarrow as pa
-from pydantic import TypeAdapter, ValidationError
 
 from nip_core.errors import CorruptionError, StoreError
 from nip_core.evaluation.embedding import thinned
@@ -39,8 +38,9 @@ from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.run_store.store import walk
 from nip_core.stages.estimate import scheme_tests
 from nip_core.stages.intervals import shown_metrics, split_by_of
-from nip_core.stages.models import NOT_SCHEDULED, Decision
+from nip_core.stages.models import NOT_SCHEDULED
 from nip_core.stages.providers import dummy_name
+from nip_core.stages.shapes import RATES, SECONDS, SWAP, checked, damaged
 from nip_core.stages.spending import Spent, add_up, expected_tokens, stages_of, tree_splits
 from nip_core.stages.stage_times import seconds_so_far
 from nip_lm_server.client import base_served_name
@@ -66,7 +66,6 @@ _PARTS = (
 )
 _BREAKDOWNS = ("by_difficulty", "by_mutation")  # shown of the first test and the last alone
 _MOST_LOSSES = 100  # of a job, which is more than the curve of the report has room for
-_PROMOTION = TypeAdapter(Decision)
 
 
 @dataclass(frozen=True)
@@ -103,13 +102,7 @@ def open_shown(run: RunStore) -> RunShown:
         attacks = settings["attack"]["run"] is not None
         return RunShown(record, last, frozenset(tested), attacks, first_models)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise _damaged(f"{run.root}/run.json", error) from error
-
-
-def _damaged(place: str, error: Exception) -> CorruptionError:
-    return CorruptionError(
-        f"{place}: damaged, not what nip writes there ({type(error).__name__}: {error})"
-    )
+        raise damaged(f"{run.root}/run.json", error) from error
 
 
 def document(run: RunStore, path: str, *needed: str) -> dict[str, Any] | None:
@@ -155,39 +148,29 @@ class IterationRecord:
         """The metrics of a split as they are on record; of an earlier block, as they are shown."""
         if split not in self._stored_metrics:
             path = self._run.metrics(self.iteration, split)
-            self._stored_metrics[split] = document(self._run, path)
+            metrics = document(self._run, path)
+            self._stored_metrics[split] = metrics and checked(metrics, RATES, path)
         return self._stored_metrics[split]
 
     @cached_property
     def swap(self) -> dict[str, Any] | None:
         """The document of the swap, None where there is none yet."""
-        return document(self._run, self._run.models(self.iteration), "groups")
+        path = self._run.models(self.iteration)
+        swap = document(self._run, path, "groups")
+        return swap and checked(swap, SWAP, path)
 
     @cached_property
     def served(self) -> dict[str, str]:
         """By group, the name of the model that plays the iteration."""
         if self.iteration == 0 or (before := self._records.of(self.iteration - 1)).swap is None:
             return dict(self._records.shown.first_models)
-        try:
-            groups = before.swap["groups"].items()
-            return {group: str(model["model"]) for group, model in groups}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise _damaged(self._run.models(self.iteration - 1), error) from error
+        return {group: str(model["model"]) for group, model in before.swap["groups"].items()}
 
     @cached_property
     def promotion(self) -> dict[str, Any] | None:
         """The decision of the gate after the training; None where there was none."""
         promotion = (self.swap or {}).get("promotion")
-        if promotion is None:
-            return None
-        try:
-            _PROMOTION.validate_python(promotion)
-        except ValidationError as error:
-            raise CorruptionError(
-                f"{self._run.models(self.iteration)}: damaged, the record of the gate is not what "
-                "nip writes"
-            ) from error
-        return dict(promotion)
+        return None if promotion is None else dict(promotion)
 
     @cached_property
     def jobs(self) -> dict[str, dict[str, Any]]:
@@ -241,7 +224,9 @@ class IterationRecord:
         """Seconds by stage."""
         path = f"{self._run.iteration(self.iteration)}/times.json"
         times = self._run.read_json_or_none(path)
-        return dict(times) if times is not None else seconds_so_far(self._run, self.iteration)
+        if times is None:
+            return seconds_so_far(self._run, self.iteration)
+        return dict(checked(times, SECONDS, path))
 
     @cached_property
     def manifests(self) -> dict[str, str]:
@@ -351,7 +336,7 @@ class Records:
     def iterations(self) -> list[int]:
         """Iterations of which anything is on record."""
         store, place = self.run.store, f"{self.run.root}/iterations"
-        names = (name.rstrip("/") for name in store.list(place))
+        names = (name[:-1] for name in store.list(place) if name.endswith("/"))
         numbers = sorted(int(name) for name in names if name.isdigit())
         return [
             i

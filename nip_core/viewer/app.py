@@ -80,6 +80,12 @@ def make_app(
         pages.NotThereError: lambda request, error: _sorry(request, 404, "Not there", str(error)),
         404: lambda request, error: _sorry(request, 404, "Not there", "There is no such page."),
         NipError: lambda request, error: _sorry(request, 503, "Can't be read", str(error)),
+        Exception: lambda request, error: _sorry(
+            request,
+            500,
+            "Can't be shown",
+            f"{type(error).__name__}: {error}. nip verify looks at every file of a run.",
+        ),
     }
     return Guard(Starlette(routes=routes, exception_handlers=handlers), token, hosts, cookie)
 

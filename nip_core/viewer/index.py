@@ -92,8 +92,12 @@ class RunIndex:
     def refresh(self) -> Episodes:
         """Read what is new. Never raises for damage, which it names."""
         with self._lock:
-            self._start_again_if_rewound()
-            directories = self._directories()
+            try:
+                self._start_again_if_rewound()
+                directories = self._directories()
+            except (NipError, OSError) as error:
+                self._damage[self._run.root] = str(error)
+                directories = {}
             unfinished = {place for place, where in directories.items() if self._look(where)}
             fresh = [s for s in self._shards.values() if s.name not in self._read]
             with ThreadPoolExecutor(_AT_ONCE) as threads:
@@ -120,18 +124,22 @@ class RunIndex:
         """By iteration and split, where its shards lie: those of the last two iterations, and at
         times all, as an earlier one may be tested later."""
         store, root = self._run.store, f"{self._run.root}/iterations"
-        names = sorted(n.rstrip("/") for n in store.list(root) if n.rstrip("/").isdigit())
+        names = sorted(n[:-1] for n in store.list(root) if n[:-1].isdigit() and n.endswith("/"))
         if self._clock() - self._looked_s < _WHOLE_LOOK_S:
             names = names[-2:]
         else:
             self._looked_s = self._clock()
             self._damage.clear()
-        return {
-            (int(name), split.rstrip("/")): f"{root}/{name}/rollouts/{split.rstrip('/')}"
-            for name in names
-            for split in store.list(f"{root}/{name}/rollouts")
-            if split.endswith("/")
-        }
+        directories: dict[tuple[int, str], str] = {}
+        for name in names:
+            place = f"{root}/{name}/rollouts"
+            try:
+                splits = [split[:-1] for split in store.list(place) if split.endswith("/")]
+            except (NipError, OSError) as error:
+                self._damage[place] = str(error)
+                continue
+            directories |= {(int(name), split): f"{place}/{split}" for split in splits}
+        return directories
 
     def _look(self, directory: str) -> bool:
         """Take the shards that are there; True if more are to come."""

@@ -24,6 +24,11 @@ from nip_core.viewer.episode import TextSearch
 from nip_core.viewer.index import Episodes, RunIndex
 
 _AT_MOST_EVERY_S = 1.0
+_DAMAGE = (
+    *(NipError, OSError, LookupError, ArithmeticError),
+    *(TypeError, ValueError, AttributeError),
+)
+"""What documents that are not as nip writes them end in."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +72,22 @@ class ShownRun:
         with self.lock:
             # Several tabs ask, and in a bucket each look is a dozen requests.
             if self._clock() - self._state_s >= _AT_MOST_EVERY_S:
-                seen = hashlib.sha256(self._status().encode())
-                for path in self._watched():
-                    seen.update(f"\n{path}".encode())
+                seen = hashlib.sha256()
+                for mark in self._marks():
+                    seen.update(f"\n{mark}".encode())
                 self._state, self._state_s = seen.hexdigest()[:16], self._clock()
             return self._state
 
-    def _status(self) -> str:
-        try:
-            return status_of(self.tree, self.records.look_again())
-        except NipError as error:
-            return f"damaged: {error}"
+    def _marks(self) -> Iterable[str]:
+        """Give what changes with the run; of what can't be read, why."""
+        for part in (self._status, self._watched):
+            try:
+                yield from part()
+            except _DAMAGE as error:
+                yield _in_words(error)
+
+    def _status(self) -> Iterable[str]:
+        yield status_of(self.tree, self.records.look_again())
 
     def _watched(self) -> Iterable[str]:
         """The files of the last two iterations, and what the documents of their jobs say."""
@@ -85,17 +95,21 @@ class ShownRun:
         yield from store.list(f"{self.tree.root}/superseded")
         names = store.list(root)
         yield from names
-        for name in names[-2:]:
-            place = f"{root}/{name.rstrip('/')}"
+        for name in [name for name in names if name.endswith("/")][-2:]:
+            place = f"{root}/{name[:-1]}"
             yield from store.list(place)
             for split in store.list(f"{place}/rollouts"):
-                shards = store.list(f"{place}/rollouts/{split.rstrip('/')}")
+                shards = store.list(f"{place}/rollouts/{split[:-1]}") if split[-1] == "/" else ()
                 yield from (shard for shard in shards if shard.startswith("manifest"))
             for job in store.list(f"{place}/jobs"):
-                try:
-                    yield hashlib.sha256(store.get(f"{place}/jobs/{job}")).hexdigest()
-                except MissingFileError:
-                    yield "gone"
+                if job.endswith(".json"):
+                    yield self._digest(f"{place}/jobs/{job}")
+
+    def _digest(self, path: str) -> str:
+        try:
+            return hashlib.sha256(self.tree.store.get(path)).hexdigest()
+        except MissingFileError:
+            return "gone"
 
     def overview(self) -> Overview:
         """Return what the run's documents say now; damage is named, not raised."""
@@ -108,12 +122,10 @@ class ShownRun:
     def _read_overview(self, state: str) -> Overview:
         try:
             report = report_data(self.records.look_again())
-        except (NipError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-            words = (
-                str(error) if isinstance(error, NipError) else f"{type(error).__name__}: {error}"
-            )
-            return Overview(state, "damaged", None, {}, (words,))
-        return Overview(state, report.status, report, page_values(report), ())
+            values = page_values(report)
+        except _DAMAGE as error:
+            return Overview(state, "damaged", None, {}, (_in_words(error),))
+        return Overview(state, report.status, report, values, ())
 
     @cached_property
     def game(self) -> Game | None:
@@ -129,6 +141,12 @@ class ShownRun:
         if self.game is None:
             return "wrong (y = 0)", "right (y = 1)"
         return self.game.scenario.words.labels[0], self.game.scenario.words.labels[1]
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, NipError):
+        return str(error)
+    return f"a document is not what nip writes ({type(error).__name__}: {error})"
 
 
 class ShownRuns:

@@ -1,13 +1,16 @@
 """A run name means one configuration; what may change is recorded; a fork copies what is done."""
 
 import json
+import os
 import re
+import tempfile
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nip_core.errors import CorruptionError, RunConflictError, SettingsError
+from nip_core.errors import CorruptionError, RunConflictError, SettingsError, StoreError
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import commit, read_file, verify
@@ -175,3 +178,24 @@ def test_what_a_killed_fork_left_is_no_run(store: Store) -> None:
     run.fork("branch", SAME, iterations=1)
     assert not store.exists(left.models(1))
     assert list_runs(store) == ["branch", "quick"]
+
+
+def test_a_run_that_may_not_be_looked_into_is_listed_beside_the_others() -> None:
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name in ("closed", "quick"):
+            RunStore(LocalStore(root), name).create_or_open(SAME, now=NOW)
+        root.chmod(0o755)
+        (root / "closed").chmod(0)
+        store = LocalStore(root, read_only=True)
+        try:
+            if user == 0:  # whom no permission stops
+                os.seteuid(65534)
+            assert list_runs(store) == ["closed", "quick"]
+            with pytest.raises(StoreError, match=r"closed/run\.json: no permission to read it"):
+                RunStore(store, "closed").open()
+        finally:
+            if user == 0:
+                os.seteuid(user)
+            (root / "closed").chmod(0o755)

@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-from viewing import client_of, everything
+from viewing import client_of, everything, text_of
 
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
@@ -100,6 +100,53 @@ def test_a_damaged_document_is_named_and_the_episodes_are_shown(copied, path):
     for address in ("/", "/runs/small", "/runs/small/jobs", "/runs/small/settings"):
         assert client.get(address).status_code == 200, address
     assert path.rpartition("/")[2] in client.get("/runs/small").text
+    assert len(everything(client, "/runs/small/episodes")) == 140
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("times.json", '{"test": null}'),
+        ("models.json", '{"groups": {"prover": 5}}'),
+        ("metrics-test.json", '{"accuracy": "high"}'),
+        ("../../estimate.json", '{"usd": "much"}'),
+        ("../../superseded", "a file"),
+        ("rollouts", "a file"),
+    ],
+)
+def test_one_damaged_run_takes_no_other_down_with_it(copied, path, content):
+    store, _ = copied
+    other = {**json.loads((store / "small/run.json").read_text()), "run": "other"}
+    other.pop("sha256")
+    (store / "other").mkdir()
+    (store / "other/run.json").write_text(json.dumps(other))
+    damaged = (store / "small/iterations/0001" / path).resolve()
+    if damaged.is_dir():
+        shutil.rmtree(damaged)
+    damaged.write_text(content)
+    client = client_of(store)
+    listed = re.findall(r'<tr><th scope="row">.*?</tr>', client.get("/").text, re.DOTALL)
+    rows = {re.search("/runs/([a-z]+)", row)[1]: text_of(row) for row in listed}
+    assert "damaged" in rows["small"] and damaged.name in rows["small"]
+    assert "damaged" not in rows["other"]
+    for end in ("", "/state", "/matrix", "/episodes", "/jobs", "/settings"):
+        assert client.get(f"/runs/small{end}").status_code == 200
+    assert damaged.name in text_of(client.get("/runs/small").text)
+    if everything(client, "/runs/small/episodes"):
+        key = everything(client, "/runs/small/episodes")[0]
+        assert client.get(f"/runs/small/episodes/{key}?tab=facts").status_code == 200
+
+
+def test_files_that_are_not_the_runs_own_do_no_harm(copied):
+    store, split = copied
+    iteration = store / "small/iterations/0002"
+    for path in (iteration.parent / "notes.txt", split.parent / "notes.txt",
+                 iteration / "rollouts/notes.txt", iteration.parent / "0007"):  # fmt: skip
+        path.write_text("mine")
+    (iteration / "jobs/mine").mkdir(parents=True)
+    client = client_of(store)
+    assert "damaged" not in client.get("/").text
+    assert "Some of the run" not in client.get("/runs/small").text
     assert len(everything(client, "/runs/small/episodes")) == 140
 
 
