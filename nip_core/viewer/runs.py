@@ -50,19 +50,35 @@ class ShownRun:
     ) -> None:
         """Reads nothing yet. `name` is what addresses call it."""
         self.tree, self.name = tree, name
-        self.index = RunIndex(tree, clock)
         self.search = TextSearch(tree.store)
-        self.records = Records(tree)
         self.lock = RLock()
         self._clock = clock
+        self._run_json: str | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self.index = RunIndex(self.tree, self._clock)
+        self.records = Records(self.tree)
         self._looked_s = float("-inf")
         self._state, self._state_s = "", float("-inf")
         self._overview: Overview | None = None
+        self.__dict__.pop("game", None)
+
+    def _forget_if_made_anew(self) -> None:
+        """A run that was deleted and made anew under its name is another: run.json says when."""
+        try:
+            run_json = self._digest(f"{self.tree.root}/run.json")
+        except (NipError, OSError):
+            return  # which whoever reads it is told
+        if self._run_json not in (None, run_json):
+            self._forget()
+        self._run_json = run_json
 
     def episodes(self) -> Episodes:
         """The episodes that are there by now."""
         with self.lock:
             if self._clock() - self._looked_s >= _AT_MOST_EVERY_S:
+                self._forget_if_made_anew()
                 self.index.refresh()
                 self._looked_s = self._clock()
             return self.index.now
@@ -72,7 +88,8 @@ class ShownRun:
         with self.lock:
             # Several tabs ask, and in a bucket each look is a dozen requests.
             if self._clock() - self._state_s >= _AT_MOST_EVERY_S:
-                seen = hashlib.sha256()
+                self._forget_if_made_anew()
+                seen = hashlib.sha256(str(self._run_json).encode())
                 for mark in self._marks():
                     seen.update(f"\n{mark}".encode())
                 self._state, self._state_s = seen.hexdigest()[:16], self._clock()

@@ -184,6 +184,25 @@ def test_a_text_is_looked_for_in_what_was_played_anew(copied):
     )
 
 
+def test_a_run_made_anew_under_the_name_of_a_deleted_one_is_shown_as_it_is_now(copied):
+    store, _ = copied
+    clock = Clock()
+    client = client_of(store, clock=clock)
+    assert len(everything(client, "/runs/small/episodes")) == 140
+    before = client.get("/runs/small/state").json()
+    record = json.loads((store / "small/run.json").read_text())
+    record |= {"created_at": "2031-01-01T00:00:00.000+00:00"}
+    record.pop("sha256")
+    for name in ("0001", "0002"):
+        shutil.rmtree(store / "small/iterations" / name)
+    (store / "small/run.json").write_text(json.dumps(record))
+    clock.now_s += 2
+    assert len(everything(client, "/runs/small/episodes")) == 60
+    assert "2031-01-01" in client.get("/").text and "2031-01-01" in client.get("/runs/small").text
+    now = client.get("/runs/small/state").json()
+    assert now["state"] != before["state"] and now["status"] == "stopped"
+
+
 def test_a_run_that_begins_later_is_listed_and_an_unfinished_one_is_no_error(copied):
     store, _ = copied
     client = client_of(store)
