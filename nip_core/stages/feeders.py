@@ -83,6 +83,11 @@ class _Process:
         return self.is_running and self.state not in ("done", "trouble")
 
     @property
+    def was_in_trouble(self) -> bool:
+        """Tell whether it was, also where it has been started again since."""
+        return self._warned is not None
+
+    @property
     def in_state_s(self) -> float:
         """Seconds since it has last said anything."""
         return time.monotonic() - self.since_s
@@ -210,7 +215,7 @@ class Feeders:
         A tracker of this machine, or one that answers, has `ANSWERING_S` seconds. One that has
         been asked for `SILENT_S` and does not answer has none. One that has never answered has
         `UNKNOWN_S` or a hundredth of the run's time, but none if it has been asked for
-        `SILENT_AT_FIRST_S`. `hurried`: after an error or a signal.
+        `SILENT_AT_FIRST_S` or was in trouble before. `hurried`: after an error or a signal.
         """
         began_s = time.monotonic()
         waiting = [process for process in self._processes if process.is_at_work]
@@ -235,6 +240,8 @@ class Feeders:
             return 0.0
         if process.has_answered:
             return ANSWERING_S
+        if process.was_in_trouble:
+            return 0.0
         share_s = _SHARE * (time.monotonic() - self._began_s)
         return min(max(UNKNOWN_S, share_s), LONGEST_UNKNOWN_S)
 
