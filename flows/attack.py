@@ -7,14 +7,14 @@ import typer
 from nip_core.errors import SettingsError
 from nip_core.parameters.attack import BEST_OF_N, SNEAKY
 from nip_prefect.flows.launch import run_flow
-from nip_prefect.flows.options import Shown, ShownAs
+from nip_prefect.flows.options import RunName, Shown, ShownAs
 from nip_prefect.flows.printing import show_plan, show_result, show_run
 
 _WAYS = (BEST_OF_N, SNEAKY)
 
 
 def attack(
-    run: Annotated[str, typer.Argument(help="Name of the run whose verifier is attacked.")],
+    run: RunName,
     by: Annotated[str, typer.Option(help="best-of-n, or sneaky: train provers against it.")],
     iteration: Annotated[
         int | None,
@@ -50,6 +50,7 @@ def attack(
 ) -> None:
     """Attack the verifier of RUN, as a run of its own; one that was stopped goes on."""
     from nip_core.stages.attack import STEPS, TESTED_EVERY, attack_settings
+    from nip_core.stages.named_run import place_of
 
     if by not in _WAYS:
         raise SettingsError(f"--by {by!r}: use one of {', '.join(_WAYS)}")
@@ -57,6 +58,7 @@ def attack(
     chosen: dict[str, Any] = {"by": by, "iteration": iteration, "problems": problems}
     if n is not None:
         chosen["n"] = _numbers(n)
+    run_store, run = place_of(run, run_store)
     parameters = attack_settings(
         run_store,
         run,

@@ -4,29 +4,27 @@ from typing import Annotated
 
 import typer
 
-from nip_core.errors import RunConflictError, SettingsError
+from nip_core.errors import RunConflictError
+from nip_prefect.flows.options import RunName
 
 
 def clean(
-    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    run: RunName,
     run_store: Annotated[str, typer.Option(help="Where runs are kept.")] = "runs",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, delete nothing.")] = False,
 ) -> None:
     """Delete what nothing in a run refers to: leftovers of kills, journals of committed shards,
     models and uploads of its own server that no job or models.json names."""
     from nip_core.run_store.lease import acquire, refuse_if_held
-    from nip_core.run_store.run import RunStore, list_runs
+    from nip_core.run_store.run import RunStore
     from nip_core.run_store.store import open_store
     from nip_core.stages.clean import find_unused, remove_unused
+    from nip_core.stages.named_run import find_run
     from nip_core.stages.own_server import server_directory
     from nip_core.stages.rerun import finish_rewinds, unfinished_rewinds
 
-    store = open_store(run_store, read_only=True)
-    if run not in list_runs(store):
-        there = ", ".join(list_runs(store)) or "none"
-        raise SettingsError(f"run {run!r} is not in {run_store!r}; there are {there}")
-    tree = RunStore(store, run)
-    refuse_if_held(store, tree.root)
+    tree = find_run(run, run_store)
+    refuse_if_held(tree.store, tree.root)
     if dry_run:
         if halves := unfinished_rewinds(tree):
             raise RunConflictError(
@@ -36,7 +34,7 @@ def clean(
             )
         unused = find_unused(tree, server_directory(tree))
     else:
-        tree = RunStore(open_store(run_store), run)
+        tree = RunStore(open_store(tree.store.url), tree.name)
         with acquire(tree.store, tree.root) as lease:
             finish_rewinds(tree, lease)
             unused = find_unused(tree, server_directory(tree))

@@ -13,17 +13,21 @@ from rich.table import Table
 
 from nip_core.errors import DatasetError
 from nip_core.evaluation.report_text import plain_percent
+from nip_prefect.flows.options import AsJson, complete_run
 from nip_prefect.flows.printing import print_json
 
 Store = Annotated[
     str, typer.Option(help="Where runs are kept that are named without a path or an address.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def _run(metavar: str, words: str) -> Any:
+    return typer.Argument(metavar=metavar, help=words, autocompletion=complete_run)
 
 
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help="A run: its name, or STORE/NAME.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another run, of this store or another.")],
+    a: Annotated[str, _run("A", "A run: its name, or STORE/NAME.")],
+    b: Annotated[str, _run("B", "Another run, of this store or another.")],
     run_store: Store = "runs",
     as_json: AsJson = False,
 ) -> None:
@@ -42,7 +46,7 @@ def diff(
 
 
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names, or STORE/NAME.")],
+    runs: Annotated[list[str], _run("RUN...", "Names, or STORE/NAME.")],
     out: Annotated[Path, typer.Option(help="Directory for the page and its parts.")] = Path(
         "comparison"
     ),

@@ -9,7 +9,7 @@ from nip_core import how_to_install
 from nip_core.errors import SettingsError
 from nip_core.run_store.run import RunStore
 from nip_core.stages.named_run import find_run
-from nip_prefect.flows.options import say_left_out
+from nip_prefect.flows.options import RunName, say_left_out
 from nip_prefect.flows.printing import print_json
 
 INSPECT, PEFT = "inspect", "peft"
@@ -17,7 +17,7 @@ _FORMS = (INSPECT, PEFT)
 
 
 def export(
-    run: Annotated[str, typer.Argument(help="Name of the run.", show_default=False)],
+    run: RunName,
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="Where to write.", show_default=False)
     ],

@@ -17,7 +17,7 @@ from nip_core.errors import SettingsError
 from nip_core.parameters.published import Kind, Reference
 from nip_core.redaction import printable
 from nip_core.stages.named_run import find_run
-from nip_prefect.flows.options import say_left_out
+from nip_prefect.flows.options import RunName, say_left_out
 from nip_prefect.flows.printing import print_json
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _KINDS = ("adapter", "dataset")
 
 
 def push(
-    run: Annotated[str, typer.Argument(help="Name of the run.", show_default=False)],
+    run: RunName,
     to: Annotated[str, typer.Option(metavar="OWNER/NAME", help="The repository on the Hub.")],
     what: Annotated[
         str,
@@ -81,7 +81,7 @@ def push(
     if as_json:
         print_json(
             {
-                "run": run,
+                "run": tree.name,
                 "kind": reference.kind,
                 "repository": reference.repository,
                 "commit": done.reference.revision,

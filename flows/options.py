@@ -27,13 +27,14 @@ def complete_config(incomplete: str) -> list[str]:
 
 
 def complete_run(context: typer.Context, incomplete: str) -> list[str]:
-    """Names of the runs in the command's store, if that is a directory."""
-    store = Path(context.params.get("run_store") or "runs")
+    """Names of the runs in the command's store, or STORE/NAME, if that is a directory."""
+    place, slash, _ = incomplete.rpartition("/")
+    store = place + slash or context.params.get("run_store") or "runs"
     try:
-        names = sorted(path.parent.name for path in store.glob("*/run.json"))
+        names = sorted(path.parent.name for path in Path(store).expanduser().glob("*/run.json"))
     except OSError:
         names = []
-    return _that_begin(names, incomplete)
+    return _that_begin((f"{place}{slash}{name}" for name in names), incomplete)
 
 
 def complete_setting(incomplete: str) -> list[str]:
@@ -94,12 +95,17 @@ Overrides = Annotated[
     ),
 ]
 RunName = Annotated[
-    str, typer.Argument(help="Name of the run.", show_default=False, autocompletion=complete_run)
+    str,
+    typer.Argument(
+        help="Name of the run, or STORE/NAME.", show_default=False, autocompletion=complete_run
+    ),
 ]
 RunNameOrNone = Annotated[
     str | None,
     typer.Argument(
-        help="Name of the run; default: newest.", show_default=False, autocompletion=complete_run
+        help="Name of the run, or STORE/NAME; default: newest.",
+        show_default=False,
+        autocompletion=complete_run,
     ),
 ]
 RunStoreUrl = Annotated[str, typer.Option("--run-store", help="Where runs are kept.")]

@@ -10,11 +10,12 @@ from nip_core.errors import ServerError, SettingsError
 from nip_core.parameters.load import load_trackers
 from nip_core.parameters.stored import with_defaults
 from nip_core.parameters.tracking import TRACKERS
+from nip_prefect.flows.options import RunName
 from nip_prefect.flows.printing import print_json
 
 
 def track(
-    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    run: RunName,
     to: Annotated[
         list[str] | None,
         typer.Option(
@@ -31,17 +32,15 @@ def track(
 ) -> None:
     """Send trackers what they lack of RUN. What they have is not sent again; exit code 3 if one
     does not take it."""
-    from nip_core.run_store.run import RunStore, list_runs
+    from nip_core.run_store.run import RunStore
     from nip_core.run_store.store import open_store
     from nip_core.stages.feeders import Feeders
+    from nip_core.stages.named_run import find_run
     from nip_core.stages.rerun import unfinished_rewinds
     from nip_core.stages.trackers import check_trackers
 
-    store = open_store(run_store)
-    if run not in list_runs(store):
-        there = ", ".join(list_runs(store)) or "none"
-        raise SettingsError(f"run {run!r} is not in {run_store!r}; there are {there}")
-    tree = RunStore(store, run)
+    tree = find_run(run, run_store)
+    run, tree = tree.name, RunStore(open_store(tree.store.url), tree.name)
     if to:
         try:
             trackers = load_trackers([yaml.safe_load(text) for text in to], "--to")

@@ -1,11 +1,12 @@
 """The command `nip verify`: whether the files of a run are what they were."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from nip_core.errors import CorruptionError, SettingsError
+from nip_prefect.flows.options import AsJson, RunName, RunStoreUrl
 from nip_prefect.flows.printing import print_json
 
 _DAMAGED = 5
@@ -21,21 +22,21 @@ def _is_running(tree: Any) -> bool:
 
 
 def verify(
-    run: Annotated[str, typer.Argument(help="Name of the run.")],
-    run_store: Annotated[str, typer.Option(help="Where runs are kept.")] = "runs",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    run: RunName,
+    run_store: RunStoreUrl = "runs",
+    as_json: AsJson = False,
 ) -> None:
     """Check every file of a run against its manifest, every manifest against what it was made from,
     and models and jobs against their server. Writes nothing; exit code 5 if anything is wrong."""
     from nip_core.run_store.run import RunStore, list_runs
-    from nip_core.run_store.store import open_store
+    from nip_core.stages.named_run import no_such_run, open_runs, place_of
     from nip_core.stages.verification import has_begun, summarise, verify_all
 
-    store = open_store(run_store, read_only=True)
+    run_store, run = place_of(run, run_store)
+    store = open_runs(run_store)
     names = [name.rstrip("/") for name in store.list("") if name.endswith("/")]
     if run not in names:  # a run whose run.json is lost is looked at, too
-        there = ", ".join(list_runs(store)) or "none"
-        raise SettingsError(f"run {run!r} is not in {run_store!r}; there are {there}")
+        raise no_such_run(run, run_store, list_runs(store))
     tree = RunStore(store, run)
     if not has_begun(tree):
         now = "is only starting" if _is_running(tree) else "never began"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nip_core.errors import SettingsError
+from nip_prefect.flows.options import complete_run
 
 if TYPE_CHECKING:
     from nip_core.viewer.runs import ShownRuns
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
 def view(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RUN", help="Names, or STORE/NAME; default: all of the store."),
+        typer.Argument(
+            metavar="RUN",
+            help="Names, or STORE/NAME; default: all of the store.",
+            autocompletion=complete_run,
+        ),
     ] = None,
     run_store: Annotated[
         str, typer.Option(help="Where runs are kept that are named without a path or an address.")

@@ -31,7 +31,7 @@ def report(
     tree = find_run(run, run_store, say_left_out)
     if anew or report_location(tree) is None:
         refuse_if_held(tree.store, tree.root)  # who runs it writes the report after each stage
-        write_report(RunStore(open_store(run_store), tree.name))
+        write_report(RunStore(open_store(tree.store.url), tree.name))
     place = report_location(tree)
     if place is None:
         raise StoreError(f"{tree.root}/report.html: was written and is not there; run it again")

@@ -1,7 +1,12 @@
-"""The run that somebody names, in the store that they name."""
+"""The run that somebody names, in the store that they name.
+
+find_run   the run called so, or the newest one
+place_of   in which store a name says that its run is
+open_runs  a store, to be read
+"""
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nip_core.errors import CorruptionError, SettingsError
@@ -14,35 +19,51 @@ def open_runs(run_store: str, setting: str = "--run-store") -> Store:
 
     `setting` is what names the place, for errors.
     """
-    if "://" not in run_store and not Path(run_store).is_dir():
+    if "://" not in run_store and not Path(run_store).expanduser().is_dir():
         raise SettingsError(f"{setting} {run_store!r}: there is no such directory")
     return open_store(run_store, read_only=True)
+
+
+def place_of(name: str, run_store: str) -> tuple[str, str]:
+    """The store and the name of a run called `name` in `run_store`, or STORE/NAME.
+
+    STORE is a directory or an address like ``s3://bucket/runs``.
+    """
+    place, slash, run = name.rstrip("/").rpartition("/")
+    return (place or "/", run) if slash else (run_store, run)
 
 
 def find_run(
     name: str | None,
     run_store: str,
-    on_damaged: Callable[[str], None],
+    on_damaged: Callable[[str], None] = lambda reason: None,
     setting: str = "--run-store",
 ) -> RunStore:
-    """The run of this name, or the newest; `on_damaged` is told of those that are passed over.
+    """The run of this name in the store, the one at STORE/NAME, or the newest, to be read.
+
+    `on_damaged` is told of those that are passed over for the newest.
 
     Raises SettingsError, which lists the runs that there are, and CorruptionError if none of them
     can be read.
     """
     from nip_core.stages.showing import newest_run
 
-    store = open_runs(run_store, setting)
+    place, run = (run_store, None) if name is None else place_of(name, run_store)
+    store = open_runs(place, setting if place == run_store else f"run {name!r}:")
     known = list_runs(store)
-    name = name or newest_run(store, on_damaged)
-    if name is None:
+    run = newest_run(store, on_damaged) if run is None else run
+    if run is None:
         if known:
             raise CorruptionError(f"{setting} {run_store!r}: none of its runs can be read")
         raise SettingsError(f"{setting} {run_store!r}: there are no runs in it")
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise SettingsError(
-            f"run {name!r} is not in {run_store!r}; there are {', '.join(known) or 'none'}{hint}"
-        )
-    return RunStore(store, name)
+    if run not in known:
+        raise no_such_run(run, place, known)
+    return RunStore(store, run)
+
+
+def no_such_run(name: str, place: str, known: Sequence[str]) -> SettingsError:
+    """The error for a name that none of the runs of a store has, with the name that is nearest."""
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    there = ", ".join(known) or "none"
+    return SettingsError(f"run {name!r} is not in {place!r}; there are {there}{hint}")

@@ -13,11 +13,11 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from nip_core.errors import DatasetError, SettingsError
+from nip_core.errors import DatasetError
 from nip_core.evaluation.metrics import paired_difference
 from nip_core.rollouts.plan import TEST
-from nip_core.run_store.run import RunRecord, RunStore, list_runs
-from nip_core.run_store.store import open_store
+from nip_core.run_store.run import RunRecord, RunStore
+from nip_core.stages import named_run
 from nip_core.stages.intervals import split_by_of
 from nip_core.stages.records import Records
 from nip_core.stages.showing import status_of
@@ -73,13 +73,7 @@ def find_run(name: str, run_store: str) -> PlayedRun:
 
     Raises SettingsError if it is not there.
     """
-    place, _, run = name.rstrip("/").rpartition("/")
-    store = open_store(place or run_store, read_only=True)
-    if run not in (there := list_runs(store)):
-        raise SettingsError(
-            f"run {run!r} is not in {place or run_store!r}; there are {', '.join(there) or 'none'}"
-        )
-    return PlayedRun(RunStore(store, run))
+    return PlayedRun(named_run.find_run(name, run_store))
 
 
 def check_alike(a: PlayedRun, b: PlayedRun) -> None:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 from forked_nip import ForkedNip
 from scripted_server import scripted_server
 from small_game import FEW, train_here, write_config
@@ -123,6 +124,23 @@ def test_ls_of_a_store_without_runs_says_what_makes_one(nip, tmp_path):
 def test_a_run_of_nearly_this_name_is_named(nip, store):
     done = nip("report", "smal", "--run-store", str(store))
     assert done.returncode == 2 and "did you mean 'small'?" in done.stderr
+
+
+def test_a_run_is_named_by_its_path_as_well_by_every_command(nip, store, tmp_path):
+    path = f"{store}/small"
+    for arguments in (
+        *(("show", path), ("report", f"{path}/"), ("report", path, "--anew"), ("verify", path)),
+        *(("prompt", "--run", path), ("clean", path, "--dry-run")),
+        *(("diff", path, path), ("attack", path, "--by", "best-of-n", "--dry-run")),
+    ):
+        done = nip(*arguments, "--run-store", str(tmp_path / "nowhere"))
+        assert done.returncode == 0, (arguments, done.stderr)
+    for command in ("show", "verify", "clean", "track", "view"):
+        done = nip(command, f"{store}/smal")
+        assert done.returncode == 2 and "did you mean 'small'?" in done.stderr, command
+        done = nip(command, "nowhere/small")
+        assert done.returncode == 2 and "no such directory" in done.stderr, command
+    assert not Path("nowhere").exists()
 
 
 def test_report_says_where_it_is_makes_it_and_opens_it(nip, store, tmp_path):
@@ -332,6 +350,7 @@ def bash(tmp_path_factory):
         ("nip train quick\t", "[train][quickstart]"),
         ("nip train ga\t", "[train][game.yaml]"),
         ("nip show my\t", "[show][my-first-run]"),
+        ("nip diff my\truns/m\t", "[diff][my-first-run][runs/my-first-run]"),
         ("nip prompt --run m\t", "[prompt][--run][my-first-run]"),
         ("nip init --from malt-t\t", "[init][--from][malt-tiny]"),
         ("nip train --set rl.nu\tit\t3", "[train][--set][rl.num_iterations=3]"),
@@ -342,3 +361,26 @@ def bash(tmp_path_factory):
 def test_a_real_bash_completes_commands_configurations_runs_and_settings(bash, keys, told):
     seen = bash.press(f"{keys}\n")
     assert f"{told}END" in seen.replace("\r", ""), seen
+
+
+def test_every_command_that_takes_a_run_completes_its_name_and_its_path(tmp_path, monkeypatch):
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "run.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    completed = set()
+    for name in COMMANDS:
+        command = load_command(name)
+        for argument in command.params:
+            if argument.param_type_name == "argument" and argument.name in (
+                "run",
+                "runs",
+                "a",
+                "b",
+            ):
+                context = typer.Context(command)
+                for typed in ("mi", "runs/mi"):
+                    [word] = argument.shell_complete(context, typed)
+                    assert word.value == f"{typed}ne", name
+                completed.add(name)
+    looks = {"show", "view", "report", "diff", "compare", "verify"}
+    assert completed == looks | {"attack", "track", "export", "push", "clean"}
