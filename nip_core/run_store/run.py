@@ -44,6 +44,7 @@ RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 
 _log = logging.getLogger(__name__)
 _ABSENT = "(absent)"
+_SEED = "seed (of the run)"
 
 
 @dataclass(frozen=True)
@@ -208,9 +209,11 @@ class RunStore:
             return {}
         given, neutral = identity.settings(), identity.data_neutral
         difference = _difference(
-            {**_settings_on_record(stored.parameters, given), "seed (of the run)": stored.seed},
-            {**flatten(given), "seed (of the run)": identity.seed},
+            {**_settings_on_record(stored.parameters, given), _SEED: stored.seed},
+            {**flatten(given), _SEED: identity.seed},
         )
+        if "seed" in difference:  # said once
+            difference.pop(_SEED, None)
         # 2. Without what changes no data.
         conflicts = {k: v for k, v in difference.items() if not _is_neutral(k, neutral)}
         # 3. A file of the same name may hold something else by now.

@@ -84,6 +84,12 @@ def test_settings_that_change_the_data_are_refused_with_the_difference(
     assert "--fork" in str(caught.value)
 
 
+def test_another_seed_is_one_difference(store: Store) -> None:
+    open_run(store, {**PARAMETERS, "seed": 7})
+    with pytest.raises(RunConflictError, match=r"given\): seed: 7 -> 8; use these settings"):
+        open_run(store, {**PARAMETERS, "seed": 8}, seed=8)
+
+
 def test_of_many_differences_the_first_are_shown_and_where_all_are(store: Store) -> None:
     open_run(store, PARAMETERS)
     many = {**PARAMETERS, "templates": {f"t{i}": "word " * 400 for i in range(40)}}
