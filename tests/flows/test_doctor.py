@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from nip_prefect.flows import doctor
+from nip_prefect.flows.commands import doctor as screen
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,19 @@ def test_what_kernels_are_compiled_with_is_missed_on_a_gpu_alone(monkeypatch, tm
     for what in ("C compiler", "Python.h"):
         assert not with_gpu[what].ok and "apt-get install" in with_gpu[what].detail
         assert without[what].ok
+
+
+def test_names_and_details_stand_apart_and_long_ones_go_on_in_their_column(monkeypatch, capsys):
+    findings = [
+        doctor.Finding("disk", True, "58.0 GB free here"),
+        doctor.Finding("model with-a-name-of-32-characters", False, "a detail " * 20),
+    ]
+    screen._print(findings)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and lines[0].index("58.0") == lines[1].index("a detail") == 40
+    monkeypatch.setattr(screen.sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    screen._print(findings)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 3 and max(map(len, lines)) <= 80
+    assert {line[:40].strip() for line in lines[2:]} == {""}
