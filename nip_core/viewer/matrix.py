@@ -193,8 +193,11 @@ class Pairs:
     alone: tuple[int, int]  # episodes that the other place has not
 
 
-def paired(a: pa.Table, b: pa.Table, first: int, count: int, kind: str = "") -> Pairs:
-    """Pair the episodes of two places by problem, sample and, in trees, branch."""
+def paired(a: pa.Table, b: pa.Table, page: int, per_page: int, kind: str = "") -> Pairs:
+    """Pair the episodes of two places by problem, sample and, in trees, branch.
+
+    Of the pairs those of a `page`, counted from 1; behind the last one it is the last.
+    """
     # 1. Join on what names an episode in its place.
     names = ["problem", "sample", "branch_path"]
     columns = [*names, "y", *_OF_A_PAIR]
@@ -221,7 +224,8 @@ def paired(a: pa.Table, b: pa.Table, first: int, count: int, kind: str = "") -> 
     sample = np.asarray(joined["sample"].to_numpy())
     rows = rows[np.lexsort((sample[rows], names_rank[rows].astype(np.int64), numbers[rows]))]
     # 3. Those of the page.
-    chosen = joined.take(pa.array(rows[first : first + count])).to_pylist()
+    first = per_page * (min(page, max(1, -(-len(rows) // per_page))) - 1)
+    chosen = joined.take(pa.array(rows[first : first + per_page])).to_pylist()
     pairs = tuple(
         Pair(
             row["problem"],

@@ -351,9 +351,9 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
     if not (a and b):
         return values
     parts = [_episodes_at(runs, place, split) for place in (a, b)]
-    page = _number(asked.get("page"), 1)
+    page = max(1, _number(asked.get("page"), 1))
     names = [place.rpartition("@")[0] for place in (a, b)]
-    shown = paired(parts[0], parts[1], (max(1, page) - 1) * PER_PAGE, PER_PAGE, kind)
+    shown = paired(parts[0], parts[1], page, PER_PAGE, kind)
     total = shown.counts[kind] if kind else sum(shown.counts.values())
     base = {"a": a, "b": b, "split": split}
 

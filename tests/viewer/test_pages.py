@@ -118,6 +118,9 @@ def test_two_iterations_stand_side_by_side_with_changed_verdicts_first(client, e
     assert {*listed} == problems
     assert {*listed[: len(broken)]} == broken
     assert {*listed[len(broken) : len(broken) + len(mended)]} == mended
+    for number in (0, 999):  # a page that is not there is the nearest one
+        other = client.get(f"/compare?a=small@0&b=small@2&split=test&page={number}").text
+        assert re.findall(r'<th scope="row"><a href="/pair[^"]*">([^<]+)</a>', other) == listed
 
 
 def test_of_every_run_iterations_can_be_compared_however_long_others_are():
