@@ -21,6 +21,9 @@ Store = Annotated[
 ]
 
 
+_BESIDE = ("iteration", "gain", "against the first", "p (Holm)")
+
+
 def _run(metavar: str, words: str) -> Any:
     return typer.Argument(metavar=metavar, help=words, autocompletion=complete_run)
 
@@ -53,18 +56,21 @@ def compare(
     run_store: Store = "runs",
     as_json: AsJson = False,
 ) -> None:
-    """Put runs side by side: one table, one figure, one page, written to OUT."""
+    """Put runs side by side: one table, one figure, one page, written to OUT.
+
+    In OUT an earlier comparison of the same runs is replaced, and nothing else.
+    """
     from nip_core.sweep.comparison import compare as compare_runs
     from nip_core.sweep.comparison import write
     from nip_core.sweep.played import find_run
 
     results = compare_runs([find_run(name, run_store) for name in runs])
-    page = write(results, out)
     if as_json:
-        print_json({**results, "page": str(page)})
+        print_json({**results, "page": str(write(results, out))})
         return
     _show_comparison(results)
-    print(f"page: {page}")
+    sys.stdout.flush()
+    print(f"page: {write(results, out)}")
 
 
 def _show_difference(differing: dict[str, Any]) -> None:
@@ -117,25 +123,23 @@ def _results_table(results: list[dict[str, Any]]) -> Table:
 
 
 def _show_comparison(results: dict[str, Any]) -> None:
-    console = Console(width=max(shutil.get_terminal_size((80, 24)).columns, 80), highlight=False)
-    table = Table(box=SIMPLE_HEAD, padding=0)
-    table.add_column("run", overflow="fold")
-    for heading in ("accuracy", "95 % interval", "compl.", "sound.", "gain", "against 1st", "p"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in results["runs"]:
-        interval, against = row["accuracy_ci95"], row["against"] or {}
-        p, gap = against.get("p_holm"), against.get("difference")
-        table.add_row(
-            row["label"] + ("" if row["status"] == "finished" else f" ({row['status']})"),
-            plain_percent(row["accuracy"]),
-            f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",
-            plain_percent(row["completeness"]),
-            plain_percent(row["soundness"]),
-            "-" if row["gain"] is None else f"{100 * row['gain']:+.1f}",
-            "-" if gap is None else f"{100 * gap:+.1f}",
-            "-" if p is None else ("< 0.0001" if p < 0.0001 else f"{p:.2g}"),
-        )
-    console.print(table)
+    """Two tables, as both in one would not fit on 80 columns."""
+    from nip_core.sweep.comparison import heads_and_rows
+
+    width = max(shutil.get_terminal_size((80, 24)).columns, 80)
+    console = Console(width=width, highlight=False, markup=False)
+    heads, rows = heads_and_rows(results)
+    for columns in (("accuracy", "completeness", "soundness"), _BESIDE):
+        chosen = [heads.index(name) for name in columns]
+        table = Table(box=SIMPLE_HEAD, padding=0)
+        table.add_column("run", overflow="fold")
+        for i in chosen:
+            table.add_column(heads[i], justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(row[0], *(row[i] for i in chosen))
+        console.print(table)
+    print("percent of the last test, and points of accuracy, with 95 % intervals;")
+    print("against the first run, paired by problem, p exact after McNemar")
 
 
 def _show_pair(key: str, texts: list[str], width: int) -> None:

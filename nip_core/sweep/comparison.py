@@ -4,6 +4,7 @@ compare   the results of the runs as one document
 write     that, a table, a figure and a page into a directory
 """
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -178,12 +179,17 @@ def page(results: Results) -> str:
         style=Markup(style),  # noqa: S704, which is the report's own
         figure=Markup(figure(results)),  # noqa: S704, in which names are escaped
         heads=heads,
-        rows=rows,
+        rows=[[(row[0], ""), *map(_value_and_interval, row[1:])] for row in rows],
         results=results,
         settings={
             key: [_short(value) for value in values] for key, values in results["settings"].items()
         },
     )
+
+
+def _value_and_interval(cell: str) -> tuple[str, str]:
+    value, bracket, interval = cell.partition(" [")
+    return value, f"[{interval}" if bracket else ""
 
 
 def _short(value: Any) -> str:
@@ -202,8 +208,10 @@ def _template() -> Template:
 def write(results: Results, directory: Path) -> Path:
     """Write results.json, table.md, figure.svg and index.html; returns the page's path.
 
-    Raises StoreError if that can't be done.
+    Those of an earlier comparison of the same runs are replaced. Raises SettingsError if something
+    else is there, and StoreError if it can't be written.
     """
+    _check_free(directory, results)
     files = {
         "results.json": json.dumps(results, indent=2),
         "table.md": table(results),
@@ -217,3 +225,23 @@ def write(results: Results, directory: Path) -> Path:
     except OSError as error:
         raise StoreError(f"{directory}: can't be written to: {error.strerror}") from error
     return directory / "index.html"
+
+
+def _check_free(directory: Path, results: Results) -> None:
+    """Raise SettingsError for a directory whose files are not a comparison of the same runs."""
+    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+        return
+    before = None
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        content = json.loads((directory / "results.json").read_text(encoding="utf-8"))
+        before = [(run["label"], run["place"]) for run in content["runs"]]
+    if before is None:
+        raise SettingsError(
+            f"{directory}: something else is there, which nothing is written over; name another "
+            "directory by --out"
+        )
+    if {place for _, place in before} != {run["place"] for run in results["runs"]}:
+        raise SettingsError(
+            f"{directory}: a comparison of {', '.join(label for label, _ in before)} is there; "
+            "name another directory by --out, or delete that one"
+        )

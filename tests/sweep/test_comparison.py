@@ -116,5 +116,24 @@ def test_runs_side_by_side_are_a_table_a_figure_and_a_page(runs, tmp_path, capsy
     given = ["compare", "a", "b", "--run-store", str(place), "--out", str(tmp_path / "again")]
     app(given, standalone_mode=False)
     shown = capsys.readouterr().out
-    assert "75.0 %" in shown and "+41.7" in shown
+    rates, beside = (line for line in shown.splitlines() if line.startswith(" b (stopped)"))
+    assert rates.count(" [") == 3 and "75.0 [" in rates  # each rate with its interval
+    assert "+41.7 [" in beside
     assert all(len(line) <= 80 for line in shown.splitlines() if str(tmp_path) not in line)
+
+
+def test_a_page_replaces_that_of_the_same_runs_and_nothing_else(runs, tmp_path):
+    place, *_ = runs
+    a, b = (find_run(name, str(place)) for name in "ab")
+    out = tmp_path / "out"
+    before = write(compare([a, b]), out).read_text()
+    assert write(compare([a, b]), out).read_text() == before
+    write(compare([b, a]), out)
+    played(tmp_path, "d", range(5))
+    with pytest.raises(SettingsError, match="a comparison of b, a is there; name another"):
+        write(compare([a, find_run("d", str(place))]), out)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "index.html").write_text("mine")
+    with pytest.raises(SettingsError, match="something else is there"):
+        write(compare([a, b]), tmp_path / "mine")
+    assert (tmp_path / "mine" / "index.html").read_text() == "mine"
