@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import unicodedata
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +41,7 @@ def init(
         raise SettingsError(f"{place}: write a directory, or a file that ends in .yaml")
     # 2. What: its run has the name of the file, so that two of them are two runs.
     source = STARTER if from_name is None else config_file(from_name)
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", file.stem).strip("-.") or "mine"
+    name = _run_name(file.stem)
     text = source.read_text(encoding="utf-8")
     text = re.sub(r"(?m)^run_name: [\w.-]+", f"run_name: {name}", text)
     text = text.replace("THIS_FILE", str(file)).replace("runs/mine", f"runs/{name}")
@@ -60,3 +61,9 @@ def init(
     print(f"  nip train {typed} --dry-run   what it would take; nothing is started")
     print(f"  nip prompt {typed}            what agents are asked")
     print(f"  nip train {typed}             train")
+
+
+def _run_name(stem: str) -> str:
+    """A name that a run may have, near that of the file: letters without accents, in lower case."""
+    plain = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:41].rstrip("-") or "mine"

@@ -180,6 +180,21 @@ def test_init_writes_a_configuration_that_runs_and_touches_nothing(nip, tmp_path
     assert nip("init", str(tmp_path / "a.json")).returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("ünï.yaml", "uni"),
+        ("My Game_2.yml", "my-game-2"),
+        ("遊戲.yaml", "mine"),
+        (f"{'long-' * 20}.yaml", "long-long-long-long-long-long-long-long-l"),
+    ],
+)
+def test_init_derives_a_name_that_a_run_may_have(nip, tmp_path, file, name):
+    done = nip("init", str(tmp_path / file))
+    assert done.returncode == 0 and f"a run called {name}\n" in done.stdout
+    assert load_parameters(str(tmp_path / file)).run_name == name
+
+
 @pytest.mark.parametrize("name", bundled_configs())
 def test_init_copies_each_bundled_configuration_under_a_name_of_its_own(nip, tmp_path, name):
     file = tmp_path / "mine.yaml"
