@@ -4,7 +4,6 @@ The errors name the file, the setting, what was got and, for a name that is near
 name that was probably meant.
 """
 
-import difflib
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from functools import lru_cache
@@ -20,6 +19,7 @@ from nip_core.parameters.agents import AGENT_KINDS
 from nip_core.parameters.base import Parameters, groups_in, may_hold
 from nip_core.parameters.hyper_parameters import HyperParameters
 from nip_core.parameters.tracking import TrackerParameters, Trackers
+from nip_core.parameters.unknown import meant_setting
 
 
 def load_parameters(
@@ -194,9 +194,9 @@ def _explain(detail: Any) -> str:
     got = detail.get("input")
     if detail["type"] == "extra_forbidden":
         name = str(detail["loc"][-1])
-        close = difflib.get_close_matches(name, _field_names(_places(detail["loc"][:-1])), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        if close == [name]:  # known of a model's agent
+        beside = _field_names(_places(detail["loc"][:-1]))
+        hint = meant_setting(name, beside)
+        if name in beside:  # known of a model's agent
             hint = "; a random agent has no model and so none of a model's settings"
         return f"{location}: unknown setting{hint}"
     if detail["type"] == "value_error":

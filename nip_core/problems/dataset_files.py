@@ -19,11 +19,14 @@ import pyarrow.parquet as pq
 
 from nip_core import how_to_install
 from nip_core.errors import DatasetError
+from nip_core.nearest import did_you_mean, nearest_first
 from nip_core.problems.rows import SPLITS
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 _SPLIT_ENDINGS = (".train", ".dev", ".test")
 """Of JSONL files that are named after their split, as QuALITY's are."""
+_NEAR = 0.75
+"""A name that is so much like one of the scenario's own is not asked for on the Hub."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ def read_tables(dataset: str, names: Sequence[str] = ()) -> Mapping[str, Table]:
         names: of the scenario's own data, for errors.
 
     Raises:
-        DatasetError: it is not there, or a file can't be read.
+        DatasetError: it is not there, or a file can't be read. A word that is nearly one of
+            `names` is refused before the Hub is asked.
     """
     path = Path(dataset).expanduser()
     if path.is_file():
@@ -64,6 +68,11 @@ def read_tables(dataset: str, names: Sequence[str] = ()) -> Mapping[str, Table]:
         raise DatasetError(
             f"dataset {dataset!r}: there is no such file or directory; give {bundled}a path that "
             "exists, or the name of a Hugging Face dataset"
+        )
+    if "/" not in dataset and (hint := did_you_mean(dataset, names, _NEAR)):
+        raise DatasetError(
+            f"dataset {dataset!r}: neither the scenario's own nor a path{hint}; its own are "
+            f"{', '.join(nearest_first(dataset, names))}, and one on Hugging Face is OWNER/NAME"
         )
     return _read_hub(dataset, names)
 

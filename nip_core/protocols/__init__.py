@@ -15,6 +15,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from nip_core.importing import class_in, classes_in, import_object, line_of
+from nip_core.nearest import did_you_mean, nearest_first
 from nip_core.protocols.base import (
     ACCEPT,
     NEITHER,
@@ -65,9 +66,11 @@ def find_protocol(name: str) -> type[Protocol]:
     protocol = class_in(__name__, name, Protocol)
     if protocol is not None:
         return protocol
+    names = protocol_names()
     raise ValueError(
-        f"there is no protocol {name!r}; there are {', '.join(protocol_names())}, and one of your "
-        'own is named like "package.module:Class" or "path/to/file.py:Class"'
+        f"there is no protocol {name!r}{did_you_mean(name, names)}; there are "
+        f"{', '.join(nearest_first(name, names))}, and one of your own is named like "
+        '"package.module:Class" or "path/to/file.py:Class"'
     )
 
 

@@ -14,6 +14,7 @@ scenario that they name).
 from typing import TYPE_CHECKING
 
 from nip_core.importing import class_in, classes_in, import_object
+from nip_core.nearest import did_you_mean, nearest_first
 from nip_core.scenarios.base import (
     NO_LABEL,
     PROVER,
@@ -68,9 +69,11 @@ def find_scenario(name: str) -> type[Scenario]:
         return kind
     kind = class_in(__name__, name, Scenario)
     if kind is None:
+        names = scenario_names()
         raise ValueError(
-            f"there is no scenario {name!r}; there are {', '.join(scenario_names())}, and one of "
-            'your own is named like "package.module:Class" or "path/to/file.py:Class"'
+            f"there is no scenario {name!r}{did_you_mean(name, names)}; there are "
+            f"{', '.join(nearest_first(name, names))}, and one of your own is named like "
+            '"package.module:Class" or "path/to/file.py:Class"'
         )
     return kind
 

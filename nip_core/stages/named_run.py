@@ -5,11 +5,11 @@ place_of   in which store a name says that its run is
 open_runs  a store, to be read
 """
 
-import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nip_core.errors import CorruptionError, SettingsError
+from nip_core.nearest import did_you_mean
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store, open_store
 
@@ -63,7 +63,6 @@ def find_run(
 
 def no_such_run(name: str, place: str, known: Sequence[str]) -> SettingsError:
     """The error for a name that none of the runs of a store has, with the name that is nearest."""
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
     there = ", ".join(known) or "none"
+    hint = did_you_mean(name, known)
     return SettingsError(f"run {name!r} is not in {place!r}; there are {there}{hint}")

@@ -13,6 +13,7 @@ from typing import Any
 
 from nip_core.errors import SettingsError
 from nip_core.game.render import ChatMessage, Game, Situation, columns_of, situation_of
+from nip_core.nearest import nearest_first
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Turn
 from nip_core.rollouts.model_call import request_body
@@ -127,7 +128,7 @@ def _number_of(place: Place, names: Sequence[str], what: str) -> int:
         return names.index(wished)
     if wished is not None and wished.isdecimal() and int(wished) < len(names):
         return int(wished)
-    some = ", ".join(dict.fromkeys(names[:_SHOWN]))
+    some = ", ".join(nearest_first(str(wished), names)[:_SHOWN])
     raise SettingsError(
         f"--problem {wished}: neither the id of a problem that {what} nor a number below "
         f"{len(names)}; ids are {some}{', …' if len(names) > _SHOWN else ''}"

@@ -270,6 +270,10 @@ async def test_prompts_are_what_a_server_was_sent_before_and_after(tmp_path):
         (("quickstart", "--agent", "bob"), "use one of prover, verifier"),
         (("quickstart", "--agent", "prover", "--round", "2"), "prover in 1; verifier in 0, 2"),
         (("quickstart", "--problem", "nothing"), "ids are families/"),
+        (
+            ("quickstart", "--problem", "families/add_until/11-belw-19"),
+            "ids are families/add_until/11-below-19,",
+        ),
         (("quickstart", "--iteration", "3"), "in iterations 0 to 2"),
         (("quickstart", "--split", "all"), "use one of train, validation, test"),
         ((), "name a configuration, or a run by --run"),

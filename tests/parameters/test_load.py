@@ -61,6 +61,18 @@ def test_what_is_written_out_reads_back_equal():
     ("settings", "overrides", "said"),
     [
         (with_(rl={"lrr": 1}), [], "rl.lrr: unknown setting; did you mean 'lr'?"),
+        (MINIMAL, ["num_iterations=3"], "setting; did you mean 'rl.num_iterations'?"),
+        (MINIMAL, ["iterations=3"], "setting; did you mean 'rl.num_iterations'?"),
+        (MINIMAL, ["rl.numiterations=3"], "setting; did you mean 'num_iterations'?"),
+        (with_(rl={"concurrency": 3}), [], "setting; did you mean 'rollouts.concurrency'?"),
+        (with_(temprature=1), [], "setting; did you mean 'agents._default.temperature'?"),
+        (with_(prompt_usd=1), [], "setting; did you mean 'prices.MODEL.prompt_usd'?"),
+        (with_(nonsense=1), [], "nonsense: unknown setting"),
+        (
+            with_(scenario="code_valdation"),
+            [],
+            "no scenario 'code_valdation'; did you mean 'code_validation'?; there are code_val",
+        ),
         (with_(agents={"provr": {}}), [], "agents.provr: protocol 'nip' has no such agent"),
         (
             with_(agents={"prover": {"temprature": 1}}),
@@ -70,7 +82,7 @@ def test_what_is_written_out_reads_back_equal():
         (
             with_(interaction_protocol="nipp"),
             [],
-            "interaction_protocol: there is no protocol 'nipp'; ",
+            "interaction_protocol: there is no protocol 'nipp'; did you mean 'nip'?; there are nip, ",
         ),
         (
             with_(nip_protocol={"max_message_rounds": 8}),

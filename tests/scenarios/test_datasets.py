@@ -411,6 +411,12 @@ def test_a_name_that_hugging_face_does_not_know_is_an_error(monkeypatch):
     assert "could not load it" in message
 
 
+def test_a_name_that_is_nearly_a_bundled_one_is_not_asked_for_on_the_hub(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)  # without which nothing can be asked
+    message = error_of("famlies")
+    assert "did you mean 'families'?; its own are families, problems, and" in message
+
+
 def test_a_hugging_face_dataset_is_read(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     # To the library a directory is a dataset like one of the hub; to the loader it is not.

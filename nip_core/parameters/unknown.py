@@ -1,0 +1,59 @@
+"""What somebody probably meant who wrote a setting that there is not."""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import get_origin
+
+from nip_core.parameters.base import Parameters, groups_in
+from nip_core.parameters.hyper_parameters import HyperParameters
+
+_NEAR, _NEAR_ELSEWHERE = 0.6, 0.8
+"""How alike a name must be beside the place where it was written, and in another group."""
+_WORDS_OF_IT = 0.96
+"""How alike a name counts that is whole words of another, as "iterations" of num_iterations."""
+_MOST_SHOWN = 3
+
+
+def meant_setting(name: str, beside: Sequence[str]) -> str:
+    """``; did you mean 'rl.num_iterations'?``, or "" where no setting has such a name.
+
+    `beside`: the settings of the group in which `name` was written. Those of other groups are
+    suggested by their whole address: if they have this very name, or are nearer than any beside.
+    """
+    elsewhere = _addresses()
+    alike = {place: _likeness(name, place) for place in elsewhere}
+    likely = [place for place, score in alike.items() if score >= _NEAR_ELSEWHERE]
+    likely += difflib.get_close_matches(name, beside, 1, _NEAR)
+    best = max(likely, key=lambda place: (_likeness(name, place), place in beside), default=None)
+    if best is None:
+        return ""
+    places = [best] if best in beside else elsewhere[best][:_MOST_SHOWN]
+    return f"; did you mean {' or '.join(map(repr, places))}?"
+
+
+def _likeness(name: str, setting: str) -> float:
+    if name != setting and f"_{name}_" in f"_{setting}_":
+        return _WORDS_OF_IT
+    return difflib.SequenceMatcher(None, setting, name).ratio()
+
+
+@lru_cache(maxsize=1)
+def _addresses() -> dict[str, list[str]]:
+    """The addresses of all settings, by their last part."""
+    addresses: dict[str, list[str]] = {}
+    for address in dict.fromkeys(_below(HyperParameters, "")):
+        addresses.setdefault(address.rpartition(".")[2], []).append(address)
+    return addresses
+
+
+def _below(kind: type[Parameters], prefix: str) -> Iterator[str]:
+    for name, field in kind.model_fields.items():
+        yield f"{prefix}{name}"
+        groups = groups_in(field.annotation)
+        if groups and get_origin(field.annotation) is tuple:
+            continue  # a list, whose entries have no address
+        # Of what is there for each agent, or model, the one for all, or any.
+        key = {"agents": "_default.", "prices": "MODEL."}.get(name, "") if groups else ""
+        for group in groups:
+            yield from _below(group, f"{prefix}{name}.{key}")
