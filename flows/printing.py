@@ -25,7 +25,7 @@ from nip_core.redaction import printable
 from nip_core.stages.costs import USD, cost_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from nip_core.stages.estimate import Estimate
     from nip_prefect.flows.options import Shown
@@ -36,25 +36,25 @@ _ROOM_FOR_ALL = 72  # columns, for all figures of an iteration in a line
 
 
 def show_plan(parameters: HyperParameters, as_json: bool) -> None:
-    """Settings with their defaults and an estimate; warnings go to standard error."""
-    from nip_core.parameters.shutdowns import shutdown_warnings
+    """Settings that are not the defaults, an estimate, and last, on standard error, warnings.
+
+    As JSON it is all settings.
+    """
     from nip_core.stages.prepare import plan_run
     from nip_core.stages.providers import speaks_nip
     from nip_core.stages.too_long import in_words, recorded_of
 
     parameters, estimate, origin = plan_run(parameters)
     left_out = recorded_of(parameters)
-    _warn_of_few_examples(parameters, estimate.train_episodes)
-    _warn_of_unreachable_threshold(parameters)
-    for line in shutdown_warnings(parameters, datetime.now(UTC).date()):
-        print(f"nip: warning: {line}", file=sys.stderr)
     if as_json:
         counts = None if left_out is None else {s: len(out) for s, out in left_out.items()}
         known = {"estimate": asdict(estimate), "left_out": counts, "origin": origin.facts()}
         print_json({"parameters": parameters.to_dict(), **known})
+        _warn(parameters, estimate)
         return
-    print(yaml.safe_dump(parameters.to_dict(), sort_keys=False).rstrip())
-    print()
+    print("# what differs from the defaults; nip train CONFIG --dry-run --json has all settings")
+    differing = parameters.model_dump(mode="json", exclude_defaults=True)
+    print(yaml.safe_dump(differing, sort_keys=False, allow_unicode=True))
     print(f"{estimate.iterations} iterations, nothing was started:")
     for group, model in origin.models[0].items() if origin.models else ():
         if model.from_run is not None:
@@ -72,11 +72,28 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     elif measures and parameters.dataset_options.on_too_long == "leave_out":
         print("  problems too long for a model are left out, which its server says at the start")
     print(f"  at most {estimate.disk_bytes / 1e6:.0f} MB on disk, models not counted")
-    _print_costs(estimate)
-    _print_budget(parameters, estimate)
+    _print_costs(parameters, estimate)
+    _warn(parameters, estimate)
 
 
-def _print_costs(estimate: "Estimate") -> None:
+def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
+    """Print on standard error what is probably not meant, after everything else."""
+    from nip_core.parameters.shutdowns import shutdown_warnings
+
+    sys.stdout.flush()
+    for line in (
+        *_few_examples(parameters, estimate.train_episodes),
+        *_unreachable_threshold(parameters),
+        *shutdown_warnings(parameters, datetime.now(UTC).date()),
+        *_short_budget(parameters, estimate),
+    ):
+        print(f"nip: warning: {line}", file=sys.stderr)
+
+
+def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
+    from nip_core.parameters.prices import price_lines
+    from nip_core.stages.budget import amount, caps_of
+
     rows = {
         "calls": (estimate.expected_calls, estimate.calls),
         "prompt tokens": (estimate.expected_prompt_tokens, estimate.prompt_tokens),
@@ -87,26 +104,27 @@ def _print_costs(estimate: "Estimate") -> None:
     for name, (expected, most) in rows.items():
         print(f"  {name:<20}{expected:>16}{most:>16}")
     if estimate.usd is None or estimate.expected_usd is None:
-        print(f"  cost unknown: set prices for {', '.join(estimate.missing_prices)}")
+        print("  cost unknown: add to the configuration, with US dollars per million tokens,")
+        print("\n".join(f"    {line}" for line in ("prices:", *price_lines(parameters))))
     else:
         print(f"  {'US dollars':<20}{estimate.expected_usd:>16.2f}{estimate.usd:>16.2f}")
     print("  Answers that have to be asked for again are not counted.")
+    for cap, limit in caps_of(parameters).items():
+        is_free = cap == "usd" and estimate.usd == 0
+        never = ", which is never reached: nothing here has a price" if is_free else ""
+        print(f"  budget: {amount(cap, limit)}{never}")
 
 
-def _print_budget(parameters: HyperParameters, estimate: "Estimate") -> None:
-    """The caps, with a warning where the run is expected to reach one."""
+def _short_budget(parameters: HyperParameters, estimate: "Estimate") -> "Iterator[str]":
+    """Warn of a cap that the run is expected to reach."""
     from nip_core.stages.budget import amount, caps_of
 
     expected = {"usd": estimate.expected_usd, "tokens": estimate.expected_tokens}
     for cap, most in caps_of(parameters).items():
-        is_free = cap == "usd" and estimate.usd == 0
-        never = ", which is never reached: nothing here has a price" if is_free else ""
-        print(f"  budget: {amount(cap, most)}{never}")
         if (expected[cap] or 0) > most:
-            print(
-                f"nip: warning: budget.{cap}: the run is expected to take "
-                f"{amount(cap, expected[cap] or 0)} and stops at {amount(cap, most)}",
-                file=sys.stderr,
+            yield (
+                f"budget.{cap}: the run is expected to take {amount(cap, expected[cap] or 0)} and "
+                f"stops at {amount(cap, most)}"
             )
 
 
@@ -127,7 +145,7 @@ def _detectable(estimate: "Estimate") -> str:
     )
 
 
-def _warn_of_few_examples(parameters: HyperParameters, train_episodes: int) -> None:
+def _few_examples(parameters: HyperParameters, train_episodes: int) -> "Iterator[str]":
     from nip_lm_server.client import MIN_EXAMPLES
 
     iterations = parameters.rl.num_iterations
@@ -135,26 +153,23 @@ def _warn_of_few_examples(parameters: HyperParameters, train_episodes: int) -> N
     if not parameters.trainable_groups or iterations == 0 or is_rerun:
         return
     if (rollouts := train_episodes // iterations) < MIN_EXAMPLES:
-        print(
-            f"nip: warning: {rollouts} rollouts per iteration give few training examples; a "
-            f"fine-tune job with fewer than {MIN_EXAMPLES} is skipped; raise "
-            "rl.rollouts_per_iteration",
-            file=sys.stderr,
+        yield (
+            f"{rollouts} rollouts per iteration give few training examples; a fine-tune job with "
+            f"fewer than {MIN_EXAMPLES} is skipped; raise rl.rollouts_per_iteration"
         )
 
 
-def _warn_of_unreachable_threshold(parameters: HyperParameters) -> None:
+def _unreachable_threshold(parameters: HyperParameters) -> "Iterator[str]":
     from nip_core.trainers.expert_iteration import never_chosen
 
     if parameters.trainer != "pure_text_ei" or parameters.base_run.base_run_type == "rerun_tests":
         return  # other trainers have no threshold, or not for long
     threshold = parameters.pure_text_ei.reward_threshold
     for agent, most in never_chosen(parameters).items():
-        print(
-            f"nip: warning: agents.{agent} can earn at most {most:g} in an episode, less than "
+        yield (
+            f"agents.{agent} can earn at most {most:g} in an episode, less than "
             f"pure_text_ei.reward_threshold, {threshold:g}, so it is never trained; use "
-            "rollout_selection_method: weighted_sampling, or freeze_agent: true",
-            file=sys.stderr,
+            "rollout_selection_method: weighted_sampling, or freeze_agent: true"
         )
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from nip_core.parameters.agents import PureTextAgentParameters
 from nip_core.parameters.dialects import check_dialect, dialect_of
-from nip_core.parameters.prices import missing_prices
+from nip_core.parameters.prices import missing_prices, price_lines
 from nip_core.parameters.update_schedule import AlternatingPeriodicUpdateSchedule
 from nip_core.protocols import ACCEPT, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS
@@ -214,8 +214,9 @@ def check_budget(parameters: "HyperParameters") -> None:
     missing = missing_prices(parameters) if parameters.budget.usd is not None else ()
     if missing:
         raise ValueError(
-            f"budget.usd: what {', '.join(missing)} costs is not known; set "
-            f"{', '.join(f'prices.{name}' for name in missing)}, or cap tokens with budget.tokens"
+            f"budget.usd: what {', '.join(missing)} costs is not known; add, with US dollars per "
+            f"million tokens, prices: {{{', '.join(map(str.strip, price_lines(parameters)))}}}, or "
+            "cap tokens with budget.tokens"
         )
 
 

@@ -8,6 +8,8 @@ settings price its model.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import yaml
+
 from nip_core.parameters.agents import PureTextAgentParameters
 from nip_core.parameters.training import Price
 
@@ -26,6 +28,20 @@ def missing_prices(parameters: "HyperParameters") -> tuple[str, ...]:
     """The models that are paid for and have no price in the settings, sorted."""
     paid = {a.model_name for a in parameters.model_agents.values() if is_paid(a)}
     return tuple(sorted(paid - set(parameters.prices)))
+
+
+def price_lines(parameters: "HyperParameters") -> list[str]:
+    """Return what is to be written below ``prices:``, a line for each model without a price.
+
+    P, C and T stand for the US dollars, which nip does not know; as they are, they are refused.
+    """
+    missing, lines = missing_prices(parameters), []
+    for model in missing:
+        agents = [a for a in parameters.model_agents.values() if a.model_name == model]
+        training = ", training_usd: T" if any(not agent.freeze_agent for agent in agents) else ""
+        key = yaml.safe_dump(model).splitlines()[0]
+        lines.append(f"  {key}: {{prompt_usd: P, completion_usd: C{training}}}")
+    return lines
 
 
 def calls_usd(

@@ -29,8 +29,8 @@ _HEAD = """# Settings
 Made by `python -m nip_core.parameters.reference`. Settings come from a YAML file and from
 `--set a.b=c`; an unknown one is an error. Those marked ◦ may change when a run is resumed; those
 marked † must be the same for all agents of a shared model group. `nip train --dry-run`
-shows what a configuration amounts to, each group of settings with its class as `_type`, which may
-be left out.
+shows what differs from the defaults, and with `--json` all of a configuration, each group of
+settings with its class as `_type`, which may be left out.
 
 Settings that only configurations of neural-interactive-proofs have are on
 [a page of their own](settings-original.md).

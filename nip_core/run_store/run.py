@@ -231,7 +231,7 @@ class RunStore:
             if len(conflicts) > len(shown):
                 more = (
                     f"; and {len(conflicts) - len(shown)} more: {self.store.url}/{self.root}/"
-                    "run.json has the stored settings, nip train --dry-run shows the given ones"
+                    "run.json has the stored settings, nip train --dry-run --json the given ones"
                 )
             raise RunConflictError(
                 f"run {self.name!r} exists with settings that give other data (stored -> given): "

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from forked_nip import ForkedNip
 from small_game import write_config
 from small_source import human_eval_rows, write_rows
@@ -27,6 +29,7 @@ from nip_core.errors import (
     StageError,
     StoreError,
 )
+from nip_core.parameters import load_parameters
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.store import open_store
 from nip_lm_server.state.directory import read_card
@@ -338,6 +341,25 @@ def test_a_provider_that_can_not_be_reached_is_named_before_anything_is_played(t
     assert "http://127.0.0.1:1/v1: can't be reached" in said and "agents.verifier" in said
     assert "trying again" in done.stdout and "episodes" not in done.stdout
     assert not (tmp_path / "runs" / "small").exists()
+
+
+def test_the_plan_begins_with_what_is_not_a_default_and_ends_with_the_price_to_add(tmp_path, nip):
+    bundled = {"model_name": "deterministic", "model_provider": "SelfHosted"}
+    paid = {"model_name": "gpt-9", "model_provider": "OpenAI"}
+    config = write_config(tmp_path, agents={"verifier": bundled, "prover": paid})
+    done = nip("train", str(config), "--dry-run")
+    settings, size = done.stdout.split("\n\n")
+    assert len(settings.splitlines()) < 60 and load_parameters(str(config)) == load_parameters(
+        yaml.safe_load(settings)
+    )
+    assert "2 iterations, nothing was started" in size
+    lines = size.splitlines()
+    at = next(i for i, line in enumerate(lines) if "cost unknown" in line)
+    to_add = textwrap.dedent("\n".join(lines[at + 1 : at + 3]))
+    assert to_add == "prices:\n  gpt-9: {prompt_usd: P, completion_usd: C, training_usd: T}"
+    added = to_add.replace("P,", "1,").replace("C,", "2,").replace("T}", "3}")
+    config.write_text(f"{config.read_text()}\n{added}\n")
+    assert "US dollars" in nip("train", str(config), "--dry-run").stdout
 
 
 def test_few_rollouts_are_warned_of_in_the_plan(tmp_path, nip):

@@ -249,7 +249,7 @@ async def test_a_fork_that_does_again_what_it_copied_pays_for_that_alone(stage, 
 def test_a_cap_in_dollars_needs_prices_and_caps_are_above_zero(tmp_path):
     paid = {"agents": {"_default": {"model_provider": "OpenAI", "model_name": "gpt-4o-mini"}}}
     for changes, said in (
-        ({**paid, "budget": {"usd": 5}}, "budget.usd: what gpt-4o-mini costs is not known"),
+        ({**paid, "budget": {"usd": 5}}, "prices: {gpt-4o-mini: {prompt_usd: P, "),
         ({"budget": {"usd": 0}}, "budget.usd"),
         ({"budget": {"tokens": -1}}, "budget.tokens"),
         ({"budget": {"dollars": 5}}, "budget.dollars"),
