@@ -190,6 +190,14 @@ def show_result(result: Any, as_json: bool, shown: "Shown", show: "Callable[[Any
         show(result)
 
 
+def _show_stopped(stopped: dict[str, Any]) -> None:
+    """Print how far a stopped run is, and what goes on with it."""
+    finished, last = stopped["finished"], stopped["iterations"]
+    print(f"{finished} of {last} iterations finished; in iteration {finished}: {stopped['doing']}")
+    same = "the command that began it, with the same configuration"
+    print(f"go on where it stopped: {stopped['go_on'] or same}")
+
+
 def _jobs_cell(statuses: dict[str, str], width: int) -> str:
     """Return what became of the jobs; of each where there is room, or where their ends differ."""
     if width < _ROOM_FOR_JOBS and len(set(statuses.values())) == 1:
@@ -279,6 +287,8 @@ def show_run(result: dict[str, Any]) -> None:
     console = Console(width=width)
     waits_for = f": {result['waits_for']}" if "waits_for" in result else ""
     console.print(f"run {result['run']}: {result['status']}{waits_for}", highlight=False)
+    if "stopped" in result:
+        _show_stopped(result["stopped"])
     left_out = [f"{n} {split}" for split, n in result.get("left_out", {}).items() if n]
     if left_out:
         console.print(f"problems too long for a model: {', '.join(left_out)}", highlight=False)

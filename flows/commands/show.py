@@ -6,16 +6,29 @@ from nip_prefect.flows.options import AsJson, RunNameOrNone, RunStoreUrl, say_le
 def show(
     run: RunNameOrNone = None, run_store: RunStoreUrl = "runs", as_json: AsJson = False
 ) -> None:
-    """Show a run: status, accuracy by iteration, models and jobs."""
-    from nip_core.stages.named_run import find_run
+    """Show a run: status, accuracy by iteration, models and jobs.
+
+    Of one that was stopped also how far it is, and the command that goes on with it.
+    """
+    from pathlib import Path
+
+    from nip_core.stages.how_far import how_far
+    from nip_core.stages.named_run import find_run, place_of
+    from nip_core.stages.records import Records
     from nip_core.stages.showing import summary
     from nip_core.stages.verification import check_presence
+    from nip_prefect.flows.going_on import command_for
     from nip_prefect.flows.printing import print_json, show_run
 
     tree = find_run(run, run_store, say_left_out)
-    result = summary(tree)
+    records = Records(tree)
+    result = summary(tree, records)
     if result["status"] != "running":
         check_presence(tree)
+    if result["status"] == "stopped":
+        place = run_store if run is None else place_of(run, run_store)[0]
+        command = command_for(records.shown.record, place, Path.cwd())
+        result["stopped"] = {**how_far(records), "go_on": command}
     if as_json:
         print_json(result)
         return
