@@ -1,5 +1,6 @@
 """`nip play`: rollouts only."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,6 +65,9 @@ def play(
         print(f"canonical digest {result['canonical_digest']}")
         for file in result["files"]:
             print(file)
+        store = parameters.run_store.rstrip("/")
+        named = result["run"] if store == "runs" else f"{store}/{result['run']}"
+        print(f"every episode, in a browser: {shlex.join(['nip', 'view', named])}")
 
     result = with_view(parameters, progress, lambda stop: stop.run(run), as_json, shown)
     show_result(result, as_json, shown, show_files)

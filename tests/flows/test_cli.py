@@ -403,7 +403,8 @@ def test_prefect_has_time_to_start_on_a_busy_machine_and_logs_as_it_does_by_itse
 
 def test_a_fork_with_a_wrong_setting_writes_nothing(tmp_path, nip, refused):
     config = write_config(tmp_path)
-    nip("play", str(config), "--out", str(tmp_path / "out"))
+    played = nip("play", str(config), "--out", str(tmp_path / "out"))
+    assert played.stdout.splitlines()[-1].endswith(f": nip view {tmp_path}/runs/small")
     line = refused("train", str(config), "--fork", "2024", "--set", "dataset=nowhere.parquet")
     assert "nowhere.parquet" in line
     assert not (tmp_path / "runs" / "2024").exists()
