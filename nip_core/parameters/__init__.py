@@ -7,7 +7,7 @@ training          the loop: iterations, selection, rollouts, jobs, server, price
 attack            another run whose verifier is attacked
 budget            the most that a run may spend
 opponents         whether agents also meet models of earlier iterations
-load              YAML and ``a.b=c`` overrides, with errors for people
+load              YAML and ``a.b=c`` overrides, with errors for people (unknown: what was meant)
 """
 
 from nip_core.parameters.agents import (

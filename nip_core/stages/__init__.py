@@ -18,12 +18,13 @@ prepare     everything that is checked before anything is held or started; by it
             estimate, shutdown_dates, origin (models of other runs), from_hub, attack
 session     what all stages of a run share in one process: settings, game, store, lease, client,
             own_server, kept_models, feeders with trackers, budget with spending
-checks      what only a server can say (engine_sizes, too_long); models, providers: who answers
+checks      what only a server can say (engine_sizes, too_long)
+models, providers    who is asked where
 
 A run as it is on record, for whoever looks at it:
 
 records     each iteration, read once where it is over (shapes, costs, liveness, difficulty)
-showing     the summary and the report (transcripts)
+showing     the summary and the report (transcripts); how_far: a run that was stopped
 listing, named_run, reading, prompting    all runs, one by its name, its tables, its prompts
 verification, verified_records, verified_server    whether all of it agrees
 rerun, clean, export    doing part of it again, tidying up, copying
