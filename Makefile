@@ -21,7 +21,6 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUICKSTART := $(VENV)/.installed-quickstart
 
-.PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean test-trackers test-inspect test-verifiers test-view docs notebooks test-docs
 .PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean test-trackers test-inspect test-verifiers test-view docs notebooks test-docs screenshots
 
 help:
