@@ -77,7 +77,7 @@ $(QUICKSTART): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install $(INSTALL) torch==2.13.0
 	@echo "nip: 2 of 3, all else that nip uses: some 130 packages, 0.2 GB to download"
 	@$(BIN)/python -m pip install $(INSTALL) -e ".[local]"
-	@echo "nip: 3 of 3, compiling"
+	@echo "nip: 3 of 3, compiling, for up to a minute"
 	@$(COMPILED)
 	@touch $(QUICKSTART)
 

@@ -6,10 +6,12 @@ print_json    the same for programs
 """
 
 import json
+import shlex
 import shutil
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -334,3 +336,7 @@ def show_run(result: dict[str, Any]) -> None:
     if result.get("report"):
         # Not through the console: a path must not be wrapped.
         print(f"report: {result['report']}")
+        place = str(result["report"]).rpartition("/")[0]
+        is_here = place == str(Path("runs", result["run"]).absolute())
+        named = result["run"] if is_here else place
+        print(f"every episode, in a browser: {shlex.join(['nip', 'view', named])}")

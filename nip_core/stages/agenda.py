@@ -143,7 +143,9 @@ def resuming_words(session: Session) -> str:
     for group in parameters.trainable_groups:
         record = run.read_json_or_none(run.job(i, group)) if i < last else None
         if record and record.get("id"):
-            details.append(f"job {record['id']} of {group} is submitted")
+            outcome = record.get("outcome")
+            what = "is submitted and goes on" if outcome is None else f"has ended: {outcome}"
+            details.append(f"job {record['id']} of {group} {what}")
     if details:
         parts.append(f"of iteration {i} {', '.join(details)}")
     return "; ".join(parts)
