@@ -192,12 +192,16 @@ def show_result(result: Any, as_json: bool, shown: "Shown", show: "Callable[[Any
         show(result)
 
 
-def _show_stopped(stopped: dict[str, Any]) -> None:
-    """Print how far a stopped run is, and what goes on with it."""
+def _show_stopped(stopped: dict[str, Any], costs: dict[str, Any]) -> None:
+    """Print how far a stopped run is, whether its budget is spent, and what goes on with it."""
     finished, last = stopped["finished"], stopped["iterations"]
     print(f"{finished} of {last} iterations finished; in iteration {finished}: {stopped['doing']}")
     same = "the command that began it, with the same configuration"
     print(f"go on where it stopped: {stopped['go_on'] or same}")
+    for cap in ("tokens", "usd"):
+        spent, most = costs[cap]["spent"], costs[cap]["budget"]
+        if most is not None and spent is not None and spent >= most:
+            print(f"its budget is spent: raise it by --set budget.{cap}=…, above {spent:,.12g}")
 
 
 def _jobs_cell(statuses: dict[str, str], width: int) -> str:
@@ -290,7 +294,7 @@ def show_run(result: dict[str, Any]) -> None:
     waits_for = f": {result['waits_for']}" if "waits_for" in result else ""
     console.print(f"run {result['run']}: {result['status']}{waits_for}", highlight=False)
     if "stopped" in result:
-        _show_stopped(result["stopped"])
+        _show_stopped(result["stopped"], result["costs"])
     left_out = [f"{n} {split}" for split, n in result.get("left_out", {}).items() if n]
     if left_out:
         console.print(f"problems too long for a model: {', '.join(left_out)}", highlight=False)

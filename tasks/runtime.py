@@ -22,6 +22,7 @@ from nip_core.errors import ServerError
 from nip_core.parameters import HyperParameters
 from nip_core.stages.session import Session, open_session
 from nip_prefect.tasks.flow_run_marks import mark_flow_run
+from nip_prefect.tasks.lost_signals import stops_all_the_same
 from nip_prefect.tasks.progress import show_progress
 from nip_prefect.tasks.secrets import environment_for
 
@@ -53,6 +54,7 @@ async def opened(
 ) -> AsyncIterator[Session]:
     """The run's session, which the tasks of this process find by the run's name."""
     async with AsyncExitStack() as stack:
+        stack.enter_context(stops_all_the_same())
         # A command has opened its session already, beside Prefect's server.
         if _offered:
             session = _offered.pop()

@@ -12,11 +12,14 @@ _NEAR, _NEAR_ELSEWHERE = 0.6, 0.8
 """How alike a name must be beside the place where it was written, and in another group."""
 _WORDS_OF_IT = 0.96
 """How alike a name counts that is whole words of another, as "iterations" of num_iterations."""
+_BESIDE = 0.1
+"""How much nearer is what stands beside it."""
 _MOST_SHOWN = 3
 
 
 def meant_setting(name: str, beside: Sequence[str]) -> str:
-    """``; did you mean 'rl.num_iterations'?``, or "" where no setting has such a name.
+    """``; did you mean 'rl.num_iterations'?``, or "" where no setting has such a name and there
+    are more beside it than can be listed.
 
     `beside`: the settings of the group in which `name` was written. Those of other groups are
     suggested by their whole address: if they have this very name, or are nearer than any beside.
@@ -24,18 +27,28 @@ def meant_setting(name: str, beside: Sequence[str]) -> str:
     elsewhere = _addresses()
     alike = {place: _likeness(name, place) for place in elsewhere}
     likely = [place for place, score in alike.items() if score >= _NEAR_ELSEWHERE]
-    likely += difflib.get_close_matches(name, beside, 1, _NEAR)
-    best = max(likely, key=lambda place: (_likeness(name, place), place in beside), default=None)
+    likely += [place for place in beside if _likeness(name, place) >= _NEAR]
+    best = max(
+        likely,
+        key=lambda place: _likeness(name, place) + (_BESIDE if place in beside else 0.0),
+        default=None,
+    )
     if best is None:
-        return ""
+        return f"; there are {' and '.join(beside)}" if len(beside) <= _MOST_SHOWN else ""
     places = [best] if best in beside else elsewhere[best][:_MOST_SHOWN]
     return f"; did you mean {' or '.join(map(repr, places))}?"
 
 
 def _likeness(name: str, setting: str) -> float:
-    if name != setting and f"_{name}_" in f"_{setting}_":
-        return _WORDS_OF_IT
-    return difflib.SequenceMatcher(None, setting, name).ratio()
+    """From 0 to 1, of the whole name or of the words in it that are as many as in `name`."""
+    words, count = setting.split("_"), len(name.split("_"))
+    parts = ("_".join(words[i : i + count]) for i in range(len(words) - count + 1))
+    of_parts = max((_ratio(name, part) for part in parts), default=0.0)
+    return max(_ratio(name, setting), _WORDS_OF_IT * of_parts)
+
+
+def _ratio(name: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, other, name).ratio()
 
 
 @lru_cache(maxsize=1)

@@ -128,8 +128,13 @@ def _rows_of_split(
     if whole is not None:
         has_split = "split" in whole.columns
         splits = {str(row.get("split")) for row in whole.rows} if has_split else {split}
-        is_left_out = may_be_empty and splits <= {*SPLITS}
-        if split not in splits and whole.rows and not is_left_out:
+        unknown = sorted(splits - {*SPLITS})
+        if may_be_empty and split not in splits and unknown:
+            raise DatasetError(
+                f"{whole.name}: the column split has {', '.join(unknown)}; the splits are called "
+                f"{', '.join(SPLITS)}: rename it"
+            )
+        if split not in splits and whole.rows and not may_be_empty:
             raise DatasetError(
                 f"{whole.name}: no row has {split!r} in the column split, which has "
                 f"{', '.join(sorted(splits))}; the splits are called {', '.join(SPLITS)}: rename "
@@ -328,6 +333,7 @@ def _why_empty(place: str, problems: Sequence[Problem], filters: str) -> str:
     if problems:
         return (
             f"{place}: all {len(problems)} problems have y = {problems[0].y}, so none are left "
-            "when both labels must be equally frequent; add others, or set make_balanced to false"
+            "when both labels must be equally frequent; add others, or set "
+            "dataset_options.make_balanced to false"
         )
     return f"{place}: there are no problems{filters}; check the filters, or add rows"
