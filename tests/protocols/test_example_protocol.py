@@ -123,7 +123,7 @@ def test_settings_of_every_protocol_hold_for_it_too():
 def test_the_documented_command_plays_it_on_the_deterministic_engine(tmp_path):
     command = "play docs/examples/two_questions/config.yaml --out"
     page = (ROOT / "docs" / "protocols.md").read_text()
-    assert f"```sh\n.venv/bin/nip {command} two-questions\n" in page
+    assert f"```sh\nnip {command} two-questions\n" in page
     store = ["--set", f"run_store={tmp_path}/runs"]
     done = subprocess.run(
         [
