@@ -192,6 +192,14 @@ def show_result(result: Any, as_json: bool, shown: "Shown", show: "Callable[[Any
         show(result)
 
 
+def print_viewer(place: str) -> None:
+    """Print the command that shows the run at STORE/NAME in a browser."""
+    store, _, name = place.rpartition("/")
+    is_default = "://" not in store and Path(store).absolute() == Path("runs").absolute()
+    typed = shlex.join(["nip", "view", name if is_default else place])
+    print(f"every episode, in a browser: {typed}")
+
+
 def _show_stopped(stopped: dict[str, Any], costs: dict[str, Any]) -> None:
     """Print how far a stopped run is, whether its budget is spent, and what goes on with it."""
     finished, last = stopped["finished"], stopped["iterations"]
@@ -340,7 +348,4 @@ def show_run(result: dict[str, Any]) -> None:
     if result.get("report"):
         # Not through the console: a path must not be wrapped.
         print(f"report: {result['report']}")
-        place = str(result["report"]).rpartition("/")[0]
-        is_here = place == str(Path("runs", result["run"]).absolute())
-        named = result["run"] if is_here else place
-        print(f"every episode, in a browser: {shlex.join(['nip', 'view', named])}")
+        print_viewer(str(result["report"]).rpartition("/")[0])

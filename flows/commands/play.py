@@ -1,6 +1,5 @@
 """`nip play`: rollouts only."""
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +29,7 @@ def play(
     from nip_core.rollouts.plan import SPLITS
     from nip_core.stages.export import export_rollouts
     from nip_prefect.flows.launch import with_view
-    from nip_prefect.flows.printing import show_result
+    from nip_prefect.flows.printing import print_viewer, show_result
 
     if split not in SPLITS:
         raise SettingsError(f"--split {split!r}: use one of {', '.join(SPLITS)}")
@@ -65,9 +64,7 @@ def play(
         print(f"canonical digest {result['canonical_digest']}")
         for file in result["files"]:
             print(file)
-        store = parameters.run_store.rstrip("/")
-        named = result["run"] if store == "runs" else f"{store}/{result['run']}"
-        print(f"every episode, in a browser: {shlex.join(['nip', 'view', named])}")
+        print_viewer(f"{parameters.run_store.rstrip('/')}/{result['run']}")
 
     result = with_view(parameters, progress, lambda stop: stop.run(run), as_json, shown)
     show_result(result, as_json, shown, show_files)
