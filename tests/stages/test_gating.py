@@ -133,6 +133,20 @@ def test_a_dataset_needs_no_problems_that_nobody_plays(tmp_path, is_one_file):
     assert {split: len(of) for split, of in problems.items()} == dict(train=2, validation=0, test=2)
 
 
+def test_a_misspelt_split_is_named_also_where_nobody_plays_the_one_that_lacks(tmp_path):
+    rows = [
+        f'{{"question": "{split} {i}", "solution": "s{i}", "y": {i % 2}, "split": "{split}"}}\n'
+        for split in ("train", "tset")
+        for i in range(2)
+    ]
+    (tmp_path / "own.jsonl").write_text("".join(rows))
+    config = write_config(tmp_path, dataset=str(tmp_path / "own.jsonl"))
+    with pytest.raises(
+        DatasetError, match="the column split has tset; the splits are called train"
+    ):
+        load_all_problems(load_parameters(config))
+
+
 def test_a_dataset_without_problems_to_choose_by_is_refused(tmp_path):
     rows = [
         f'{{"question": "{split} {i}", "solution": "s{i}", "y": {i % 2}, "split": "{split}"}}'
