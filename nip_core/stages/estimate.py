@@ -277,8 +277,8 @@ class _Expected(_AtMost):
         return [self._as_taken(self._keys.trees, mean_of(super().trees(iteration)))]
 
     def _as_taken(self, key: str, guessed: Loads) -> Loads:
-        """What is known, with what only a guess has; or the guess, as far off as that of episodes
-        is known to be."""
+        """Return what is known, with what only a guess has; or else the guess, made as much larger
+        or smaller as that of plain episodes is known to be wrong."""
         episodes, taken = self._known.episodes, self._known.episodes.get(key)
         if taken is None:
             self.is_rough = True
@@ -304,8 +304,10 @@ class _Expected(_AtMost):
         """By what it was reckoned."""
         if not self.is_rough:
             return f"by {self._known.source}"
-        how = f"prompts of {', '.join(sorted(counted))} counted" if counted else "bytes counted"
-        guessed = f"{how}, messages taken half as long as they may be"
+        how = "prompts at four bytes a token"
+        if counted:
+            how = f"prompts of {', '.join(sorted(counted))} counted in tokens"
+        guessed = f"{how}, messages half as long as they may be"
         if self._known.source:
             guessed = f"by {self._known.source}, which did not do all of this"
         return f"roughly: {guessed}"

@@ -226,8 +226,8 @@ def training_tokens(parameters: HyperParameters, iteration: int, loads: Loads) -
 
 
 def passes(parameters: HyperParameters, iteration: int, group: str) -> float:
-    """How often the group's job of an iteration reads the episodes of one iteration: once in every
-    epoch, for every iteration that it trains on."""
+    """Return how often the group's job of an iteration reads as many episodes as an iteration has:
+    once in every epoch, for every iteration that it trains on."""
     seen = 1
     if parameters.text_rl.fine_tune_on_all_previous_rollouts:
         seen += iteration

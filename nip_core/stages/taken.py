@@ -24,13 +24,19 @@ from nip_core.stages.records import IterationRecord, Records
 from nip_core.stages.spending import Spent
 
 BUNDLED = Path(__file__).parent / "taken.json"
+_BUNDLED_WORDS = "nip's own run of this game, bundled with it"
+_UNREADABLE = (StoreError, KeyError, TypeError, AttributeError, ValueError)
+"""What a run of another version, or one that is damaged, may make of its reading."""
 _LOOKED_AT = 10  # runs of the game, the newest
 _ITERATIONS = 6  # of each: as many of the first and of the last
 _STAGES = {"test": TEST, "play": TRAIN, "gate, old": VALIDATION, "gate, new": CANDIDATE}
 
 
 def of_run(run: RunStore) -> Experience:
-    """What the finished iterations of a run tell. Raises StoreError for what can't be read."""
+    """Return what the finished iterations of a run tell.
+
+    Raises StoreError for what can't be read, or another of `_UNREADABLE`.
+    """
     records = Records(run)
     parameters = from_stored(records.shown.record.parameters)
     keys = Keys.of(with_defaults(records.shown.record.parameters))
@@ -50,13 +56,18 @@ def of_run(run: RunStore) -> Experience:
                 of_method = f"{group} {parameters.method(iteration)}"
                 times = episodes * passes(parameters, iteration, group)
                 trained.setdefault(of_method, []).append((times, job.trained_tokens))
-    groups = {name: sum(n for _, n in all_) / sum(t for t, _ in all_)
-              for name, all_ in trained.items()}  # fmt: skip
+    groups = {name: _ratio(all_) for name, all_ in trained.items()}
     return Experience(
         {key: _mean(all_) for key, all_ in spent.items()},
         {keys.training: groups} if groups else {},
         f"run {run.name}",
     )
+
+
+def _ratio(parts: Iterable[tuple[float, int]]) -> float:
+    """Return tokens by episode and pass, from pairs of both."""
+    times, tokens = zip(*parts, strict=True)
+    return float(sum(tokens) / sum(times))
 
 
 def _some(iterations: list[int]) -> list[int]:
@@ -111,48 +122,55 @@ def _mean(spent: Iterable[tuple[float, Spent]]) -> Loads:
 
 
 def known(parameters: HyperParameters) -> Experience:
-    """What is known of the game of these settings; of several runs, the newest one's.
+    """Return what is known of the game of these settings; of several runs, by the newest one.
 
     Looks at runs on this machine's disks, and writes nothing. A run that can't be read tells
     nothing.
     """
     keys = Keys.of(parameters.to_dict())
     place = parameters.run_store
-    told = []
+    told: list[Experience] = []
     if "://" not in place and Path(place).expanduser().is_dir():
         told += _of_store(open_store(place, read_only=True), parameters.run_name, keys)
-    bundled = Experience.from_facts(json.loads(BUNDLED.read_text(encoding="utf-8")), "")
+    facts = json.loads(BUNDLED.read_text(encoding="utf-8"))
+    told.append(Experience.from_facts(facts, _BUNDLED_WORDS))
+    return _joined(told, keys)
+
+
+def _joined(told: Iterable[Experience], keys: Keys) -> Experience:
+    """Take what the keys name: each from the first that has it."""
+    wanted = {keys.game, keys.trees, keys.attack}
     episodes: dict[str, Loads] = {}
     trained: dict[str, Mapping[str, float]] = {}
     sources: list[str] = []
-    words = "nip's own run of this game, bundled with it"
-    for one in (*told, Experience(bundled.episodes, bundled.trained, words)):
-        new = {k: v for k, v in one.episodes.items() if k in vars(keys).values()}
-        jobs = {k: v for k, v in one.trained.items() if k == keys.training}
-        if not (new.keys() <= episodes.keys() and jobs.keys() <= trained.keys()):
-            sources.append(one.source)
-        episodes, trained = {**new, **episodes}, {**jobs, **trained}
+    for each in told:
+        loads = {k: v for k, v in each.episodes.items() if k in wanted - episodes.keys()}
+        jobs = {} if trained else {k: v for k, v in each.trained.items() if k == keys.training}
+        if loads or jobs:
+            sources.append(each.source)
+        episodes |= loads
+        trained |= jobs
     return Experience(episodes, trained, " and ".join(sources))
 
 
-def _of_store(store: Store, own: str, keys: Keys) -> list[Experience]:
-    """What runs of the same game tell, the run itself before all others, the newest first."""
-    found = []
+def _of_store(store: Store, own_name: str, keys: Keys) -> list[Experience]:
+    """Return what runs of the same game tell: the run itself, then the others, the newest first."""
+    alike = []
     for name in list_runs(store):
         run = RunStore(store, name)
         try:
             record = run.open()
             if Keys.of(with_defaults(record.parameters)).game == keys.game:
-                found.append((name == own, record.created_at, run))
-        except (StoreError, KeyError, TypeError, AttributeError, ValueError):
+                alike.append((name == own_name, record.created_at, run))
+        except _UNREADABLE:
             continue  # `nip verify` says what is wrong with it
-    known = []
-    for _, _, run in sorted(found, key=lambda each: each[:2], reverse=True)[:_LOOKED_AT]:
+    told = []
+    for _, _, run in sorted(alike, key=lambda each: each[:2], reverse=True)[:_LOOKED_AT]:
         try:
-            known.append(of_run(run))
-        except (StoreError, KeyError, TypeError, AttributeError, ValueError):
+            told.append(of_run(run))
+        except _UNREADABLE:
             continue
-    return known
+    return told
 
 
 def _main(places: list[str]) -> None:
