@@ -38,6 +38,7 @@ from nip_core.stages.loads import (
     Loads,
     all_tokens,
     attack_loads,
+    attack_means,
     episode_loads,
     first_prompts,
     mean_of,
@@ -236,11 +237,15 @@ class _AtMost:
     def __init__(self, game: Game, train: Sequence[Problem], prompts: Mapping[str, float]) -> None:
         self.game, self._train, self._prompts = game, train, prompts
         seeds = range(_SEEDS)
-        self.plain = [episode_loads(game, seed, prompts, self.assumed) for seed in seeds]
+        self._by_seed = [episode_loads(game, seed, prompts, self.assumed) for seed in seeds]
+
+    def plain(self) -> list[Loads]:
+        """Of an episode."""
+        return self._by_seed
 
     def attacks(self) -> list[Loads]:
         """Of a problem that is attacked."""
-        return [attack_loads(self.game, seed, loads) for seed, loads in enumerate(self.plain)]
+        return [attack_loads(self.game, seed, loads) for seed, loads in enumerate(self._by_seed)]
 
     def trees(self, iteration: int) -> list[Loads]:
         """Of a tree of responses."""
@@ -265,12 +270,15 @@ class _Expected(_AtMost):
     ) -> None:
         super().__init__(game, train, prompts)
         self._known, self._keys = known, Keys.of(game.parameters.to_dict())
-        self._guessed = mean_of(self.plain)
+        self._guessed = mean_of(self._by_seed)
         self.is_rough = False
-        self.plain = [self._as_taken(self._keys.game, self._guessed)]
+
+    def plain(self) -> list[Loads]:
+        return [self._as_taken(self._keys.game, self._guessed)]
 
     def attacks(self) -> list[Loads]:
-        each = [attack_loads(self.game, seed, self._guessed) for seed in range(_SEEDS)]
+        by = (self._prompts, self.assumed, self._known.repeated)
+        each = [attack_means(self.game, seed, *by) for seed in range(_SEEDS)]
         return [self._as_taken(self._keys.attack, mean_of(each))]
 
     def trees(self, iteration: int) -> list[Loads]:
@@ -320,13 +328,14 @@ def _totals(by: _AtMost, counts: _Counts) -> _Totals:
     trains = parameters.base_run.base_run_type != "rerun_tests"
     totals = _Totals(training=dict.fromkeys(parameters.trainable_groups if trains else (), 0.0))
     # 1. Episodes that are evaluated, as they are.
-    totals.add(parameters, counts.test + counts.gate, by.plain)
+    if counts.test + counts.gate:
+        totals.add(parameters, counts.test + counts.gate, by.plain())
     if counts.attack:
         totals.add(parameters, counts.attack, by.attacks())
     # 2. Those of training, and what is trained on them.
     for iteration in range(iterations * trains):
         method = parameters.method(iteration)
-        possible = by.trees(iteration) if method == "dpo" else by.plain
+        possible = by.trees(iteration) if method == "dpo" else by.plain()
         totals.add(parameters, counts.per_iteration, possible)
         loads = max(possible, key=all_tokens)
         for group, tokens in by.trained(iteration, loads).items():

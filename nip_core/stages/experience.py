@@ -86,6 +86,8 @@ class Experience:
     """By key of training and then by group: tokens for each training episode and pass over it."""
     source: str = ""
     """Whose it is, in words; "" where nothing is known."""
+    repeated: float | None = None
+    """How likely two messages of an attack are the same, see `repeats`; None: not known."""
 
     def facts(self) -> dict[str, Any]:
         """All of it but its source, to be encoded as JSON."""

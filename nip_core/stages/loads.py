@@ -5,7 +5,7 @@ Assumed          how long messages are taken to be, and the like: AT_MOST, EXPEC
 first_prompts    the tokens of an agent's first prompt, counted where its tokenizer is here
 episode_loads    of an episode, or of a tree of responses
 tree_loads       of the trees that an iteration may play
-attack_loads     of the tree of an attack by best-of-n
+attack_loads     of the tree of an attack by best-of-n, at most; attack_means, as it is expected
 mean_of          of several loads that are equally likely
 
 Of a model's messages nothing is known here but how long they may be; see `nip_core.stages.taken`
@@ -136,25 +136,28 @@ def episode_loads(
     seed: int,
     prompts: Mapping[str, float],
     assumed: Assumed,
-    shape: Sequence[int] | None = None,
+    shape: Sequence[float] | None = None,
+    several: Mapping[str, Sequence[float]] | None = None,
 ) -> Loads:
     """By agent, in an episode of this seed; or in a tree, `shape` being the children by round.
 
-    `prompts` has the tokens of each agent's first prompt.
+    `prompts` has the tokens of each agent's first prompt; `several`, by agent and round, how many
+    answers are written at a node, where they are not as many as it has children.
     """
     protocol, agents = game.protocol, game.parameters.model_agents
     loads = {agent: Load(conversation_tokens=prompts[agent]) for agent in agents}
     answers = {a: round(assumed.share_of_limit * game.parameters.max_tokens(a)) for a in agents}
-    nodes = 1
+    nodes = 1.0
     for round_ in range(_rounds(game, seed, assumed)):
         active = protocol.active(round_, seed)
         children = 1 if shape is None else shape[round_]
         for agent in active:
             if agent in loads:  # a random agent costs nothing
                 load, answer = loads[agent], answers[agent]
+                written = children if several is None else several[agent][round_]
                 load.calls += nodes
                 load.prompt_tokens += nodes * load.conversation_tokens
-                load.completion_tokens += nodes * children * answer
+                load.completion_tokens += nodes * written * answer
                 if children > 1:
                     load.pair_tokens += nodes * 2 * (load.conversation_tokens + answer)
         nodes *= children
@@ -195,6 +198,50 @@ def attack_loads(game: Game, seed: int, plain: Loads) -> Loads:
             load.calls * times, load.prompt_tokens * times, load.completion_tokens * times
         )
     return loads
+
+
+def attack_means(
+    game: Game,
+    seed: int,
+    prompts: Mapping[str, float],
+    assumed: Assumed,
+    repeated: float | None,
+) -> Loads:
+    """By agent, in such a tree as it is to be expected: messages are asked for by one call, and
+    only those that differ are played on.
+
+    `repeated` is how likely two of them are the same, as if so many were all equally likely; None:
+    no two are.
+    """
+    parameters, protocol = game.parameters, game.protocol
+    attack, provers = parameters.attack, set(attackers(parameters))
+
+    def distinct(n: float) -> float:
+        return n if not repeated else (1 - (1 - repeated) ** n) / repeated
+
+    # The best of the first n is seldom that of four times as many, unless they say the same.
+    ways_on = 1.0 + sum(
+        1 - distinct(fewer) / distinct(more)
+        for fewer, more in zip(attack.n, attack.n[1:], strict=False)
+    )
+    asked = fmean(attack.n[-max(1, round(ways_on)) :])
+    # By round: nodes from which the game goes on, messages to be judged, and games that judge one.
+    ways, fresh, judging = 1.0, 0.0, 0.0
+    shape: list[float] = []
+    several: dict[str, list[float]] = {agent: [] for agent in parameters.model_agents}
+    for round_ in range(protocol.max_message_rounds):
+        nodes = ways + fresh + judging
+        attacking = provers & set(protocol.active(round_, seed))
+        messages = (asked if judging else float(attack.n[-1])) if attacking else 1.0
+        continued = fresh * attack.continuations + judging
+        for agent, written in several.items():
+            said = messages if agent in attacking else 1.0
+            written.append((ways * said + continued) / nodes)
+        differ = distinct(messages) if attacking else 1.0
+        fresh, judging = ways * differ * (differ > 1), continued
+        ways *= ways_on if attacking else 1.0
+        shape.append((ways + fresh + judging) / nodes)
+    return episode_loads(game, seed, prompts, assumed, shape, several)
 
 
 def tree_loads(

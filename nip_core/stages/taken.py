@@ -8,12 +8,16 @@ known    what runs in a store tell of the game of some settings, and what is bun
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from nip_core.errors import StoreError
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.attack import BEST_OF_N
+from nip_core.parameters.checks import attackers
 from nip_core.parameters.stored import from_stored, with_defaults
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore, list_runs
@@ -21,13 +25,14 @@ from nip_core.run_store.store import Store, open_store
 from nip_core.stages.experience import Experience, Keys
 from nip_core.stages.loads import Load, Loads, passes
 from nip_core.stages.records import IterationRecord, Records
+from nip_core.stages.repeats import repeated
 from nip_core.stages.spending import Spent
 
 BUNDLED = Path(__file__).parent / "taken.json"
 _BUNDLED_WORDS = "nip's own run of this game, bundled with it"
 _UNREADABLE = (StoreError, KeyError, TypeError, AttributeError, ValueError)
 """What a run of another version, or one that is damaged, may make of its reading."""
-_LOOKED_AT = 10  # runs of the game, the newest
+_LOOKED_AT = 50  # runs, the newest
 _ITERATIONS = 6  # of each: as many of the first and of the last
 _STAGES = {"test": TEST, "play": TRAIN, "gate, old": VALIDATION, "gate, new": CANDIDATE}
 
@@ -129,16 +134,30 @@ def known(parameters: HyperParameters) -> Experience:
     """
     keys = Keys.of(parameters.to_dict())
     place = parameters.run_store
-    told: list[Experience] = []
+    told: Iterable[Experience] = ()
+    repeats = None
     if "://" not in place and Path(place).expanduser().is_dir():
-        told += _of_store(open_store(place, read_only=True), parameters.run_name, keys)
+        store = open_store(place, read_only=True)
+        told = _of_store(store, parameters.run_name, keys)
+        repeats = _repeats(store, parameters)
     facts = json.loads(BUNDLED.read_text(encoding="utf-8"))
-    told.append(Experience.from_facts(facts, _BUNDLED_WORDS))
-    return _joined(told, keys)
+    told = chain(told, [Experience.from_facts(facts, _BUNDLED_WORDS)])
+    return replace(_joined(told, keys, _needed(parameters, keys)), repeated=repeats)
 
 
-def _joined(told: Iterable[Experience], keys: Keys) -> Experience:
-    """Take what the keys name: each from the first that has it."""
+def _repeats(store: Store, parameters: HyperParameters) -> float | None:
+    """Return how often the attacked run's provers repeat themselves, for an attack by best-of-n."""
+    attacked = parameters.attack.run
+    if attacked is None or parameters.attack.by != BEST_OF_N:
+        return None
+    try:
+        return repeated(RunStore(store, attacked), attackers(parameters))
+    except _UNREADABLE:
+        return None
+
+
+def _joined(told: Iterable[Experience], keys: Keys, needed: Collection[str]) -> Experience:
+    """Take what keys name from the first that has it, until all that is `needed` is there."""
     wanted = {keys.game, keys.trees, keys.attack}
     episodes: dict[str, Loads] = {}
     trained: dict[str, Mapping[str, float]] = {}
@@ -150,27 +169,40 @@ def _joined(told: Iterable[Experience], keys: Keys) -> Experience:
             sources.append(each.source)
         episodes |= loads
         trained |= jobs
+        if {*needed} <= episodes.keys() | trained.keys():
+            break
     return Experience(episodes, trained, " and ".join(sources))
 
 
-def _of_store(store: Store, own_name: str, keys: Keys) -> list[Experience]:
-    """Return what runs of the same game tell: the run itself, then the others, the newest first."""
-    alike = []
+def _needed(parameters: HyperParameters, keys: Keys) -> set[str]:
+    """Return the keys of what a run with these settings does."""
+    if parameters.attack.run is not None and parameters.attack.by == BEST_OF_N:
+        return {keys.attack}
+    needed = {keys.game}
+    if parameters.trainer == "pure_text_malt":
+        needed.add(keys.trees)
+    if parameters.trainable_groups and parameters.rl.num_iterations:
+        needed.add(keys.training)
+    return needed
+
+
+def _of_store(store: Store, own_name: str, keys: Keys) -> Iterator[Experience]:
+    """Give what runs of the same game tell: the run itself, then the others, the newest first."""
+    runs = []
     for name in list_runs(store):
         run = RunStore(store, name)
         try:
             record = run.open()
-            if Keys.of(with_defaults(record.parameters)).game == keys.game:
-                alike.append((name == own_name, record.created_at, run))
         except _UNREADABLE:
             continue  # `nip verify` says what is wrong with it
-    told = []
-    for _, _, run in sorted(alike, key=lambda each: each[:2], reverse=True)[:_LOOKED_AT]:
+        runs.append((name == own_name, record.created_at, record.parameters, run))
+    newest = sorted(runs, key=lambda each: each[:2], reverse=True)
+    for _, _, parameters, run in newest[:_LOOKED_AT]:
         try:
-            told.append(of_run(run))
+            if Keys.of(with_defaults(parameters)).game == keys.game:
+                yield of_run(run)
         except _UNREADABLE:
             continue
-    return told
 
 
 def _main(places: list[str]) -> None:

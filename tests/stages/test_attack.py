@@ -31,7 +31,7 @@ from nip_core.stages.attack import attack_settings
 from nip_core.stages.clean import find_unused
 from nip_core.stages.kept_models import has_model
 from nip_core.stages.own_server import server_directory
-from nip_core.stages.prepare import load_all_problems
+from nip_core.stages.prepare import estimate_of, load_all_problems
 from nip_core.stages.showing import summary
 from nip_core.stages.verification import verify_run
 from nip_prefect.flows.attack import _numbers, _refuse
@@ -134,6 +134,31 @@ def stored(folder, name="scripted-best-of-n-0"):
     run = RunStore(open_store(folder), name)
     place = run.rollouts(0, "attack")
     return run, read_rollouts(run.store, place), StoredRollouts(run.store, [place]).choices()
+
+
+async def test_an_attack_takes_what_is_expected_by_how_often_provers_repeat_themselves(
+    tmp_path, monkeypatch
+):
+    # 1. Each problem is tested some times, so it is known that the prover has six words.
+    tests = {
+        "rl": {"num_iterations": 0, "num_test_iterations": 6},
+        "text_rl": {"test_scheme": "all"},
+    }
+    async with scripted_run(tmp_path, monkeypatch, answers(obeys), **tests):
+        once = ("rl.num_test_iterations=1",)
+        chosen = {"by": "best-of-n", "iteration": 0, "n": [1, 4, 32]}
+        attack = attack_settings(str(tmp_path), "scripted", chosen, overrides=once)
+        plan = estimate_of(attack)
+        assert plan.is_rough and "run scripted, which did not do all" in plan.expected_by
+        costs = (await loop.train(attack))["costs"]
+        again = attack_settings(str(tmp_path), "scripted", chosen, name="again", overrides=once)
+    for kind in ("prompt_tokens", "completion_tokens"):
+        spent = costs[kind]["spent"]
+        assert spent / 1.5 < costs[kind]["expected"] < 1.5 * spent < costs[kind]["at_most"]
+    # 2. The next one goes by what this one took.
+    plan = estimate_of(again)
+    assert not plan.is_rough and plan.expected_by == "by run scripted-best-of-n-0"
+    assert plan.expected_prompt_tokens == costs["prompt_tokens"]["spent"]
 
 
 @pytest.mark.parametrize("with_logprobs", [True, pytest.param(False, marks=pytest.mark.long)])
