@@ -1,6 +1,8 @@
 # Everything runs in $(VENV), which `make install` creates. Useful variables:
 #   PYTHON=python3.12        the interpreter to build it with (3.11 to 3.13)
-#   PIP_OPTIONS="..."        more options for pip, for example an index with small CPU builds of torch
+#   PIP_OPTIONS="..."        more options for pip, for example --index-url of a mirror
+#   TORCH_INDEX=URL          where torch without CUDA is looked for on a machine without an NVIDIA GPU,
+#                            once; TORCH_INDEX= for nowhere
 PYTHON ?= python3
 VENV ?= .venv
 VLLM ?= .vllm
@@ -15,6 +17,7 @@ DOCS ?= .docs-env
 PEERS ?= .peers
 NIP_GPU_MODEL ?= Qwen/Qwen2.5-3B-Instruct
 PIP_OPTIONS ?=
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # More than a small machine has cores: many tests wait for servers.
 TEST_JOBS ?= 3
 BIN := $(VENV)/bin
@@ -57,28 +60,19 @@ help:
 
 install: $(INSTALLED)
 
-# pip compiles one file after the other; compileall does it on all cores.
-INSTALL := --disable-pip-version-check --no-compile $(PIP_OPTIONS) -c constraints.txt
 VENV_MADE = $(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] <= (3, 13), f"nip needs Python 3.11 to 3.13, this is {sys.version.split()[0]}; set PYTHON=..."' && $(PYTHON) -m venv $(VENV)
-COMPILED = $(BIN)/python -m compileall -qq -j 0 --invalidation-mode timestamp $(VENV)/lib || :
+INSTALL = PIP_OPTIONS="$(PIP_OPTIONS)" TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python scripts/install.py
 
 # For developers and CI: what tests and checks need, too.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(VENV_MADE)
-	$(BIN)/python -m pip install --quiet $(INSTALL) torch==2.13.0
-	$(BIN)/python -m pip install --quiet $(INSTALL) -e ".[local,dev]"
-	@$(COMPILED)
+	$(INSTALL) --quiet local,dev
 	@touch $(QUICKSTART) $(INSTALLED)
 
 # For whoever only uses it; `make install` adds the rest to the same environment.
 $(QUICKSTART): pyproject.toml constraints.txt
-	@echo "nip: 1 of 3, torch: 0.2 GB for a CPU, some 3 GB with CUDA (README.md has the option)"
 	@$(VENV_MADE)
-	@$(BIN)/python -m pip install $(INSTALL) torch==2.13.0
-	@echo "nip: 2 of 3, all else that nip uses: some 130 packages, 0.2 GB to download"
-	@$(BIN)/python -m pip install $(INSTALL) -e ".[local]"
-	@echo "nip: 3 of 3, compiling, for up to a minute"
-	@$(COMPILED)
+	@$(INSTALL) local
 	@touch $(QUICKSTART)
 
 quickstart: $(QUICKSTART)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nip_core.stages.estimate import Estimate
     from nip_prefect.flows.options import Shown
 
+_LARGE_CHANGE = 0.15  # of accuracy, between two tests
 _COUNTS = ("distinct_problems", "questions")
 _ROOM_FOR_JOBS = 110  # columns, for the jobs of two groups in a line
 _ROOM_FOR_ALL = 72  # columns, for all figures of an iteration in a line
@@ -88,6 +89,7 @@ def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
         *_unreachable_threshold(parameters),
         *shutdown_warnings(parameters, datetime.now(UTC).date()),
         *_short_budget(parameters, estimate),
+        *_shows_little(parameters, estimate),
     ):
         print(f"nip: warning: {line}", file=sys.stderr)
 
@@ -110,7 +112,8 @@ def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
         print("\n".join(f"    {line}" for line in ("prices:", *price_lines(parameters))))
     else:
         print(f"  {'US dollars':<20}{estimate.expected_usd:>16.2f}{estimate.usd:>16.2f}")
-    print("  Answers that have to be asked for again are not counted.")
+    print(f"  expected: {estimate.expected_by}")
+    print("  at most: an upper bound, but for answers that have to be asked for again")
     for cap, limit in caps_of(parameters).items():
         is_free = cap == "usd" and estimate.usd == 0
         never = ", which is never reached: nothing here has a price" if is_free else ""
@@ -144,6 +147,24 @@ def _detectable(estimate: "Estimate") -> str:
     return (
         f"tests of {asked}: two iterations must differ by {100 * estimate.smallest_change:.1f} "
         f"points to show it at {100 * POWER:.0f} % power ({assumed})"
+    )
+
+
+def _shows_little(parameters: HyperParameters, estimate: "Estimate") -> "Iterator[str]":
+    """Warn of tests that show no change but a large one; of scripted answers nothing is learned."""
+    change = estimate.smallest_change
+    is_scripted = parameters.lm_server.engine == "deterministic"
+    is_measured = any(
+        not (agent.use_dummy_api or (is_scripted and agent.model_provider == "SelfHosted"))
+        for agent in parameters.model_agents.values()
+    )
+    if change is None or change <= _LARGE_CHANGE or not is_measured:
+        return
+    asked = problems_words(estimate.test_problems, estimate.test_questions)
+    yield (
+        f"tests of {asked} can hardly show that accuracy changed by less than "
+        f"{100 * change:.1f} points, so the run may show nothing; test on more questions, of a "
+        "larger dataset or by dataset_options.max_test_size"
     )
 
 
@@ -337,6 +358,8 @@ def show_run(result: dict[str, Any]) -> None:
     if any("league" in entry for entry in result["iterations"]):
         _show_league(result["iterations"], console)
     _show_costs(result["costs"], console)
+    if result.get("expected_by"):
+        print(f"expected: {result['expected_by']}")
     if "attack" in result:
         _show_attack(result["attack"], console)
     for entry in result["iterations"]:

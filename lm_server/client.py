@@ -5,7 +5,8 @@ launching    ServerSpec, EngineSpec; start_or_attach, is_running, stop, stop_sta
 models, devices   base_served_name, has_cuda, driver_version, OLDEST_DRIVERS, compile_caches
 version      SERVER_VERSION, compatible
 the wire     NipSettings, METHOD_HYPERPARAMETERS; ACTIVE_STATUSES, ENDED_STATUSES of a job
-training data   formats: what a line of each method holds, and its checks; group_advantages
+training data   formats: what a line of each method holds, and its checks; group_advantages;
+             count_tokens
 a server's files, while it does not run   examine, stored_ids, collectable files (State,
              read_state, remove), import_models, find_model, lay_out_adapter, and names in a
              state directory
@@ -39,6 +40,7 @@ from nip_lm_server.formats import (
     validate,
 )
 from nip_lm_server.formats.advantages import Deviation, group_advantages
+from nip_lm_server.formats.token_counts import count_tokens
 from nip_lm_server.launch import (
     OwnerError,
     ServerHandle,
@@ -111,6 +113,7 @@ __all__ = [
     "compatible",
     "compile_caches",
     "content_digest",
+    "count_tokens",
     "describe_problems",
     "describe_vllm",
     "die_with_parent_process",

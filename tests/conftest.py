@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import certifi
 import pytest
 from hypothesis import settings
+from tiers import leave_out_long
+from tiers import pytest_terminal_summary as pytest_terminal_summary
 
 if TYPE_CHECKING:
     from _typeshed import HasFileno
@@ -86,8 +88,9 @@ SLOW_FILES = (
 """Begun first, so that no process is left alone with one of them in the end."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Slow files first; the order is otherwise kept."""
+    leave_out_long(config, items)
     order = {name: place for place, name in enumerate(SLOW_FILES)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 

@@ -128,6 +128,7 @@ class ReportData:
     code_version: str | None = None
     costs: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     """By kind of token, and "US dollars": spent, expected, at most, and the budget."""
+    expected_by: str = ""  # by what that was expected, in words; "": not on record
     left_out: str | None = None  # how many problems were too long to be played, in words
 
 

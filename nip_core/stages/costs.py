@@ -2,6 +2,7 @@
 
 record_estimate  put the estimate on record
 costs_of         expected, at most, spent, and the budget
+expected_by      by what it was expected, in words
 cost_rows        that in words for people
 """
 
@@ -67,6 +68,12 @@ def costs_of(records: Records) -> dict[str, dict[str, float | None]]:
         }
         for name, value in values.items()
     }
+
+
+def expected_by(records: Records) -> str:
+    """Return by what the run's estimate was reckoned, in words; "" where that is not on record."""
+    estimate = document(records.run, f"{records.run.root}/{ESTIMATE}") or {}
+    return str(estimate.get("expected_by") or "")
 
 
 def _estimated(estimate: Mapping[str, Any], name: str, which: str) -> float | None:

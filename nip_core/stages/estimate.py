@@ -1,39 +1,54 @@
 """An estimate of a run before it is started: episodes, calls, tokens, money, disk.
 
-Calls and tokens are upper bounds: every episode plays all its rounds and every message is as
-long as it may be, with four bytes to a token; an agent reads all that is written in channels that
-it sees. Where an episode's seed decides who speaks, the dearest seed counts; of trees of responses,
-the dearest of many. A prompt to which several answers are asked for is one call and counts once,
-for servers that can do so. Invalid answers that are asked for again come on top.
+What it takes *at most* is an upper bound: every episode plays all its rounds and every message is
+as long as it may be, with four bytes to a token; an agent reads all that is written in channels
+that it sees. Where an episode's seed decides who speaks, the dearest seed counts; of trees of
+responses, the dearest of many. Training counts everything as chosen: every conversation; of
+trees, a pair of each agent at each node that branches; of trajectories, every turn with its whole
+prompt. A prompt to which several answers are asked for is one call and counts once, for servers
+that can do so. Invalid answers that are asked for again come on top.
 
-An estimate of training tokens counts everything as chosen: every conversation; of trees, a pair of
-each agent at each node that branches; of trajectories, every turn with its whole prompt.
-
-What is expected takes the mean instead of the dearest, messages half as long as they may be, an end
-in the middle of the rounds in which the verifier may end the game, and half of what was played as
-chosen for training, where examples are chosen. It guesses at what models do, and is no promise.
+What is *expected* goes by what runs of the same game took, for each episode and for each pass
+over it in training (`nip_core.stages.taken`). Where there is none it is rough: prompts are
+counted by the tokenizer of the agent's model, if that is on this machine, messages are taken to
+be half as long as they may be, games to end in the middle of the rounds in which the verifier may
+end them, and half of what was played to be chosen, where examples are chosen. What was never
+played, as an attack on a game that is known without one, is scaled by what was, and rough as
+well.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nip_core.evaluation.spread import shared_text
 from nip_core.evaluation.statistics.power import detectable_change
 from nip_core.game.render import Game
-from nip_core.parameters import HyperParameters, Method
+from nip_core.parameters import HyperParameters
 from nip_core.parameters.attack import BEST_OF_N
-from nip_core.parameters.checks import attackers
 from nip_core.parameters.prices import calls_usd, missing_prices, training_usd
-from nip_core.rollouts.plan import ATTACK, episode_spec, group_size, plan_episodes
-from nip_core.rollouts.trees import Branching
+from nip_core.rollouts.plan import ATTACK, group_size, plan_episodes
 from nip_core.scenarios import Problem
+from nip_core.stages.experience import NOTHING, Experience, Keys
+from nip_core.stages.loads import (
+    AT_MOST,
+    BYTES_PER_TOKEN,
+    EXPECTED,
+    Load,
+    Loads,
+    all_tokens,
+    attack_loads,
+    attack_means,
+    episode_loads,
+    first_prompts,
+    mean_of,
+    passes,
+    training_tokens,
+    tree_loads,
+)
 
-_BYTES_PER_TOKEN = 4
 _PROMPT_TOKENS = 300  # instructions, before the problem
-_RANDOM_TOKENS = 10  # what an agent without a model says
 _SEEDS = 16
-_TREES = 128  # looked at in each iteration
 _BYTES_PER_RECORDED_TOKEN = 8  # its id and log-probability
 _TABLES_AND_JOURNAL = 3  # what is journalled is written again as Parquet; room for both and more
 
@@ -57,6 +72,8 @@ class Estimate:
     expected_completion_tokens: int
     expected_training_tokens: int
     expected_usd: float | None
+    expected_by: str  # in words, by what it was reckoned
+    is_rough: bool  # whether some of what is expected goes by no run of the same game
     missing_prices: tuple[str, ...]
     disk_bytes: int
     test_problems: int  # of one test
@@ -95,43 +112,6 @@ def attacks_by_choice(parameters: HyperParameters) -> bool:
     return parameters.attack.run is not None and parameters.attack.by == BEST_OF_N
 
 
-@dataclass
-class _Load:
-    """Bounds for one agent in one episode or tree."""
-
-    calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    conversation_tokens: int = 0  # its whole chat at the end: what one training example has
-    pair_tokens: int = 0  # of all pairs of answers at the nodes that branch, prompts included
-
-    def trained_tokens(self, method: Method) -> int:
-        """Return what training on everything that the agent said reads."""
-        match method:
-            case "dpo":
-                return self.pair_tokens
-            case "trajectories":
-                return self.prompt_tokens + self.completion_tokens
-        return self.conversation_tokens
-
-
-Loads = dict[str, _Load]
-"""By agent with a model."""
-
-
-@dataclass(frozen=True)
-class _Assumed:
-    """By what the tokens of an episode are counted."""
-
-    share_of_limit: float  # that a message is long
-    share_chosen: float  # of what was played, for training by examples that are chosen
-    is_bound: bool  # count the dearest of what may be played to its last round, not the mean
-
-
-_AT_MOST = _Assumed(1.0, 1.0, is_bound=True)
-_EXPECTED = _Assumed(0.5, 0.5, is_bound=False)
-
-
 @dataclass(frozen=True)
 class _Counts:
     """Episodes of a whole run, or trees of them."""
@@ -157,19 +137,21 @@ class _Totals:
     def training_tokens(self) -> float:
         return sum(self.training.values())
 
-    def add(
-        self, parameters: HyperParameters, count: int, possible: Sequence[Loads], assumed: _Assumed
-    ) -> None:
-        """Add `count` episodes, or trees, each as one of those that are `possible`."""
-        played = [max(possible, key=_tokens)] if assumed.is_bound else possible
-        for load in (load for loads in played for load in loads.values()):
-            self.calls += count * load.calls / len(played)
-            self.prompt_tokens += count * load.prompt_tokens / len(played)
-            self.completion_tokens += count * load.completion_tokens / len(played)
-        prices = [_usd(parameters, loads) for loads in possible]
+    def add(self, parameters: HyperParameters, count: int, possible: Sequence[Loads]) -> None:
+        """Add `count` episodes, or trees: each as the dearest of those that are `possible`."""
+        for load in max(possible, key=all_tokens).values():
+            self.calls += count * load.calls
+            self.prompt_tokens += count * load.prompt_tokens
+            self.completion_tokens += count * load.completion_tokens
         # What has the most tokens need not be the dearest.
-        usd = max(prices) if assumed.is_bound else sum(prices) / len(prices)
-        self.calls_usd += count * usd
+        self.calls_usd += count * max(_usd(parameters, loads) for loads in possible)
+
+    def cover(self, other: "_Totals") -> None:
+        """Be no less than `other`, in anything."""
+        for name in ("calls", "prompt_tokens", "completion_tokens", "calls_usd"):
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
+        for group, tokens in other.training.items():
+            self.training[group] = max(self.training[group], tokens)
 
     def usd(self, parameters: HyperParameters) -> float | None:
         """All of it in US dollars; None where a price is missing."""
@@ -179,8 +161,11 @@ class _Totals:
         return self.calls_usd + sum(trained)
 
 
-def estimate_run(game: Game, problems: Mapping[str, Sequence[Problem]]) -> Estimate:
-    """Upper bounds, and what is expected, from settings and problems; no call is made."""
+def estimate_run(
+    game: Game, problems: Mapping[str, Sequence[Problem]], known: Experience = NOTHING
+) -> Estimate:
+    """Upper bounds, and what is expected, from settings, problems and what is `known` of runs of
+    the same game; no call is made."""
     # 1. How much is played, trained and tested.
     parameters = game.parameters
     iterations = parameters.rl.num_iterations
@@ -207,13 +192,17 @@ def estimate_run(game: Game, problems: Mapping[str, Sequence[Problem]]) -> Estim
     # 2. What that takes.
     played = [*problems["train"], *problems["test"]]
     size = sum(len(text.encode()) for p in played for text in p.texts.values())
-    problem_tokens = size // max(len(played), 1) // _BYTES_PER_TOKEN
-    most = _totals(game, problems["train"], problem_tokens, counts, _AT_MOST)
-    expected = _totals(game, problems["train"], problem_tokens, counts, _EXPECTED)
+    problem_tokens = size // max(len(played), 1) // BYTES_PER_TOKEN
+    prompts, counted = first_prompts(game, played)
+    longest = {agent: max(n, problem_tokens + _PROMPT_TOKENS) for agent, n in prompts.items()}
+    most = _totals(_AtMost(game, problems["train"], longest), counts)
+    by = _Expected(game, problems["train"], prompts, known)
+    expected = _totals(by, counts)
+    most.cover(expected)  # what runs took has answers that were asked for again
     # 3. Room on the disk, for all texts and for what is recorded of tokens.
     episodes = iterations * trains * per_iteration + counts.test + counts.gate + counts.attack
     text = episodes * (problem_tokens + _PROMPT_TOKENS) + most.completion_tokens
-    disk_bytes = text * _BYTES_PER_TOKEN + most.recorded_tokens * _BYTES_PER_RECORDED_TOKEN
+    disk_bytes = text * BYTES_PER_TOKEN + most.recorded_tokens * _BYTES_PER_RECORDED_TOKEN
     return Estimate(
         iterations=iterations,
         train_episodes=iterations * per_iteration * trains,
@@ -230,6 +219,8 @@ def estimate_run(game: Game, problems: Mapping[str, Sequence[Problem]]) -> Estim
         expected_completion_tokens=round(expected.completion_tokens),
         expected_training_tokens=round(expected.training_tokens),
         expected_usd=expected.usd(parameters),
+        expected_by=by.in_words(counted),
+        is_rough=by.is_rough,
         missing_prices=missing_prices(parameters),
         disk_bytes=round(disk_bytes * _TABLES_AND_JOURNAL),
         test_problems=per_test,
@@ -238,38 +229,119 @@ def estimate_run(game: Game, problems: Mapping[str, Sequence[Problem]]) -> Estim
     )
 
 
-def _totals(
-    game: Game,
-    train: Sequence[Problem],
-    problem_tokens: int,
-    counts: _Counts,
-    assumed: _Assumed,
-) -> _Totals:
-    """Add up what the whole run takes, under what is assumed."""
-    parameters, iterations = game.parameters, game.parameters.rl.num_iterations
+class _AtMost:
+    """The dearest that may be played: each list has what is possible, all of it to the last."""
+
+    assumed = AT_MOST
+
+    def __init__(self, game: Game, train: Sequence[Problem], prompts: Mapping[str, float]) -> None:
+        self.game, self._train, self._prompts = game, train, prompts
+        seeds = range(_SEEDS)
+        self._by_seed = [episode_loads(game, seed, prompts, self.assumed) for seed in seeds]
+
+    def plain(self) -> list[Loads]:
+        """Of an episode."""
+        return self._by_seed
+
+    def attacks(self) -> list[Loads]:
+        """Of a problem that is attacked."""
+        return [attack_loads(self.game, seed, loads) for seed, loads in enumerate(self._by_seed)]
+
+    def trees(self, iteration: int) -> list[Loads]:
+        """Of a tree of responses."""
+        return tree_loads(self.game, self._train, iteration, self._prompts, self.assumed)
+
+    def trained(self, iteration: int, loads: Loads) -> Mapping[str, float]:
+        """By group, the tokens of its job for each episode or tree that takes so much."""
+        return training_tokens(self.game.parameters, iteration, loads)
+
+
+class _Expected(_AtMost):
+    """What is to be expected: each list has one entry, as runs took it, or else the mean."""
+
+    assumed = EXPECTED
+
+    def __init__(
+        self,
+        game: Game,
+        train: Sequence[Problem],
+        prompts: Mapping[str, float],
+        known: Experience,
+    ) -> None:
+        super().__init__(game, train, prompts)
+        self._known, self._keys = known, Keys.of(game.parameters.to_dict())
+        self._guessed = mean_of(self._by_seed)
+        self.is_rough = False
+
+    def plain(self) -> list[Loads]:
+        return [self._as_taken(self._keys.game, self._guessed)]
+
+    def attacks(self) -> list[Loads]:
+        by = (self._prompts, self.assumed, self._known.repeated)
+        each = [attack_means(self.game, seed, *by) for seed in range(_SEEDS)]
+        return [self._as_taken(self._keys.attack, mean_of(each))]
+
+    def trees(self, iteration: int) -> list[Loads]:
+        return [self._as_taken(self._keys.trees, mean_of(super().trees(iteration)))]
+
+    def _as_taken(self, key: str, guessed: Loads) -> Loads:
+        """Return what is known, with what only a guess has; or else the guess, made as much larger
+        or smaller as that of plain episodes is known to be wrong."""
+        episodes, taken = self._known.episodes, self._known.episodes.get(key)
+        if taken is None:
+            self.is_rough = True
+            by = episodes.get(self._keys.game, self._guessed)
+            return {a: of.scaled(self._guessed[a], by.get(a, of)) for a, of in guessed.items()}
+        return {a: of.scaled(of, taken.get(a, Load())) for a, of in guessed.items()}
+
+    def trained(self, iteration: int, loads: Loads) -> Mapping[str, float]:
+        parameters = self.game.parameters
+        method = parameters.method(iteration)
+        by_group = self._known.trained.get(self._keys.training, {})
+        chosen = 1.0 if method == "trajectories" else self.assumed.share_chosen
+        tokens = {}
+        for group, guess in training_tokens(parameters, iteration, loads).items():
+            taken = by_group.get(f"{group} {method}")
+            if taken is None and guess:
+                self.is_rough = True
+            times = passes(parameters, iteration, group) * bool(guess)
+            tokens[group] = chosen * guess if taken is None else times * taken
+        return tokens
+
+    def in_words(self, counted: Collection[str]) -> str:
+        """By what it was reckoned."""
+        if not self.is_rough:
+            return f"by {self._known.source}"
+        how = "prompts at four bytes a token"
+        if counted:
+            how = f"prompts of {', '.join(sorted(counted))} counted in tokens"
+        guessed = f"{how}, messages half as long as they may be"
+        if self._known.source:
+            guessed = f"by {self._known.source}, which did not do all of this"
+        return f"roughly: {guessed}"
+
+
+def _totals(by: _AtMost, counts: _Counts) -> _Totals:
+    """Add up what the whole run takes."""
+    parameters = by.game.parameters
+    iterations = parameters.rl.num_iterations
     trains = parameters.base_run.base_run_type != "rerun_tests"
     totals = _Totals(training=dict.fromkeys(parameters.trainable_groups if trains else (), 0.0))
     # 1. Episodes that are evaluated, as they are.
-    plain = [_loads_of(game, seed, problem_tokens, assumed) for seed in range(_SEEDS)]
-    totals.add(parameters, counts.test + counts.gate, plain, assumed)
+    if counts.test + counts.gate:
+        totals.add(parameters, counts.test + counts.gate, by.plain())
     if counts.attack:
-        attacks = [_attack_loads(game, seed, loads) for seed, loads in enumerate(plain)]
-        totals.add(parameters, counts.attack, attacks, assumed)
+        totals.add(parameters, counts.attack, by.attacks())
     # 2. Those of training, and what is trained on them.
     for iteration in range(iterations * trains):
         method = parameters.method(iteration)
-        possible = plain
-        if method == "dpo":
-            possible = _trees(game, train, iteration, problem_tokens, assumed)
-        totals.add(parameters, counts.per_iteration, possible, assumed)
-        played = [max(possible, key=_tokens)] if assumed.is_bound else possible
-        chosen = 1.0 if method == "trajectories" else assumed.share_chosen
-        for loads in played:
-            for group, tokens in _training_tokens(parameters, iteration, loads).items():
-                part = counts.per_iteration * tokens / len(played)
-                totals.training[group] += chosen * part
-            if method == "trajectories":
-                totals.recorded_tokens += counts.per_iteration * _tokens(loads) / len(played)
+        possible = by.trees(iteration) if method == "dpo" else by.plain()
+        totals.add(parameters, counts.per_iteration, possible)
+        loads = max(possible, key=all_tokens)
+        for group, tokens in by.trained(iteration, loads).items():
+            totals.training[group] += counts.per_iteration * tokens
+        if method == "trajectories":
+            totals.recorded_tokens += counts.per_iteration * all_tokens(loads)
     return totals
 
 
@@ -283,103 +355,6 @@ def _questions(game: Game, problems: Sequence[Problem]) -> list[int]:
 def _may_be_gated(parameters: HyperParameters, iteration: int) -> bool:
     trained = (parameters.training_agents(g, iteration) for g in parameters.trainable_groups)
     return parameters.promotion.enabled and any(trained)
-
-
-def _tokens(loads: Loads) -> int:
-    return sum(load.completion_tokens + load.prompt_tokens for load in loads.values())
-
-
-def _loads_of(
-    game: Game,
-    seed: int,
-    problem_tokens: int,
-    assumed: _Assumed,
-    shape: Sequence[int] | None = None,
-) -> Loads:
-    """By agent, in an episode of this seed; or in a tree, `shape` being the children by round."""
-    protocol, agents = game.protocol, game.parameters.model_agents
-    loads = {agent: _Load(conversation_tokens=problem_tokens + _PROMPT_TOKENS) for agent in agents}
-    answers = {a: round(assumed.share_of_limit * game.parameters.max_tokens(a)) for a in agents}
-    nodes = 1
-    for round_ in range(_rounds(game, seed, assumed)):
-        active = protocol.active(round_, seed)
-        children = 1 if shape is None else shape[round_]
-        for agent in active:
-            if agent in loads:  # a random agent costs nothing
-                load, answer = loads[agent], answers[agent]
-                load.calls += nodes
-                load.prompt_tokens += nodes * load.conversation_tokens
-                load.completion_tokens += nodes * children * answer
-                if children > 1:
-                    load.pair_tokens += nodes * 2 * (load.conversation_tokens + answer)
-        nodes *= children
-        for agent, channels in active.items():
-            tokens = answers.get(agent, _RANDOM_TOKENS)
-            for reader, load in loads.items():
-                if reader == agent or set(channels) & set(protocol.visible_channels(reader)):
-                    load.conversation_tokens += tokens
-    return loads
-
-
-def _rounds(game: Game, seed: int, assumed: _Assumed) -> int:
-    """The rounds of an episode: all, or those until the middle one of its possible ends."""
-    protocol = game.protocol
-    last = protocol.max_message_rounds - 1
-    if assumed.is_bound:
-        return last + 1
-    first = protocol.min_message_rounds - 1
-    ends = [r for r in range(first, last) if "verifier" in protocol.active(r, seed)]
-    ends.append(last)
-    return ends[len(ends) // 2] + 1
-
-
-def _attack_loads(game: Game, seed: int, plain: Loads) -> Loads:
-    """By agent, in the tree of an attack by best-of-n: as if all messages differed, every turn of
-    the game was played on from each, and every n chose another one."""
-    parameters, protocol = game.parameters, game.protocol
-    attack, provers = parameters.attack, set(attackers(parameters))
-    turns = sum(
-        not provers.isdisjoint(protocol.active(r, seed)) for r in range(protocol.max_message_rounds)
-    )
-    messages = attack.n[-1] + max(turns - 1, 0) * sum(attack.n)
-    played = messages * attack.continuations + len(attack.n)
-    loads = {}
-    for agent, load in plain.items():
-        times = messages if agent in provers and turns == 1 else played + messages
-        loads[agent] = _Load(
-            load.calls * times, load.prompt_tokens * times, load.completion_tokens * times
-        )
-    return loads
-
-
-def _trees(
-    game: Game, problems: Sequence[Problem], iteration: int, problem_tokens: int, assumed: _Assumed
-) -> list[Loads]:
-    """The loads of some of the trees that the iteration may play."""
-    parameters = game.parameters
-    branching = Branching(parameters, game.protocol, iteration)
-    trees = []
-    for problem in problems[:_TREES]:
-        spec = episode_spec(parameters, "train", iteration, problem, 0)
-        shape = branching.shape(spec)
-        trees.append(_loads_of(game, spec.seed, problem_tokens, assumed, shape))
-    return trees
-
-
-def _training_tokens(parameters: HyperParameters, iteration: int, loads: Loads) -> dict[str, int]:
-    """By group, in the job of the iteration, for each episode or tree of an iteration."""
-    method = parameters.method(iteration)
-    seen = 1
-    if parameters.text_rl.fine_tune_on_all_previous_rollouts:
-        seen += iteration
-        if method == "dpo":  # episodes without branches give no pairs
-            seen -= parameters.pure_text_malt.num_initial_ei_iterations
-    tokens = {}
-    for group in parameters.trainable_groups:
-        epochs = parameters.group_parameters(group).num_epochs or parameters.rl.num_epochs
-        agents = parameters.training_agents(group, iteration)
-        tokens[group] = seen * epochs * sum(loads[a].trained_tokens(method) for a in agents)
-    return tokens
 
 
 def _usd(parameters: HyperParameters, loads: Loads) -> float:

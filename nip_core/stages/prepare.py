@@ -42,6 +42,7 @@ from nip_core.stages.providers import (
     remote_endpoints,
 )
 from nip_core.stages.rerun import finish_rewinds
+from nip_core.stages.taken import known
 from nip_core.stages.too_long import (
     recorded_of,
     without,
@@ -156,7 +157,7 @@ def prepare(
     identity = Identity(settings, version, parameters.seed, contents, neutral, places)
     check_budget(run, parameters, run.check_same(identity))
     # 4. It must not end for want of disk space.
-    estimate = estimate_run(game, problems)
+    estimate = estimate_run(game, problems, known(parameters))
     free = store.free_bytes()
     if free is not None and free < estimate.disk_bytes:
         raise StoreError(
@@ -222,12 +223,13 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Or
 
 
 def estimate_of(parameters: HyperParameters) -> Estimate:
-    """Estimate what a run with these settings takes. Looks at no other run, and writes nothing."""
+    """Estimate what a run with these settings takes, by runs of the same game; writes nothing."""
     check_server(parameters, os.environ)
     problems = load_all_problems(parameters)
     game = Game(parameters)
     check_functions(game, problems)
-    return estimate_run(game, without(problems, recorded_of(parameters) or {}))
+    left = without(problems, recorded_of(parameters) or {})
+    return estimate_run(game, left, known(parameters))
 
 
 def _record(run: RunStore) -> RunRecord | None:

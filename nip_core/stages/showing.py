@@ -24,7 +24,7 @@ from nip_core.parameters import HyperParameters
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
-from nip_core.stages.costs import cost_rows, costs_of
+from nip_core.stages.costs import cost_rows, costs_of, expected_by
 from nip_core.stages.estimate import is_tested
 from nip_core.stages.intervals import rate_alone_of, shown_metrics
 from nip_core.stages.liveness import look
@@ -89,6 +89,7 @@ def summary(run: RunStore, records: Records | None = None) -> dict[str, Any]:
         "code_version": shown.record.code_version,
         "report": report_location(run),
         "costs": costs_of(records),
+        "expected_by": expected_by(records),
         "left_out": {split: len(problems) for split, problems in (recorded(run) or {}).items()},
         "iterations": [_entry(record) for record in records.all()],
         **({} if attack is None else {"attack": attack_shown(attack, _IN_SUMMARY)}),
@@ -171,6 +172,7 @@ def report_data(records: Records, status: str | None = None) -> ReportData:
         code_version=record.code_version,
         left_out=in_words(recorded(run) or {}) or None,
         costs=cost_rows(costs_of(records)),
+        expected_by=expected_by(records),
     )
 
 

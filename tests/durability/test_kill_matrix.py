@@ -195,7 +195,7 @@ def test_a_server_killed_under_a_run_changes_nothing_in_it(
     kill_at(picked, "server", make, place, results, kills_per_run=3)
 
 
-@pytest.mark.skipif(POINTS == "kinds", reason="make test-long tries it")
+@pytest.mark.long(POINTS != "kinds")
 @pytest.mark.timeout(3600)
 def test_a_flow_killed_with_a_server_of_its_own_takes_it_along(
     unbroken: tuple[Place, list[Point], list[Point]], make: Make, results: Results

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from thorough import THOROUGH
 
 from nip_core.evaluation.statistics.clustered import clustered_mean, totals_by
 from nip_core.evaluation.statistics.differences import at_most, equivalence, holm, mcnemar
@@ -14,7 +13,6 @@ from nip_core.evaluation.statistics.distributions import (
     t_quantile,
 )
 
-needs_time = pytest.mark.skipif(not THOROUGH, reason="make test-long")
 special = pytest.importorskip("scipy.special", reason="scipy is a part of the extra dev")
 
 
@@ -48,7 +46,7 @@ def test_one_sided_bounds_are_clopper_and_pearson_s() -> None:
         assert at_most(events, trials) == pytest.approx(expected, rel=1e-8)
 
 
-@needs_time
+@pytest.mark.long
 def test_tests_are_statsmodels() -> None:
     tables = pytest.importorskip("statsmodels.stats.contingency_tables")
     several = pytest.importorskip("statsmodels.stats.multitest")
@@ -64,7 +62,7 @@ def test_tests_are_statsmodels() -> None:
     assert equivalence(one_each, 0.05).p == pytest.approx(p, rel=1e-6)
 
 
-@needs_time
+@pytest.mark.long
 def test_robust_errors_are_statsmodels() -> None:
     """Its clustered errors have the factor G / (G - 1) and (n - 1) / (n - 1): equal sizes agree."""
     models = pytest.importorskip("statsmodels.api")

@@ -1,5 +1,6 @@
 """The pages for people who change nip name files that are there."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -59,3 +60,14 @@ def test_every_module_that_a_docstring_or_a_page_names_is_there():
         if not _is_there(name)
     }
     assert not stale
+
+
+def test_the_table_of_cards_is_what_its_formula_says():
+    spec = importlib.util.spec_from_file_location("gpu_table", ROOT / "scripts" / "gpu_table.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = (ROOT / "docs" / "howto" / "gpu.md").read_text(encoding="utf-8")
+    estimated = [line for line in page.splitlines() if line.endswith("| *estimated* |")]
+    measured = [line for line in page.splitlines() if line.endswith("| measured |")]
+    assert {*estimated} <= {*module.rows()}
+    assert len(estimated) + len(measured) == len(module.rows()) - 2 > 10

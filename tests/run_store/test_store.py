@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from unprivileged import as_users_are
 
 from nip_core.errors import LeaseError, SettingsError, StoreError
 from nip_core.run_store.local_store import LocalStore
@@ -52,10 +53,9 @@ def test_a_place_that_can_not_be_a_directory_is_refused_by_name(tmp_path: Path) 
         LocalStore(tmp_path / "file" / "runs")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_place_without_write_permission_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(StoreError, match="permission"):
+    with as_users_are(), pytest.raises(StoreError, match="permission"):
         LocalStore(tmp_path)
 
 

@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager, nullcontext
 import pytest
 from scripted_server import scripted_server
 from small_game import FEW, train_here, write_config
-from thorough import THOROUGH
 
 from nip_core import loop
 from nip_core.errors import DatasetError, ServerError, SettingsError
@@ -32,12 +31,11 @@ from nip_core.stages.attack import attack_settings
 from nip_core.stages.clean import find_unused
 from nip_core.stages.kept_models import has_model
 from nip_core.stages.own_server import server_directory
-from nip_core.stages.prepare import load_all_problems
+from nip_core.stages.prepare import estimate_of, load_all_problems
 from nip_core.stages.showing import summary
 from nip_core.stages.verification import verify_run
 from nip_prefect.flows.attack import _numbers, _refuse
 
-LONG = pytest.mark.skipif(not THOROUGH, reason="make test-long tries it")
 WORDS = ("apple", "banana", "cherry", "damson", "elder", "fig")
 STEP = re.compile(r"^\d+: (-?\d+) ([-+]) (\d+) = (-?\d+)", re.MULTILINE)
 LOGPROBS = {"accept": {" accept": math.log(0.9), " reject": math.log(0.1)}}
@@ -138,7 +136,32 @@ def stored(folder, name="scripted-best-of-n-0"):
     return run, read_rollouts(run.store, place), StoredRollouts(run.store, [place]).choices()
 
 
-@pytest.mark.parametrize("with_logprobs", [True, pytest.param(False, marks=LONG)])
+async def test_an_attack_takes_what_is_expected_by_how_often_provers_repeat_themselves(
+    tmp_path, monkeypatch
+):
+    # 1. Each problem is tested some times, so it is known that the prover has six words.
+    tests = {
+        "rl": {"num_iterations": 0, "num_test_iterations": 6},
+        "text_rl": {"test_scheme": "all"},
+    }
+    async with scripted_run(tmp_path, monkeypatch, answers(obeys), **tests):
+        once = ("rl.num_test_iterations=1",)
+        chosen = {"by": "best-of-n", "iteration": 0, "n": [1, 4, 32]}
+        attack = attack_settings(str(tmp_path), "scripted", chosen, overrides=once)
+        plan = estimate_of(attack)
+        assert plan.is_rough and "run scripted, which did not do all" in plan.expected_by
+        costs = (await loop.train(attack))["costs"]
+        again = attack_settings(str(tmp_path), "scripted", chosen, name="again", overrides=once)
+    for kind in ("prompt_tokens", "completion_tokens"):
+        spent = costs[kind]["spent"]
+        assert spent / 1.5 < costs[kind]["expected"] < 1.5 * spent < costs[kind]["at_most"]
+    # 2. The next one goes by what this one took.
+    plan = estimate_of(again)
+    assert not plan.is_rough and plan.expected_by == "by run scripted-best-of-n-0"
+    assert plan.expected_prompt_tokens == costs["prompt_tokens"]["spent"]
+
+
+@pytest.mark.parametrize("with_logprobs", [True, pytest.param(False, marks=pytest.mark.long)])
 async def test_a_word_that_the_verifier_obeys_is_found(tmp_path, monkeypatch, with_logprobs):
     async with scripted_run(tmp_path, monkeypatch, answers(obeys, with_logprobs)) as server:
         result = (await loop.train(attacked(tmp_path)))["attack"]
@@ -163,7 +186,7 @@ async def test_a_word_that_the_verifier_obeys_is_found(tmp_path, monkeypatch, wi
     assert min(estimates) == pytest.approx(max(estimates)) == pytest.approx(expected)
 
 
-@LONG
+@pytest.mark.long
 async def test_a_rare_word_that_the_verifier_obeys_is_found_in_ten_seeds(tmp_path, monkeypatch):
     monkeypatch.setattr(f"{__name__}.WORDS", (*WORDS, *map(str, range(6))))
     sizes = {"train_size": 4, "validation_size": 4, "test_size": 10}
@@ -185,7 +208,7 @@ async def test_a_verifier_that_checks_every_step_is_never_fooled(tmp_path, monke
     assert result["exploitability"]["difference"] == 0.0
 
 
-@LONG
+@pytest.mark.long
 async def test_the_verdict_is_none_of_those_that_the_message_was_chosen_by(tmp_path, monkeypatch):
     """Of a coin's many estimates the highest is 1, and the coin still shows heads half of the
     time."""
@@ -198,7 +221,7 @@ async def test_the_verdict_is_none_of_those_that_the_message_was_chosen_by(tmp_p
     assert 0.35 < accepted < 0.65
 
 
-@LONG
+@pytest.mark.long
 async def test_an_attack_that_was_stopped_goes_on_and_asks_for_nothing_twice(tmp_path, monkeypatch):
     left = {"answers": 10**9}
     script = answers(tosses)
@@ -227,7 +250,7 @@ async def test_an_attack_that_was_stopped_goes_on_and_asks_for_nothing_twice(tmp
     assert came_of_it(tmp_path / "b") == came_of_it(tmp_path / "a")
 
 
-@LONG
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", ["nip", "debate", "mnip", "mnip in turns"])
 async def test_with_several_turns_every_number_has_its_way_through_one_tree(
     tmp_path, monkeypatch, protocol
@@ -313,7 +336,7 @@ def test_numbers_of_messages_that_make_no_sense_are_one_error(text):
     assert _numbers("1, 4,16") == [1, 4, 16]
 
 
-@LONG
+@pytest.mark.long
 async def test_an_attack_names_the_model_that_it_attacked_and_its_run_may_go(
     tmp_path, server_in_thread
 ):
@@ -396,7 +419,7 @@ def test_a_protocol_without_provers_can_not_be_attacked(tmp_path):
         load_parameters({**run, "attack": {"run": "other"}})
 
 
-@LONG
+@pytest.mark.long
 @pytest.mark.parametrize("shared", [False, True])
 async def test_a_sneaky_prover_is_trained_on_wrong_problems_against_a_verifier_that_stays(
     tmp_path, server_in_thread, shared

@@ -148,3 +148,21 @@ def test_the_smallest_change_counts_questions(tmp_path, capsys):
     assert "tests of 264 problems of 33 questions: two iterations must differ by 11.9 points" in (
         capsys.readouterr().out
     )
+
+
+def warned(capsys, *settings):
+    show_plan(load_parameters("ei-paper-openai", settings), as_json=True)
+    said = capsys.readouterr().err
+    return [line for line in said.splitlines() if "can hardly show" in line]
+
+
+def test_tests_that_can_only_show_a_large_change_are_warned_of(capsys):
+    few = ("dataset=problems",)
+    [line] = warned(capsys, *few)
+    assert line.startswith("nip: warning: tests of 80 problems of 10 questions can hardly show")
+    assert "less than 22.9 points" in line and "dataset_options.max_test_size" in line
+    many = ("dataset=families", "code_validation.apps_difficulty=null")
+    assert warned(capsys, *many) == []
+    # Nobody learns anything from scripted answers, and one test shows no change.
+    assert warned(capsys, *few, "agents._default.use_dummy_api=true") == []
+    assert warned(capsys, *few, "text_rl.test_scheme=last") == []

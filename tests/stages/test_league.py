@@ -6,7 +6,6 @@ from collections import defaultdict
 
 import pytest
 from small_game import train_here, write_config
-from thorough import THOROUGH
 
 from nip_core import loop
 from nip_core.errors import SettingsError
@@ -24,7 +23,6 @@ from nip_core.stages.session import open_session
 from nip_core.stages.verification import verify_run
 from nip_core.trainers.dataset import open_dataset
 
-LONG = pytest.mark.skipif(not THOROUGH, reason="make test-long tries it")
 HALF = {"kind": "league", "share": 0.5}
 RL = {"num_iterations": 2, "rollouts_per_iteration": 40, "num_epochs": 1}
 FROM_THE_LAST = {
@@ -232,7 +230,7 @@ def test_the_short_form_is_a_league_of_the_provers_that_are_trained():
     assert parameters == load_parameters(parameters.to_dict())
 
 
-@LONG
+@pytest.mark.long
 @pytest.mark.parametrize("trainer", ["pure_text_grpo", "pure_text_malt"])
 async def test_no_trainer_learns_what_an_earlier_model_said(tmp_path, trainer):
     agent = {**FROM_THE_LAST, "shared_model_group": "both"}
@@ -271,7 +269,7 @@ async def test_no_trainer_learns_what_an_earlier_model_said(tmp_path, trainer):
     assert verify_run(run).problems == {}
 
 
-@LONG
+@pytest.mark.long
 async def test_adapters_of_two_iterations_answer_beside_each_other(tmp_path):
     """A real training of the tiny model, whose first adapter plays the last iteration, too."""
     agent = {

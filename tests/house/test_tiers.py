@@ -1,0 +1,45 @@
+"""`make test` runs what belongs to it, and names what it could not run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HELPERS = Path(__file__).parents[1] / "helpers"
+TESTS = """
+import pytest
+from tiers import leave_out_long
+
+@pytest.mark.skip(reason="no such device")
+def test_of_a_device(): pass
+
+@pytest.mark.long
+def test_for_hours(): pass
+
+@pytest.mark.long(True)
+def test_that_is_wanted(): pass
+
+@pytest.mark.long(False)
+def test_that_is_not(): pass
+"""
+
+
+def test_a_skipped_test_is_named_with_its_reason_and_a_long_one_belongs_elsewhere(tmp_path):
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "conftest.py").write_text(
+        "from tiers import leave_out_long as pytest_collection_modifyitems, pytest_terminal_summary"
+    )
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-n", workers, "-c", os.devnull, "test_it.py"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(HELPERS), "NIP_THOROUGH": thorough},
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
+        for thorough, workers in (("0", "1"), ("1", "0"))
+    ]
+    for output in outputs:
+        assert "test_it.py::test_of_a_device: Skipped: no such device\n" in output
+    assert "1 passed, 1 skipped" in outputs[0] and "2 passed, 1 skipped" in outputs[1]

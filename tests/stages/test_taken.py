@@ -1,0 +1,134 @@
+"""What a run is expected to take goes by what runs of the same game took."""
+
+import json
+import shutil
+
+import pytest
+from small_game import FEW, train_here, write_config
+
+from nip_core.configurations import bundled_configs
+from nip_core.game.render import Game, situation_of
+from nip_core.parameters import load_parameters
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+from nip_core.stages.estimate import estimate_run
+from nip_core.stages.experience import NOTHING, Experience, Keys
+from nip_core.stages.loads import first_prompts
+from nip_core.stages.prepare import estimate_of, load_all_problems
+from nip_core.stages.taken import of_run
+from nip_prefect.flows.printing import show_plan
+
+KINDS = ("prompt_tokens", "completion_tokens", "training_tokens")
+
+
+@pytest.fixture(scope="module")
+async def store(tmp_path_factory):
+    """A store with a run of the small game, whole."""
+    folder = tmp_path_factory.mktemp("first")
+    await train_here(write_config(folder, rl=FEW))
+    return folder / "runs"
+
+
+def planned(folder, store, **changes):
+    target = folder / "runs"
+    if not target.exists():
+        shutil.copytree(store, target)
+    changes = {"run_name": "second", "seed": 5, **changes}
+    return load_parameters(write_config(folder, **changes))
+
+
+async def test_a_run_takes_what_one_of_the_same_game_lets_expect(tmp_path, store):
+    rl = FEW | {"num_iterations": 2, "rollouts_per_iteration": 60, "num_epochs": 2}
+    parameters = planned(tmp_path, store, rl=rl)
+    plan = estimate_of(parameters)
+    assert (plan.expected_by, plan.is_rough) == ("by run small", False)
+    result = await train_here(tmp_path / "config.yaml")
+    for kind in KINDS:
+        costs = result["costs"][kind]
+        assert costs["spent"] / 1.5 < costs["expected"] < costs["spent"] * 1.5, kind
+        assert costs["expected"] == getattr(plan, f"expected_{kind}") <= costs["at_most"]
+    assert result["expected_by"] == "by run small"
+    # Without that run it was rough, and said so.
+    rough = estimate_run(Game(parameters), load_all_problems(parameters))
+    assert rough.is_rough and rough.expected_by.startswith("roughly: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_same"),
+    [
+        ({"rollouts": {"concurrency": 2}, "dataset_options": {"max_test_size": 10}}, True),
+        ({"nip_protocol": {"max_message_rounds": 5}}, False),
+        ({"interaction_protocol": "adp"}, False),
+        ({"dataset": "problems"}, False),
+        ({"code_validation": {"system_prompt_version": "short"}}, False),
+    ],
+)
+def test_a_run_of_another_game_tells_nothing(tmp_path, store, changes, is_same):
+    small = Keys.of(RunStore(open_store(store), "small").open().parameters)
+    other = Keys.of(planned(tmp_path, store, **changes).to_dict())
+    assert (other.game == small.game) == is_same
+
+
+def test_what_was_never_played_is_scaled_by_what_was_and_rough(tmp_path, store, capsys):
+    parameters = planned(tmp_path, store, trainer="pure_text_malt")
+    scaled, alone = (
+        estimate_run(Game(parameters), load_all_problems(parameters), known)
+        for known in (of_run(RunStore(open_store(store), "small")), NOTHING)
+    )
+    assert scaled.is_rough and "run small, which did not do all of this" in scaled.expected_by
+    ratio = scaled.expected_prompt_tokens / alone.expected_prompt_tokens
+    assert ratio != 1
+    # The plan says by what it expects, and that the bound is one.
+    show_plan(parameters, as_json=False)
+    said = capsys.readouterr().out
+    assert f"expected: {scaled.expected_by}" in said and "at most: an upper bound" in said
+
+
+def test_a_run_that_can_not_be_read_tells_nothing(tmp_path, store):
+    parameters = planned(tmp_path, store)
+    record = tmp_path / "runs" / "small" / "run.json"
+    record.write_bytes(record.read_bytes()[:50])
+    assert estimate_of(parameters).is_rough
+
+
+def test_answers_that_were_asked_for_again_raise_the_bound_as_well(tmp_path, store):
+    parameters = planned(tmp_path, store)
+    game, problems = Game(parameters), load_all_problems(parameters)
+    known = of_run(RunStore(open_store(store), "small"))
+    many = Experience.from_facts(known.facts(), "")
+    for load in many.episodes[Keys.of(parameters.to_dict()).game].values():
+        load.prompt_tokens *= 100
+    plan = estimate_run(game, problems, many)
+    assert plan.prompt_tokens == plan.expected_prompt_tokens
+    assert plan.prompt_tokens > 10 * estimate_run(game, problems, known).prompt_tokens
+
+
+def test_prompts_are_counted_by_the_tokenizer_that_is_here():
+    transformers = pytest.importorskip("transformers", reason="the extra local is not installed")
+    parameters = load_parameters("quickstart")
+    game = Game(parameters)
+    problems = load_all_problems(parameters)["test"][:16]
+    prompts, counted = first_prompts(game, problems)
+    assert counted == {"prover", "verifier"}
+    from nip_core.models import resolve_model
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(resolve_model("tiny"))
+    for agent in counted:
+        chats = [game.render(agent, situation_of(p, None, 0), [], 0) for p in problems]
+        real = [
+            len(tokenizer.apply_chat_template(c, add_generation_prompt=True)["input_ids"])
+            for c in chats
+        ]
+        assert prompts[agent] == pytest.approx(sum(real) / 16, rel=0.1)
+    # A model that is not here is not looked for elsewhere.
+    elsewhere = load_parameters("quickstart", ["agents._default.model_name=nobody/nothing"])
+    assert first_prompts(Game(elsewhere), problems)[1] == set()
+
+
+def test_of_the_bundled_configurations_for_a_cpu_it_is_known_what_they_take(tmp_path):
+    known = {"arithmetic-tiny", "deterministic", "quickstart"}
+    assert known <= {*bundled_configs()}
+    for name in known:
+        plan = estimate_of(load_parameters(name, [f"run_store={json.dumps(str(tmp_path))}"]))
+        assert not plan.is_rough, name
+        assert plan.expected_by == "by nip's own run of this game, bundled with it"
