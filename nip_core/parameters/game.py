@@ -7,7 +7,7 @@ from pydantic import Field
 
 from nip_core.parameters.base import Parameters
 from nip_core.protocols.scales import ScaleName
-from nip_core.scenarios.base import ScenarioSettings
+from nip_core.scenarios.code_settings import CodeValidationSettings
 
 Rounds = Annotated[int, Field(ge=1, le=64)]
 
@@ -98,14 +98,8 @@ class ZkProtocolParameters(Parameters):
     """With log_probs: how many of the likeliest tokens are asked for at each position, 1 to 20."""
 
 
-class CodeValidationParameters(Parameters, ScenarioSettings):
+class CodeValidationParameters(Parameters, CodeValidationSettings):
     """Settings of the code-validation scenario."""
-
-    apps_difficulty: Literal["introductory", "interview", "competition"] | None = None
-    """Keep only problems of this difficulty: "introductory", "interview" or "competition". None:
-    all. For lrhammond/buggy-apps."""
-    apps_exclude_flagged: bool = True
-    """Leave out problems with moderation flags. For lrhammond/buggy-apps."""
 
 
 class DatasetParameters(Parameters):

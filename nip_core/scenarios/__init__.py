@@ -4,6 +4,7 @@ base                what a scenario is
 datasets            its problems, from wherever they lie
 checked             its functions as nip calls them: what is wrong is an error that names it
 prompts             what agents are told of them; prompt_phrases: the sentences that settings decide
+code_settings       settings that have a block of their own in a run's
 
 `find_scenario` finds a scenario by the name of its module here, or anywhere by
 ``path/to/file.py:Class`` or ``package.module:Class``; there is no list to keep. Nobody outside

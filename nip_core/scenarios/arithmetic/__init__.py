@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,12 +16,14 @@ from nip_core.scenarios.arithmetic.chains import (
     Mistake,
     Operator,
     Question,
+    Step,
     draw_chain,
     is_right,
     read_question,
     read_steps,
     solution_text,
 )
+from nip_core.scenarios.arithmetic.pairs import draw_pair
 from nip_core.scenarios.base import Column, Row, Scenario, ScenarioSettings, Words
 
 LAST_DIGITS = {"train": (0, 1, 2, 3, 4, 5, 6), "validation": (7,), "test": (8, 9)}
@@ -32,6 +34,10 @@ _TRIES = 200  # at a chain that is new and possible
 class ArithmeticSettings(ScenarioSettings):
     """Which chains are drawn."""
 
+    generator: Literal["chains-1", "chains-2"] = "chains-1"
+    """How they are drawn. "chains-2": neither a question nor the results that are shown tell its
+    label. "chains-1": the values that are shown stay in the range alone, so a question whose true
+    values leave it has a wrong calculation; what was played before there was this setting."""
     form: Form = "chain"
     """How a question is worded: "chain" ("Start with 47. Add 8."), or "words", one of four stories
     ("Ann has 47 marbles. She is given 8.")."""
@@ -92,7 +98,8 @@ class Arithmetic(Scenario):
                 raise DatasetError(
                     f"scenario_settings: with steps {settings.steps}, numbers {settings.numbers} "
                     f"and these operators and mistakes only {number} different chains were drawn "
-                    f"for {split}; lower {split}_size, or raise steps or numbers"
+                    f"for {split}; lower {split}_size, or raise steps or numbers, or name more "
+                    "operators or mistakes"
                 )
             seen.add(row["question"])
             yield row
@@ -108,17 +115,10 @@ class Arithmetic(Scenario):
                 range(digit if digit >= LOWEST else digit + 10, settings.numbers, 10)
             )
             y = number % 2
-            chain = draw_chain(
-                draw,
-                start,
-                settings.steps,
-                settings.numbers,
-                settings.operators,
-                () if y else settings.mistakes,
-            )
-            if chain is None:
+            drawn = self._draw_steps(draw, start, y)
+            if drawn is None:
                 continue
-            steps, mistake = chain
+            steps, mistake = drawn
             asked = Question(start, tuple((step.sign, step.right) for step in steps))
             text = asked.text(CHAIN if settings.form == "chain" else draw.choice(STORIES))
             if text not in seen:
@@ -130,6 +130,19 @@ class Arithmetic(Scenario):
                     "mutation": mistake,
                 }
         return None
+
+    def _draw_steps(
+        self, draw: random.Random, start: int, y: int
+    ) -> tuple[list[Step], Mistake | None] | None:
+        settings = self.settings
+        limits = (start, settings.steps, settings.numbers, settings.operators)
+        if settings.generator == "chains-1":
+            return draw_chain(draw, *limits, () if y else settings.mistakes)
+        pair = draw_pair(draw, *limits, settings.mistakes)
+        if pair is None:
+            return None
+        right, wrong, mistake = pair
+        return (right, None) if y else (wrong, mistake)
 
     def label(self, row: Row) -> int:
         """Calculate again. Raises ValueError for a text that is not worded as `generate` does."""

@@ -4,7 +4,9 @@ Question     what is asked: a number, and what to do with it, step by step
 Step         a line of a calculation
 read_question, read_steps    of texts; ValueError says what can't be read
 is_right     whether a calculation is the one that is asked for, without a mistake
-draw_chain   a question with its calculation, in which one step may be wrong
+draw_chain   a question with its calculation, in which one step may be wrong (see `pairs`, too)
+operands     the numbers that a step may have
+mistaken     the wrong results that a kind of mistake can give
 """
 
 import operator
@@ -162,13 +164,14 @@ def draw_chain(
     """Steps from `start`, one wrong if there are `mistakes`, and the kind of the mistake.
 
     All values stay from 2 to `below` - 1; later steps go on with a wrong result. None: the chain
-    that was begun can't go on, or allows none of these mistakes.
+    that was begun can't go on, or allows none of these mistakes. What is asked tells of some
+    labels: where its own values leave the range, the calculation that is shown must be wrong.
     """
     wrong_at = draw.randrange(length) if mistakes else -1
     kind: Mistake | None = None
     steps: list[Step] = []
     for place in range(length):
-        choices = {sign: _operands(sign, start, below) for sign in signs}
+        choices = {sign: operands(sign, start, below) for sign in signs}
         possible = [sign for sign in signs if choices[sign]]
         if not possible:
             return None
@@ -176,18 +179,18 @@ def draw_chain(
         step = Step(start, sign, draw.choice(choices[sign]), 0)
         step = replace(step, result=step.true_result)
         if place == wrong_at:
-            results = {mistake: _mistaken(step, mistake, below) for mistake in mistakes}
+            results = {mistake: mistaken(step, mistake, below) for mistake in mistakes}
             kinds = [mistake for mistake in mistakes if results[mistake]]
             if not kinds:
                 return None
-            mistaken = draw.choice(kinds)
-            step, kind = replace(step, result=draw.choice(results[mistaken])), mistaken
+            mistake = draw.choice(kinds)
+            step, kind = replace(step, result=draw.choice(results[mistake])), mistake
         steps.append(step)
         start = step.result
     return steps, kind
 
 
-def _operands(sign: str, value: int, below: int) -> range:
+def operands(sign: str, value: int, below: int) -> range:
     """The numbers that a step may add, subtract or multiply by: one digit less than values have."""
     largest = {
         "+": min(below // 10 - 1, below - 1 - value),
@@ -197,7 +200,7 @@ def _operands(sign: str, value: int, below: int) -> range:
     return range(2, largest[sign] + 1)
 
 
-def _mistaken(step: Step, mistake: Mistake, below: int) -> list[int]:
+def mistaken(step: Step, mistake: Mistake, below: int) -> list[int]:
     """The wrong results that this mistake can give."""
     right = step.result
     if mistake == "off_by_one":

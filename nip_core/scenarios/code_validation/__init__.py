@@ -2,13 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from nip_core.scenarios.base import Column, Row, Scenario, Words
+from nip_core.scenarios.code_settings import CodeValidationSettings
 from nip_core.scenarios.code_validation.buggy_apps import NESTED, rows_of
-
-if TYPE_CHECKING:
-    from nip_core.parameters import CodeValidationParameters
 
 _DATA = Path(__file__).with_name("data")
 
@@ -17,7 +15,8 @@ class CodeValidation(Scenario):
     """A problem in words and a program that solves it, or has a bug."""
 
     name = "code_validation"
-    settings: "CodeValidationParameters"
+    settings: CodeValidationSettings
+    Settings = CodeValidationSettings
     settings_block = "code_validation"
     columns = (Column("question", "Problem"), Column("solution", "Solution", code="python"))
     bundled: ClassVar[Mapping[str, Path]] = {n: _DATA / n for n in ("problems", "families")}
