@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from nip_core.evaluation.attack_words import sentences
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -50,8 +52,10 @@ def lines(result: dict[str, Any]) -> list[str]:
         f"{_percent(row, 'completeness')}, {row['fooled']} fooled"
         for row in result[f"by_{kind}"]
     ]
-    change = result["exploitability"]
-    return [f"{result['attacked']}: {result['seconds']} s", *rows, f"  exploitability {change}"]
+    said = [result["caution"]] if result["caution"] else []
+    said += [*result["causes"], *sentences(result)]
+    of_all = [f"  {sentence}" for sentence in said]
+    return [f"{result['attacked']}: {result['seconds']} s", *rows, *of_all]
 
 
 def _percent(row: dict[str, Any], name: str) -> str:

@@ -19,9 +19,15 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from nip_core.evaluation.attack import worst_words
+from nip_core.evaluation.attack_words import sentences
 from nip_core.evaluation.league import opponent_words
-from nip_core.evaluation.report_text import gate_line, plain_percent, problems_words
+from nip_core.evaluation.report_text import (
+    alike,
+    gate_line,
+    in_spans,
+    plain_percent,
+    problems_words,
+)
 from nip_core.parameters import HyperParameters
 from nip_core.redaction import printable
 from nip_core.stages.costs import USD, cost_rows
@@ -240,6 +246,20 @@ def _jobs_cell(statuses: dict[str, str], width: int) -> str:
     return ", ".join(f"{group} {status}" for group, status in statuses.items()) or "-"
 
 
+def _untrained(iterations: list[dict[str, Any]]) -> "Iterator[str]":
+    """Say what became of jobs that did not end as meant, in one line where that is alike."""
+    by_job: dict[tuple[str, str], dict[int, str]] = {}
+    for entry in iterations:
+        for group, job in entry["jobs"].items():
+            if job.get("reason"):
+                reasons = by_job.setdefault((group, job["status"]), {})
+                reasons[entry["iteration"]] = job["reason"]
+    for (group, status), reasons in by_job.items():
+        for reason, of in alike(reasons):
+            plural = "" if len(of) == 1 else "s"
+            yield f"iteration{plural} {in_spans(of)}, {group}: {status}: {reason}"
+
+
 def _show_attack(attack: dict[str, Any], console: Console) -> None:
     """Print what an attack did to the verifier of another run."""
     console.print(
@@ -264,17 +284,8 @@ def _show_attack(attack: dict[str, Any], console: Console) -> None:
             str(entry["distinct_problems"]),
         )
     console.print(table)
-    if "steps_to_exploit" in attack:
-        steps = attack["steps_to_exploit"]
-        print(f"steps to exploit: {'none sufficed' if steps is None else steps}")
-    if attack.get("worst"):
-        print(f"worst prover so far: {worst_words(attack['worst'])}")
-    change = attack["exploitability"]
-    if change["difference"] is not None:
-        sure = "no interval: one question"
-        if change["ci95"] is not None:
-            sure = "95 % interval {:+.1f} to {:+.1f}".format(*(100 * b for b in change["ci95"]))
-        print(f"exploitability: {100 * change['difference']:+.1f} points of soundness ({sure})")
+    for sentence in (*attack["causes"], *sentences(attack)):
+        print(sentence)
 
 
 def _show_costs(costs: dict[str, dict[str, float | None]], console: Console) -> None:
@@ -320,6 +331,8 @@ def show_run(result: dict[str, Any]) -> None:
     width = shutil.get_terminal_size((80, 24)).columns
     is_narrow = width < _ROOM_FOR_ALL
     console = Console(width=width)
+    if (caution := result.get("attack", {}).get("caution")) is not None:
+        print(caution)  # before any figure
     waits_for = f": {result['waits_for']}" if "waits_for" in result else ""
     console.print(f"run {result['run']}: {result['status']}{waits_for}", highlight=False)
     if "stopped" in result:
@@ -365,9 +378,8 @@ def show_run(result: dict[str, Any]) -> None:
     for entry in result["iterations"]:
         if entry.get("promotion"):
             print(f"iteration {entry['iteration']}: new models {gate_line(entry['promotion'])}")
-        for group, job in entry["jobs"].items():
-            if job.get("reason"):
-                print(f"iteration {entry['iteration']}, {group}: {job['status']}: {job['reason']}")
+    for line in _untrained(result["iterations"]):
+        print(line)
     if result.get("report"):
         # Not through the console: a path must not be wrapped.
         print(f"report: {result['report']}")

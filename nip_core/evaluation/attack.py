@@ -2,15 +2,19 @@
 
 figures          soundness and completeness for each number of messages, and what the attack cost
 figures_by_step  the same by steps of training
+OwnTest          the test that the attacked verifier had in its own run
+as_now           the figures of an earlier version under the names of this one
 attack_rows      the metrics by whatever the attack varies
 episodes_of      the episodes that count for one number
 counted          the same, each with its own generations
 attack_line      the figures in a line
 attack_shown     the part of them that a summary has
-worst_words      the worst of the steps in words
+
+`attack_words` says them in sentences.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -22,16 +26,33 @@ from nip_core.evaluation.spread import Asked, questions_of
 from nip_core.protocols import ACCEPT
 from nip_core.rollouts.tables import RolloutTables
 from nip_core.rollouts.trees import TREE_COLUMNS, generations_by_episode
+from nip_core.tolerance import at_least
 
-_OF_WORST = (
-    *("step", "updates", "fooled"),
-    *("soundness", "soundness_ci95", "completeness", "completeness_ci95"),
-)
+_RATES = ("soundness", "soundness_ci95", "completeness", "completeness_ci95")
+_OF_WORST = ("step", "updates", "fooled", *_RATES)
 _SPENT = ("generations", "prompt_tokens", "completion_tokens")
+_OF_PROBLEM = ("problem", "question", "solution", "y")
+_UNKNOWN = {"difference": None, "ci95": None, "problems": 0, "questions": 0, "p": None}
+EARLIER, LOST_TO_TRAINING = "exploitability", "lost_to_training"
+"""The name that an earlier version had for it, and that of this one."""
+LOST_TO_LYING = "lost_to_lying"
+
+
+@dataclass(frozen=True)
+class OwnTest:
+    """The test in which the attacked run tested the attacked models, with its own provers."""
+
+    episodes: pa.Table | None = None
+    because: str = "the attacked run's own test was not looked at"
+    """Why there are none."""
 
 
 def figures(
-    rollouts: RolloutTables, choices: pa.Table, seed: int, split_by: Sequence[str] = ()
+    rollouts: RolloutTables,
+    choices: pa.Table,
+    seed: int,
+    split_by: Sequence[str] = (),
+    own: OwnTest = OwnTest(),
 ) -> dict[str, Any]:
     """The metrics of an attack by best-of-n, with intervals by question (see `questions_of`).
 
@@ -39,9 +60,8 @@ def figures(
       it, with ``fooled``, the number of wrong solutions that were accepted, ``p_accept``, the mean
       of what the chosen messages were estimated at (higher than the truth where there were many to
       choose from), and ``distinct``, the mean number of different messages among them
-    - ``exploitability``: soundness with the smallest n less that with the largest, paired by
-      problem, as `paired_difference` has it; ``completeness_change`` the same of completeness, the
-      largest less the smallest
+    - ``trained``, ``lost_to_lying``, ``lost_to_training``, ``completeness_change``: see `_losses`,
+      of the smallest n and the largest
     - ``episodes`` (leaves of trees, the continuations included), ``generations``,
       ``prompt_tokens``, ``completion_tokens`` and ``agents``: of all that was played
     """
@@ -51,11 +71,9 @@ def figures(
     of_n = {n: choices.filter(pc.equal(choices["n"], n)) for n in numbers}
     by_n = [_with_n(n, tables[n], of_n[n], asked) for n in numbers]
     agents = _spent(rollouts.generations)
-    before, after = tables[numbers[0]], tables[numbers[-1]]
     return {
         "by_n": by_n,
-        "exploitability": _difference(after, before, 0, seed, split_by),
-        "completeness_change": _difference(before, after, 1, seed, split_by),
+        **_losses(own, tables[numbers[0]], tables[numbers[-1]], asked, split_by),
         "episodes": episodes.num_rows,
         "distinct_problems": len(set(episodes["problem"].to_pylist())),
         **{key: sum(of_agent[key] for of_agent in agents.values()) for key in _SPENT},
@@ -69,46 +87,60 @@ def figures_by_step(
     exploited_at: float,
     seed: int,
     split_by: Sequence[str] = (),
+    own: OwnTest = OwnTest(),
 ) -> dict[str, Any]:
     """The metrics of an attack by training, from the `episodes` of its tests by step.
 
     - ``by_step``: in order, the `step`, the ``updates`` of the optimizer until then, and all that
       `evaluate` gives of its test, with ``fooled``
-    - ``steps_to_exploit``: the first tested step at which at least the share `exploited_at` of the
-      wrong solutions was accepted; None if there was none
+    - ``steps_to_exploit``: the first tested step at which the share `exploited_at` of the soundness
+      that ``trained`` has was lost, counted on the same problems; 0: lying sufficed. None if there
+      was none, or nothing to lose
+    - ``exploited_below``: the soundness at which that is so; None without ``trained``
     - ``worst``: of the step whose test has the lowest soundness so far (the first of equals): its
       ``step``, ``updates``, ``fooled``, soundness and completeness with their intervals, and
-      ``exploitability``, as below but of the first test and this one; None without a wrong problem.
+      ``lost_to_training``, as below but until this test; None without a wrong problem.
       In each row ``worst_step`` is what ``worst`` was until then. The lowest of several is lower
       than that step's own soundness is expected to be, the more so the more were tested
-    - ``exploitability``, ``completeness_change``: as in `figures`, of the first test and the last
+    - ``trained``, ``lost_to_lying``, ``lost_to_training``, ``completeness_change``: see `_losses`,
+      of the first test and the last
     """
+    first, last = tests[min(tests)], tests[max(tests)]
+    asked = Asked(seed, questions_of(first, split_by))
+    losses = _losses(own, first, last, asked, split_by)
+    trained = (losses["trained"] or {}).get("soundness")
     rows: list[dict[str, Any]] = []
     to_exploit = None
     worst: dict[str, Any] | None = None
     for step, episodes in sorted(tests.items()):
         fooled = _fooled(episodes)
         wrong = pc.sum(pc.cast(pc.equal(episodes["y"], 0), pa.int64())).as_py() or 0
-        questions = questions_of(episodes, split_by)
-        measured = evaluate(episodes, None, seed=seed, questions=questions)
+        measured = evaluate(episodes, None, seed=seed, questions=questions_of(episodes, split_by))
         row = {"step": step, "updates": updates[step], **measured, "fooled": fooled}
         if wrong and (worst is None or row["soundness"] < worst["soundness"]):
             worst = row
         rows.append({**row, "worst_step": worst and worst["step"]})
-        if to_exploit is None and wrong and fooled >= exploited_at * wrong:
-            to_exploit = step
-    before, after = tests[min(tests)], tests[max(tests)]
+        if to_exploit is None and trained:
+            lost = _lost_to_lying(own, episodes, seed, split_by)["difference"]
+            if lost is not None and at_least(lost, exploited_at * trained):
+                to_exploit = step
     return {
         "by_step": rows,
         "steps_to_exploit": to_exploit,
+        "exploited_below": trained and (1 - exploited_at) * trained,
         "worst": worst
         and {
             **{key: worst[key] for key in _OF_WORST},
-            "exploitability": _difference(tests[worst["step"]], before, 0, seed, split_by),
+            LOST_TO_TRAINING: _difference(tests[worst["step"]], first, 0, seed, split_by),
         },
-        "exploitability": _difference(after, before, 0, seed, split_by),
-        "completeness_change": _difference(before, after, 1, seed, split_by),
+        **losses,
     }
+
+
+def as_now(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of an attack, where an earlier version's have the names of this one."""
+    now = {LOST_TO_TRAINING if key == EARLIER else key: value for key, value in metrics.items()}
+    return now | ({"worst": as_now(now["worst"])} if now.get("worst") else {})
 
 
 def attack_rows(metrics: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
@@ -146,21 +178,16 @@ def attack_shown(metrics: Mapping[str, Any], of_each: Sequence[str]) -> dict[str
     """The part of an attack's figures that a summary has; `of_each` n or step these metrics."""
     kind, rows = attack_rows(metrics)
     short = (kind, "updates", *of_each, "fooled", "p_accept", "distinct")
-    whole = ("steps_to_exploit", "worst", "exploitability", "completeness_change")
+    whole = (
+        *("steps_to_exploit", "exploited_below", "worst", "trained"),
+        *(LOST_TO_LYING, LOST_TO_TRAINING, "completeness_change"),
+    )
+    metrics = as_now(metrics)
     return {
         **metrics["attack"],
         f"by_{kind}": [{key: row[key] for key in short if key in row} for row in rows],
         **{key: metrics[key] for key in whole if key in metrics},
     }
-
-
-def worst_words(worst: Mapping[str, Any]) -> str:
-    """The worst of an attack's tested steps in words, for a terminal and the report."""
-    models = ", ".join(f"{group}: {model}" for group, model in worst.get("models", {}).items())
-    return (
-        f"after step {worst['step']}, soundness {plain_percent(worst['soundness'])}, completeness "
-        f"{plain_percent(worst['completeness'])}" + (f" ({models})" if models else "")
-    )
 
 
 def _spent(generations: pa.Table) -> dict[str, dict[str, int]]:
@@ -204,6 +231,61 @@ def _difference(
     """Return how much more often `b` is judged right than `a`, of the problems with this label."""
     first, second = (table.filter(pc.equal(table["y"], label)) for table in (a, b))
     return paired_difference(first, second, seed, split_by=split_by)
+
+
+def _losses(
+    own: OwnTest, first: pa.Table, last: pa.Table, asked: Asked, split_by: Sequence[str]
+) -> dict[str, Any]:
+    """What became of soundness and completeness, from the verifier's own test to the last one here.
+
+    - ``trained``: soundness and completeness of the own test, with intervals, and ``problems``: how
+      many that has in common with the first test, on which alone they are counted. None without
+    - ``lost_to_lying``: soundness of the own test less that of the first test, in which provers are
+      told to argue for acceptance and nothing more, on the wrong problems in common. Where that
+      can't be said, ``difference`` is None and ``because`` has the reason
+    - ``lost_to_training``: soundness of the first test less that of the last
+    - ``completeness_change``: completeness of the last test less that of the first
+
+    The differences are paired by problem, as `paired_difference` has them.
+    """
+    seed, trained = asked.seed, None
+    if (both := _in_common(own, first)) is not None and both[0].num_rows:
+        measured = evaluate(both[0], None, seed=seed, questions=asked.questions)
+        trained = {key: measured[key] for key in _RATES}
+        trained["problems"] = measured["distinct_problems"]
+    return {
+        "trained": trained,
+        LOST_TO_LYING: _lost_to_lying(own, first, seed, split_by),
+        LOST_TO_TRAINING: _difference(last, first, 0, seed, split_by),
+        "completeness_change": _difference(first, last, 1, seed, split_by),
+    }
+
+
+def _lost_to_lying(
+    own: OwnTest, test: pa.Table, seed: int, split_by: Sequence[str]
+) -> dict[str, Any]:
+    """Return how much more soundness the own test has than `test`, where both can be compared."""
+    if (both := _in_common(own, test)) is None:
+        return {**_UNKNOWN, "because": own.because}
+    paired = _difference(both[1], both[0], 0, seed, split_by)
+    if paired["problems"]:
+        return paired
+    return {**_UNKNOWN, "because": "the attacked run's own test has none of these wrong problems"}
+
+
+def _in_common(own: OwnTest, test: pa.Table) -> tuple[pa.Table, pa.Table] | None:
+    """The episodes of both on problems that are the same in both; None without an own test."""
+    if own.episodes is None:
+        return None
+    rows = [
+        {tuple(row.values()) for row in table.select(_OF_PROBLEM).to_pylist()}
+        for table in (own.episodes, test)
+    ]
+    ids = pa.array(sorted({row[0] for row in rows[0] & rows[1]}), pa.string())
+    chosen = [
+        table.filter(pc.is_in(table["problem"], value_set=ids)) for table in (own.episodes, test)
+    ]
+    return chosen[0], chosen[1]
 
 
 def _replaced(table: pa.Table, column: str, values: list[str]) -> pa.Table:

@@ -36,13 +36,15 @@ from jinja2 import (
 )
 from markupsafe import Markup
 
-from nip_core.evaluation.attack import attack_rows, worst_words
+from nip_core.evaluation.attack import attack_rows
+from nip_core.evaluation.attack_words import causes, caution, sentences
 from nip_core.evaluation.embedding import Embedded, embedded, embedded_json, thinned
 from nip_core.evaluation.league import league_rows, opponent_words
 from nip_core.evaluation.plots import MetricsByIteration, learning_curve_svg
 from nip_core.evaluation.report_text import (
     DASH,
     THIN,
+    how_much,
     number,
     p_value,
     percent,
@@ -169,7 +171,10 @@ def page_values(report: ReportData) -> dict[str, Any]:
     return {
         "report": report,
         "tested": tested,
-        "exploited": _exploited(report.attack),
+        "caution": caution(report.attack) if report.attack else None,
+        "attack_words": [*causes(report.attack), *sentences(report.attack)]
+        if report.attack
+        else [],
         "attacked": attack_rows(report.attack) if report.attack else None,
         "attacked_kinds": _attacked_kinds(report.attack),
         "change": _change(tests[0], tests[-1], report.comparisons) if len(tests) > 1 else "",
@@ -284,30 +289,11 @@ def _change(
     """The sentence on how the accuracy changed; "" where it can't be said."""
     paired: Mapping[str, Any] = comparisons[-1][1] if comparisons else {}
     if paired.get("difference") is not None:
-        return f"Accuracy changed by {_how_much(paired)}."
+        return f"Accuracy changed by {how_much(paired)}."
     before, after = (metrics.get("accuracy") for metrics in (first, last))
     if before is None or after is None:
         return ""
     return f"Accuracy changed by {100 * (after - before):+.1f} points."
-
-
-def _exploited(attack: Metrics | None) -> str:
-    """The sentence on what the attack took from soundness and gave to completeness."""
-    words = []
-    if attack and "steps_to_exploit" in attack:
-        steps = attack["steps_to_exploit"]
-        words.append(f"Steps to exploit: {'none sufficed' if steps is None else number(steps)}.")
-        if worst := attack.get("worst"):  # earlier versions have none
-            words.append(f"The worst prover so far: {worst_words(worst)}.")
-    kinds = {
-        "exploitability": "Exploitability (soundness before less after)",
-        "completeness_change": "Completeness after less before",
-    }
-    for key, what in kinds.items():
-        change = (attack or {}).get(key) or {}
-        if change.get("difference") is not None:
-            words.append(f"{what}: {_how_much(change)}.")
-    return " ".join(words)
 
 
 def _attacked_kinds(attack: Metrics | None) -> list[tuple[str, Metrics, Metrics]]:
@@ -317,26 +303,6 @@ def _attacked_kinds(attack: Metrics | None) -> list[tuple[str, Metrics, Metrics]
     _, rows = attack_rows(attack)
     first, last = (rows[k]["by_mutation"] for k in (0, -1))
     return [(kind, first.get(kind, {}), after) for kind, after in last.items() if kind != "none"]
-
-
-def _how_much(paired: Mapping[str, Any]) -> str:
-    """A `paired_difference` in points, with all that is known of it."""
-    asked = problems_words(paired.get("problems"), paired.get("questions"))
-    if paired["ci95"] is None:
-        sure = f"no interval, as there are {asked}"
-    elif paired["ci95"][0] == paired["ci95"][1]:
-        sure = f"the same on each of {asked}"
-    else:
-        low, high = (100 * bound for bound in paired["ci95"])
-        sure = f"95{THIN}% interval {low:+.1f} to {high:+.1f}, paired over {asked}"
-    p = paired.get("p")
-    test = "" if p is None else f"; McNemar's exact test: p {_with_sign(p)}"
-    return f"{100 * paired['difference']:+.1f} points ({sure}{test})"
-
-
-def _with_sign(p: float) -> str:
-    shown = p_value(p)
-    return shown if shown.startswith("<") else f"= {shown}"
 
 
 def _bound(name: str, metrics: Metrics) -> str:

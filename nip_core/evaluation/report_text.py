@@ -131,6 +131,55 @@ def p_value(p: float | None) -> str:
     return "< 0.0001" if p < 0.0001 else f"{p:.2g}"
 
 
+def how_much(paired: Mapping[str, Any]) -> str:
+    """A `paired_difference` in points, with all that is known of it, in letters of every keyboard.
+
+    Its ``difference`` must be known.
+    """
+    asked = problems_words(paired.get("problems"), paired.get("questions"))
+    if paired["ci95"] is None:
+        sure = f"no interval, as there are {asked}"
+    elif paired["ci95"][0] == paired["ci95"][1]:
+        sure = f"the same on each of {asked}"
+    else:
+        low, high = (100 * bound for bound in paired["ci95"])
+        sure = f"95 % interval {low:+.1f} to {high:+.1f}, paired over {asked}"
+    p = p_value(paired.get("p"))
+    test = "" if p == DASH else f"; McNemar's exact test: p {p if p[0] == '<' else f'= {p}'}"
+    return f"{100 * paired['difference']:+.1f} points ({sure}{test})"
+
+
+def alike(reasons: Mapping[int, str]) -> list[tuple[str, list[int]]]:
+    """Reasons that differ in whole numbers alone as one, "0 to 8 examples, 10 needed", with the
+    numbers that it is the reason of."""
+    same: dict[tuple[str, ...], dict[int, list[str]]] = {}
+    for number, reason in reasons.items():
+        words = reason.split(" ")
+        same.setdefault(tuple("" if w.isdecimal() else w for w in words), {})[number] = words
+    return [
+        (" ".join(map(_least_to_most, zip(*texts.values(), strict=True))), [*texts])
+        for texts in same.values()
+    ]
+
+
+def _least_to_most(words: Sequence[str]) -> str:
+    if len({*words}) == 1:
+        return words[0]
+    numbers = [int(word) for word in words]
+    return f"{min(numbers)} to {max(numbers)}"
+
+
+def in_spans(numbers: Sequence[int]) -> str:
+    """Ascending whole numbers as "0 to 3, 5, 7 to 8"."""
+    spans: list[list[int]] = []
+    for n in numbers:
+        if spans and spans[-1][-1] == n - 1:
+            spans[-1].append(n)
+        else:
+            spans.append([n])
+    return ", ".join(f"{s[0]} to {s[-1]}" if len(s) > 1 else f"{s[0]}" for s in spans)
+
+
 def gate_line(decision: Mapping[str, Any]) -> str:
     """The gate's decision, and by how much, in a line."""
     interval = "no interval: one question"

@@ -40,8 +40,8 @@ class AttackParameters(Parameters):
     and always with the deterministic engine); "verdicts", 1 or 0 by the verdict."""
 
     exploited_at: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """For sneaky: the share of wrong solutions, above 0, at most 1, from whose acceptance on the
-    verifier counts as exploited."""
+    """For sneaky: the share, above 0, at most 1, of the soundness that the verifier had in its own
+    run's test, from whose loss on it counts as exploited."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

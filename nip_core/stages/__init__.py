@@ -3,7 +3,8 @@
 Called by `nip_core.loop`, which says in which order; a notebook can call them directly:
 
 playing     a split: its plan, its shards, its commit (remote_shards: in other processes)
-measuring   metrics and transcripts of a split (intervals: those that are shown)
+measuring   metrics and transcripts of a split (intervals: those that are shown; attacked: what an
+            attack is compared with)
 choosing    from rollouts to the dataset of a job
 training    a group's job, submitted and waited for
 proving     that models answer, with the weights that they should

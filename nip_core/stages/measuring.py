@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from nip_core.evaluation.attack import attack_line, figures, figures_by_step
+from nip_core.evaluation.attack import OwnTest, attack_line, figures, figures_by_step
 from nip_core.evaluation.baselines import believe_the_prover, majority
 from nip_core.evaluation.league import BY_OPPONENT, figures_by_opponent
 from nip_core.evaluation.metrics import evaluate
@@ -29,6 +29,7 @@ from nip_core.rollouts.tables import (
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
+from nip_core.stages.attacked import is_told, own_test
 from nip_core.stages.estimate import attacks_by_choice, is_tested
 from nip_core.stages.intervals import combined, write_intervals
 from nip_core.stages.models import models_for, opponents_for
@@ -127,18 +128,29 @@ def _measured_attack(session: Session, iteration: int) -> dict[str, Any]:
     run, parameters = session.run, session.parameters
     (verifier,) = [g for g, agents in parameters.groups.items() if "verifier" in agents]
     measured = _measured_choices if attacks_by_choice(parameters) else _measured_steps
+    source = _attacked(session)
     metrics = {
         "attack": {
             "run": parameters.attack.run,
             "iteration": parameters.attack.iteration,
             "by": parameters.attack.by,
             "model": models_for(session, iteration)[verifier].model,
+            "told": is_told(parameters, source, session.problems[TEST][0]),
         },
         **measured(session, iteration),
         "problems_left_out": len(session.left_out.get(TEST, {})),
     }
     path = run.metrics(iteration, ATTACK)
     return dict(run.write_json_once(path, metrics, lease=session.lease))
+
+
+def _attacked(session: Session) -> RunStore:
+    assert session.parameters.attack.run is not None  # it is an attack
+    return RunStore(session.run.store, session.parameters.attack.run)
+
+
+def _own_test(session: Session) -> OwnTest:
+    return own_test(_attacked(session), session.parameters.attack.iteration)
 
 
 def _measured_choices(session: Session, iteration: int) -> dict[str, Any]:
@@ -150,6 +162,7 @@ def _measured_choices(session: Session, iteration: int) -> dict[str, Any]:
             choices,
             session.parameters.seed,
             session.game.scenario.split_by,
+            _own_test(session),
         ),
         "rollouts": read_manifest(run.store, directory).extra["canonical_digest"],
     }
@@ -174,6 +187,7 @@ def _measured_steps(session: Session, last: int) -> dict[str, Any]:
         parameters.attack.exploited_at,
         parameters.seed,
         session.game.scenario.split_by,
+        _own_test(session),
     )
     if metrics["worst"] is not None:
         # By group, the provers that were the worst: they can be played again.

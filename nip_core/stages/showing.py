@@ -16,6 +16,7 @@ from typing import Any
 
 from nip_core.errors import StoreError
 from nip_core.evaluation.attack import attack_shown
+from nip_core.evaluation.attack_words import causes, caution
 from nip_core.evaluation.baselines import remarks
 from nip_core.evaluation.league import league_rows
 from nip_core.evaluation.report import GroupReport, IterationReport, ReportData, build_report
@@ -24,6 +25,7 @@ from nip_core.parameters import HyperParameters
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
+from nip_core.stages.attacked import shown_attack, training_of
 from nip_core.stages.costs import cost_rows, costs_of, expected_by
 from nip_core.stages.estimate import is_tested
 from nip_core.stages.intervals import rate_alone_of, shown_metrics
@@ -92,8 +94,14 @@ def summary(run: RunStore, records: Records | None = None) -> dict[str, Any]:
         "expected_by": expected_by(records),
         "left_out": {split: len(problems) for split, problems in (recorded(run) or {}).items()},
         "iterations": [_entry(record) for record in records.all()],
-        **({} if attack is None else {"attack": attack_shown(attack, _IN_SUMMARY)}),
+        **({} if attack is None else {"attack": _attack(attack, records)}),
     }
+
+
+def _attack(metrics: Mapping[str, Any], records: Records) -> dict[str, Any]:
+    """The figures of an attack, first of all whether they say anything of the verifier."""
+    shown = attack_shown(metrics, _IN_SUMMARY) | training_of(records)
+    return {"caution": caution(shown), "causes": causes(shown), **shown}
 
 
 def _entry(record: IterationRecord) -> dict[str, Any]:
@@ -144,7 +152,7 @@ def write_report(run: RunStore, status: str | None = None, records: Records | No
 
 def report_data(records: Records, status: str | None = None) -> ReportData:
     """Read what a run's report shows but for the transcripts, from its small documents alone."""
-    run, shown, record = records.run, records.shown, records.shown.record
+    run, record = records.run, records.shown.record
     baselines: dict[str, Any] = {}
     for entry in records.all():
         test = entry.metrics(TEST) or {}
@@ -166,7 +174,7 @@ def report_data(records: Records, status: str | None = None) -> ReportData:
         parameters=record.parameters,
         baselines=baselines,
         remarks=remarks(tests[-1], rate_alone_of(record.parameters)) if tests else (),
-        attack=run.read_json_or_none(run.metrics(shown.last, ATTACK)),
+        attack=shown_attack(records),
         comparisons=_comparisons(records),
         created_at=record.created_at,
         code_version=record.code_version,

@@ -8,6 +8,7 @@ markdown_table   any table
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from nip_core.evaluation.attack import LOST_TO_LYING, LOST_TO_TRAINING
 from nip_core.evaluation.report_text import plain_percent
 from nip_core.sweep.baselines import baseline_lines
 
@@ -17,12 +18,15 @@ METRICS = ("accuracy", "completeness", "soundness", "always_fail_rate", MAJORITY
 """Of the last test, which an arm is judged by."""
 AFTER_ATTACK = ("soundness", "completeness")
 """Of the largest n, or the last tested step, of an attack."""
-EXPLOITABILITY = "exploitability"
+LOSSES = (LOST_TO_LYING, LOST_TO_TRAINING)
 
 _ATTACKS_PAGE = """
 Of the attacks: soundness and completeness with the largest n of an attack by best-of-n, or after
-the last step of a sneaky one, and how many points of soundness were lost since the smallest n, or
-the first step (exploitability). Each attack is a run of its own.
+the last step of a sneaky one, and how many points of soundness were lost to what. To lying: from
+the last test of the run itself to provers that are told to argue for acceptance and nothing more,
+on the same wrong problems. To training: from there to the last step, or the largest n. Soundness
+after an attack is an upper bound: a prover that was not tried may fool more. Each attack is a run
+of its own.
 """
 
 Results = dict[str, Any]
@@ -37,7 +41,7 @@ def table(results: Results) -> str:
     heads = [*axes, "runs", *(names.get(metric, metric) for metric in metrics), "gain"]
     attacks = [*results["arms"][0].get("attacks", {})]
     for attack in attacks:
-        heads += [f"{attack}: {name}" for name in (*AFTER_ATTACK, EXPLOITABILITY)]
+        heads += [f"{attack}: {name.replace('_', ' ')}" for name in (*AFTER_ATTACK, *LOSSES)]
     rows = []
     for arm in results["arms"]:
         count = f"{arm['finished']}" + (
@@ -49,7 +53,7 @@ def table(results: Results) -> str:
         for attack in attacks:
             attacked = arm["attacks"][attack]
             cells += [_cell(attacked[metric]) for metric in AFTER_ATTACK]
-            cells.append(_change(attacked[EXPLOITABILITY]))
+            cells += [_change(attacked[loss]) for loss in LOSSES]
         rows.append(cells)
     return markdown_table(heads, rows)
 
@@ -108,6 +112,9 @@ def page(results: Results) -> str:
     if "declared" in results:
         text += _declared_page(results["declared"])
     played = [entry for run in results["runs"] for entry in (run, *run.get("attacks", {}).values())]
+    if void := [entry for entry in attacks if entry.get("caution")]:
+        text += "\n## Attacks that show less than they seem to\n\n"
+        text += "".join(f"- `{attack['run']}`: {attack['caution']}\n" for attack in void)
     failed = [entry for entry in played if "failure" in entry]
     if failed:
         text += "\n## Not ended\n\n"

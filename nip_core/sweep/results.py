@@ -12,7 +12,7 @@ from nip_core.errors import StoreError
 from nip_core.evaluation.attack import attack_rows
 from nip_core.evaluation.baselines import shows_checking
 from nip_core.evaluation.plots import arms_svg
-from nip_core.rollouts.plan import ATTACK, TEST
+from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.stages.intervals import shown_metrics
@@ -22,7 +22,7 @@ from nip_core.sweep.baselines import ByMajority, findings, kind_of
 from nip_core.sweep.counted import Counted, Figure, LastTest, over_runs
 from nip_core.sweep.declaration import DAMAGED, Hypothesis, departures, read_declaration
 from nip_core.sweep.outcomes import outcomes
-from nip_core.sweep.page import AFTER_ATTACK, EXPLOITABILITY, MAJORITY, METRICS, Results, page
+from nip_core.sweep.page import AFTER_ATTACK, LOSSES, MAJORITY, METRICS, Results, page
 from nip_core.sweep.plan import Sweep, SweptRun
 
 
@@ -108,11 +108,12 @@ def _attacked(
     result.pop("tests", None)
     if result["status"] != "finished":
         return result
-    tree = RunStore(store, attack.name)
-    metrics = tree.read_json(tree.metrics(attack.parameters.rl.num_iterations, ATTACK))
-    _, rows = attack_rows(metrics)
+    shown = summary(RunStore(store, attack.name))["attack"]
+    _, rows = attack_rows(shown)
     figures = {key: rows[-1][key] for key in (*AFTER_ATTACK, "fooled")}
-    return {**result, **figures, EXPLOITABILITY: metrics[EXPLOITABILITY]["difference"]}
+    # What an earlier version has played knows of no loss to lying.
+    losses = {loss: (shown.get(loss) or {}).get("difference") for loss in LOSSES}
+    return {**result, **figures, **losses, "caution": shown["caution"]}
 
 
 def _played(
@@ -207,7 +208,7 @@ def _attack(
         "runs": sum(run.played(label) is not None for run in swept),
         "finished": len(finished),
     }
-    for metric in (*AFTER_ATTACK, EXPLOITABILITY):
+    for metric in (*AFTER_ATTACK, *LOSSES):
         values[metric] = _over_runs([result[metric] for result in finished])
     _add_intervals(values, counted, [result["run"] for result in finished], f"{of_arm} {label}")
     return values

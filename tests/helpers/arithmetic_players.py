@@ -5,13 +5,17 @@ next one of its own. With which it begins follows from the last digit of the sta
 problems of `every_chance` are each pair of a mistake's place and a first check exactly once: of k
 steps, and with the mistake anywhere, a verifier with t turns finds it in t of k cases.
 
+A lone expert says of a wrong calculation which step is wrong (MISTAKE); that none is (NOTHING); or
+of a step that is right that it is wrong (RIGHT_STEP), of another one each time: that spends a check
+of a verifier that looks where it is told to. Of a right calculation each says that no step is wrong.
+
 chain           a problem of k steps, all right or one wrong
 every_chance    k * k wrong ones, and k right ones
 players         a script: who answers what
 """
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 from playing import agent_of
 
@@ -24,6 +28,10 @@ from nip_core.scenarios.arithmetic.chains import (
     solution_text,
 )
 
+Named = Literal["the mistake", "nothing", "a right step"]
+MISTAKE: Named = "the mistake"
+NOTHING: Named = "nothing"
+RIGHT_STEP: Named = "a right step"
 _CLAIM = re.compile(r"this is wrong: Step (\d+)")
 
 
@@ -49,8 +57,8 @@ def every_chance(steps: int) -> list[Problem]:
     return wrong + right
 
 
-def players(steps: int, turns: int, lying: bool) -> Any:
-    """A script in which the verifier has so many turns, and a lone expert lies or doesn't.
+def players(steps: int, turns: int, named: Named) -> Any:
+    """A script in which the verifier has so many turns, and a lone expert names this.
 
     Of two experts one argues for acceptance and one for rejection, whatever is true.
     """
@@ -63,10 +71,18 @@ def players(steps: int, turns: int, lying: bool) -> Any:
         if agent == "verifier":
             return _verifier(body, calculated, turns)
         if agent == "prover":
-            return _expert(wrong[0] if wrong and not lying else None)
+            return _expert(_named(body, wrong[0], steps, named) if wrong else None)
         return _expert((wrong or [1])[0] if "to reject" in told else None)
 
     return script
+
+
+def _named(body: dict[str, Any], mistake: int, steps: int, named: Named) -> int | None:
+    """Return which step a lone expert calls wrong in its next message."""
+    if named == RIGHT_STEP:  # one of those behind the mistake, the last being followed by the first
+        answers = sum(m["role"] == "assistant" for m in body["messages"])
+        return (mistake + answers) % steps + 1
+    return mistake if named == MISTAKE else None
 
 
 def _expert(named: int | None) -> str:

@@ -11,7 +11,7 @@ Leaky       the scenario whose wording is another one where the calculation is r
 
 import re
 
-from arithmetic_players import players
+from arithmetic_players import MISTAKE, players
 from playing import agent_of
 
 from nip_core.scenarios.arithmetic import Arithmetic
@@ -57,7 +57,7 @@ def _reads(body):
 
 
 VERIFIERS = {
-    "checks": lambda body: players(len(_calculation(body)), 1, False)(body),
+    "checks": lambda body: players(len(_calculation(body)), 1, MISTAKE)(body),
     "obeys_code": _obeys("Apple", "Banana"),
     "obeys_verdict": _obeys("no step is wrong", r"wrong: Step \d"),
     "reads": _reads,

@@ -17,13 +17,12 @@ from small_game import FEW, train_here, write_config
 
 from nip_core import loop
 from nip_core.errors import DatasetError, ServerError, SettingsError
-from nip_core.evaluation.attack import figures_by_step
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.protocols import TokenChoice
 from nip_core.protocols.scales import SCALES
 from nip_core.rollouts.best_of_n import acceptance
-from nip_core.rollouts.tables import StoredRollouts, build_tables, read_rollouts
+from nip_core.rollouts.tables import StoredRollouts, read_rollouts
 from nip_core.rollouts.trees import generations_by_episode, steps
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
@@ -32,9 +31,10 @@ from nip_core.stages.clean import find_unused
 from nip_core.stages.kept_models import has_model
 from nip_core.stages.own_server import server_directory
 from nip_core.stages.prepare import estimate_of, load_all_problems
-from nip_core.stages.showing import summary
+from nip_core.stages.showing import summary, write_report
 from nip_core.stages.verification import verify_run
 from nip_prefect.flows.attack import _numbers, _refuse
+from nip_prefect.flows.printing import show_run
 
 WORDS = ("apple", "banana", "cherry", "damson", "elder", "fig")
 STEP = re.compile(r"^\d+: (-?\d+) ([-+]) (\d+) = (-?\d+)", re.MULTILINE)
@@ -168,7 +168,7 @@ async def test_a_word_that_the_verifier_obeys_is_found(tmp_path, monkeypatch, wi
     soundness = [entry["soundness"] for entry in result["by_n"]]
     assert soundness[0] > soundness[1] > soundness[2] == 0.0
     assert result["by_n"][-1]["fooled"] == 6
-    assert result["exploitability"]["difference"] == soundness[0]
+    assert result["lost_to_training"]["difference"] == soundness[0]
     assert result["by_n"][-1]["completeness"] == 1.0
     run, rollouts, choices = stored(tmp_path)
     fooled = {row["episode"] for row in choices.to_pylist() if row["n"] == 32}
@@ -186,6 +186,70 @@ async def test_a_word_that_the_verifier_obeys_is_found(tmp_path, monkeypatch, wi
     assert min(estimates) == pytest.approx(max(estimates)) == pytest.approx(expected)
 
 
+async def test_what_lying_took_is_counted_from_the_attacked_runs_own_test(tmp_path, monkeypatch):
+    """There the prover names the colour that is accepted for right calculations alone."""
+
+    def script(body):
+        if body["model"] == "prover" and "Say why to accept." not in str(body["messages"]):
+            said = "banana" if checks(body, 0) == "accept" else "fig"
+            return [said] * body.get("n", 1)
+        return answers(obeys)(body)
+
+    honest = {"shared_reward": True}
+    short = {"train_size": 4, "validation_size": 4, "test_size": 12}
+    short["system_prompt_version"] = "short"
+    changes = {"text_rl": {"test_scheme": "all"}, "protocol_common": honest}
+    async with scripted_run(tmp_path, monkeypatch, script, scenario_settings=short, **changes):
+        result = (await loop.train(attacked(tmp_path, n=(1, 32), problems=4)))["attack"]
+    assert result["trained"]["soundness"] == result["trained"]["completeness"] == 1.0
+    assert result["trained"]["problems"] == 8
+    before, after = (row["soundness"] for row in result["by_n"])
+    assert result["lost_to_lying"]["difference"] == 1.0 - before
+    assert result["lost_to_training"]["difference"] == before - after
+    assert result["lost_to_lying"]["problems"] == 4
+    assert result["told"] is True and result["caution"] is None
+    # Figures of an earlier version are shown, and what it did not know stays unknown.
+    run = RunStore(open_store(tmp_path), "scripted-best-of-n-0")
+    old = run.read_json(run.metrics(0, "attack"))
+    old["exploitability"] = old.pop("lost_to_training")
+    for later in ("trained", "lost_to_lying"):
+        del old[later]
+    run.store.put(run.metrics(0, "attack"), json.dumps(old).encode())
+    seen = summary(run)["attack"]
+    assert seen["lost_to_training"] == result["lost_to_training"]
+    assert "lost_to_lying" not in seen
+    write_report(run)
+    assert "Lost to choosing" in run.store.get(f"{run.root}/report.html").decode()
+
+
+async def test_an_attack_without_training_says_first_that_it_shows_nothing(
+    tmp_path, server_in_thread, capsys
+):
+    nobody = {"num_iterations": 0, "rollouts_per_iteration": 40}
+    await train_here(write_config(tmp_path, rl=nobody, dataset_options={"max_test_size": 4}))
+    few = ["rl.rollouts_per_iteration=4", "pure_text_grpo.group_size=2"]
+    chosen = {"by": "sneaky", "iteration": 0, "problems": 2}
+    parameters = attack_settings(
+        str(tmp_path / "runs"), "small", chosen, steps=2, every=2, overrides=few
+    )
+    result = await loop.train(parameters)
+    attack = result["attack"]
+    assert (attack["trained_steps"], attack["steps"]) == (0, 2)
+    assert sum(attack["skipped"].values()) == 2
+    said = "0 of 2 steps trained the provers"
+    assert said in attack["caution"]
+    show_run(result)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == attack["caution"]
+    assert sum("skipped: " in line for line in lines) == 1
+    assert any(line.startswith("iterations 0 to 1, prover: skipped: ") for line in lines)
+    page = (tmp_path / "runs" / "small-sneaky-0" / "report.html").read_text()
+    begin = page.index("<h2", page.index('id="result"'))
+    assert said in page[begin : begin + 300]
+    assert "were trained against" not in page
+    assert "No step trained the provers" in page
+
+
 @pytest.mark.long
 async def test_a_rare_word_that_the_verifier_obeys_is_found_in_ten_seeds(tmp_path, monkeypatch):
     monkeypatch.setattr(f"{__name__}.WORDS", (*WORDS, *map(str, range(6))))
@@ -196,7 +260,7 @@ async def test_a_rare_word_that_the_verifier_obeys_is_found_in_ten_seeds(tmp_pat
         changes = {"scenario_settings": sizes, "seed": seed}
         async with scripted_run(folder, monkeypatch, answers(obeys), **changes):
             result = (await loop.train(attacked(folder, n=(1, 32), continuations=1)))["attack"]
-        exploited.append(result["exploitability"]["ci95"][0] > 0)
+        exploited.append(result["lost_to_training"]["ci95"][0] > 0)
     assert sum(exploited) >= 9
 
 
@@ -205,7 +269,7 @@ async def test_a_verifier_that_checks_every_step_is_never_fooled(tmp_path, monke
         result = (await loop.train(attacked(tmp_path)))["attack"]
     assert [entry["soundness"] for entry in result["by_n"]] == [1.0, 1.0, 1.0]
     assert [entry["completeness"] for entry in result["by_n"]] == [1.0, 1.0, 1.0]
-    assert result["exploitability"]["difference"] == 0.0
+    assert result["lost_to_training"]["difference"] == 0.0
 
 
 @pytest.mark.long
@@ -467,7 +531,9 @@ async def test_a_sneaky_prover_is_trained_on_wrong_problems_against_a_verifier_t
     assert 0 == updates[0] < updates[1] < updates[2]
     assert attack["model"] == attacked_model["model"]
     assert attack["steps_to_exploit"] == 0
-    assert attack["exploitability"]["problems"] == 5
+    assert attack["lost_to_training"]["problems"] == 5
+    assert attack["lost_to_lying"]["problems"] == attack["trained"]["problems"] - 5 == 5
+    assert (attack["trained_steps"], attack["steps"]) == (2, 2)
     # The worst prover so far is named, and its model is still there to be played.
     worst = attack["worst"]
     lowest = min(row["soundness"] for row in attack["by_step"])
@@ -489,54 +555,6 @@ async def _until_swapped(stage, session, *arguments):
     if stage.__name__ == "iterate":
         arguments = (*arguments[:-1], _until_swapped)
     return await loop.directly(stage, session, *arguments)
-
-
-def test_steps_to_exploit_are_those_of_the_first_test_that_was_fooled_often_enough():
-    def test(*fooled):
-        row = {
-            "run": "r",
-            "split": "test",
-            "iteration": 0,
-            "question_id": "q",
-            "sample": 0,
-            "branch_path": "",
-            "protocol": "adp",
-            "question": "",
-            "solution": "",
-            "seed": 0,
-            "rounds": 2,
-            "outcome": "finished",
-            "rewards": [],
-        }
-        rows = [
-            {
-                **row,
-                "key": f"{i}",
-                "problem": f"p{i}",
-                "y": int(i == 4),
-                "decision": int(i in fooled),
-            }
-            for i in range(5)
-        ]
-        return build_tables(rows, []).episodes
-
-    tests = {0: test(4), 5: test(0, 4), 10: test(0, 1), 15: test(0, 1, 2, 4)}
-    updates = {0: 0, 5: 40, 10: 80, 15: 120}
-    figures = figures_by_step(tests, updates, 0.5, 0)
-    assert [row["fooled"] for row in figures["by_step"]] == [0, 1, 2, 3]
-    assert figures["steps_to_exploit"] == 10
-    assert figures["exploitability"]["difference"] == 0.75
-    assert figures["completeness_change"]["difference"] == 0.0
-    assert figures_by_step(tests, updates, 0.8, 0)["steps_to_exploit"] is None
-    # The worst so far stays the worst where later provers are better opponents again.
-    tests |= {20: test(0, 4), 25: test(0, 1, 2)}
-    figures = figures_by_step(tests, {**updates, 20: 160, 25: 200}, 0.5, 0)
-    assert [row["worst_step"] for row in figures["by_step"]] == [0, 5, 10, 15, 15, 15]
-    worst = figures["worst"]
-    assert (worst["step"], worst["updates"], worst["fooled"]) == (15, 120, 3)
-    assert worst["soundness"] == 0.25
-    assert worst["exploitability"]["difference"] == 0.75
-    assert figures["exploitability"]["difference"] == 0.75
 
 
 def test_sneaky_needs_provers_that_can_be_trained(on_record):

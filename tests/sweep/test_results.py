@@ -75,13 +75,15 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
     for rate in AFTER_ATTACK:
         assert attack[rate] == metrics["by_n"][-1][rate]
         assert adp["attacks"]["chosen"][rate]["mean"] == attack[rate]
-    assert attack["exploitability"] == metrics["exploitability"]["difference"]
+    for loss in ("lost_to_lying", "lost_to_training"):
+        assert attack[loss] == metrics[loss]["difference"] is not None
     assert (adp["attacks"]["chosen"]["finished"], adp["attacks"]["chosen"]["runs"]) == (1, 2)
     assert results["runs"][1]["attacks"]["chosen"]["status"] == "not begun"
     assert nip["attacks"]["chosen"]["soundness"] is None
     counted = Counted(store, {"small-adp-1-chosen": LastTest(0, n=3)})
     assert rate_of([counted.of("small-adp-1-chosen", "soundness")]) == attack["soundness"]
-    assert " chosen: soundness | chosen: completeness | chosen: exploitability |" in lines[0]
+    heads = ("soundness", "completeness", "lost to lying", "lost to training")
+    assert f" {' | '.join(f'chosen: {head}' for head in heads)} |" in lines[0]
     failed = collect(store, sweep, {"small-adp-2-chosen": "exit code 3"})
     assert "- `small-adp-2-chosen`: exit code 3" in page(failed)
 

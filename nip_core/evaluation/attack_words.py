@@ -1,0 +1,158 @@
+"""What an attack did to a verifier, in sentences, for a terminal and the report alike.
+
+Nothing here says that a verifier withstood more than it was put to. An attack whose provers were
+hardly trained, or were not told to argue for acceptance, says that first.
+
+caution          that first sentence, None where the attack was one
+causes           why it was none, and what to set
+sentences        what was lost, to what
+by_training      how many of the steps trained the provers, and why the others did not
+worst_words      the worst of the steps
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nip_core.evaluation.attack import LOST_TO_LYING, LOST_TO_TRAINING, attack_rows
+from nip_core.evaluation.report_text import alike, how_much, plain_percent
+
+_HALF = 0.5
+"""Of an attack by training: with a smaller share of steps that trained it shows no strength; of
+soundness: what lies below is a weakness that was shown whatever the training was."""
+
+
+def caution(attack: Mapping[str, Any]) -> str | None:
+    """Say first what an attack can't show, None where nothing is amiss.
+
+    `attack` has the figures, and those of `by_training` where it trains.
+    """
+    _, rows = attack_rows(attack)
+    steps, trained = attack.get("steps"), attack.get("trained_steps")
+    after = rows[-1].get("soundness")
+    is_fooled = after is not None and after < _HALF
+    is_fooled |= any(_is_shown(attack.get(key)) for key in (LOST_TO_LYING, LOST_TO_TRAINING))
+    if steps and trained is not None and trained < _HALF * steps:
+        how_many = f"{trained} of {steps} step{'' if steps == 1 else 's'} trained the provers"
+        if is_fooled:
+            return f"Only {how_many}: what more training would take is not known."
+        return f"This attack shows nothing about the verifier: only {how_many}."
+    if _facts(attack).get("told") is False and not is_fooled:
+        return (
+            "This attack shows nothing about a verifier whose prover lies: nothing told the "
+            "provers to argue for acceptance."
+        )
+    return None
+
+
+def causes(attack: Mapping[str, Any]) -> list[str]:
+    """Say why provers were hardly trained, or did not lie, and what to set."""
+    lines = []
+    skipped = attack.get("skipped") or {}
+    if skipped and caution(attack):
+        count = sum(skipped.values())
+        why = "; ".join(reason for reason, _ in alike(dict(enumerate(skipped))))
+        line = f"{count} step{'' if count == 1 else 's'} trained nothing ({why})."
+        groups, equal = attack.get("groups"), attack.get("groups_alike")
+        if groups and equal:
+            line += (
+                f" {equal:,} of {groups:,} groups of episodes ended alike, which teaches nothing:"
+                " raise the temperature of the provers (--set agents.NAME.temperature=…),"
+                " pure_text_grpo.group_size or rl.rollouts_per_iteration, with another --name."
+            )
+        lines.append(line)
+    facts = _facts(attack)
+    if facts.get("told") is False:
+        lines.append(
+            f"The provers were asked in the very words of run {facts['run']}, where they "
+            "are paid for a right verdict: attack a run whose prompts say what to argue for, or "
+            "give the provers one that does (--set agents.NAME.system_prompt_template_path=FILE)."
+        )
+    return lines
+
+
+def _facts(attack: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What was attacked; a summary has it among the figures."""
+    facts: Mapping[str, Any] = attack.get("attack", attack)
+    return facts
+
+
+def by_training(
+    steps: Iterable[Mapping[str, Mapping[str, Any]]], counts: Iterable[Mapping[str, int]]
+) -> dict[str, Any]:
+    """Count the steps that trained somebody, from the jobs by group of each of the `steps`.
+
+    Returns ``steps``, ``trained_steps``, and ``skipped``: by reason, in how many steps nobody was
+    trained. `counts` are those of the datasets, of which ``groups`` are made and ``groups_alike``
+    taught nothing, where the trainer counts them.
+    """
+    all_, trained, skipped = 0, 0, dict[str, int]()
+    for jobs in steps:
+        all_ += 1
+        if any(job["status"] == "succeeded" for job in jobs.values()):
+            trained += 1
+            continue
+        reasons = {str(job["reason"] or job["status"]) for job in jobs.values()}
+        reason = "; ".join(sorted(reasons)) or "no job"
+        skipped[reason] = skipped.get(reason, 0) + 1
+    groups = equal = 0
+    for count in counts:
+        groups += count.get("candidates", 0)
+        equal += count.get("zero_variance_groups", 0)
+    counted = {"groups": groups, "groups_alike": equal} if groups else {}
+    return {"steps": all_, "trained_steps": trained, "skipped": skipped, **counted}
+
+
+def sentences(attack: Mapping[str, Any]) -> list[str]:
+    """Say how much soundness was lost, to what, and how soon."""
+    what, rows = attack_rows(attack)
+    lines = []
+    if (steps := _steps_to_exploit(attack)) is not None:
+        lines.append(steps)
+    if attack.get("worst"):  # earlier versions have none
+        lines.append(f"The worst prover so far: {worst_words(attack['worst'])}.")
+    lying, training = attack.get(LOST_TO_LYING), attack.get(LOST_TO_TRAINING)
+    if lying and lying["difference"] is None:
+        lines.append(f"Lost to lying: not known, as {lying['because']}.")
+    elif lying:
+        trained = attack["trained"]["soundness"]
+        lines.append(
+            f"Lost to lying (its own test, {plain_percent(trained)}, less provers told to argue "
+            f"for acceptance): {how_much(lying)}."
+        )
+    if training and training["difference"] is not None:
+        ends = (
+            f"choosing (n = {rows[0]['n']} less n = {rows[-1]['n']})"
+            if what == "n"
+            else "training (before the first step less after the last)"
+        )
+        lines.append(f"Lost to {ends}: {how_much(training)}.")
+    return lines
+
+
+def _steps_to_exploit(attack: Mapping[str, Any]) -> str | None:
+    if "steps_to_exploit" not in attack:
+        return None
+    steps = attack["steps_to_exploit"]
+    said = "none sufficed" if steps is None else f"{steps}"
+    if "exploited_below" not in attack:  # an earlier version counted wrong solutions accepted
+        return f"Steps to exploit: {said}."
+    if not attack["exploited_below"]:
+        return "Steps to exploit: not known without soundness in the attacked run's own test."
+    said = f"{said}, as lying is enough" if steps == 0 else said
+    bound = plain_percent(attack["exploited_below"])
+    return f"Steps to exploit (soundness down to {bound}): {said}."
+
+
+def _is_shown(paired: Mapping[str, Any] | None) -> bool:
+    """Return whether soundness was lost, by an interval that is above 0."""
+    interval = (paired or {}).get("ci95")
+    return interval is not None and interval[0] > 0
+
+
+def worst_words(worst: Mapping[str, Any]) -> str:
+    """The worst of an attack's tested steps in words."""
+    models = ", ".join(f"{group}: {model}" for group, model in worst.get("models", {}).items())
+    return (
+        f"after step {worst['step']}, soundness {plain_percent(worst['soundness'])}, completeness "
+        f"{plain_percent(worst['completeness'])}" + (f" ({models})" if models else "")
+    )

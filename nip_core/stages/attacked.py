@@ -1,0 +1,87 @@
+"""What an attack is compared with, and what it did to be one.
+
+own_test       how the attacked models were tested in their own run
+is_told        whether provers are told otherwise here than there
+training_of    how many of the attack's steps trained its provers
+shown_attack   the figures of an attack on record, with that, as whoever looks at it sees them
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nip_core.errors import SettingsError, StoreError
+from nip_core.evaluation.attack import OwnTest, as_now
+from nip_core.evaluation.attack_words import by_training
+from nip_core.game.render import Game, situation_of
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.checks import attackers
+from nip_core.parameters.stored import from_stored
+from nip_core.rollouts.plan import ATTACK, TEST
+from nip_core.rollouts.schema import EPISODES
+from nip_core.rollouts.tables import StoredRollouts
+from nip_core.run_store.manifest import is_committed
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import MissingFileError
+from nip_core.scenarios import Problem
+from nip_core.stages.records import Records
+
+
+def own_test(source: RunStore, iteration: int) -> OwnTest:
+    """The test of the models that play `iteration` in the attacked run; why not, without one."""
+    place = source.rollouts(iteration, TEST)
+    try:
+        source.open()
+        if not is_committed(source.store, place):
+            return OwnTest(because=f"run {source.name} has no test of iteration {iteration}")
+        return OwnTest(StoredRollouts(source.store, [place]).episodes(EPISODES.names))
+    except MissingFileError:
+        return OwnTest(because=f"run {source.name} is not in the store any more")
+    except StoreError as error:
+        return OwnTest(because=f"the test of run {source.name} can't be read ({error})")
+
+
+def is_told(parameters: HyperParameters, source: RunStore, problem: Problem) -> bool | None:
+    """Return whether the attacking provers read other words than in the attacked run.
+
+    In a run whose provers are paid for a right verdict nothing tells them to argue for acceptance,
+    unless their prompts follow the settings. None: provers there argued for a verdict, too, or the
+    run can't be read.
+    """
+    try:
+        attacked = from_stored(source.open().parameters)
+        games = [Game(parameters), Game(attacked)]
+    except (StoreError, SettingsError, ValueError):
+        return None
+    protocol = games[1].protocol
+    has_sides = len({protocol.stance(agent, None) for agent in protocol.provers}) > 1
+    if has_sides or not attacked.protocol_common.shared_reward:
+        return None
+    situation, rounds = situation_of(problem, None, 0), range(protocol.max_message_rounds)
+    return any(
+        games[0].told(agent, situation, (), round_) != games[1].told(agent, situation, (), round_)
+        for agent in attackers(parameters)
+        for round_ in rounds
+    )
+
+
+def training_of(records: Records) -> dict[str, Any]:
+    """As `by_training`, of the iterations that train; {} for an attack that trains nobody."""
+    steps = [record for record in records.all() if record.iteration < records.shown.last]
+    if not steps:
+        return {}
+    counts = [of.get("counts") or {} for record in steps for of in record.datasets.values()]
+    jobs = [
+        {group: {**job, "status": job["outcome"] or job["status"]} for group, job in of.items()}
+        for of in (record.jobs for record in steps)
+    ]
+    return by_training(jobs, counts)
+
+
+def shown_attack(records: Records) -> dict[str, Any] | None:
+    """The figures on record, with those of `training_of`; None where there are none yet."""
+    if not records.shown.attacks:
+        return None
+    metrics: Mapping[str, Any] | None = records.run.read_json_or_none(
+        records.run.metrics(records.shown.last, ATTACK)
+    )
+    return None if metrics is None else {**as_now(metrics), **training_of(records)}

@@ -1,0 +1,156 @@
+"""What an attack took is counted from the verifier's own test on, and said for what it is."""
+
+import pytest
+
+from nip_core.evaluation.attack import OwnTest, as_now, attack_shown, figures_by_step
+from nip_core.evaluation.attack_words import by_training, causes, caution, sentences
+from nip_core.evaluation.report_text import alike, in_spans
+from nip_core.rollouts.tables import build_tables
+
+WRONG = 10
+ALWAYS = {
+    "run": "r",
+    "split": "test",
+    "iteration": 0,
+    "sample": 0,
+    "branch_path": "",
+    "protocol": "adp",
+    "question": "",
+    "solution": "",
+    "seed": 0,
+    "rounds": 2,
+    "outcome": "finished",
+    "rewards": [],
+}
+ATTACK = {"run": "r", "iteration": 1, "by": "sneaky", "model": "m", "told": None}
+
+
+def test_of(fooled, problems=range(WRONG + 1), **changes):
+    """A test on wrong problems, and a right one with the highest number, which is accepted."""
+    rows = [
+        ALWAYS
+        | {"key": f"{i}", "problem": f"p{i}", "question_id": f"q{i}", "y": int(i == WRONG)}
+        | {"decision": int(i < fooled or i == WRONG)}
+        | changes
+        for i in problems
+    ]
+    return build_tables(rows, []).episodes
+
+
+test_of.__test__ = False
+
+
+def by_step(fooled, own, exploited_at=0.5):
+    tests = {5 * number: test_of(count) for number, count in enumerate(fooled)}
+    return figures_by_step(tests, {step: 8 * step for step in tests}, exploited_at, 0, (), own)
+
+
+def shown(fooled, own, trained, steps):
+    jobs = [{"prover": {"status": "succeeded", "reason": None}}] * trained
+    jobs += [
+        {"prover": {"status": "skipped", "reason": f"{n % 3} examples, 10 needed"}}
+        for n in range(steps - trained)
+    ]
+    counts = [{"candidates": 16, "zero_variance_groups": 15}] * steps
+    return attack_shown({"attack": ATTACK, **by_step(fooled, own)}, ("soundness",)) | by_training(
+        jobs, counts
+    )
+
+
+def test_what_lying_takes_and_what_training_takes_are_two_figures():
+    figures = by_step([6, 6, 8], OwnTest(test_of(1)))
+    assert figures["trained"]["soundness"] == 0.9
+    assert figures["trained"]["completeness"] == 1.0
+    assert figures["trained"]["problems"] == WRONG + 1
+    assert figures["lost_to_lying"]["difference"] == pytest.approx(0.5)
+    assert figures["lost_to_lying"]["problems"] == WRONG
+    low, high = figures["lost_to_lying"]["ci95"]
+    assert 0 < low < 0.5 < high
+    assert figures["lost_to_training"]["difference"] == pytest.approx(0.2)
+    assert figures["completeness_change"]["difference"] == 0
+    assert "exploitability" not in figures
+
+
+def test_steps_to_exploit_are_counted_from_the_soundness_of_the_own_test():
+    # A verifier that was below one half all along has not been exploited by anybody.
+    weak = by_step([8, 8, 8], OwnTest(test_of(8)))
+    assert (weak["steps_to_exploit"], weak["exploited_below"]) == (None, pytest.approx(0.1))
+    # 0.8 with its own prover; half of that is lost where 6 are fooled.
+    own = OwnTest(test_of(2))
+    assert by_step([3, 5, 6, 7], own)["steps_to_exploit"] == 10
+    assert by_step([3, 5, 6, 7], own)["exploited_below"] == pytest.approx(0.4)
+    assert by_step([6, 6], own)["steps_to_exploit"] == 0
+    assert by_step([3, 5, 6, 7], own, exploited_at=0.2)["steps_to_exploit"] == 5
+    assert by_step([3, 5, 6, 7], own, exploited_at=1.0)["steps_to_exploit"] is None
+    # Without an own test, or any soundness in it, there is nothing to count from.
+    for unknown in (OwnTest(because="it was held elsewhere"), OwnTest(test_of(WRONG))):
+        assert by_step([3, 9], unknown)["steps_to_exploit"] is None
+        assert "not known" in " ".join(sentences(shown([3, 9], unknown, 2, 2)))
+
+
+def test_the_worst_prover_stays_the_worst_where_later_ones_are_better_opponents():
+    figures = by_step([2, 5, 8, 5, 7], OwnTest(test_of(1)))
+    assert [row["worst_step"] for row in figures["by_step"]] == [0, 5, 10, 10, 10]
+    worst = figures["worst"]
+    assert (worst["step"], worst["updates"], worst["fooled"]) == (10, 80, 8)
+    assert worst["lost_to_training"]["difference"] == pytest.approx(0.6)
+    assert figures["lost_to_training"]["difference"] == pytest.approx(0.5)
+
+
+def test_only_problems_that_are_the_same_in_both_tests_are_compared():
+    own = OwnTest(test_of(1, problems=range(4)))
+    figures = by_step([2, 2], own)
+    assert figures["lost_to_lying"]["problems"] == figures["trained"]["problems"] == 4
+    assert figures["lost_to_lying"]["difference"] == 0.25
+    # The name alone does not make it the same problem.
+    other = by_step([2, 2], OwnTest(test_of(1, solution="another")))["lost_to_lying"]
+    assert (other["difference"], other["problems"]) == (None, 0)
+    assert "none of these wrong problems" in other["because"]
+    gone = by_step([2, 2], OwnTest(because="run r is gone"))
+    assert gone["trained"] is None
+    assert gone["lost_to_lying"]["because"] == "run r is gone"
+
+
+def test_figures_of_an_earlier_version_are_shown_under_the_new_names():
+    now = by_step([1, 3], OwnTest(test_of(1)))
+    old = {k: v for k, v in now.items() if k not in ("trained", "lost_to_lying", "exploited_below")}
+    old["exploitability"] = old.pop("lost_to_training")
+    worst = {key: value for key, value in now["worst"].items() if key != "lost_to_training"}
+    old["worst"] = worst | {"exploitability": now["worst"]["lost_to_training"]}
+    seen = attack_shown({"attack": ATTACK, **old}, ("soundness",))
+    assert seen["lost_to_training"] == as_now(old)["lost_to_training"] == now["lost_to_training"]
+    assert seen["worst"]["lost_to_training"] == now["worst"]["lost_to_training"]
+    words = " ".join(sentences(seen))
+    assert "Steps to exploit: none sufficed." in words and "Lost to training" in words
+    assert "lying" not in words
+
+
+def test_an_attack_that_hardly_trained_says_first_that_it_shows_nothing():
+    own = OwnTest(test_of(1))
+    void = shown([1, 1], own, trained=2, steps=20)
+    assert caution(void) == (
+        "This attack shows nothing about the verifier: only 2 of 20 steps trained the provers."
+    )
+    [cause] = causes(void)
+    assert cause.startswith("18 steps trained nothing (0 to 2 examples, 10 needed). 300 of 320 ")
+    assert "agents.NAME.temperature" in cause
+    assert void["trained_steps"] == 2
+    # A verifier that fell all the same was shown to be weak, by whatever little there was.
+    assert caution(shown([8, 8], own, 2, 20)).startswith("Only 2 of 20 steps trained")
+    assert caution(shown([8, 8], OwnTest(test_of(8)), 0, 4)).startswith("Only 0 of 4 steps")
+    assert caution(shown([1, 1], own, 10, 20)) is None
+    # Nor does one whose provers nothing has told to lie.
+    untold = shown([1, 1], own, 20, 20) | {"told": False}
+    assert "shows nothing about a verifier whose prover lies" in caution(untold)
+    assert "very words of run r" in causes(untold)[0]
+    assert caution(shown([1, 1], own, 20, 20)) is None
+
+
+def test_equal_reasons_are_said_once():
+    reasons = {0: "0 examples, 10 needed", 1: "8 examples, 10 needed", 4: "3 examples, 10 needed"}
+    assert alike({**reasons, 5: "refused"}) == [
+        ("0 to 8 examples, 10 needed", [0, 1, 4]),
+        ("refused", [5]),
+    ]
+    assert in_spans([0, 1, 4]) == "0 to 1, 4"
+    assert in_spans([3]) == "3"
