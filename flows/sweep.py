@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nip_core.errors import NipError, StoreError
+from nip_core.errors import NipError, SettingsError, StoreError
 from nip_prefect.flows.printing import print_json
 
 File = Annotated[Path, typer.Argument(help="A YAML file with the sweep.", show_default=False)]
@@ -37,6 +37,13 @@ Address = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show the runs, their size and cost; start nothing.")
 ]
+CollectOnly = Annotated[
+    bool, typer.Option("--collect", help="Write the results of what is there; start nothing.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Where results are written; default: beside the runs."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 
 
@@ -47,6 +54,8 @@ def sweep(
     task_runner: On = None,
     task_runner_address: Address = None,
     dry_run: DryRun = False,
+    collect_only: CollectOnly = False,
+    out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Run every combination that FILE names; finished runs are skipped, failed ones shown."""
@@ -65,14 +74,20 @@ def sweep(
 
         cluster = cluster_settings(planned, task_runner, task_runner_address)
     if dry_run:
+        if collect_only or out is not None:
+            raise SettingsError("--dry-run writes nothing; leave --collect and --out out")
         _show_plan(planned, as_json)
         return
     count = sum(1 + len(run.attacks) for run in planned.runs)
     say = _Said(count, sys.stderr if as_json else sys.stdout)
-    failures, status = _run_all(planned, jobs, say, cluster)
     store = open_store(planned.run_store)
+    failures, status = dict[str, str](), 0
+    if collect_only:
+        _check_begun(store, planned)
+    else:
+        failures, status = _run_all(planned, jobs, say, cluster)
     results = collect(store, planned, failures)
-    place = write(store, results)
+    place = write(store, planned, results, None if out is None else open_store(str(out)))
     if as_json:
         print_json(results)
     else:
@@ -102,6 +117,17 @@ def declare(
     print(f"{len(declaration['plan']['runs'])} runs; nothing was started")
     how = "declared" if is_new else f"was declared at {declaration['declared_at']}"
     print(f"{how}: {declaration['sha256']}")
+
+
+def _check_begun(store: Any, planned: Any) -> None:
+    """Raise SettingsError where there is nothing to collect: results would forbid a declaration."""
+    from nip_core.run_store.run import list_runs
+
+    if not {run.name for run in planned.runs} & {*list_runs(store)}:
+        raise SettingsError(
+            f"--collect: no run of sweep {planned.name!r} has begun in {planned.run_store}; name "
+            "the store by --set run_store=…, or leave --collect out to run it"
+        )
 
 
 class _Said:

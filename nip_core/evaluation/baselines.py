@@ -4,6 +4,8 @@ believe_the_prover   a verifier that decides whatever the provers said last
 majority             a verifier that plays a problem several times and decides as it mostly did
 majority_decisions   these decisions
 remarks              what a test's baselines say of it, in words
+believed_line        what believing the prover would give, in a line
+left_out_words       how many episodes that leaves out
 alone_words          one of these sentences, for a sweep
 shows_checking       whether a verifier was right more often than one that believes the prover
 """
@@ -29,8 +31,13 @@ def believe_the_prover(
     provers: Collection[str] = ("prover",),
     seed: int = 0,
     questions: Mapping[str, str] | None = None,
+    counts_silence: bool = False,
 ) -> dict[str, Any]:
     """Metrics of a verifier that decides what the last valid message of the `provers` claims.
+
+    Episodes in which no prover had spoken when the verifier decided are left out: there was nobody
+    to believe. Beside the metrics, ``without_prover`` is their number. With `counts_silence`, as
+    in ``metrics-<split>.json`` ever since, they are undecided, so wrong, and nothing is beside.
 
     `claims` maps a regular expression, searched without regard to case, to the decision it
     stands for (0 or 1). Where several match, the one that ends last in the text counts, and of
@@ -43,10 +50,17 @@ def believe_the_prover(
     Raises:
         ValueError: a claim stands for something else than 0 or 1, or is no regular expression.
     """
-    decided = _decided(for_each_episode(episodes, generations), _compile(claims), provers)
+    patterns = _compile(claims)
+    spoken = _spoken(for_each_episode(episodes, generations), provers)
+    decided, left_out = _decided(spoken, patterns), 0
+    if not counts_silence:
+        heard = spoken["episode"].combine_chunks()
+        with_prover = episodes.filter(pc.is_in(episodes["key"], value_set=heard))
+        left_out, episodes = episodes.num_rows - with_prover.num_rows, with_prover
     decisions = [decided.get(key, NO_DECISION) for key in episodes["key"].to_pylist()]
     replaced = _replaced(episodes, decision=decisions)
-    return evaluate(replaced, None, seed=seed, questions=questions)
+    believed = evaluate(replaced, None, seed=seed, questions=questions)
+    return believed if counts_silence else {**believed, "without_prover": left_out}
 
 
 def majority(
@@ -95,13 +109,36 @@ def remarks(test: Mapping[str, Any], rate_alone: float | None = None) -> list[st
     if rate_alone is not None and interval is not None and interval[0] > rate_alone:
         lines.append(f"A{alone_words(test['accuracy'], interval, rate_alone)[1:]}")
     if shows_checking(test) is False:
-        believed = test["believe_the_prover"]["accuracy"]
+        believed = test["believe_the_prover"]
+        words = left_out_words(believed)
         lines.append(
-            f"A verifier that believes the prover would be right in {plain_percent(believed)}; "
-            f"this one, in {plain_percent(test['accuracy'])}, is not shown to be right more often. "
-            "Its accuracy does not show that it checks: nip attack does."
+            f"A verifier that believes the prover would be right in "
+            f"{plain_percent(believed['accuracy'])}{f' ({words})' if words else ''}; this one, in "
+            f"{plain_percent(test['accuracy'])}, is not shown to be right more often. Its accuracy "
+            "does not show that it checks: nip attack does."
         )
     return lines
+
+
+def believed_line(test: Mapping[str, Any]) -> str | None:
+    """Say what believing the prover would give in this test; None where nobody can be believed."""
+    believed = test.get("believe_the_prover") or {}
+    if believed.get("accuracy") is None:
+        return None
+    words = left_out_words(believed)
+    more = f" ({words})" if words else ""
+    return f"believing the prover would give {plain_percent(believed['accuracy'])}{more}"
+
+
+def left_out_words(believed: Mapping[str, Any]) -> str:
+    """Say how many episodes the metrics of `believe_the_prover` leave out; "" for none."""
+    count = believed.get("without_prover")
+    if count is None:  # an earlier version's, whose rollouts are gone
+        return "episodes in which no prover spoke counted as wrong"
+    if count == 0:
+        return ""
+    plural = "episode" if count == 1 else "episodes"
+    return f"{count:,} {plural} in which no prover spoke left out"
 
 
 def alone_words(accuracy: float, interval: Sequence[float], rate_alone: float) -> str:
@@ -137,17 +174,19 @@ def _replaced(episodes: pa.Table, **columns: list[Any]) -> pa.Table:
     return episodes
 
 
-def _decided(
-    generations: pa.Table, patterns: list[tuple[re.Pattern[str], int]], provers: Collection[str]
-) -> dict[str, int]:
-    """By episode, the one decision that all claims there stand for."""
+def _spoken(generations: pa.Table, provers: Collection[str]) -> pa.Table:
+    """The valid messages of the `provers`, in the order of rounds."""
     spoken = generations.select(["episode", "agent", "round", "attempt", "text", "invalid_reason"])
-    spoken = spoken.filter(
+    return spoken.filter(
         pc.and_(
             pc.is_in(spoken["agent"], value_set=pa.array(sorted(provers), pa.string())),
             pc.is_null(spoken["invalid_reason"]),
         )
     ).sort_by([("round", "ascending"), ("attempt", "ascending")])
+
+
+def _decided(spoken: pa.Table, patterns: list[tuple[re.Pattern[str], int]]) -> dict[str, int]:
+    """By episode, the one decision that all claims there stand for."""
     speakers = zip(spoken["episode"].to_pylist(), spoken["agent"].to_pylist(), strict=True)
     # Later rows overwrite earlier ones: what remains is each prover's last message.
     last = {speaker: row for row, speaker in enumerate(speakers)}

@@ -1,28 +1,32 @@
-"""The intervals of a committed split that are shown: by question, beside its metrics.
+"""What is shown of a committed split beside its metrics: intervals by question, and baselines.
 
 write_intervals    the document of a split, written once, before its metrics
-shown_metrics      metrics with these intervals in the place of their own
+shown_metrics      metrics with these intervals in the place of their own, and with baselines
 combined           the same, from both documents
 split_by_of        the columns by which the scenario of some settings splits problems
 rate_alone_of      how often their verifier would be right alone, where the scenario knows it
 
 ``intervals-<split>.json`` has what differs from ``metrics-<split>.json``, whose intervals take
-problems as independent: nothing where each question has one problem that is played once. Runs of
-earlier versions have no such document; what it would say is computed from their rollouts.
+problems as independent: nothing where each question has one problem that is played once. Its
+``baselines`` are what a test is held against: those of ``metrics-<split>.json``, which keep the
+count that they had, give way to them. Runs of earlier versions have no such document, or one
+without baselines; what it would say is computed from their rollouts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from nip_core.errors import StoreError
+from nip_core.evaluation.any_of import any_of
 from nip_core.evaluation.baselines import believe_the_prover, majority
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.spread import only_intervals, questions_of, with_intervals
 from nip_core.evaluation.statistics.differences import at_most
 from nip_core.parameters.stored import from_stored
 from nip_core.protocols import make_protocol
+from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import RolloutTables, read_rollouts
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunStore
@@ -31,7 +35,8 @@ from nip_core.scenarios import find_scenario, make_scenario
 if TYPE_CHECKING:
     from nip_core.stages.session import Session
 
-BELIEVED, VOTED = "believe_the_prover", "majority"
+BELIEVED, VOTED, ANY_OF = "believe_the_prover", "majority", "any_of"
+_BREAKDOWNS = ("by_difficulty", "by_mutation")
 _BOUNDED = {"accuracy": None, "completeness": 1, "soundness": 0}
 """Rates that are shown with a bound where nothing else was seen, with the label they are about."""
 
@@ -51,16 +56,8 @@ def write_intervals(
     rollouts = rollouts or read_rollouts(run.store, directory)
     scenario, seed = session.game.scenario, session.parameters.seed
     document = _document(rollouts, metrics, seed, scenario.split_by)
-    questions = questions_of(rollouts.episodes, scenario.split_by)
-    if BELIEVED in metrics and document["questions"] < rollouts.episodes.num_rows:
-        believed = believe_the_prover(
-            rollouts.episodes,
-            rollouts.generations,
-            scenario.claims,
-            provers=session.game.protocol.provers,
-            questions=questions,
-        )
-        document["intervals"][BELIEVED] = only_intervals(believed, metrics[BELIEVED])
+    game = scenario.claims, session.game.protocol.provers
+    document["baselines"] = _baselines(rollouts, metrics, seed, scenario.split_by, *game)
     document["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]
     path = run.intervals(iteration, split)
     return dict(run.write_json_once(path, document, lease=session.lease))
@@ -80,24 +77,33 @@ def shown_metrics(
     """
     document = run.read_json_or_none(run.intervals(iteration, split))
     directory = run.rollouts(iteration, split)
-    if document is None:
+    if document is None or _lacks_baselines(document, split, metrics):
         try:
             if is_committed(run.store, directory):
                 seed, split_by = int(parameters.get("seed") or 0), split_by_of(parameters)
                 rollouts = read_rollouts(run.store, directory)
-                document = _document(rollouts, metrics, seed, split_by)
-        except StoreError:  # which `nip verify` says
-            document = None
+                document = document or _document(rollouts, metrics, seed, split_by)
+                if split == TEST and (game := _claims_and_provers(parameters)) is not None:
+                    found = _baselines(rollouts, metrics, seed, split_by, *game)
+                    document = {**document, "baselines": found}
+        except StoreError:  # which `nip verify` says; what is known without them is shown
+            pass
     return dict(metrics) if document is None else combined(metrics, document)
 
 
+def _lacks_baselines(document: Mapping[str, Any], split: str, metrics: Mapping[str, Any]) -> bool:
+    """Return whether a test has baselines which the version that wrote the document did not."""
+    has_some = BELIEVED in metrics or VOTED in metrics
+    return split == TEST and has_some and "baselines" not in document
+
+
 def combined(metrics: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics with the intervals of the document.
+    """The metrics with the intervals and the baselines of the document.
 
     ``questions`` is how many there are, and ``bounds`` says by rate, where it is 0 or 1, the
     highest share of exceptions that so many questions without one leave possible.
     """
-    shown = with_intervals(metrics, document["intervals"])
+    shown = with_intervals(metrics, document["intervals"]) | document.get("baselines", {})
     return {**shown, "questions": document["questions"], "bounds": document["bounds"]}
 
 
@@ -122,6 +128,37 @@ def rate_alone_of(parameters: Mapping[str, Any]) -> float | None:
         return scenario.rate_alone()
     except Exception:  # whatever a user's module raises, or settings of another version
         return None
+
+
+def _claims_and_provers(
+    parameters: Mapping[str, Any],
+) -> tuple[Mapping[str, int], Collection[str]] | None:
+    """What a game's claims stand for, and who makes them; None if it is not here."""
+    try:
+        settings = from_stored(parameters)
+        return make_scenario(settings).claims, make_protocol(settings).provers
+    except Exception:  # whatever a user's module raises, or settings of another version
+        return None
+
+
+def _baselines(
+    rollouts: RolloutTables,
+    metrics: Mapping[str, Any],
+    seed: int,
+    split_by: Sequence[str],
+    claims: Mapping[str, int],
+    provers: Collection[str],
+) -> dict[str, Any]:
+    """By name, the baselines of these metrics as they are shown, without breakdowns."""
+    found: dict[str, Any] = {}
+    questions = questions_of(rollouts.episodes, split_by)
+    tables = rollouts.episodes, rollouts.generations
+    if BELIEVED in metrics:
+        believed = believe_the_prover(*tables, claims, provers=provers, questions=questions)
+        found[BELIEVED] = {key: v for key, v in believed.items() if key not in _BREAKDOWNS}
+    if VOTED in metrics:
+        found[ANY_OF] = any_of(*tables, seed=seed, questions=questions)
+    return found
 
 
 def _document(

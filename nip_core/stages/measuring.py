@@ -93,8 +93,13 @@ def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
     metrics = evaluate(rollouts.episodes, rollouts.generations, seed=session.parameters.seed)
     provers, claims = session.game.protocol.provers, session.game.scenario.claims
     if provers and claims:
+        # What is shown is in the document beside; these metrics stay what they have always been.
         believed = believe_the_prover(
-            rollouts.episodes, rollouts.generations, claims, provers=provers
+            rollouts.episodes,
+            rollouts.generations,
+            claims,
+            provers=provers,
+            counts_silence=True,
         )
         if believed["no_decision_rate"] is not None and believed["no_decision_rate"] < 1:
             metrics["believe_the_prover"] = believed

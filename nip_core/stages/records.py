@@ -48,7 +48,7 @@ from nip_lm_server.client import base_served_name
 BLOCK = 25
 """Iterations in one file of ``shown/``."""
 BLOCKS = "shown"
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 _NOT_DUE = {
     "id": None,
     "outcome": None,

@@ -3,6 +3,8 @@
 plan       the runs of a sweep, from its file
 results    what came of them, as a document, a page and a figure
 baselines  what those among the arms say of the others
+asked_again  what the verifier alone finds by any of k verdicts
+cells      every verdict, as a table
 page       that page
 declaration    what a study will show, said before it is run
 outcomes   what came of that

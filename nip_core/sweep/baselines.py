@@ -2,6 +2,7 @@
 
 kind_of          which baseline an arm is, by its settings
 ByMajority       how often its verifier was right where it decides by the majority of several plays
+asked_again_pairs   which arms are compared with a verifier alone that is asked again
 findings         all that they say of a sweep's arms, as plain data
 baseline_lines   the same in words
 
@@ -141,6 +142,18 @@ def _compared(counted: ByMajority, sweep: Sweep) -> list[Finding]:
     ]
 
 
+def asked_again_pairs(sweep: Sweep) -> list[tuple[int, int]]:
+    """The places of each arm with provers and of each without that plays the same problems."""
+    arms = [runs[0].parameters for runs in sweep.arms.values()]
+    kinds = [kind_of(parameters) for parameters in arms]
+    return [
+        (place, other)
+        for place, arm in enumerate(arms)
+        for other, baseline in enumerate(arms)
+        if kinds[place] is None and kinds[other] == "alone" and _is_for("alone", baseline, arm)
+    ]
+
+
 def _is_for(kind: Kind, baseline: HyperParameters, arm: HyperParameters) -> bool:
     """Return whether the baseline plays the arm's problems, and with provers its protocol."""
     keys = ["scenario", "dataset", *([] if kind == "alone" else ["interaction_protocol"])]
@@ -174,6 +187,8 @@ def _believed(sweep: Sweep, last_tests: Mapping[str, Mapping[str, Any]]) -> Iter
                 "runs": len(tests),
                 "more_often": sum(test["shows_checking"] for test in tests),
                 "believed": sum(test["believed_accuracy"] for test in tests) / len(tests),
+                "without_prover": sum(test["without_prover"] or 0 for test in tests),
+                "episodes": sum(test["episodes"] for test in tests),
             }
 
 
@@ -194,11 +209,19 @@ def baseline_lines(results: Mapping[str, Sequence[Finding]]) -> list[str]:
     return lines + [
         f"`{row['arm']}`: in {row['runs'] - row['more_often']} of {row['runs']} runs the verifier "
         "is not shown to be right more often than one that believes the prover "
-        f"({plain_percent(row['believed'])}): its accuracy does not show that it checks; an attack "
-        "does."
+        f"({plain_percent(row['believed'])}{_left_out(row)}): its accuracy does not show that it "
+        "checks; an attack does."
         for row in results["believed"]
         if row["more_often"] < row["runs"]
     ]
+
+
+def _left_out(row: Finding) -> str:
+    """Say how many episodes that leaves out, as no prover had spoken in them."""
+    if not row["without_prover"]:
+        return ""
+    counted = f"{row['without_prover']:,} of {row['episodes']:,} episodes"
+    return f", without {counted} in which no prover spoke"
 
 
 def _is_told(row: Finding) -> bool:

@@ -29,6 +29,16 @@ after an attack is an upper bound: a prover that was not tried may fool more. Ea
 of its own.
 """
 
+_ANY_OF = ("soundness", "completeness")
+_ASKED_AGAIN = """
+Rejecting where any of k plays of a problem rejects, in the first test and the last: the mean over
+all choices of k plays, so without bias.
+"""
+_AT_AS_MANY = """
+Beside each arm with provers the highest k that takes no more generated tokens than its episodes (at
+least 1): what the verifier finds with them by being asked again, by itself.
+"""
+
 Results = dict[str, Any]
 
 
@@ -106,9 +116,11 @@ def page(results: Results) -> str:
     )
     if results["arms"][0].get("attacks"):
         text += _ATTACKS_PAGE
+    text += _asked_again_page(results)
     if lines := baseline_lines(results["baselines"]):
         text += "\n## What the baselines say\n\n" + "".join(f"- {line}\n" for line in lines)
     text += "\n![The arms](arms.svg)\n"
+    text += _cells_line(results.get("cells"))
     if "declared" in results:
         text += _declared_page(results["declared"])
     played = [entry for run in results["runs"] for entry in (run, *run.get("attacks", {}).values())]
@@ -120,6 +132,64 @@ def page(results: Results) -> str:
         text += "\n## Not ended\n\n"
         text += "".join(f"- `{run['run']}`: {_line(run['failure'])}\n" for run in failed)
     return text
+
+
+def _cells_line(cells: Mapping[str, Any] | None) -> str:
+    """Say where each verdict is, and which could not be read."""
+    if cells is None:
+        return ""
+    text = f"\nEach of the {cells['verdicts']:,} verdicts is in `cells.parquet`.\n"
+    if cells["left_out"]:
+        text += "\nWhat could not be read is not in it:\n\n"
+    return text + "".join(f"- {_line(error)}\n" for error in cells["left_out"])
+
+
+def _asked_again_page(results: Results) -> str:
+    """What the verifier alone finds by being asked again; "" where nobody was."""
+    asked = [arm for arm in results["arms"] if arm["any_of"]]
+    if not asked:
+        return ""
+    heads = ["arm", "test", "k", "generated tokens", *_ANY_OF]
+    rows = [
+        [
+            " ".join(arm["values"].values()),
+            _when(test),
+            str(row["k"]),
+            f"{row['generated_tokens']:,.0f}",
+            *(_cell(row[rate]) for rate in _ANY_OF),
+        ]
+        for arm in asked
+        for test in arm["any_of"]
+        for row in test["rows"]
+    ]
+    text = f"\n## Asked again\n{_ASKED_AGAIN}\n{markdown_table(heads, rows)}"
+    compared = results["baselines"]["any_of"]
+    if not compared:
+        return text
+    attacks = [*compared[0]["attacked"]]
+    heads = ["arm", "generated tokens", "soundness", *(f"{label}: soundness" for label in attacks)]
+    heads += ["asked again", "k", "generated tokens", "soundness", "completeness"]
+    rows = []
+    for found in compared:
+        own, others = found["generated_tokens"]
+        cells = [found["arm"], f"{own:,.0f}", _cell(found["soundness"])]
+        cells += [_cell(found["attacked"][label]["soundness"]) for label in attacks]
+        # Untrained and trained, in a line each.
+        for test in found["any_of"]:
+            rows.append(
+                [
+                    *cells,
+                    f"{found['baseline']}, {_when(test)}",
+                    str(found["k"]),
+                    f"{others:,.0f}",
+                    *(_cell(test[rate]) for rate in _ANY_OF),
+                ]
+            )
+    return f"{text}{_AT_AS_MANY}\n{markdown_table(heads, rows)}"
+
+
+def _when(test: Mapping[str, Any]) -> str:
+    return "untrained" if test["iteration"] == 0 else f"iteration {test['iteration']}"
 
 
 def _declared_page(declared: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """What came of the runs of a sweep: one document, one table, one figure.
 
 collect        a sweep -> its results, from what is in the store
-write          them, a page and a figure into the store, under sweeps/NAME
+write          them, every verdict, a page and a figure into the store, under sweeps/NAME
 """
 
 import json
@@ -17,8 +17,10 @@ from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.stages.intervals import shown_metrics
 from nip_core.stages.showing import summary
+from nip_core.sweep.asked_again import TOKENS, any_of_tests, at_as_many
 from nip_core.sweep.attacks import SweptAttack
-from nip_core.sweep.baselines import ByMajority, findings, kind_of
+from nip_core.sweep.baselines import ByMajority, asked_again_pairs, findings, kind_of
+from nip_core.sweep.cells import as_parquet, cells
 from nip_core.sweep.counted import Counted, Figure, LastTest, over_runs
 from nip_core.sweep.declaration import DAMAGED, Hypothesis, departures, read_declaration
 from nip_core.sweep.outcomes import outcomes
@@ -40,7 +42,7 @@ def collect(store: Store, sweep: Sweep, failures: Mapping[str, str] | None = Non
     tests = dict(_tested(sweep, by_name))
     counted = Counted(store, tests)
     arms = [
-        _arm(sweep, counted, arm, swept, [by_name[run.name] for run in swept])
+        _arm(store, sweep, counted, arm, swept, [by_name[run.name] for run in swept])
         for arm, swept in sweep.arms.items()
     ]
     results: Results = {"sweep": sweep.name, "axes": list(sweep.axes), "arms": arms, "runs": runs}
@@ -50,6 +52,7 @@ def collect(store: Store, sweep: Sweep, failures: Mapping[str, str] | None = Non
     voted = [n for n in alone if n in last_tests and last_tests[n][MAJORITY] is not None]
     by_majority = ByMajority(store, tests, voted)
     results["baselines"] = findings(counted, by_majority, sweep, last_tests)
+    results["baselines"]["any_of"] = [*at_as_many(arms, asked_again_pairs(sweep))]
     declaration = read_declaration(store, sweep.name)
     if declaration is not None:
         results["declared"] = _declared(store, sweep, counted, declaration, runs)
@@ -150,6 +153,7 @@ def _test(iteration: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
     voted, believed = metrics.get("majority"), metrics.get("believe_the_prover")
     of_prover = {
         "believed_accuracy": believed and believed["accuracy"],
+        "without_prover": believed and believed.get("without_prover"),
         "shows_checking": shows_checking(metrics),
     }
     counts = {key: metrics.get(key) for key in ("episodes", "distinct_problems")}
@@ -158,12 +162,26 @@ def _test(iteration: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
         "iteration": iteration,
         **figures,
         MAJORITY: voted and voted["accuracy"],
+        "any_of": metrics.get("any_of"),
         **of_prover,
         **counts,
+        **_tokens(metrics),
+    }
+
+
+def _tokens(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """How many tokens all agents wrote and read in an episode, in the mean."""
+    names = dict(zip(TOKENS, ("completion_tokens", "prompt_tokens"), strict=True))
+    return {
+        name: metrics[key] / metrics["episodes"]
+        if metrics.get(key) is not None and metrics.get("episodes")
+        else None
+        for name, key in names.items()
     }
 
 
 def _arm(
+    store: Store,
     sweep: Sweep,
     counted: Counted,
     arm: Sequence[str],
@@ -187,6 +205,9 @@ def _arm(
         if len(run["tests"]) > 1
     ]
     values["gain"] = _over_runs(gains)
+    for kind in TOKENS:
+        values[kind] = _over_runs([run["tests"][-1][kind] for run in tested])
+    values["any_of"] = any_of_tests(store, tested, of_arm, _over_runs)
     attacks = {label: _attack(counted, label, swept, runs, of_arm) for label in sweep.attacks}
     return values | ({"attacks": attacks} if attacks else {})
 
@@ -234,14 +255,20 @@ def _over_runs(values: Sequence[float | None]) -> dict[str, float] | None:
     return {"mean": mean, "lowest": min(measured), "highest": max(measured)}
 
 
-def write(store: Store, results: Results) -> str:
-    """Write results.json, README.md and arms.svg of the sweep; where they lie."""
-    root = f"sweeps/{results['sweep']}"
-    store.put(f"{root}/results.json", json.dumps(results, indent=2, sort_keys=False).encode())
-    store.put(f"{root}/README.md", page(results).encode())
-    store.put(f"{root}/arms.svg", arms_svg(_points(results)).encode())
-    local = store.local_path(f"{root}/README.md")
-    return str(local) if local is not None else f"{store.url}/{root}/README.md"
+def write(store: Store, sweep: Sweep, results: Results, out: Store | None = None) -> str:
+    """Write results.json, cells.parquet, README.md and arms.svg of the sweep; where they lie.
+
+    That is beside its runs, under sweeps/NAME; with `out` at the top of that store.
+    """
+    to, root = (store, f"sweeps/{results['sweep']}/") if out is None else (out, "")
+    table, left_out = cells(store, sweep)
+    results = {**results, "cells": {"verdicts": table.num_rows, "left_out": left_out}}
+    to.put(f"{root}cells.parquet", as_parquet(table))
+    to.put(f"{root}results.json", json.dumps(results, indent=2, sort_keys=False).encode())
+    to.put(f"{root}README.md", page(results).encode())
+    to.put(f"{root}arms.svg", arms_svg(_points(results)).encode())
+    local = to.local_path(f"{root}README.md")
+    return str(local) if local is not None else f"{to.url}/{root}README.md"
 
 
 def _points(results: Results) -> list[tuple[str, Mapping[str, Any]]]:

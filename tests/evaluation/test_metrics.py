@@ -9,7 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nip_core.errors import DatasetError
-from nip_core.evaluation.baselines import believe_the_prover, majority
+from nip_core.evaluation.baselines import (
+    believe_the_prover,
+    believed_line,
+    left_out_words,
+    majority,
+)
 from nip_core.evaluation.intervals import wilson
 from nip_core.evaluation.metrics import evaluate, mean_by_problem, paired_difference
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
@@ -371,9 +376,29 @@ def test_the_prover_is_believed_to_the_letter(episodes_of, generations_of, text,
     assert found["agents"] == {}
 
 
-def test_a_prover_that_said_nothing_makes_no_decision(episodes_of, generations_of) -> None:
+def test_where_no_prover_spoke_there_is_nobody_to_believe(episodes_of, generations_of) -> None:
+    """As where the verifier rejects before the prover's turn: that is no mistake of believing."""
+    episodes = episodes_of({"y": 1}, {"y": 0}, {"y": 0}, {"y": 0})
+    spoken = generations_of(
+        {"episode": "e0", "text": "they match"},
+        {"episode": "e1", "text": "they differ"},
+        {"episode": "e2", "agent": "verifier", "text": "Decision: reject"},
+        {"episode": "e3", "text": "", "invalid_reason": "empty answer"},
+    )
+    found = believe_the_prover(episodes, spoken, CLAIMS)
+    assert (found["episodes"], found["without_prover"]) == (2, 2)
+    assert (found["accuracy"], found["soundness"], found["no_decision_rate"]) == (1.0, 1.0, 0.0)
+    assert left_out_words(found) == "2 episodes in which no prover spoke left out"
+    # What is on record in metrics-<split>.json keeps its count.
+    before = believe_the_prover(episodes, spoken, CLAIMS, counts_silence=True)
+    assert (before["episodes"], before["accuracy"]) == (4, 0.5) and "without_prover" not in before
+    assert "counted as wrong" in left_out_words(before)
+
+
+def test_of_provers_that_never_spoke_nothing_is_known(episodes_of, generations_of) -> None:
     found = believe_the_prover(episodes_of({"decision": 1}), generations_of(), CLAIMS)
-    assert found["no_decision_rate"] == 1.0
+    assert (found["accuracy"], found["without_prover"]) == (None, 1)
+    assert believed_line({"believe_the_prover": found}) is None
 
 
 @pytest.mark.parametrize(

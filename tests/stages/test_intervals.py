@@ -4,17 +4,21 @@ import json
 
 import pyarrow as pa
 import pytest
+from handmade import REJECT, Rollouts
 
 from nip_core.errors import CorruptionError
+from nip_core.evaluation.baselines import believe_the_prover, majority
 from nip_core.evaluation.intervals import wilson
 from nip_core.evaluation.metrics import evaluate
+from nip_core.parameters import load_parameters
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.schema import EPISODES
-from nip_core.rollouts.tables import RolloutTables
+from nip_core.rollouts.tables import RolloutTables, build_tables, commit_shard, join_shards
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
+from nip_core.scenarios import find_scenario
 from nip_core.stages import intervals
-from nip_core.stages.intervals import shown_metrics, split_by_of
+from nip_core.stages.intervals import BELIEVED, VOTED, shown_metrics, split_by_of
 
 SETTINGS = {"seed": 3, "scenario": "code_validation"}
 
@@ -68,6 +72,42 @@ def test_a_document_is_what_is_shown_and_a_damaged_one_is_named(tmp_path):
     run.store.put(path, b"{")
     with pytest.raises(CorruptionError, match=r"0000/intervals-test\.json"):
         shown_metrics(run, 0, TEST, metrics, SETTINGS)
+
+
+@pytest.fixture
+def answered(tmp_path):
+    """A committed test of six plays: the prover spoke in four, and was right in three of these."""
+    rows, run = Rollouts("a"), RunStore(open_store(tmp_path), "a")
+    for i, said in enumerate(["They differ.", "They match.", "They differ.", "They differ."]):
+        rows.add(i, 0, ["Question: why?", f"Answer: {said}", REJECT], (0, 0))
+    rows.add(4, 0, [REJECT], (0, 0)).add(5, 0, [REJECT], (0, 0))
+    for row in rows.episodes[-2:]:
+        row |= {"problem": "p0", "question_id": "q0"}  # so one is played three times
+    tables = build_tables(rows.episodes, rows.generations)
+    commit_shard(run.store, run.rollouts(0, TEST), "0000", tables)
+    join_shards(run.store, run.rollouts(0, TEST), ["0000"])
+    return run, tables
+
+
+@pytest.mark.parametrize("has_document", [False, True])
+def test_baselines_that_an_earlier_version_did_not_write_are_made_anew(answered, has_document):
+    run, tables = answered
+    settings = {"run_name": "a", "dataset": "problems", "interaction_protocol": "nip"}
+    settings = load_parameters(settings).to_dict()
+    both = tables.episodes, tables.generations
+    claims = find_scenario("code_validation").claims
+    old = believe_the_prover(*both, claims, counts_silence=True)
+    metrics = {**evaluate(*both), BELIEVED: old, VOTED: majority(tables.episodes)}
+    document = {"questions": 4, "bounds": {}, "intervals": {}}
+    if has_document:
+        run.store.put(run.intervals(0, TEST), json.dumps(document).encode())
+    assert old["accuracy"] == 0.5
+    shown = shown_metrics(run, 0, TEST, metrics, settings)
+    assert shown[BELIEVED]["accuracy"] == 0.75 and shown[BELIEVED]["without_prover"] == 2
+    assert [row["k"] for row in shown["any_of"]] == [1] and shown[VOTED] == metrics[VOTED]
+    # Without the rollouts it is what is on record.
+    gone = RunStore(run.store, "b")
+    assert shown_metrics(gone, 0, TEST, metrics, settings)[BELIEVED] == old
 
 
 def test_a_scenario_that_is_not_here_splits_by_questions_alone():

@@ -23,13 +23,17 @@ from nip_core.sweep.results import collect
 ARMS = ("adp", "alone", "random")
 
 
-def written(folder, url, scenario, count=3):
-    """Two seeds of a game, of its verifier alone, and of random text in the prover's place."""
+def written(folder, url, scenario, count=3, plays=1):
+    """Two seeds of a game, of its verifier alone, and of random text in the prover's place.
+
+    The verifier alone plays each problem so many times.
+    """
     verifier, prover = (
         {"model_provider": "OpenAI", "base_url": url, "model_name": name, "freeze_agent": True}
         for name in ("verifier", "prover")
     )
     alone = {"interaction_protocol": "solo_verifier", "agents": {"verifier": verifier}}
+    alone |= {"rl.num_test_iterations": plays} if plays > 1 else {}
     random = {"agents": {"verifier": verifier, "prover": {"is_random": True}}}
     config = {
         "run_name": "scripted",
@@ -104,6 +108,33 @@ def test_nothing_is_said_of_problems_that_tell_nothing(tmp_path, monkeypatch):
     assert remarks(tree.read_json(tree.metrics(0, "test")), 0.625) == []  # nor in its report
     run = RunStore(store, "leak-adp-1")
     assert run.read_json(run.metrics(0, "test"))["believe_the_prover"]["accuracy"] == 1.0
+
+
+def test_an_arm_stands_beside_as_many_verdicts_as_make_its_tokens(tmp_path, monkeypatch):
+    store, results = results_of(tmp_path, monkeypatch, "checks", "arithmetic", 2, 3)
+    [adp, alone] = results["arms"]
+    [test] = alone["any_of"]  # untrained, as nothing is trained here
+    assert test["iteration"] == 0 and [row["k"] for row in test["rows"]] == [1, 2, 3]
+    assert adp["any_of"] == []
+    for k, row in enumerate(test["rows"], 1):
+        assert row["generated_tokens"] == pytest.approx(k * alone["generated_tokens"]["mean"])
+        seen = [run["tests"][-1]["any_of"][k - 1] for run in results["runs"][2:]]
+        for rate in ("soundness", "completeness"):
+            assert row[rate]["mean"] == pytest.approx(sum(one[rate] for one in seen) / 2)
+            low, high = row[rate].get("ci95", (0, 1))
+            assert low <= row[rate]["mean"] <= high
+    assert test["rows"][0]["soundness"]["mean"] == pytest.approx(alone["soundness"]["mean"])
+    [beside] = results["baselines"]["any_of"]
+    own, theirs = beside["generated_tokens"]
+    assert (beside["arm"], beside["baseline"]) == ("adp", "alone")
+    assert theirs <= own + 1 or beside["k"] == 1
+    assert beside["soundness"] == adp["soundness"]
+    assert beside["any_of"] == [{"iteration": 0, **test["rows"][beside["k"] - 1]}]
+    text = page(results)
+    assert "## Asked again" in text and "| alone | untrained | 3 |" in text
+    assert f"| alone, untrained | {beside['k']} |" in text
+    assert "Any of k plays" in report_of(store, "leak-alone-1")
+    assert "Any of k plays" not in report_of(store, "leak-adp-1")
 
 
 def test_a_verifier_alone_that_is_asked_again_counts_by_its_majority(tmp_path):

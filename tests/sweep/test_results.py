@@ -1,28 +1,37 @@
 """A sweep's table is made of what its runs have on record."""
 
 import asyncio
+import io
 import json
 import re
+from collections import defaultdict
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from small_game import FEW, train_here, write_config
 
+from nip_core.errors import SettingsError
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import open_store
+from nip_core.run_store.store import open_store, walk
+from nip_core.sweep.cells import as_parquet
+from nip_core.sweep.cells import cells as cells_of
 from nip_core.sweep.counted import Counted, LastTest
 from nip_core.sweep.counted import rate as rate_of
 from nip_core.sweep.declaration import settings_digest
 from nip_core.sweep.page import AFTER_ATTACK, METRICS, page, table
 from nip_core.sweep.plan import read_sweep
 from nip_core.sweep.results import collect, write
+from nip_prefect.flows.sweep import sweep as sweep_command
 
 RATES = ("accuracy", "completeness", "soundness", "always_fail_rate")
 
 
-@pytest.fixture
-def sweep(tmp_path):
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
     """Two arms of two seeds; those of the first are finished."""
+    tmp_path = tmp_path_factory.mktemp("sweep")
     config = write_config(tmp_path, rl=FEW, dataset_options={"max_test_size": 8})
     file = {
         "name": "small",
@@ -93,16 +102,76 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
         record = RunStore(store, run.name).open()
         assert settings_digest(record.parameters) == settings_digest(run.parameters.to_dict())
 
-    place = write(store, results)
+    place = write(store, sweep, results)
     assert place.endswith("sweeps/small/README.md")
-    assert json.loads(store.get("sweeps/small/results.json")) == results
+    written = json.loads(store.get("sweeps/small/results.json"))
+    assert written == {**results, "cells": {"verdicts": 44, "left_out": []}}
     svg = store.get("sweeps/small/arms.svg").decode()
     assert re.search(r">\s*adp\s*<", svg) and re.search(r">\s*nip\s*<", svg)
 
     # A run that can't be read keeps nobody from seeing the others.
+    before = store.get("small-adp-1/run.json")
     store.put("small-adp-1/run.json", b"{")
     [first, *_] = collect(store, sweep)["runs"]
     assert first["status"] == "damaged" and "small-adp-1" in first["failure"]
+    store.put("small-adp-1/run.json", before)
+
+
+def test_every_figure_of_an_arm_can_be_made_anew_of_the_verdicts_beside_it(sweep, tmp_path):
+    store, out = open_store(sweep.run_store), open_store(tmp_path)
+    write(store, sweep, collect(store, sweep), out)
+    file = out.get("cells.parquet")
+    table, results = pq.read_table(io.BytesIO(file)), json.loads(out.get("results.json"))
+    assert "Each of the 44 verdicts is in `cells.parquet`" in out.get("README.md").decode()
+    rows = table.to_pylist()
+    [arm, empty] = results["arms"]
+    last = {row["iteration"] for row in rows if row["attack"] is None} - {0}
+    own = [row for row in rows if row["attack"] is None and row["iteration"] in last]
+    chosen = [row for row in rows if (row["attack"], row["n"]) == ("chosen", 3)]
+    for figures, cells in ((arm, own), (arm["attacks"]["chosen"], chosen)):
+        for rate, label in {"completeness": 1, "soundness": 0}.items():
+            by_run = defaultdict(list)
+            for row in cells:
+                if row["y"] == label:
+                    by_run[row["run"]].append(row["decision"] == label)
+            means = [sum(right) / len(right) for right in by_run.values()]
+            assert figures[rate]["mean"] == pytest.approx(sum(means) / len(means))
+            assert len(means) == figures["finished"]
+    assert empty["soundness"] is None and {row["axis_interaction_protocol"] for row in rows} == {
+        "adp"
+    }
+    assert {row["n"] for row in rows if row["attack"] == "chosen"} == {1, 3}
+    # The order and the bytes follow from the verdicts.
+    keys = [(row["run"], row["attack"] or "", row["iteration"], row["n"] or 0) for row in rows]
+    assert keys == sorted(keys) and len(file) < 10_000
+    assert as_parquet(cells_of(store, sweep)[0]) == file
+
+
+def test_what_is_there_of_a_sweep_is_collected_and_nothing_is_started(sweep, tmp_path, capsys):
+    file = Path(sweep.config).with_name("sweep.yaml")
+    before = {*walk(open_store(sweep.run_store), "")}
+    sweep_command(file, collect_only=True, out=tmp_path / "out")
+    assert "| adp | 2 | " in capsys.readouterr().out
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"README.md", "arms.svg", "cells.parquet", "results.json"}
+    assert {*walk(open_store(sweep.run_store), "")} == before
+    # Results would keep whoever wants to declare what it will show from it.
+    with pytest.raises(SettingsError, match="no run of sweep 'small' has begun in"):
+        sweep_command(file, [f"run_store={tmp_path}"], collect_only=True)
+    with pytest.raises(SettingsError, match="--out"):
+        sweep_command(file, dry_run=True, out=tmp_path)
+
+
+def test_a_run_whose_verdicts_cannot_be_read_is_named_and_the_others_are_there(sweep, tmp_path):
+    whole, damaged = open_store(sweep.run_store), open_store(tmp_path)
+    for path in walk(whole, ""):
+        damaged.put(path, whole.get(path))
+    place = "small-adp-2/iterations/0000/rollouts/test"
+    [file] = [name for name in damaged.list(place) if name.startswith("episodes-")]
+    damaged.put(f"{place}/{file}", b"no Parquet")
+    table, [left_out] = cells_of(damaged, sweep)
+    assert f"{place}/{file}" in left_out
+    assert {*table["run"].to_pylist()} == {"small-adp-1"}
 
 
 def test_texts_stay_in_their_cells():

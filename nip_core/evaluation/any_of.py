@@ -1,0 +1,114 @@
+"""Rejecting where any of k plays of a problem rejects: what a verifier finds by asking again.
+
+any_of     soundness, completeness and tokens for each k, from several plays of each problem
+shares     by problem the chance that k of its plays, drawn without order, lead to the right verdict
+
+Where a verifier may err in one direction alone, as one that checks a step of a calculation does,
+this is what a protocol has to beat at as many tokens, rather than the majority of the plays: who
+sees a mistake once has seen it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import comb
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nip_core.evaluation.spread import Asked, Floats
+from nip_core.protocols import ACCEPT, NO_DECISION, REJECT
+
+_RATES: Mapping[str, tuple[int, ...]] = {
+    "accuracy": (0, 1),
+    "completeness": (1,),
+    "soundness": (0,),
+}
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The plays of one problem."""
+
+    question_id: str
+    y: int
+    right: Floats
+    """For k = 1, 2, ... the share of all choices of k plays that lead to the right verdict."""
+
+
+def any_of(
+    episodes: pa.Table,
+    generations: pa.Table | None = None,
+    *,
+    seed: int = 0,
+    questions: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]] | None:
+    """Figures of a verifier that plays a problem k times and rejects it where any play does.
+
+    One row for each ``k`` from 1 to the number of plays: ``accuracy``, ``completeness`` and
+    ``soundness`` in [0, 1], each problem counting once, with 95 % intervals under ``…_ci95``; and,
+    with the `generations` of these episodes, ``prompt_tokens`` and ``generated_tokens``: of all
+    agents, a problem, in the mean. Each is the mean over all choices of k of a problem's plays, so
+    without bias, whichever were played first. None where no problem was played more than once.
+    `questions` are those of `evaluate`.
+    """
+    by_problem = shares(episodes)
+    if len(by_problem) == episodes.num_rows:
+        return None
+    spread = Asked(seed, questions).spread(ids := sorted(by_problem))
+    labels = np.array([by_problem[problem].y for problem in ids])
+    right = np.array([by_problem[problem].right for problem in ids])
+    tokens = _tokens_a_play(episodes, generations)
+    rows = []
+    for k in range(1, right.shape[1] + 1):
+        row: dict[str, Any] = {"k": k}
+        for rate, among in _RATES.items():
+            here = np.flatnonzero(np.isin(labels, among))
+            values = right[here, k - 1]
+            interval = spread.mean_share(here, values) if len(here) else None
+            row[rate] = float(values.mean()) if len(here) else None
+            row[f"{rate}_ci95"] = None if interval is None else list(interval)
+        rows.append(row | {name: k * count for name, count in tokens.items()})
+    return rows
+
+
+def shares(episodes: pa.Table) -> dict[str, Shares]:
+    """By problem, what its plays come to, for k up to the fewest plays of a problem.
+
+    k plays reject where one of them does; else they accept where one of them does. A failed play
+    has no decision.
+    """
+    decisions: dict[str, list[int]] = {}
+    facts: dict[str, tuple[str, int]] = {}
+    columns = ["problem", "question_id", "y", "decision", "outcome"]
+    for row in episodes.select(columns).to_pylist():
+        decided = NO_DECISION if row["outcome"] == "failed" else row["decision"]
+        decisions.setdefault(row["problem"], []).append(decided)
+        facts[row["problem"]] = row["question_id"], row["y"]
+    most = min((len(plays) for plays in decisions.values()), default=0)
+    return {
+        problem: Shares(*facts[problem], _right(plays, facts[problem][1], most))
+        for problem, plays in decisions.items()
+    }
+
+
+def _right(plays: list[int], y: int, most: int) -> Floats:
+    """For k = 1 to `most`, the share of the choices of k of these plays that judge `y` rightly."""
+    count, rejecting, accepting = len(plays), plays.count(REJECT), plays.count(ACCEPT)
+    shares = []
+    for k in range(1, most + 1):
+        none_rejects = comb(count - rejecting, k) / comb(count, k)
+        none_decides = comb(count - rejecting - accepting, k) / comb(count, k)
+        shares.append(none_rejects - none_decides if y else 1 - none_rejects)
+    return np.array(shares)
+
+
+def _tokens_a_play(episodes: pa.Table, generations: pa.Table | None) -> dict[str, float]:
+    """How many tokens all agents read and wrote in a play, in the mean."""
+    if generations is None:
+        return {}
+    columns = {"prompt_tokens": "prompt_tokens", "generated_tokens": "completion_tokens"}
+    return {
+        name: int(np.sum(generations[column].to_numpy(), dtype=np.int64)) / episodes.num_rows
+        for name, column in columns.items()
+    }
