@@ -87,11 +87,18 @@ async def merged(
         else:
             await ready.put((index, end))
 
-    # 1. One task for each iterator.
-    pumps = [asyncio.create_task(pump(i, iterator)) for i, iterator in enumerate(iterators)]
+    # 1. One task for each iterator, begun one after the other: others have their turn.
+    pumps: list[asyncio.Task[None]] = []
+
+    async def begin() -> None:
+        for index, iterator in enumerate(iterators):
+            pumps.append(asyncio.create_task(pump(index, iterator)))
+            await asyncio.sleep(0)
+
+    beginning = asyncio.create_task(begin())
     try:
         # 2. What comes, until all have ended or one fails.
-        left = len(pumps)
+        left = len(iterators)
         while left:
             index, item = await ready.get()
             if index < 0:
@@ -102,9 +109,10 @@ async def merged(
                 yield index, item
     finally:
         # 3. Those that still run abandon their requests.
-        for task in pumps:
+        begun = [beginning, *pumps]
+        for task in begun:
             task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        await asyncio.gather(*begun, return_exceptions=True)
 
 
 def closing(iterator: AsyncIterator[_T]) -> aclosing[AsyncGenerator[_T, None]]:
