@@ -15,7 +15,8 @@ agenda      what the run has to do, said at its start (stage_times: what its sta
 Before the first, and around all:
 
 prepare     everything that is checked before anything is held or started; by itself or with
-            estimate, shutdown_dates, origin (models of other runs), from_hub, attack
+            estimate, room (on the disks), shutdown_dates, origin (models of other runs), from_hub,
+            attack
 session     what all stages of a run share in one process: settings, game, store, lease, client,
             own_server, kept_models, feeders with trackers, budget with spending
 checks      what only a server can say (engine_sizes, too_long)
