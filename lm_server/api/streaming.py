@@ -48,7 +48,7 @@ async def send_events(
             if not response.prepared:
                 raise
             await _send(request, response, b"data: " + error_body(error) + b"\n\n")
-        await response.write_eof()
+        await send_end(response)
         return response
 
 
@@ -57,6 +57,14 @@ async def _send(request: web.Request, response: web.StreamResponse, data: bytes)
         if not response.prepared:
             await response.prepare(request)
         await response.write(data)
+    except ConnectionError as error:
+        raise ClientGone from error
+
+
+async def send_end(response: web.StreamResponse) -> None:
+    """End a response that was begun. Raises ClientGone: the last piece may not have gone out."""
+    try:
+        await response.write_eof()
     except ConnectionError as error:
         raise ClientGone from error
 
