@@ -2,10 +2,11 @@
 
 run                what takes long for many bytes, in a thread where they are many
 check_file         the same for uploads, which take longer still
+follow_form        the same for an answer that has to have a form
 give_memory_back   lets the system have what was freed
 
-One thread for each kind, and not one per request: threads that compute take turns with the event
-loop's, and each of them delays it.
+A thread or two for each kind, and not one per request: threads that compute take turns with the
+event loop's, and each of them delays it.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ LARGE_BYTES = 64 * 1024
 # Apart from each other: a file's check may take long, and no chat should wait for it.
 _bodies = ThreadPoolExecutor(1, "large-bodies")
 _files = ThreadPoolExecutor(1, "uploads")
+_forms = ThreadPoolExecutor(2, "grammars")  # whose library works without the interpreter's lock
 
 _T = TypeVar("_T")
 
@@ -36,6 +38,11 @@ async def run(size: int, work: Callable[..., _T], *arguments: Any) -> _T:
 async def check_file(work: Callable[..., _T], *arguments: Any) -> _T:
     """``work(*arguments)``, after the files before."""
     return await asyncio.get_running_loop().run_in_executor(_files, work, *arguments)
+
+
+async def follow_form(work: Callable[..., _T], *arguments: Any) -> _T:
+    """``work(*arguments)``, which makes a grammar: of a large one that takes seconds."""
+    return await asyncio.get_running_loop().run_in_executor(_forms, work, *arguments)
 
 
 def give_memory_back() -> None:

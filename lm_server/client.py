@@ -11,6 +11,7 @@ a server's files, while it does not run   examine, stored_ids, collectable files
              read_state, remove), import_models, find_model, lay_out_adapter, and names in a
              state directory
 published adapters   public_probe
+room on a disk   want_of_space, MIN_FREE_BYTES
 processes    identities of processes, ending with a parent, the end of a log
 vLLM         describe_vllm; served_lora_rank, DEFAULT_LORA_RANK, LARGEST_LORA_RANK
 
@@ -58,7 +59,7 @@ from nip_lm_server.processes import (
 from nip_lm_server.serving.lay_out_adapter import LaidOut, lay_out_adapter
 from nip_lm_server.spec import EngineSpec, ServerSpec, base_served_name
 from nip_lm_server.state.directory import DATABASE, FILES, KEY_FILE, MODELS, StateError
-from nip_lm_server.state.disk import MANIFEST
+from nip_lm_server.state.disk import MANIFEST, MIN_FREE_BYTES, want_of_space
 from nip_lm_server.state.examine import Examined, examine, stored_ids
 from nip_lm_server.state.garbage import State, StateInUseError, read_state, remove
 from nip_lm_server.state.import_models import find_model, import_models
@@ -88,6 +89,7 @@ __all__ = [
     "MANIFEST",
     "METHOD_HYPERPARAMETERS",
     "MIN_EXAMPLES",
+    "MIN_FREE_BYTES",
     "MODELS",
     "OLDEST_DRIVERS",
     "SERVER_VERSION",
@@ -139,6 +141,7 @@ __all__ = [
     "stored_ids",
     "to_jsonl",
     "validate",
+    "want_of_space",
     "watch_parent",
 ]
 

@@ -37,6 +37,7 @@ from nip_lm_server.state.directory import (
     remove_card,
     try_lock,
 )
+from nip_lm_server.state.disk import want_of_space
 from nip_lm_server.version import SERVER_VERSION
 
 STOP_GRACE_S = 20.0
@@ -58,7 +59,8 @@ Late = Callable[[], bool]
 class OwnerError(Exception):
     """No server could be had; the message says why and carries the end of its log.
 
-    `reason` is the server's own word, in one line, where it refused to start.
+    `reason` says in one line what does not pass by itself: the server's own word where it refused
+    to start, or what is wrong with its disk.
     """
 
     def __init__(self, message: str, reason: str | None = None):
@@ -109,7 +111,7 @@ def start_or_attach(
     Once `given_up` says so, from whatever thread, the server is not waited for any longer.
 
     Raises ServerConflictError if a live server is configured otherwise or has another version,
-    OwnerError if none answers within `timeout_s`.
+    OwnerError if none answers within `timeout_s`, and at once for what does not pass by itself.
     """
     state_dir = state_dir.expanduser().resolve()
     deadline = time.monotonic() + timeout_s
@@ -117,8 +119,10 @@ def start_or_attach(
     def late() -> bool:
         return given_up() or time.monotonic() > deadline
 
-    # 1. A directory that is a server's, or is to be one.
+    # 1. A directory that is a server's, or is to be one, with room for what it writes.
     try:
+        if (problem := want_of_space(state_dir)) is not None:
+            raise StateError(f"no room for a server in {state_dir}: {problem}; free space there")
         check_state_dir(state_dir, spec.replies)
         state_dir.mkdir(parents=True, exist_ok=True)
         state_dir.chmod(0o700)
@@ -128,14 +132,22 @@ def start_or_attach(
     except StateError as error:
         raise OwnerError(str(error), str(error)) from None
     except (OSError, ValueError) as error:
-        raise OwnerError(f"the state directory {state_dir} can't be used: {error}") from None
+        raise _unusable(state_dir, error) from None
     # 2. The server that it has, or a new one; one caller at a time.
-    with _exclusive(state_dir, late):
-        while (card := _live_card(state_dir, late)) is not None:
-            handle = _attach(card, configuration_digest, key, state_dir, late)
-            if handle is not None:
-                return handle
-        return _start(spec, state_dir, key, late, os.environ if env is None else env)
+    try:
+        with _exclusive(state_dir, late):
+            while (card := _live_card(state_dir, late)) is not None:
+                handle = _attach(card, configuration_digest, key, state_dir, late)
+                if handle is not None:
+                    return handle
+            return _start(spec, state_dir, key, late, os.environ if env is None else env)
+    except OSError as error:
+        raise _unusable(state_dir, error) from None
+
+
+def _unusable(state_dir: Path, error: Exception) -> OwnerError:
+    message = f"the state directory {state_dir} can't be used: {error}"
+    return OwnerError(message, message)
 
 
 def is_running(handle: ServerHandle) -> bool:
@@ -236,11 +248,11 @@ def _attach(
             f"{where} runs engine {card.engine!r} with model {card.model!r} and is configured "
             "otherwise than asked: stop it first, or use another state directory"
         )
-    problem = _wait_healthy(card, key, late)
+    problem, lasting = _wait_healthy(card, key, late)
     if problem is not None:
         if not card.is_alive():
             return None
-        raise OwnerError(f"{where} is not healthy: {problem}\n{_log_tail(state_dir)}")
+        raise _unhealthy(where, problem, lasting, state_dir)
     return ServerHandle(card.url, key, card.pid, False, state_dir)
 
 
@@ -280,9 +292,9 @@ def _start(
     handle = ServerHandle("", key, process.pid, True, state_dir)
     try:
         card = _wait_card(process, state_dir, late)
-        problem = _wait_healthy(card, key, late)
+        problem, lasting = _wait_healthy(card, key, late)
         if problem is not None:
-            raise OwnerError(f"the server is not healthy: {problem}\n{_log_tail(state_dir)}")
+            raise _unhealthy("the server", problem, lasting, state_dir)
     except BaseException:
         stop(handle, grace_s=1.0)
         raise
@@ -309,30 +321,42 @@ def _wait_card(process: "subprocess.Popen[bytes]", state_dir: Path, late: Late) 
         time.sleep(_POLL_S)
 
 
-def _wait_healthy(card: ServerCard, key: str, late: Late) -> str | None:
-    """None once the server is healthy and takes our key, otherwise what was wrong at the end."""
+def _unhealthy(server: str, problem: str, lasting: bool, state_dir: Path) -> OwnerError:
+    message = f"{server} is not healthy: {problem}"
+    # What does not pass by itself is known by now, and in the log is nothing more of it.
+    reason = f"{message} (its state is in {state_dir})" if lasting else None
+    return OwnerError(f"{message}\n{_log_tail(state_dir)}", reason)
+
+
+def _wait_healthy(card: ServerCard, key: str, late: Late) -> tuple[str | None, bool]:
+    """None once the server is healthy and takes our key, otherwise what was wrong at the end.
+
+    With it: whether that does not pass by itself, so that it is not waited for.
+    """
     while True:
-        problem = _health_problem(card.url, key)
-        if problem is None or not card.is_alive() or late():
-            return problem
+        problem, lasting = _health_problem(card.url, key)
+        if problem is None or lasting or not card.is_alive() or late():
+            return problem, lasting
         time.sleep(10 * _POLL_S)
 
 
-def _health_problem(url: str, key: str) -> str | None:
+def _health_problem(url: str, key: str) -> tuple[str | None, bool]:
     try:
         status, body = _get(url, "/health", key)
         if status != 200:
             told = json.loads(body)
+            if lasting := told.get("lasting"):
+                return "; ".join(lasting), True
             problems = told.get("problems", [])
             # An engine that leaves its device to a training comes back by itself.
             if not problems or len(problems) > len(told.get("lent_to_training", [])):
-                return "; ".join(problems) or f"HTTP {status}"
+                return "; ".join(problems) or f"HTTP {status}", False
         status, _ = _get(url, "/nip/status", key)
         if status == 401:
-            return "it does not take the key in its state directory"
+            return "it does not take the key in its state directory", True
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    return None
+        return f"{type(error).__name__}: {error}", False
+    return None, False
 
 
 def _get(url: str, path: str, key: str) -> tuple[int, bytes]:

@@ -144,6 +144,9 @@ async def _serve(start: Start, keys: KeyRing, listener: socket.socket, digest: s
         raise StartError(str(error)) from None
     except OSError as error:
         raise StartError(f"can't start with the state directory {state_dir}: {error}") from None
+    # What is there by now stays. Looking through all of it for garbage takes a quarter of a second
+    # with torch, in which nobody is answered, and a large body would have it looked through.
+    gc.freeze()
     if keys.open_to_all:
         _log.warning(
             "--no-auth: every program and user of this machine may use, train and stop this server"

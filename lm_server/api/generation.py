@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
@@ -59,7 +60,8 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
         if engine.upstream is not None:
             response, _ = await services.proxy.forward(request, engine.upstream, "/tokenize", raw)
             return response
-        tokens = await engine.tokenize(model, messages)
+        asked = GenerationRequest(model=model, messages=messages, body_bytes=len(raw))
+        tokens = await engine.tokenize(asked)
         return json_response(
             {"tokens": tokens, "count": len(tokens), "max_model_len": engine.max_model_len}
         )
@@ -82,8 +84,10 @@ async def _answer(request: web.Request, shape: Shape) -> web.StreamResponse:
             services.metrics.add_tokens(kind, *tokens)
             return response
         # 3. one of ours does: at once, or piece by piece.
-        asked = await aside.run(len(raw), shape.parse, body)
+        asked = await aside.run(len(raw), shape.parse, body, len(raw))
         check_capabilities(asked.first, engine, chat=shape.is_chat)
+        if len(asked.prompts) > 1:
+            asked = replace(asked, prompts=await engine.read_prompts(asked.prompts))
         stream = asked.delivery.stream
         head: dict[str, Any] = {
             "id": f"{shape.id_prefix}-{_id_suffix}-{next(_ids)}",
@@ -116,7 +120,10 @@ async def _generate_all(
     try:
         # A group, so that no prompt goes on for an answer that nobody will get.
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(engine.generate(prompt)) for prompt in prompts]
+            tasks = []
+            for prompt in prompts:
+                tasks.append(group.create_task(engine.generate(prompt)))
+                await asyncio.sleep(0)  # others have their turn
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]

@@ -67,7 +67,7 @@ class Delivery:
 # Bodies
 
 
-def parse_chat(body: Mapping[str, Any]) -> tuple[GenerationRequest, Delivery]:
+def parse_chat(body: Mapping[str, Any], body_bytes: int = 0) -> tuple[GenerationRequest, Delivery]:
     """Check a chat completion's body. Raises ApiError 400 that names the parameter."""
     # 1. Each parameter by itself.
     values = _values(body, CHAT_PARAMETERS, ("model", "messages"))
@@ -76,13 +76,12 @@ def parse_chat(body: Mapping[str, Any]) -> tuple[GenerationRequest, Delivery]:
         raise _needs("top_logprobs", "logprobs: true")
     settle_tools(values)
     delivery = _delivery(values)
-    return GenerationRequest(
-        model=model_of(body), messages=parse_messages(body.get("messages")), **values
-    ), delivery
+    values["messages"] = parse_messages(body.get("messages"))
+    return GenerationRequest(model=model_of(body), body_bytes=body_bytes, **values), delivery
 
 
 def parse_completion(
-    body: Mapping[str, Any],
+    body: Mapping[str, Any], body_bytes: int = 0
 ) -> tuple[tuple[GenerationRequest, ...], Delivery]:
     """Check a completion's body. Raises ApiError 400 that names the parameter."""
     # 1. Each parameter by itself.
@@ -97,13 +96,11 @@ def parse_completion(
     values.setdefault("max_tokens", DEFAULT_COMPLETION_TOKENS)
     delivery = _delivery(values)
     # 3. A request for each prompt.
-    model = model_of(body)
+    values |= {"model": model_of(body), "body_bytes": body_bytes}
     prompts = _prompts(body.get("prompt"))
     if len(prompts) * values.get("n", 1) > MAX_PROMPTS:
         raise invalid_value("prompt", len(prompts), f"at most {MAX_PROMPTS} prompts times n")
-    return tuple(
-        [GenerationRequest(model=model, prompt=prompt, **values) for prompt in prompts]
-    ), delivery
+    return tuple([GenerationRequest(prompt=prompt, **values) for prompt in prompts]), delivery
 
 
 def check_passed_through(

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from aiohttp import HttpVersion11, web
 
 from nip_lm_server.api.engine_http import Answer, EngineLost
-from nip_lm_server.api.streaming import CONTENT_TYPE, ClientGone
+from nip_lm_server.api.streaming import CONTENT_TYPE, ClientGone, send_end
 from nip_lm_server.errors import ApiError
 
 RETRY_AFTER_S = 5
@@ -51,7 +51,7 @@ async def relay(
         if not stream.response.prepared:
             raise
         await stream.send(b"data: " + json.dumps(explain(error).body()).encode() + _EVENT_END)
-    await stream.end()
+    await send_end(stream.response)
     return stream.response, stream.events.usage
 
 
@@ -94,13 +94,6 @@ class _Stream:
             if not self.response.prepared:
                 await self.response.prepare(self._request)
             await self.response.write(data)
-        except ConnectionError as error:
-            raise ClientGone from error
-
-    async def end(self) -> None:
-        """End the response. Raises ClientGone."""
-        try:
-            await self.response.write_eof()
         except ConnectionError as error:
             raise ClientGone from error
 

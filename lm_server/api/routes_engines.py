@@ -16,10 +16,10 @@ from aiohttp import web
 
 from nip_lm_server.api.metrics import CONTENT_TYPE
 from nip_lm_server.api.plumbing import SERVICES, Services, json_response
-from nip_lm_server.api.routes_jobs import MIN_FREE_BYTES
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.errors import ApiError
 from nip_lm_server.serving.engine_lifecycle import Wanted
+from nip_lm_server.state.disk import want_of_space
 from nip_lm_server.version import SERVER_VERSION
 
 _ACTIONS: dict[str, Wanted] = {
@@ -162,6 +162,7 @@ def _engine(services: Services, name: str) -> dict[str, Any]:
 
 def _health(services: Services) -> dict[str, Any]:
     free, wrong = None, []
+    lasting = []  # of what is wrong, what does not pass by itself
     # 1. Engines that should run and don't, unless a training has their device.
     engines, lent = {}, []
     for name in services.pool.base_models():
@@ -173,18 +174,20 @@ def _health(services: Services) -> dict[str, Any]:
             wrong.append(f"the engine of {name!r} {base.describe_absence()}")
     first = services.pool.base(services.pool.base_models()[0])
     if not any(services.pool.is_served(name) for name in services.pool.base_models()) and not wrong:
-        wrong.append(f"the engine is {first.engine.state}")
+        lasting.append(f"the engine is {first.engine.state}, and nobody wants it to run")
     # 2. The disk.
     try:
         free = shutil.disk_usage(services.state_dir).free
-        if free < MIN_FREE_BYTES:
-            wrong.append(f"the disk has only {free} bytes left")
+        if (problem := want_of_space(services.state_dir)) is not None:
+            lasting.append(problem)
     except OSError as error:
-        wrong.append(f"the state directory can't be read: {error}")
+        lasting.append(f"the state directory can't be read: {error.strerror}")
     # 3. The queue of jobs.
     if not services.supervisor.healthy():
-        wrong.append("no jobs are being taken")
+        lasting.append("no jobs are being taken, which a restart of the server mends")
+    wrong += lasting
     return {
+        **({"lasting": lasting} if lasting else {}),
         "status": "error" if wrong else "ok",
         "problems": wrong,
         "engine_state": first.engine.state,

@@ -1,7 +1,6 @@
 """/v1/fine_tuning/jobs: create, list, retrieve, cancel, pause, resume, events, checkpoints."""
 
 import re
-import shutil
 
 from aiohttp import web
 
@@ -15,10 +14,9 @@ from nip_lm_server.api.plumbing import (
     refuse_unknown_query,
 )
 from nip_lm_server.errors import ApiError, given_twice, wrong_value
+from nip_lm_server.state.disk import want_of_space
 from nip_lm_server.wire import CreateJobRequest, parse_object
 
-MIN_FREE_BYTES = 64 * 1024 * 1024
-"""A job is refused below this: it could not end well."""
 _MAX_KEY_CHARACTERS = 255
 _METADATA_KEY = re.compile(r"metadata\[(.+)\]", re.DOTALL)
 
@@ -32,9 +30,9 @@ async def create_job(request: web.Request) -> web.StreamResponse:
 
     # Asked only for a new job: the first one's answer needs no disk.
     def admit() -> None:
-        free = shutil.disk_usage(services.state_dir).free
-        if free < MIN_FREE_BYTES:
-            raise ApiError(507, f"The server's disk has only {free} bytes left", code="disk_full")
+        problem = want_of_space(services.state_dir)
+        if problem is not None:
+            raise ApiError(507, f"The server can take no job: {problem}", code="disk_full")
 
     job, created = services.jobs.create(body, payload, key, admit)
     if created:

@@ -32,7 +32,7 @@ _CHAT_DETAILS = {
 class Asked:
     """A checked body: one request per prompt, which differ in nothing else."""
 
-    prompts: tuple[GenerationRequest, ...]
+    prompts: Sequence[GenerationRequest]
     delivery: Delivery
 
     @property
@@ -51,8 +51,8 @@ class Shape:
     chunk_object: str
     is_chat: bool
     usage_details: Mapping[str, Any]
-    parse: Callable[[Mapping[str, Any]], Asked]
-    """Check a body. Raises ApiError 400."""
+    parse: Callable[[Mapping[str, Any], int], Asked]
+    """Check a body of so many bytes. Raises ApiError 400."""
     choice: Callable[[int, Delta, Asked], dict[str, Any]]
     """Write a whole choice, by its index."""
     pieces: Callable[[int, Delta, Asked, int | None], Iterator[dict[str, Any]]]
@@ -62,8 +62,8 @@ class Shape:
 # Chats
 
 
-def _parse_chat(body: Mapping[str, Any]) -> Asked:
-    request, delivery = parse_chat(body)
+def _parse_chat(body: Mapping[str, Any], body_bytes: int) -> Asked:
+    request, delivery = parse_chat(body, body_bytes)
     return Asked((request,), delivery)
 
 
@@ -208,7 +208,7 @@ COMPLETION = Shape(
     chunk_object="text_completion",
     is_chat=False,
     usage_details={},
-    parse=lambda body: Asked(*parse_completion(body)),
+    parse=lambda body, body_bytes: Asked(*parse_completion(body, body_bytes)),
     choice=_text_choice,
     pieces=_text_pieces,
 )

@@ -48,7 +48,7 @@ async def send_events(
             if not response.prepared:
                 raise
             await _send(request, response, b"data: " + error_body(error) + b"\n\n")
-        await response.write_eof()
+        await send_end(response)
         return response
 
 
@@ -57,6 +57,14 @@ async def _send(request: web.Request, response: web.StreamResponse, data: bytes)
         if not response.prepared:
             await response.prepare(request)
         await response.write(data)
+    except ConnectionError as error:
+        raise ClientGone from error
+
+
+async def send_end(response: web.StreamResponse) -> None:
+    """End a response that was begun. Raises ClientGone: the last piece may not have gone out."""
+    try:
+        await response.write_eof()
     except ConnectionError as error:
         raise ClientGone from error
 
@@ -87,11 +95,18 @@ async def merged(
         else:
             await ready.put((index, end))
 
-    # 1. One task for each iterator.
-    pumps = [asyncio.create_task(pump(i, iterator)) for i, iterator in enumerate(iterators)]
+    # 1. One task for each iterator, begun one after the other: others have their turn.
+    pumps: list[asyncio.Task[None]] = []
+
+    async def begin() -> None:
+        for index, iterator in enumerate(iterators):
+            pumps.append(asyncio.create_task(pump(index, iterator)))
+            await asyncio.sleep(0)
+
+    beginning = asyncio.create_task(begin())
     try:
         # 2. What comes, until all have ended or one fails.
-        left = len(pumps)
+        left = len(iterators)
         while left:
             index, item = await ready.get()
             if index < 0:
@@ -102,9 +117,10 @@ async def merged(
                 yield index, item
     finally:
         # 3. Those that still run abandon their requests.
-        for task in pumps:
+        begun = [beginning, *pumps]
+        for task in begun:
             task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        await asyncio.gather(*begun, return_exceptions=True)
 
 
 def closing(iterator: AsyncIterator[_T]) -> aclosing[AsyncGenerator[_T, None]]:

@@ -9,7 +9,7 @@ What an engine can't do it says in its `capabilities`, and refuses; nothing is i
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -83,6 +83,7 @@ class GenerationRequest:
     tools: tuple[dict[str, Any], ...] = ()  # functions that the model is told of, as on the wire
     forced_tools: tuple[str, ...] = ()  # of which it must call one; none: as it likes
     parallel_tool_calls: bool = True  # whether it may call several at once
+    body_bytes: int = 0  # of all it came with: what takes long for many is done aside
 
 
 def room_for_answer(request: GenerationRequest, prompt_tokens: int, context: int) -> int:
@@ -212,6 +213,16 @@ class Engine(ABC):
         await asyncio.Event().wait()
         raise AssertionError("nobody sets this event")
 
+    async def read_prompts(
+        self, requests: Sequence[GenerationRequest]
+    ) -> Sequence[GenerationRequest]:
+        """Check the prompts of one body one after the other, with a turn for others in between.
+
+        What comes back is what `generate` and `stream` take with less work. Raises
+        EngineRequestError for the first that can't be answered.
+        """
+        return requests
+
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Answer, or raise EngineRequestError. Cancelling the await abandons the request."""
         raise EngineError(f"the engine {self.name} answers at its own address")
@@ -223,8 +234,8 @@ class Engine(ABC):
         """
         raise EngineError(f"the engine {self.name} answers at its own address")
 
-    async def tokenize(self, model: str, messages: tuple[dict[str, Any], ...]) -> tuple[int, ...]:
-        """Token ids of the prompt these messages give, generation prompt included.
+    async def tokenize(self, request: GenerationRequest) -> tuple[int, ...]:
+        """Token ids of the prompt that the messages give, generation prompt included.
 
         Raises EngineRequestError for more than COUNTED_CONTEXTS times the context.
         """

@@ -21,6 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from nip_lm_server import aside
 from nip_lm_server.engines.base import (
     COUNTED_CONTEXTS,
     Capabilities,
@@ -169,9 +170,12 @@ class DeterministicEngine(Engine):
                 prompt = {}  # said once
             await asyncio.sleep(0)  # others have their turn
 
-    async def tokenize(self, model: str, messages: tuple[dict[str, Any], ...]) -> tuple[int, ...]:
+    async def tokenize(self, request: GenerationRequest) -> tuple[int, ...]:
         """Pseudo token ids of the prompt."""
-        self._generation(model)
+        self._generation(request.model)
+        return await aside.run(request.body_bytes, self._counted_ids, request.messages)
+
+    def _counted_ids(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         tokens = _token_count(messages)
         if tokens > COUNTED_CONTEXTS * self.max_model_len:
             raise EngineRequestError(
@@ -234,17 +238,22 @@ class DeterministicEngine(Engine):
                 "the deterministic engine has no log-probabilities", "unsupported", "logprobs"
             )
         generation = self._generation(request.model)
-        messages, ids = _prompt(request)
-        prompt_tokens = _token_count(messages) if ids is None else len(ids)
-        limit = room_for_answer(request, prompt_tokens, self.max_model_len)
         # 2. Draw what becomes of it.
-        digest = self._digest(request, messages)
+        asked = await aside.run(request.body_bytes, self._read, request, generation)
         # 3. Fail or wait, as was drawn.
         self._requests += 1
         if self._replies.faults.any_transport:
-            self._maybe_fail(digest)
+            self._maybe_fail(asked.digest)
         if self._replies.latency_s.mean or self._replies.latency_s.min:
-            await asyncio.sleep(self._latency(digest))
+            await asyncio.sleep(self._latency(asked.digest))
+        return asked
+
+    def _read(self, request: GenerationRequest, generation: int) -> _Asked:
+        """A request as the rules see it. Raises EngineRequestError where it has no room."""
+        messages, ids = _prompt(request, self.max_model_len)
+        prompt_tokens = _token_count(messages) if ids is None else len(ids)
+        limit = room_for_answer(request, prompt_tokens, self.max_model_len)
+        digest = self._digest(request, messages)
         if ids is None and request.return_token_ids:
             ids = prompt_ids(messages)
         shown = ids if request.return_token_ids else None
@@ -269,8 +278,8 @@ class DeterministicEngine(Engine):
     async def _answer(self, asked: _Asked) -> tuple[Delta, ...]:
         """The choices; what has a form is drawn aside, since that can take a second."""
         if asked.request.schema is None and not asked.request.forced_tools:
-            return self._choices(asked)
-        return await asyncio.to_thread(self._choices, asked)
+            return await aside.run(asked.request.body_bytes, self._choices, asked)
+        return await aside.follow_form(self._choices, asked)
 
     def _choices(self, asked: _Asked) -> tuple[Delta, ...]:
         request = asked.request
@@ -354,15 +363,19 @@ def _token_count(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _prompt(
-    request: GenerationRequest,
+    request: GenerationRequest, context: int
 ) -> tuple[tuple[dict[str, Any], ...], tuple[int, ...] | None]:
-    """Return what the rules look at, and the token ids of a prompt that is no conversation."""
+    """Return what the rules look at, and the token ids of a prompt that is no conversation.
+
+    Raises EngineRequestError.
+    """
     if request.prompt is None:
         return request.messages, None
     if isinstance(request.prompt, str):
         text, ids = request.prompt, token_ids(request.prompt)
     else:
         ids = request.prompt
+        room_for_answer(request, len(ids), context)  # or very many would be read in vain
         try:
             text = text_of_ids(ids)
         except ValueError as error:

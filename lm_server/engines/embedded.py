@@ -10,13 +10,14 @@ Log-probabilities are the model's own, before temperature, penalty and top-p.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from nip_lm_server import aside
 from nip_lm_server.engines.base import (
     COUNTED_CONTEXTS,
     Capabilities,
@@ -27,6 +28,7 @@ from nip_lm_server.engines.base import (
     EngineState,
     GenerationRequest,
     GenerationResult,
+    room_for_answer,
 )
 from nip_lm_server.engines.loading import EmbeddedOptions
 from nip_lm_server.engines.lora import LoraAdapter, read_lora
@@ -40,7 +42,6 @@ from nip_lm_server.engines.requests import (
     encode_prompt,
     make_guide,
     make_rows,
-    refuse_tools,
     refuse_unguided,
     with_calls,
 )
@@ -102,6 +103,18 @@ class EmbeddedEngine(Engine):
 
     # Answering
 
+    async def read_prompts(
+        self, requests: Sequence[GenerationRequest]
+    ) -> Sequence[GenerationRequest]:
+        worker, read = self._serving(), []
+        for request in requests:
+            check_counts(request, self._options.max_batch)
+            prompt = await encode_prompt(worker, request)
+            room_for_answer(request, len(prompt), worker.loaded.max_model_len)
+            read.append(replace(request, prompt=tuple(prompt)))
+            await asyncio.sleep(0)
+        return read
+
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         # Woken once, at the end, so that each choice is one piece.
         choices = [choice async for choice in self._pieces(request, streamed=False)]
@@ -145,10 +158,9 @@ class EmbeddedEngine(Engine):
             abandon(pending.rows)
         self._requests += 1
 
-    async def tokenize(self, model: str, messages: tuple[dict[str, Any], ...]) -> tuple[int, ...]:
-        worker, _ = self._find(model)
-        refuse_tools(worker, messages)
-        return tuple(await worker.prompts.messages(messages, contexts=COUNTED_CONTEXTS))
+    async def tokenize(self, request: GenerationRequest) -> tuple[int, ...]:
+        worker, _ = self._find(request.model)
+        return tuple(await encode_prompt(worker, request, contexts=COUNTED_CONTEXTS))
 
     @property
     def max_model_len(self) -> int:
@@ -276,6 +288,6 @@ class EmbeddedEngine(Engine):
         check_counts(request, self._options.max_batch)
         guide = None
         if request.schema is not None or request.tools:
-            guide = await asyncio.to_thread(make_guide, worker, request)  # the first takes seconds
+            guide = await aside.follow_form(make_guide, worker, request)  # the first takes seconds
         prompt = await encode_prompt(worker, request)
         return worker, Pending(make_rows(worker, request, prompt, adapter, guide), streamed)

@@ -4,8 +4,10 @@ PromptEncoder   of one model: short texts at once, long ones aside, and none tha
 
 Encoding takes 270 bytes and several microseconds for each character. So lengths are looked at
 first: a token has no more characters than the longest one of the vocabulary. What may fit is
-encoded, after it was counted piece by piece if it is huge. (Tokenizers that leave characters out
-are no matter: a prompt that is mostly blanks may be refused by them for its length.)
+encoded, after it was counted piece by piece if it is huge. A short text that is one of many in its
+body is encoded aside as a long one is: it is the body that would hold others up. (Tokenizers that
+leave characters out are no matter: a prompt that is mostly blanks may be refused by them for its
+length.)
 """
 
 import asyncio
@@ -49,12 +51,15 @@ class PromptEncoder:
         tools: Sequence[Mapping[str, Any]] = (),
         *,
         contexts: int = 1,
+        body_bytes: int = 0,
     ) -> list[int]:
         """Token ids of a conversation's prompt, of at most so many times the model's context.
 
-        Raises EngineRequestError.
+        `body_bytes` is the size of the request that has them. Raises EngineRequestError.
         """
-        size = sum(map(_characters, messages)) + sum(map(_characters, tools))
+        # Too many are not even measured.
+        self._check(0, len(messages), contexts, "messages")
+        size = await aside.run(body_bytes, _size, messages, tools)
         self._check(size, len(messages), contexts, "messages")
 
         def encode(tokenizer: Any, abandoned: threading.Event) -> list[int]:
@@ -65,12 +70,12 @@ class PromptEncoder:
             self._count(tokenizer, text, abandoned, contexts, "messages")
             return chat_template.encode(tokenizer, text)
 
-        return await self._run(size + _MESSAGE_CHARACTERS * len(messages), encode)
+        return await self._run(size + _MESSAGE_CHARACTERS * len(messages), body_bytes, encode)
 
-    async def text(self, text: str) -> list[int]:
+    async def text(self, text: str, *, body_bytes: int = 0) -> list[int]:
         """Token ids of a text, with what the tokenizer puts around plain texts.
 
-        Raises EngineRequestError.
+        `body_bytes` is the size of the request that has it. Raises EngineRequestError.
         """
         self._check(len(text), 0, 1, "prompt")
 
@@ -78,15 +83,15 @@ class PromptEncoder:
             self._count(tokenizer, text, abandoned, 1, "prompt")
             return list(tokenizer(text)["input_ids"])
 
-        return await self._run(len(text), encode)
+        return await self._run(len(text), body_bytes, encode)
 
     async def _run(
-        self, size: int, encode: Callable[[Any, threading.Event], list[int]]
+        self, size: int, body_bytes: int, encode: Callable[[Any, threading.Event], list[int]]
     ) -> list[int]:
         """A text of `size` characters. If this is cancelled, the text is left where it is."""
         abandoned = threading.Event()
         # Short texts at once: handing them to a thread would take longer.
-        if size < LONG_TEXT:
+        if size < LONG_TEXT and body_bytes < aside.LARGE_BYTES:
             with self._lock:
                 return encode(self._tokenizer, abandoned)
 
@@ -133,6 +138,10 @@ class PromptEncoder:
             code="context_length_exceeded",
             param=param,
         )
+
+
+def _size(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> int:
+    return sum(map(_characters, messages)) + sum(map(_characters, tools))
 
 
 def _characters(value: Any) -> int:

@@ -43,7 +43,7 @@ def prompt_ids(messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
 
 def text_of_ids(ids: Sequence[int]) -> str:
     """The text of tokens; those of `prompt_ids` that stand for no text have none."""
-    raw = b""
+    raw = bytearray()
     for token in ids:
         size, value = token >> 24, token & 0xFFFFFF
         if token in (_BEGIN, _END) or _ROLES <= token < 2 * _ROLES:

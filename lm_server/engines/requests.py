@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from nip_lm_server import aside
 from nip_lm_server.engines.answers import AnswerText
 from nip_lm_server.engines.base import (
     Delta,
@@ -32,23 +33,31 @@ MAX_TOP_LOGPROBS = 20
 _TOOL_KEYS = {"tool_calls", "tool_call_id"}
 
 
-async def encode_prompt(worker: ModelWorker, request: GenerationRequest) -> list[int]:
+async def encode_prompt(
+    worker: ModelWorker, request: GenerationRequest, *, contexts: int = 1
+) -> list[int]:
     """The token ids of a request's prompt. Raises EngineRequestError.
+
+    Messages may take so many times the model's context.
 
     A text is encoded by the tokenizer's own rule for plain texts: where the model was trained with
     a token at their beginning, it has one. Token ids are taken as they are.
     """
     prompt = request.prompt
     if prompt is None:
-        refuse_tools(worker, request.messages, request.tools)
-        return await worker.prompts.messages(request.messages, request.tools)
+        messages, tools, body_bytes = request.messages, request.tools, request.body_bytes
+        await aside.run(body_bytes, refuse_tools, worker, messages, tools)
+        return await worker.prompts.messages(
+            messages, tools, contexts=contexts, body_bytes=body_bytes
+        )
     if isinstance(prompt, str):
-        ids = await worker.prompts.text(prompt)
+        ids = await worker.prompts.text(prompt, body_bytes=request.body_bytes)
     else:
         room_for_answer(request, len(prompt), worker.loaded.max_model_len)
         ids, vocabulary = list(prompt), worker.loaded.vocabulary
-        wrong = next((token for token in ids if not 0 <= token < vocabulary), None)
-        if wrong is not None:
+        # The least and the largest, since a body may have very many.
+        if ids and (min(ids) < 0 or max(ids) >= vocabulary):
+            wrong = next(token for token in ids if not 0 <= token < vocabulary)
             raise EngineRequestError(
                 f"the token id {wrong} is not in the vocabulary: this model has 0 to "
                 f"{vocabulary - 1}",

@@ -11,6 +11,7 @@ the rows by itself.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import threading
 import time
@@ -370,6 +371,7 @@ class ModelWorker:
         self.adapters.clear()
         del self.decoder, self.lora
         self.loaded = replace(self.loaded, model=None)  # answers that ended are still decoded
+        gc.unfreeze()  # the start of the server may have frozen what holds on to the model
         if torch.cuda.is_available():
             with contextlib.suppress(Exception):  # after an error on the device it refuses
                 torch.cuda.empty_cache()

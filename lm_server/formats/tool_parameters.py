@@ -7,12 +7,20 @@ tool_message      a message that calls tools, or answers a call
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nip_lm_server.errors import invalid_value, unknown_parameter, unsupported_value
 
 MAX_TOOLS = 128
+MAX_CALLS = 1024
+"""Most calls in one message."""
+MAX_SCHEMA_VALUES = 10_000
+MAX_SCHEMA_CHARACTERS = 200_000
+"""Most values, and characters in names and texts, of a schema: a grammar is made of it, which takes
+seconds and hundreds of megabytes for more."""
+_ALL_TOOLS = 4
+"""The tools of a request may have so many times what one schema may."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NAME_RULE = "1 to 64 letters, digits, dashes and underscores"
 
@@ -27,7 +35,9 @@ def response_format(name: str, value: Any) -> dict[str, Any] | None:
         _check_name(f"{at}.name", inner.get("name"))
         _check_type(f"{at}.strict", inner.get("strict"), bool, "true or false")
         _check_type(f"{at}.description", inner.get("description"), str, "a string")
-        return _object(f"{at}.schema", inner.get("schema"))
+        schema = _object(f"{at}.schema", inner.get("schema"))
+        _check_size(f"{at}.schema", schema)
+        return schema
     if kind not in ("text", "json_object"):
         raise invalid_value(f"{name}.type", kind, "text, json_object or json_schema")
     _only_keys(name, value, ("type",))
@@ -51,10 +61,12 @@ def tools(name: str, value: Any) -> tuple[dict[str, Any], ...]:
         _check_name(f"{at}.name", function.get("name"))
         _check_type(f"{at}.description", function.get("description"), str, "a string")
         _check_type(f"{at}.parameters", function.get("parameters"), dict, "an object")
+        _check_size(f"{at}.parameters", function.get("parameters"))
         _check_type(f"{at}.strict", function.get("strict"), bool, "true or false")
         if function["name"] in names:
             raise invalid_value(f"{at}.name", function["name"], "a name that no other tool has")
         names.add(function["name"])
+    _check_size(name, value, _ALL_TOOLS)
     return tuple(value)
 
 
@@ -109,6 +121,8 @@ def tool_message(at: str, message: Mapping[str, Any]) -> dict[str, Any]:
         return checked
     if role != "assistant" or not isinstance(calls, list):
         raise invalid_value(f"{at}.tool_calls", calls, "a list, in an assistant's message")
+    if len(calls) > MAX_CALLS:
+        raise invalid_value(f"{at}.tool_calls", calls, f"a list of at most {MAX_CALLS} calls")
     for index, call in enumerate(calls):
         where = f"{at}.tool_calls[{index}]"
         if _object(where, call).get("type", "function") != "function":
@@ -137,6 +151,27 @@ def _object(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     raise invalid_value(name, value, "an object")
+
+
+def _check_size(name: str, value: Any, schemas: int = 1) -> None:
+    """Raise ApiError 400 for more than so many schemas may have."""
+    values = characters = 0
+    level = [value]
+    while level and values <= MAX_SCHEMA_VALUES * schemas:
+        characters += sum(len(item) for item in level if isinstance(item, str))
+        characters += sum(len(key) for item in level if isinstance(item, dict) for key in item)
+        level = [child for item in level for child in _inside(item)]
+        values += len(level)
+    most_values, most_characters = MAX_SCHEMA_VALUES * schemas, MAX_SCHEMA_CHARACTERS * schemas
+    if values > most_values or characters > most_characters:
+        expected = f"at most {most_values} values and {most_characters} characters"
+        raise invalid_value(name, value, expected)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _check_name(name: str, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 sha256_of, sync   one file
 is_full           whether an error means that nothing more can be written
+want_of_space     whether a disk has room for what is to be written
 publish           a directory gets its manifest, and by one rename its name
 sealed            the same for a new directory of plain files, whose manifest has their SHA-256
 damage            what is wrong with such a directory
@@ -10,6 +11,7 @@ damage            what is wrong with such a directory
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import sqlite3
@@ -19,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
+MIN_FREE_BYTES = 64 * 1024 * 1024
+"""A server needs so much room on its disk: with less, no job could end well."""
 
 
 def sha256_of(path: Path) -> str:
@@ -41,6 +45,20 @@ def is_full(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return isinstance(error, sqlite3.OperationalError) and "full" in str(error)
+
+
+def want_of_space(path: Path, needed_bytes: int = MIN_FREE_BYTES) -> str | None:
+    """Say how much the disk of `path` lacks, or None if it has the room.
+
+    `path` need not exist yet. Raises OSError for a disk that can't be asked.
+    """
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    free_bytes = shutil.disk_usage(there).free
+    if free_bytes >= needed_bytes:
+        return None
+    # Rounded apart, so that what is too little never looks like enough.
+    needed_mb, free_mb = math.ceil(needed_bytes / 1e5) / 10, math.floor(free_bytes / 1e5) / 10
+    return f"{needed_mb} MB of disk are needed, only {free_mb} MB are free"
 
 
 def publish(part: Path, path: Path, manifest: Mapping[str, Any] | None = None) -> None:

@@ -180,11 +180,6 @@ class LocalStore:
     def local_path(self, path: str) -> Path | None:
         return self._file(path)
 
-    def free_bytes(self) -> int | None:
-        with _translating(self.root, "measure"):
-            stat = os.statvfs(self.root)
-        return stat.f_bavail * stat.f_frsize
-
     def raise_fence(self, fence: str) -> None:
         self._check_writable(fence)
         with _translating(self._file(fence), "create"):

@@ -268,9 +268,6 @@ class ObjectStore(Requests):
         check_path(path)
         return None
 
-    def free_bytes(self) -> int | None:
-        return None
-
     # Fences -----------------------------------------------------------------------------------
 
     def raise_fence(self, fence: str) -> None:

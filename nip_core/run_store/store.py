@@ -89,9 +89,6 @@ class Store(Protocol):
     def local_path(self, path: str) -> Path | None:
         """Return where `path` lies on this machine's disk, or None if it does not."""
 
-    def free_bytes(self) -> int | None:
-        """Bytes that can still be written, or None where there is no such limit."""
-
     def raise_fence(self, fence: str) -> None:
         """Let puts that name `fence` through from now on."""
 

@@ -17,7 +17,7 @@ Before the first, and around all:
 
 prepare     everything that is checked before anything is held or started; by itself or with
             estimate (loads by the rules, and by experience: what runs have taken, repeats),
-            shutdown_dates, origin (models of other runs), from_hub, attack
+            room (on the disks), shutdown_dates, origin (models of other runs), from_hub, attack
 session     what all stages of a run share in one process: settings, game, store, lease, client,
             own_server, kept_models, feeders with trackers, budget with spending
 checks      what only a server can say (engine_sizes, too_long)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import nip_core
-from nip_core.errors import DatasetError, SettingsError, StoreError
+from nip_core.errors import DatasetError, SettingsError
 from nip_core.game.render import Game, situation_of
 from nip_core.hashing import digest
 from nip_core.models import resolve_model
@@ -42,6 +42,7 @@ from nip_core.stages.providers import (
     remote_endpoints,
 )
 from nip_core.stages.rerun import finish_rewinds
+from nip_core.stages.room import check_room
 from nip_core.stages.taken import known
 from nip_core.stages.too_long import (
     recorded_of,
@@ -158,12 +159,7 @@ def prepare(
     check_budget(run, parameters, run.check_same(identity))
     # 4. It must not end for want of disk space.
     estimate = estimate_run(game, problems, known(parameters))
-    free = store.free_bytes()
-    if free is not None and free < estimate.disk_bytes:
-        raise StoreError(
-            f"{store.url}: the run can take {estimate.disk_bytes / 1e6:.0f} MB, only "
-            f"{free / 1e6:.0f} MB are free; free space or choose another run_store"
-        )
+    check_room(parameters, run, estimate, environment)
     return Prepared(parameters, game, run, problems, endpoints, estimate, identity, origin)
 
 

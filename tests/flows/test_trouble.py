@@ -2,8 +2,11 @@
 
 import ctypes
 import os
+import re
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.prepare import prepare
 from nip_core.stages.session import open_session
+from nip_lm_server.client import OwnerError, ServerSpec, start_or_attach, want_of_space
 from nip_lm_server.engines.reply_rules import DEFAULT_FILE
 
 pytestmark = pytest.mark.usefixtures("server_in_thread")
@@ -190,7 +194,7 @@ async def test_a_disk_that_fills_in_the_middle_can_be_resumed(tmp_path, mounted)
     mounted(disk, "256m")
     filler = disk / "filler"
     async with open_session(load_parameters(config)) as session:
-        free = session.run.store.free_bytes()
+        free = shutil.disk_usage(disk).free
         filler.write_bytes(bytes(free - 16_000))  # somebody else takes the space
         with pytest.raises(StoreError, match=r"disk full.*run again"):
             await play(session, 0, "train")
@@ -208,6 +212,45 @@ def test_too_little_space_is_found_before_anything_is_started(tmp_path, mounted)
     mounted(tmp_path / "runs", "200k")
     with pytest.raises(StoreError, match="MB are free; free space or choose another run_store"):
         prepare(load_parameters(config))
+
+
+@needs_mount
+def test_a_disk_without_room_for_the_model_server_is_named_before_it_is_started(tmp_path, mounted):
+    config = write_config(tmp_path, rl=FEW)
+    mounted(tmp_path / "runs", "40m")
+    begun = time.monotonic()
+    with pytest.raises(StoreError) as caught:
+        prepare(load_parameters(config))
+    needed, free = map(float, re.findall(r"([0-9]+\.[0-9]) MB", str(caught.value)))
+    assert (needed > 67.1, 41 < free < 42) == (True, True)
+    assert str(tmp_path / "runs" / "small") in str(caught.value)
+    assert "what the run writes and its model server's state" in str(caught.value)
+    assert time.monotonic() - begun < 20
+
+
+@needs_mount
+@pytest.mark.parametrize(
+    ("size", "read_only", "reason"),
+    [("40m", False, "only 41.9 MB are free; free space there"), ("80m", True, "Read-only file")],
+)
+def test_a_server_is_not_waited_for_on_a_disk_that_it_can_not_use(
+    tmp_path, mounted, size, read_only, reason
+):
+    mounted(tmp_path / "disk", size, read_only)
+    begun = time.monotonic()
+    with pytest.raises(OwnerError) as caught:
+        start_or_attach(ServerSpec("deterministic", "sim"), tmp_path / "disk" / "s", timeout_s=15)
+    assert time.monotonic() - begun < 10
+    assert reason in (caught.value.reason or "")
+    assert str(tmp_path / "disk" / "s") in (caught.value.reason or "")
+
+
+def test_what_is_too_little_never_looks_like_enough(tmp_path):
+    free = shutil.disk_usage(tmp_path).free
+    problem = want_of_space(tmp_path / "not" / "there", free + 2_000_000)
+    needed, left = map(float, re.findall(r"([0-9]+\.[0-9]) MB", problem))
+    assert needed > left
+    assert want_of_space(tmp_path, 1) is None
 
 
 @needs_mount

@@ -324,7 +324,9 @@ def test_a_prompt_is_for_the_rules_a_message_of_a_user_and_another_draw() -> Non
     assert len(by_text.choices[0].text) == len(chat.choices[0].text) == 9
     assert by_text.choices[0].text != chat.choices[0].text
     # The tokens of a conversation are in the vocabulary too.
-    ids = asyncio.run(engine.tokenize("sim", ({"role": "user", "content": "axe"},)))
+    ids = asyncio.run(
+        engine.tokenize(GenerationRequest("sim", ({"role": "user", "content": "axe"},)))
+    )
     again = run(engine, GenerationRequest("sim", prompt=ids, seed=1))
     assert (again.prompt_tokens, again.choices[0].text) == (len(ids), by_text.choices[0].text)
 

@@ -299,6 +299,10 @@ def test_a_full_disk_refuses_uploads_and_jobs_and_keeps_what_there_is(tiny_disk:
     with pytest.raises(openai.APIStatusError) as caught:
         jobs.create(model="sim", training_file=small_file)
     assert (caught.value.status_code, caught.value.code) == (507, "disk_full")
+    health = httpx.get(str(tiny_disk.client.base_url.join("/health")))
+    assert health.status_code == 503
+    assert health.json()["problems"] == health.json()["lasting"]
+    assert "67.2 MB of disk are needed, only" in health.json()["lasting"][0]
     # It is no new job that is asked for here.
     again = jobs.create(model="sim", training_file=small_file, extra_headers=key)
     assert again.id == first.id

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import logging
+import socket
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import httpx2 as httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
-from served_here import CHAT, KEY, ChosenEngine, serve, until
+from served_here import CHAT, KEY, ChosenEngine, Here, serve, until
 
 from nip_lm_server.engines.base import Capabilities, Delta, EngineError, TopLogprob
 
@@ -205,3 +208,63 @@ async def test_a_slow_reader_holds_the_stream_back(tmp_path: Path) -> None:
             await answer.content.readany()
             await asyncio.sleep(0.5)
             assert produced < pieces, "40 MB were taken from the engine for nobody"
+
+
+def _leave(client: socket.socket) -> None:
+    """Break the connection off, with nothing in between that the server could notice it by."""
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+async def _begin(here: Here, path: str, head: str, body: bytes) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", here.port))
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n{head}\r\n\r\n"
+    client.sendall(head.encode() + body)
+    return client
+
+
+async def test_a_client_that_leaves_before_the_end_of_a_stream_is_no_trouble_of_the_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rest = asyncio.Event()
+    engine = ChosenEngine(deltas=(Delta(0, "It ", "stop", prompt_tokens=3), rest))
+    body = json.dumps({**CHAT, "stream": True}).encode()
+    async with serve(tmp_path / "state", engine) as here:
+        head = f"Content-Type: application/json\r\nContent-Length: {len(body)}"
+        client = await _begin(here, "/v1/chat/completions", head, body)
+        client.setblocking(False)
+        received = b""
+        while b"It " not in received:
+            received += await asyncio.get_running_loop().sock_recv(client, 4096)
+        # The end is written before the event loop can see that nobody is there.
+        _leave(client)
+        rest.set()
+        seen = await until_counted(here)
+    assert (seen.get("499"), seen.get("500")) == (1, None)
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/fine_tuning/jobs"])
+async def test_a_client_that_leaves_while_it_sends_is_no_trouble_of_the_server(
+    tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kinds = {"/v1/files": "multipart/form-data; boundary=b"}
+    head = f"Content-Type: {kinds.get(path, 'application/json')}\r\nContent-Length: 9000"
+    async with serve(tmp_path / "state") as here:
+        client = await _begin(here, path, head, b"--b\r\n")
+        await until(lambda: here.services.metrics.in_flight == 1)
+        _leave(client)
+        seen = await until_counted(here)
+    assert (seen.get("499"), seen.get("500"), seen.get("400")) == (1, None, None)
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+async def until_counted(here: Here) -> dict[str, float]:
+    """Requests by status, once none is being answered any more."""
+    await until(lambda: here.services.metrics.in_flight == 0)
+    return {
+        sample.labels["status"]: sample.value
+        for metric in here.services.metrics.registry.collect()
+        for sample in metric.samples
+        if sample.name == "nip_requests_total"
+    }

@@ -114,9 +114,8 @@ def test_a_file_can_come_from_the_disk(store: Store, tmp_path: Path) -> None:
         store.download("none", tmp_path / "none")
 
 
-def test_a_disk_says_where_files_lie_and_how_many_more_fit(disk: LocalStore) -> None:
+def test_a_disk_says_where_files_lie(disk: LocalStore) -> None:
     assert disk.local_path("a") == disk.root / "a"
-    assert (disk.free_bytes() or 0) > 0
 
 
 def test_of_many_first_writers_one_wins(store: Store) -> None:

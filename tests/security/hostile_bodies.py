@@ -151,6 +151,74 @@ def _bodies(size: int) -> dict[str, Callable[[], Hostile]]:
     }
 
 
+def many_prompts(prompt: bytes, count: int, more: bytes = b'"seed":1') -> Hostile:
+    """A completion of `count` prompts, each the JSON text `prompt`."""
+    prompts = b",".join([prompt] * count)
+    body = b'{"model":"tiny","max_tokens":1,%s,"prompt":[%s]}' % (more, prompts)
+    return packed(body, "/v1/completions")
+
+
+def formed(form: bytes, *parts: bytes) -> Hostile:
+    """A chat completion with the members `form`, or whose answer has the schema ``form % parts``."""
+    if parts:
+        schema = form % parts
+        form = (
+            b'"response_format":{"type":"json_schema","json_schema":{"name":"n","schema":%s}}'
+            % schema
+        )
+    messages = b"" if b'"messages"' in form else b',"messages":[%s]' % said(b"?")
+    return packed(b'{"model":"tiny","max_tokens":1,%s%s}' % (form, messages))
+
+
+def properties(count: int, kind: bytes = b'{"type":"string"}') -> bytes:
+    listed = b",".join([b'"p%d":%s' % (i, kind) for i in range(count)])
+    return b'{"type":"object","properties":{%s}}' % listed
+
+
+def _tools(*schemas: bytes) -> bytes:
+    form = b'{"type":"function","function":{"name":"t%d","parameters":%s}}'
+    return b'"tool_choice":"required","tools":[%s]' % b",".join(
+        [form % (number, schema) for number, schema in enumerate(schemas)]
+    )
+
+
+def _of_parts() -> dict[str, Callable[[], Hostile]]:
+    """Bodies whose parts are all taken one by one, and dear all together."""
+    words, short = b'"%s"' % repeated(b"is it ", 8000), b'"is it"'
+    call = b'{"id":"c","type":"function","function":{"name":"t","arguments":"{}"}}'
+    return {
+        "1000 prompts of words": lambda: many_prompts(words, 1000),
+        "1000 prompts of words, streamed": lambda: many_prompts(words, 1000, b'"stream":true'),
+        "1024 short prompts": lambda: many_prompts(short, 1024),
+        "1024 short prompts, streamed": lambda: many_prompts(short, 1024, b'"stream":true'),
+        "1024 prompts of token ids": lambda: many_prompts(b"[%s]" % listed(b"300", 1000), 1024),
+        "a prompt of token ids with text": lambda: many_prompts(listed(b"16777313", 7 * MIB), 1),
+        "249000 messages": lambda: packed(chat(b",".join([said(b"")] * 249_000))),
+        "a few thousand messages": lambda: packed(chat(b",".join([said(b"")] * 2_000))),
+        "calls": lambda: formed(
+            b'"messages":[%s,{"role":"assistant","tool_calls":[%s]}]'
+            % (said(b"?"), b",".join([call] * 80_000))
+        ),
+        "a schema": lambda: formed(b"%s", properties(100_000)),
+        "a schema that is taken": lambda: formed(b"%s", properties(4_999)),
+        "an enumeration": lambda: formed(b'{"enum":[%s]}', listed(b'"abc"', 7 * MIB)),
+        "an enumeration that is taken": lambda: formed(b'{"enum":[%s]}', listed(b'"abc"', 50_000)),
+        "a long text in a schema": lambda: formed(b'{"enum":["%s"]}', b"a" * (7 * MIB)),
+        "a long pattern": lambda: formed(
+            b'{"type":"string","pattern":"%s"}', repeated(b"(a|b)*", 7 * MIB)
+        ),
+        "a pattern that is taken": lambda: formed(
+            b'{"type":"string","pattern":"%s"}', repeated(b"(a|b)*", 199_000)
+        ),
+        "a pattern in many properties": lambda: formed(
+            b"%s", properties(3_000, b'{"type":"string","pattern":"(a|bc)*d"}')
+        ),
+        "tools": lambda: formed(_tools(*[properties(1_000)] * 128)),
+        "tools that are taken": lambda: formed(_tools(*[properties(150)] * 128)),
+        "stops": lambda: formed(b'"stop":[%s]' % listed(b'"%s"' % (b"a" * 400_000), 6 * MIB)),
+    }
+
+
 @functools.cache
 def _bomb() -> Hostile:
     return packed(b" " * (256 * MIB))
@@ -193,6 +261,7 @@ BODIES: dict[str, Callable[[], Hostile]] = {
     **{f"{name}, 31 MiB": make for name, make in _bodies(31 * MIB).items()},
     **{f"{name}, 7 MiB": make for name, make in _bodies(7 * MIB).items()},
     **{f"{name}, 3 MiB": make for name, make in _bodies(3 * MIB).items()},
+    **_of_parts(),
     **_large(),
 }
 

@@ -8,7 +8,9 @@ import asyncio
 import json
 import os
 import sys
+import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
@@ -18,10 +20,22 @@ from served_here import serve
 from nip_lm_server import formats
 from nip_lm_server.api import bodies
 from nip_lm_server.formats import bounds
+from nip_lm_server.spec import ServerSpec
 
 sys.path.append(str(Path(__file__).parent))
 import hostile_bodies
-from hostile_bodies import MIB, chat, listed, packed, repeated, said
+from hostile_bodies import (
+    MIB,
+    Hostile,
+    chat,
+    formed,
+    listed,
+    many_prompts,
+    packed,
+    properties,
+    repeated,
+    said,
+)
 
 HEALTH_S = float(os.environ.get("NIP_SLOWEST_HEALTH_S", "0.1"))
 """A busy machine needs more."""
@@ -71,6 +85,53 @@ async def test_many_values_are_read_while_others_are_answered(tmp_path: Path) ->
                 answered += answer.status == 200
         status, answer, _ = await large
     assert (status, answered > 3) == (400, True), answer[:200]
+
+
+MANY: dict[str, tuple[Callable[[], Hostile], int]] = {
+    "prompts": (lambda: many_prompts(b'"%s"' % repeated(b"is it ", 8000), 500), 200),
+    "streams": (
+        lambda: many_prompts(b'"%s"' % repeated(b"is it ", 8000), 500, b'"stream":true'),
+        200,
+    ),
+    "token ids": (lambda: many_prompts(listed(b"16777313", 4 * MIB), 1), 400),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+async def test_a_body_of_many_parts_leaves_others_their_turn(tmp_path: Path, name: str) -> None:
+    make, expected = MANY[name]
+    hostile, slowest = make(), 0.0
+    async with serve(tmp_path / "state", spec=ServerSpec("deterministic", "tiny")) as here:
+        begun = time.perf_counter()
+        large = asyncio.create_task(here.post(hostile.path, hostile.body, Content_Encoding="gzip"))
+        while not large.done():
+            turn = time.perf_counter()
+            await asyncio.sleep(0)
+            slowest = max(slowest, time.perf_counter() - turn)
+        took = time.perf_counter() - begun
+        status, answer, _ = await large
+    assert status == expected, answer[:300]
+    # The server has the same loop: no turn of it does most of the work.
+    assert slowest < took / 3
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        (b"%s", "at most 10000 values and 200000 characters"),
+        (b'{"enum":["%s"]}', "at most 10000 values and 200000 characters"),
+    ],
+)
+async def test_a_schema_of_which_no_grammar_can_be_made_in_time_is_refused(
+    tmp_path: Path, form: bytes, told: str
+) -> None:
+    part = properties(5_001) if form == b"%s" else b"a" * 200_001
+    hostile = formed(form, part)
+    spec = ServerSpec("deterministic", "tiny")
+    async with serve(tmp_path / "state", spec=spec) as here:
+        status, answer, _ = await here.post(hostile.path, hostile.body, Content_Encoding="gzip")
+    assert status == 400
+    assert told in json.loads(answer)["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -172,9 +172,30 @@ async def test_an_unknown_model_is_refused(engine):
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
+async def test_prompts_of_one_body_are_read_in_turn_and_no_further_than_the_first_wrong_one(engine):
+    texts = ["one", "two" * 2000, *["three"] * 20]
+    prompts = [GenerationRequest("tiny", prompt=text, max_tokens=1) for text in texts]
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    with pytest.raises(EngineRequestError, match="context"):
+        await engine.read_prompts(prompts)
+    assert turns < 10
+    read = await engine.read_prompts([prompts[0], *prompts[2:]])
+    counting.cancel()
+    assert turns > 20
+    assert read[0].prompt == tuple(engine._worker.loaded.tokenizer("one")["input_ids"])
+
+
 async def test_tokenize_gives_the_prompt_that_is_served(engine):
     request = ask("count me")
-    ids = await engine.tokenize("tiny", request.messages)
+    ids = await engine.tokenize(request)
     assert ids == (await engine.generate(request)).prompt_token_ids
     assert engine._worker.loaded.tokenizer.decode(ids) == "<|user|>count me<|end|><|assistant|>"
 

@@ -65,6 +65,21 @@ def test_a_second_caller_attaches_and_does_not_stop_it(tmp_path: Path) -> None:
     assert read_card(tmp_path) is None
 
 
+def test_a_server_that_does_not_take_the_key_of_its_directory_is_not_waited_for(
+    tmp_path: Path,
+) -> None:
+    first = start(tmp_path)
+    (tmp_path / "api_key").write_text("another-key\n")
+    begun = time.monotonic()
+    try:
+        with pytest.raises(OwnerError, match="it does not take the key") as caught:
+            owner.start_or_attach(SPEC, tmp_path, timeout_s=15)
+    finally:
+        owner.stop(first)
+    assert time.monotonic() - begun < 10
+    assert str(tmp_path) in (caught.value.reason or "")
+
+
 def test_callers_at_the_same_moment_share_one_server(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen(

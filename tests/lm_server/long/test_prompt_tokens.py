@@ -10,6 +10,7 @@ pytest.importorskip("transformers")
 
 from tiny_model import make_tokenizer
 
+from nip_lm_server import aside
 from nip_lm_server.engines.base import COUNTED_CONTEXTS, EngineRequestError
 from nip_lm_server.engines.prompt_tokens import HUGE_TEXT, LONG_TEXT, PromptEncoder
 from nip_lm_server.formats import chat_template
@@ -23,8 +24,10 @@ class Counting:
 
     def __init__(self, tokenizer: Any, counts: list[int], gate: threading.Event):
         self._tokenizer, self._counts, self._gate = tokenizer, counts, gate
+        self.threads: list[threading.Thread] = []
 
     def __call__(self, text: str, **options: Any) -> Any:
+        self.threads.append(threading.current_thread())
         self._counts.append(len(text))
         assert len(text) < LONG_TEXT or self._gate.wait(20)
         return self._tokenizer(text, **options)
@@ -33,7 +36,9 @@ class Counting:
         return getattr(self._tokenizer, name)
 
     def __deepcopy__(self, memo: Any) -> "Counting":
-        return Counting(self._tokenizer, self._counts, self._gate)
+        copied = Counting(self._tokenizer, self._counts, self._gate)
+        copied.threads = self.threads
+        return copied
 
 
 @pytest.fixture
@@ -108,3 +113,28 @@ async def test_short_texts_do_not_wait_for_long_ones_and_an_abandoned_one_is_lef
         waiting, contexts=COUNTED_CONTEXTS
     ) == chat_template.encode_prompt(make_tokenizer(), waiting)
     assert len(counts) == begun + 1
+
+
+async def test_a_short_text_of_a_large_body_is_encoded_beside_the_event_loop() -> None:
+    tokenizer = Counting(make_tokenizer(context=CONTEXT), [], threading.Event())
+    encoder = PromptEncoder(tokenizer, threading.Lock(), CONTEXT)
+    try:
+        alone = await encoder.text("a" * 10)
+        assert alone == await encoder.text("a" * 10, body_bytes=aside.LARGE_BYTES)
+    finally:
+        encoder.close()
+    here, beside = tokenizer.threads
+    assert here is threading.current_thread() is not beside
+
+
+async def test_no_more_messages_are_looked_at_than_can_fit() -> None:
+    class Unseen(dict[str, str]):
+        def items(self) -> Any:
+            raise AssertionError("this one is in vain")
+
+    encoder = PromptEncoder(make_tokenizer(), threading.Lock(), 100)
+    try:
+        with pytest.raises(EngineRequestError, match="more than 100"):
+            await encoder.messages([Unseen(role="user", content="")] * 101)
+    finally:
+        encoder.close()

@@ -9,6 +9,7 @@ pytest.importorskip("transformers")
 
 from tiny_model import TEMPLATE, make_model, make_tokenizer
 
+from nip_lm_server.engines.base import GenerationRequest
 from nip_lm_server.engines.embedded import EmbeddedEngine
 from nip_lm_server.engines.vllm_options import VllmOptions
 from nip_lm_server.formats import chat_template
@@ -110,9 +111,10 @@ def test_engine_training_and_vllm_render_alike(tmp_path, monkeypatch):
 
     async def served():
         engine = EmbeddedEngine(path, threads=1, chat_template_kwargs=PINNED)
+        asked = GenerationRequest("dated", tuple(CHAT[:1]))
         await engine.start()
         try:
-            return await engine.tokenize("dated", tuple(CHAT[:1])), engine.status()
+            return await engine.tokenize(asked), engine.status()
         finally:
             await engine.stop()
 
