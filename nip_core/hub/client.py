@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nip_core import __version__, how_to_install
 from nip_core.errors import NipError, ServerError, SettingsError, StoreError
 from nip_core.parameters.published import Reference
+from nip_core.proxies import let_find
 from nip_core.redaction import read_key, redact
 
 if TYPE_CHECKING:
@@ -71,7 +72,10 @@ class Remote:
 def connect(
     environment: Mapping[str, str] = os.environ, sleep: Callable[[float], None] = time.sleep
 ) -> "Hub":
-    """Return a connection; nothing is asked yet. Raises SettingsError without huggingface_hub."""
+    """Return a connection; nothing is asked yet.
+
+    Raises SettingsError without huggingface_hub, and for a proxy that can't be used.
+    """
     try:
         import huggingface_hub
     except ModuleNotFoundError as error:
@@ -79,6 +83,8 @@ def connect(
             raise
         needed = how_to_install("hub")
         raise SettingsError(f"the Hub: needs the package huggingface_hub: {needed}") from None
+    endpoint = environment.get("HF_ENDPOINT") or huggingface_hub.constants.ENDPOINT
+    let_find(endpoint, environment)
     token = read_key(environment, "HF_TOKEN") or huggingface_hub.get_token() or ""
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
