@@ -21,6 +21,7 @@ from nip_core.errors import ServerError
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Progress
 from nip_core.proxies import let_find
+from nip_core.redaction import without_users
 from nip_prefect.flows.live import watch
 from nip_prefect.flows.options import Shown
 from nip_prefect.flows.stopping import Stop, stoppable
@@ -154,4 +155,5 @@ def no_prefect(error: BaseException) -> str:
     """Return which server does not answer."""
     from prefect.settings import PREFECT_API_URL
 
-    return f"PREFECT_API_URL {PREFECT_API_URL.value()}: no Prefect server answers ({error})"
+    said = f"PREFECT_API_URL {PREFECT_API_URL.value()}: no Prefect server answers ({error})"
+    return without_users(said)

@@ -10,6 +10,7 @@ a server's files, while it does not run   examine, stored_ids, collectable files
              read_state, remove), import_models, find_model, lay_out_adapter, and names in a
              state directory
 published adapters   public_probe
+secrets      is_secret_name, of environment variables
 processes    identities of processes, ending with a parent, the end of a log
 vLLM         describe_vllm; served_lora_rank, DEFAULT_LORA_RANK, LARGEST_LORA_RANK
 
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_lm_server import formats
+from nip_lm_server.auth import is_secret_name
 from nip_lm_server.devices import OLDEST_DRIVERS, compile_caches, driver_version, has_cuda
 from nip_lm_server.engines.vllm_options import (
     DEFAULT_LORA_RANK,
@@ -122,6 +124,7 @@ __all__ = [
     "has_cuda",
     "import_models",
     "is_running",
+    "is_secret_name",
     "lay_out_adapter",
     "process_identity",
     "public_probe",
