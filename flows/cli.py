@@ -30,6 +30,7 @@ from nip_core.errors import (
     StageError,
     StoreError,
 )
+from nip_core.proxies import hide_unusable, spare_this_machine
 from nip_core.redaction import printable
 from nip_prefect.flows.command_table import Commands
 from nip_prefect.flows.stopping import Stopped
@@ -101,6 +102,9 @@ def main() -> None:
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     # Prefect's own server takes longer than its default of 20 s on a busy or slow machine.
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "300")
+    # What is on this machine is asked directly, by the processes that are started, too.
+    spare_this_machine(os.environ)
+    hide_unusable(os.environ)
     signal.signal(signal.SIGTERM, _on_sigterm)
     status = 1  # with a traceback
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from nip_core import how_to_install
 from nip_core.models import BUNDLED, ONLY_IN_REPOSITORY
 from nip_core.problems import sandbox
+from nip_core.redaction import without_users
 from nip_lm_server.client import (
     OLDEST_DRIVERS,
     VllmMissingError,
@@ -59,7 +60,7 @@ def examine() -> list[Finding]:
         Finding(
             "prefect server",
             True,
-            f"PREFECT_API_URL={api}"
+            f"PREFECT_API_URL={without_users(api)}"
             if api
             else "PREFECT_API_URL is not set: each command starts a temporary server (adds "
             "seconds); run `prefect server start` and set it to keep one",

@@ -17,6 +17,7 @@ from prefect.logging.loggers import flow_run_logger
 
 from nip_core.errors import NipError
 from nip_core.parameters import load_parameters
+from nip_core.proxies import proxy_for
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.providers import remote_endpoints
@@ -53,7 +54,7 @@ async def tell(flow_name: str, flow_run: FlowRun, state: State[Any]) -> None:
     log = flow_run_logger(flow_run)
     try:
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with aiohttp.ClientSession(timeout=timeout, proxy=proxy_for(url)) as session:
             async with session.post(url, json=document) as answer:
                 if answer.status >= 400:
                     log.warning("%s: HTTP %d", WEBHOOK, answer.status)

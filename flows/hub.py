@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from nip_core.run_store.run import RunStore
 
 _KINDS = ("adapter", "dataset")
+_A = {"adapter": "an adapter", "dataset": "a dataset"}
+_MOST_NAMED = 10
 
 
 def push(
@@ -105,11 +107,12 @@ def pull(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Download an adapter, or data, of the Hugging Face Hub to DIR, and check it against its
-    digests. Nothing that could run code is taken."""
+    digests. What neither has is left out, and named."""
     from nip_core.hub.client import connect
     from nip_core.hub.transfer import receive
 
-    pinned, facts = receive(connect(), _reference(name, what), directory)
+    received = receive(connect(), _reference(name, what), directory)
+    pinned, facts, left_out = received.reference, received.facts, received.left_out
     if as_json:
         print_json(
             {
@@ -119,6 +122,7 @@ def pull(
                 "directory": str(directory),
                 "checked": facts is not None,
                 "lineage": None if facts is None else dict(facts.lineage),
+                "left_out": None if left_out is None else list(left_out),
             }
         )
         return
@@ -128,6 +132,10 @@ def pull(
     else:
         run = printable(str(facts.lineage.get("run")))
         print(f"{len(facts.files)} files are what was published, of run {run}")
+    if left_out:
+        named = printable(", ".join(left_out[:_MOST_NAMED]).replace("\n", "\\n"))
+        more = ", …" if len(left_out) > _MOST_NAMED else ""
+        print(f"left out, as it is no part of {_A[pinned.kind]}: {len(left_out)} ({named}{more})")
 
 
 def _reference(text: str, what: str) -> Reference:

@@ -20,6 +20,8 @@ from rich.console import Console
 from nip_core.errors import ServerError
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Progress
+from nip_core.proxies import let_find
+from nip_core.redaction import without_users
 from nip_prefect.flows.live import watch
 from nip_prefect.flows.options import Shown
 from nip_prefect.flows.stopping import Stop, stoppable
@@ -133,7 +135,9 @@ def with_prefect(verbose: bool) -> Iterator[Callable[[], None]]:
 
 def _check_prefect() -> None:
     from prefect import get_client
+    from prefect.settings import PREFECT_API_URL
 
+    let_find(PREFECT_API_URL.value() or "")
     with get_client(sync_client=True) as client:
         error = client.api_healthcheck()
     if error is not None and is_unreachable(error):
@@ -151,4 +155,5 @@ def no_prefect(error: BaseException) -> str:
     """Return which server does not answer."""
     from prefect.settings import PREFECT_API_URL
 
-    return f"PREFECT_API_URL {PREFECT_API_URL.value()}: no Prefect server answers ({error})"
+    said = f"PREFECT_API_URL {PREFECT_API_URL.value()}: no Prefect server answers ({error})"
+    return without_users(said)

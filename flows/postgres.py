@@ -18,6 +18,7 @@ _INSTALL = (
     "PostgreSQL is not installed: apt-get install postgresql (Debian, Ubuntu), dnf install "
     "postgresql-server (Fedora), brew install postgresql (macOS); or --database sqlite"
 )
+_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")
 _USER, _DATABASE = "nip", "postgres"
 
 
@@ -47,12 +48,12 @@ def start_postgres(directory: Path, start: Callable[..., Any], deadline_s: float
         "postgresql",
         [str(binaries / "postgres"), "-D", str(directory / "data"), "-p", str(port), "-h",
          "127.0.0.1", "-c", "unix_socket_directories="],
-        {**os.environ, "LC_ALL": "C.UTF-8"},
+        _environment(),
         **as_user,
     )  # fmt: skip
     ready = [str(binaries / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
     end_s = time.monotonic() + deadline_s
-    while subprocess.run(ready, check=False).returncode != 0:
+    while subprocess.run(ready, check=False, env=_environment()).returncode != 0:
         if process.poll() is not None or time.monotonic() > end_s:
             raise ServerError(
                 f"PostgreSQL does not answer; see {directory.parent / 'logs' / 'postgresql.log'}"
@@ -90,6 +91,7 @@ def _create(directory: Path, binaries: Path, as_user: dict[str, Any]) -> str:
         text=True,
         check=False,
         cwd="/",
+        env=_environment(),
         **as_user,
     )  # fmt: skip
     if done.returncode != 0:
@@ -100,6 +102,13 @@ def _create(directory: Path, binaries: Path, as_user: dict[str, Any]) -> str:
         raise ServerError(f"initdb: {done.stderr.strip()[-1000:]}{hint}")
     part.rename(data)
     return password
+
+
+def _environment() -> dict[str, str]:
+    """Return what PostgreSQL's programs need: run by root they are another user's, who could read
+    every key in the rest."""
+    kept = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    return {**kept, "LC_ALL": "C.UTF-8"}
 
 
 def _as_user() -> dict[str, Any]:

@@ -126,6 +126,10 @@ def _environment(state: Path, port: int) -> dict[str, str]:
         "PREFECT_API_AUTH_STRING": auth,
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # Where it copies its pages to; without it that is inside of the installed package.
+        "PREFECT_SERVER_UI_STATIC_DIRECTORY": os.environ.get("PREFECT_UI_STATIC_DIRECTORY")
+        or os.environ.get("PREFECT_SERVER_UI_STATIC_DIRECTORY")
+        or str(state / "prefect-ui"),
         # In memory they would be lost with the server, and the slots of its flow runs with them.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": _LEASES,
         "DO_NOT_TRACK": "1",

@@ -10,44 +10,33 @@ import hashlib
 import hmac
 import ipaddress
 import os
+import re
 import secrets
 from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 
 KEYS_VARIABLE = "NIP_API_KEYS"
 
-_SECRET_ENDINGS = (
-    "API_KEY",
-    "API_KEYS",
-    "TOKEN",
-    "SECRET",
-    "PASSWORD",
-    "ACCESS_KEY",
-    "CREDENTIALS",
-)
-_SECRET_VARIABLES = frozenset(
-    {
-        KEYS_VARIABLE,
-        "NIP_WEBHOOK",
-        "PREFECT_API_AUTH_STRING",
-        "PREFECT_SERVER_API_AUTH_STRING",
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL",
-    }
+_SECRET_NAME = re.compile(
+    r"(KEY|TOKEN|SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL|AUTH_STRING|WEBHOOK(_URL)?|COOKIE|_DSN"
+    r"|CONNECTION_(STRING|URL)|_PASS|_PWD|_PAT)S?(_ID)?$"
 )
 # Without it a private model could not be loaded from the Hugging Face Hub.
 _NEEDED_VARIABLES = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 
 
+def is_secret_name(name: str) -> bool:
+    """Tell by the name of an environment variable, in capitals or not, that its value is secret."""
+    return _SECRET_NAME.search(name.upper()) is not None
+
+
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     """Take the secrets out of an environment, but for those that load a model."""
-
-    def is_secret(name: str) -> bool:
-        name = name.upper()
-        return name not in _NEEDED_VARIABLES and (
-            name in _SECRET_VARIABLES or name.endswith(_SECRET_ENDINGS)
-        )
-
-    return {name: value for name, value in environment.items() if not is_secret(name)}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.upper() in _NEEDED_VARIABLES or not is_secret_name(name)
+    }
 
 
 class KeyRing:

@@ -12,6 +12,7 @@ a server's files, while it does not run   examine, stored_ids, collectable files
              state directory
 published adapters   public_probe
 room on a disk   want_of_space, MIN_FREE_BYTES
+secrets      is_secret_name, of environment variables
 processes    identities of processes, ending with a parent, the end of a log
 vLLM         describe_vllm; served_lora_rank, DEFAULT_LORA_RANK, LARGEST_LORA_RANK
 
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_lm_server import formats
+from nip_lm_server.auth import is_secret_name
 from nip_lm_server.devices import OLDEST_DRIVERS, compile_caches, driver_version, has_cuda
 from nip_lm_server.engines.vllm_options import (
     DEFAULT_LORA_RANK,
@@ -127,6 +129,7 @@ __all__ = [
     "has_cuda",
     "import_models",
     "is_running",
+    "is_secret_name",
     "lay_out_adapter",
     "process_identity",
     "public_probe",

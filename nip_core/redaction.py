@@ -1,6 +1,7 @@
 """Keys, read from the environment; and texts that came from a server, without keys or commands.
 
 read_key             a key as a header can carry it
+without_users        addresses without the user names and passwords in them
 redact, redact_all   before a text becomes an error, a row or a record: a server may send back what
                      it was sent, its own error pages included
 printable            before a text, or JSON, goes to a terminal, which obeys control codes
@@ -15,6 +16,7 @@ from nip_core.errors import SettingsError
 
 HIDDEN = "***"
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;}\]]+")
+_USER = re.compile(r"(?<=://)[^/?#\s'\"<>]*@")
 _UNPLAIN = re.compile(r"[^\n -~]")
 _SHORT = 8  # a key this short may be part of a harmless word, and counts as a whole word only
 
@@ -34,15 +36,22 @@ def read_key(environment: Mapping[str, str], variable: str) -> str:
     return key
 
 
+def without_users(text: str) -> str:
+    """`text` with ``***`` for what stands before the host in each address: user and password."""
+    return _USER.sub(f"{HIDDEN}@", text)
+
+
 def redact(text: str, *keys: str) -> str:
-    """`text` with each of `keys` and whatever follows "Bearer" replaced by ``***``."""
+    """`text` with ``***`` for each of `keys`, for what follows "Bearer", and in addresses for users
+    and passwords.
+    """
     for key in keys:
         if key:
             pattern = re.escape(key)
             if len(key) < _SHORT:
                 pattern = rf"(?<![\w-]){pattern}(?![\w-])"
             text = re.sub(pattern, HIDDEN, text)
-    return _BEARER.sub(f"Bearer {HIDDEN}", text)
+    return without_users(_BEARER.sub(f"Bearer {HIDDEN}", text))
 
 
 def redact_all(value: Any, *keys: str) -> Any:

@@ -28,6 +28,7 @@ from nip_core.agents.shared_model_group import PureTextSharedModelGroup
 from nip_core.agents.states import OpenAiSharedModelGroupState
 from nip_core.errors import JobError, ServerError, SettingsError
 from nip_core.parameters import HyperParameters
+from nip_core.proxies import http_client
 from nip_core.redaction import redact
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.stages.providers import speaks_nip
@@ -110,7 +111,11 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         # Its connections belong to the loop that opened them.
         if self._client is None or self._client[0] is not loop:
             control = self._control
-            made = AsyncOpenAI(base_url=control.base_url, api_key=control.api_key)
+            made = AsyncOpenAI(
+                base_url=control.base_url,
+                api_key=control.api_key,
+                http_client=http_client(control.base_url),
+            )
             self._client = (loop, made)
         return self._client[1]
 

@@ -45,6 +45,7 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import ChatMessage, Situation, Turn
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
+from nip_core.proxies import blocking_http_client
 from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint
 from nip_core.rollouts.model_call import random_answer, request_body
 from nip_core.stages.providers import Endpoints, base_name, group_endpoints
@@ -121,7 +122,11 @@ class OpenAiWholeAgent(PromptedWholeAgent):
             from openai import OpenAI
 
             endpoint = self._endpoint()
-            self._client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+            self._client = OpenAI(
+                base_url=endpoint.base_url,
+                api_key=endpoint.api_key,
+                http_client=blocking_http_client(endpoint.base_url),
+            )
         return self._client
 
     def get_state_dict(self) -> dict[str, Any]:

@@ -62,6 +62,7 @@ from nip_core.hashing import derive_seed
 from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView, Refused
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.jobs.submissions import LiveSubmission, Submissions
+from nip_core.proxies import http_client
 from nip_core.redaction import read_key, redact
 from nip_lm_server.client import NipSettings
 
@@ -107,7 +108,11 @@ class LmServerBackend:
         self._state_dir = os.fspath(state_dir)
         self._poll_interval_s, self._deadline_s = poll_interval_s, deadline_s
         self._client = AsyncOpenAI(
-            base_url=self._address, api_key=key, max_retries=0, timeout=120.0
+            base_url=self._address,
+            api_key=key,
+            max_retries=0,
+            timeout=120.0,
+            http_client=http_client(self._address),
         )
         self._server = OpenAIBackend(self._address, key, speaks_nip=True, client=self._client)
         self._submissions = Submissions(self._state_dir, _GROUP, settle_s=0.0)

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 from openai import APIStatusError, AsyncOpenAI, OpenAIError, Timeout
 
+from nip_core.proxies import http_client, proxy_for
 from nip_core.redaction import redact
 
 _TIMEOUT_S = 1200.0
@@ -29,7 +30,9 @@ class TokenIdsClient(AsyncOpenAI):
 
     def __init__(self, base_url: str, api_key: str) -> None:
         timeout = Timeout(_TIMEOUT_S, connect=_CONNECT_S)
-        super().__init__(base_url=base_url, api_key=api_key, timeout=timeout)
+        super().__init__(
+            base_url=base_url, api_key=api_key, timeout=timeout, http_client=http_client(base_url)
+        )
 
     async def _prepare_options(self, options: Any) -> Any:
         body = options.json_data
@@ -45,7 +48,7 @@ async def health_problem(root: str) -> str | None:
     """
     try:
         timeout = aiohttp.ClientTimeout(total=_HEALTH_S)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with aiohttp.ClientSession(timeout=timeout, proxy=proxy_for(root)) as session:
             async with session.get(f"{root}/health") as response:
                 told = await response.json(content_type=None)
                 if response.status == 200:
@@ -72,7 +75,13 @@ async def delete_model(client: AsyncOpenAI, name: str) -> str | None:
 
 async def unlisted(base_url: str, api_key: str, names: Sequence[str]) -> str | None:
     """Tell why a server lists none of `names`, nor a step of one (``name@3``); None if it does."""
-    client = AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=_HEALTH_S)
+    client = AsyncOpenAI(
+        base_url=base_url,
+        api_key=api_key,
+        max_retries=0,
+        timeout=_HEALTH_S,
+        http_client=http_client(base_url),
+    )
     async with client:
         try:
             listed = [model.id async for model in client.models.list()]

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nip_core import __version__, how_to_install
 from nip_core.errors import NipError, ServerError, SettingsError, StoreError
 from nip_core.parameters.published import Reference
-from nip_core.redaction import read_key, redact
+from nip_core.proxies import let_find
+from nip_core.redaction import read_key, redact, without_users
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -71,7 +72,10 @@ class Remote:
 def connect(
     environment: Mapping[str, str] = os.environ, sleep: Callable[[float], None] = time.sleep
 ) -> "Hub":
-    """Return a connection; nothing is asked yet. Raises SettingsError without huggingface_hub."""
+    """Return a connection; nothing is asked yet.
+
+    Raises SettingsError without huggingface_hub, and for a proxy that can't be used.
+    """
     try:
         import huggingface_hub
     except ModuleNotFoundError as error:
@@ -79,6 +83,8 @@ def connect(
             raise
         needed = how_to_install("hub")
         raise SettingsError(f"the Hub: needs the package huggingface_hub: {needed}") from None
+    endpoint = environment.get("HF_ENDPOINT") or huggingface_hub.constants.ENDPOINT
+    let_find(endpoint, environment)
     token = read_key(environment, "HF_TOKEN") or huggingface_hub.get_token() or ""
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -131,7 +137,7 @@ class Hub:
     def url(self, reference: Reference) -> str:
         """Return the address of the repository's page."""
         kind = "datasets/" if reference.kind == "dataset" else ""
-        return f"{self._api.endpoint}/{kind}{reference.repository}"
+        return f"{without_users(self._api.endpoint)}/{kind}{reference.repository}"
 
     def look(self, reference: Reference) -> Remote | None:
         """Return what the repository has at its revision; None if it is not to be seen."""
@@ -293,8 +299,8 @@ class Hub:
         if status is not None or isinstance(error, ValueError):
             return SettingsError(f"{place}: the Hub refuses to {what}: {text}")
         return UnclearError(
-            f"{place}: the connection to {self._api.endpoint} broke ({type(error).__name__}: "
-            f"{text}); run again, what the Hub has is not sent again"
+            f"{place}: the connection to {without_users(self._api.endpoint)} broke "
+            f"({type(error).__name__}: {text}); run again, what the Hub has is not sent again"
         )
 
 

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from nip_core.errors import SettingsError
 from nip_core.hub.repository import FACTS
+from nip_lm_server.client import is_secret_name
 
 LEFT_OUT = "(left out: a place)"
 _OF_A_MACHINE = frozenset(
@@ -36,12 +37,10 @@ _PATH = re.compile(
     [\w.@+~$-]+ (?:[/\\][\w.@+~$-]+)* [/\\]?""",
     re.VERBOSE,
 )
-_SECRET = re.compile(
-    r"(KEY|TOKEN|SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL|_PASS|_PWD|_PAT)S?(_ID)?$"
-)
-"""Names, in capitals, of variables whose values are secret."""
 _PASSWORD = re.compile(r"://([^/\s:@]*):([^/\s@]+)@|()\b(?i:password|pwd)=([^\s&;]+)")
 """In values like those of DATABASE_URL: a user, if there is one, and a password."""
+_USER_AND_PASSWORD = "AUTH_STRING"
+"""Prefect's names of variables that have both, with a colon between them, end so."""
 _OF_NIP = ("files", "tables")
 """Facts whose words are nip's: names of files and columns."""
 _TEXT_FILES = {".json", ".md", ".yaml", ".jinja", ".txt"}
@@ -81,7 +80,8 @@ def secrets_of(environment: Mapping[str, str], token: str = "") -> dict[str, str
     """List what must not be published, each with words for it.
 
     That are the Hub's `token`, the values of variables that are called keys, tokens, secrets or
-    passwords, and passwords within other values, as in an address of a database.
+    passwords, the password in a ``user:password`` of these, and passwords within other values, as
+    in an address of a database.
     """
     secrets = {token: "the token of the Hub"}
     for name, value in environment.items():
@@ -91,8 +91,11 @@ def secrets_of(environment: Mapping[str, str], token: str = "") -> dict[str, str
             if password not in (user, "password"):
                 what = f"a password in the environment variable {name}"
                 secrets |= {password: what, unquote(password): what}
-        if _SECRET.search(name.upper()):
+        if is_secret_name(name):
             secrets[value.strip()] = f"the value of the environment variable {name}"
+            if name.upper().endswith(_USER_AND_PASSWORD):
+                password = value.strip().partition(":")[2]
+                secrets[password] = f"the password in the environment variable {name}"
     return {secret: what for secret, what in secrets.items() if len(secret) >= _SHORTEST}
 
 

@@ -3,6 +3,7 @@
 seal           write ``nip.json`` over a directory's files
 read_sealed    the facts of a directory, with every file checked
 read_facts     the facts alone
+is_taken       whether a file of a repository is taken, by its name; patterns: for its download
 files_taken    the files of a directory that are taken from a repository
 new_directory  a directory that is there as a whole or not at all
 Facts          what ``nip.json`` says; files_of: all files of a directory
@@ -15,11 +16,11 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,25 @@ from nip_core.parameters.published import Kind
 FACTS = "nip.json"
 CARD = "README.md"
 FORMAT = 1
-PATTERNS = ["*.json", "*.safetensors", "*.md", "*.jinja", "*.parquet"]
-"""Of what is taken; anything else, pickled weights and programs, stays where it is."""
+_OF_BOTH = frozenset({FACTS, CARD, "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE"})
+_OF_A_MODEL = frozenset(
+    {
+        *(
+            "adapter_config.json",
+            "adapter_model.safetensors",
+            "adapter_model.safetensors.index.json",
+        ),
+        *("config.json", "generation_config.json", "model.safetensors"),
+        *("model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"),
+        *("special_tokens_map.json", "added_tokens.json", "vocab.json"),
+        *("chat_template.jinja", "chat_template.json"),
+        *("probe.json", "training.json", "evaluation.json"),  # nip's
+    }
+)
+_WEIGHTS_PART = re.compile(r"(?:adapter_)?model-\d{5}-of-\d{5}\.safetensors")
+_OF_DATA = frozenset({"dataset_info.json", "dataset_infos.json"})
+_BASE = "base/"
+"""Where an adapter's repository has its base model."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +98,7 @@ def read_facts(directory: Path, place: str) -> Facts | None:
         files = {name: dict(entry) for name, entry in document.pop("files").items()}
         for name, entry in files.items():
             inside = not name.startswith("/") and ".." not in name.split("/")
-            if (
-                not (inside and name.isprintable() and _is_taken(name))
-                or not {"sha256", "bytes"} <= entry.keys()
-            ):
+            if not (inside and is_taken(name, kind)) or not {"sha256", "bytes"} <= entry.keys():
                 raise ValueError(f"the entry of {name!r}")
         if kind not in ("adapter", "dataset"):
             raise ValueError(f"kind {kind!r}")
@@ -116,12 +131,38 @@ def files_of(directory: Path) -> dict[str, Path]:
     return {path.relative_to(directory).as_posix(): path for path in paths}
 
 
-def files_taken(directory: Path, facts: Facts | None) -> dict[str, Path]:
-    """The files of a kind that is taken; where there is a ``nip.json``, it and those it names.
+def is_taken(name: str, kind: Kind) -> bool:
+    """Tell whether a repository of the kind has a file of that name, as far as nip knows.
+
+    An adapter's are on a list, at the top and in ``base``; a dataset has Parquet files in folders.
+    Programs, pickled weights and settings of other programs (``.vscode``, ``.mcp.json``, CLAUDE.md)
+    are not among them, nor is what nobody sees: no part of a name begins with a dot.
+    """
+    parts = name.split("/")
+    plain = all(part and part[0] not in ".-~" and "\\" not in part for part in parts)
+    if not (plain and name.isprintable()):
+        return False
+    if kind == "dataset":
+        return name in _OF_BOTH | _OF_DATA or name.endswith(".parquet")
+    bare = name.removeprefix(_BASE)
+    return bare in _OF_BOTH | _OF_A_MODEL or _WEIGHTS_PART.fullmatch(bare) is not None
+
+
+def patterns(kind: Kind) -> list[str]:
+    """Patterns that fit every name that is taken, for a download; some fit others, too."""
+    if kind == "dataset":
+        return sorted([*_OF_BOTH, *_OF_DATA, "*.parquet"])
+    names = sorted([*_OF_BOTH, *_OF_A_MODEL])
+    parts = [f"{stem}-?????-of-?????.safetensors" for stem in ("model", "adapter_model")]
+    return [folder + name for folder in ("", _BASE) for name in (*names, *parts)]
+
+
+def files_taken(directory: Path, facts: Facts | None, kind: Kind) -> dict[str, Path]:
+    """The files that are taken; where there is a ``nip.json``, it and those it names.
 
     A folder of the Hub's cache has whatever any program has downloaded of the repository.
     """
-    files = {name: path for name, path in files_of(directory).items() if _is_taken(name)}
+    files = {name: path for name, path in files_of(directory).items() if is_taken(name, kind)}
     if facts is None:
         return files
     return {name: path for name, path in files.items() if name in {FACTS, *facts.files}}
@@ -159,10 +200,6 @@ def new_directory(target: Path) -> Iterator[Path]:
         raise StoreError(f"{target}: can't be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def _is_taken(name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in PATTERNS)
 
 
 def _all_measured(directory: Path) -> dict[str, dict[str, Any]]:

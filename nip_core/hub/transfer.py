@@ -2,7 +2,8 @@
 
 check_public  what is there, and whether it may be written to
 publish   what of a directory the Hub lacks, in one commit
-receive   a repository's files at a commit, in a new directory, compared with ``nip.json``
+receive   a repository's files at a commit, in a new directory, compared with ``nip.json``, and what
+          else it has
 
 `publish` looks before it writes: equal files make no commit, a push that was killed goes on with
 what the Hub has by then, and an answer that was lost is looked up instead of asked for again. A
@@ -10,19 +11,19 @@ repository that has something else is left as it is, and so is what people have 
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nip_core.errors import SettingsError
+from nip_core.errors import NipError, SettingsError
 from nip_core.hub.client import Hub, Remote, UnclearError
 from nip_core.hub.repository import (
     FACTS,
-    PATTERNS,
     Facts,
     files_of,
     files_taken,
     new_directory,
+    patterns,
     read_facts,
     read_sealed,
 )
@@ -131,28 +132,50 @@ def publish(
     raise AssertionError("Hub.wait raises after the last attempt")
 
 
-def receive(hub: Hub, reference: Reference, target: Path) -> tuple[Reference, Facts | None]:
-    """Put the files of a repository into the new directory `target`; the pinned reference, facts.
+@dataclass(frozen=True)
+class Received:
+    """What was taken of a repository."""
 
-    None of them are of a kind that can run code. Raises SettingsError if there are none, or
-    `target` has others; CorruptionError if they are not what was published.
+    reference: Reference
+    """Pinned."""
+    facts: Facts | None
+    """None: nip has not published it."""
+    left_out: tuple[str, ...] | None
+    """Files that it has besides; None: the Hub could not be asked."""
+
+
+def receive(hub: Hub, reference: Reference, target: Path) -> Received:
+    """Put the files of a repository into the new directory `target`, those that its kind has.
+
+    Raises SettingsError if there are none, or `target` has others; CorruptionError if they are not
+    what was published.
     """
     pinned = hub.pin(reference)
-    source = hub.download(pinned, PATTERNS)
+    source = hub.download(pinned, patterns(reference.kind))
     facts = read_sealed(source, f"{pinned}")
     if facts is not None and facts.kind != reference.kind:
         raise SettingsError(f"{pinned} has the {facts.kind} of a run, not the {reference.kind}")
-    files = files_taken(source, facts)
+    files = files_taken(source, facts, reference.kind)
     if not files:
         raise SettingsError(
-            f"{pinned} has no file of a kind that is taken ({', '.join(PATTERNS)}); weights are "
-            "taken as safetensors alone"
+            f"{pinned} has no file of those that are taken (an adapter's or a base model's, or "
+            "Parquet of a dataset); weights are taken as safetensors alone"
         )
     with new_directory(target) as part:
         for name, path in files.items():
             (part / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, part / name)
-    return pinned, facts
+    return Received(pinned, facts, _left_out(hub, pinned, files))
+
+
+def _left_out(hub: Hub, pinned: Reference, taken: Mapping[str, Path]) -> tuple[str, ...] | None:
+    try:
+        remote = hub.look(pinned)
+    except NipError:  # all that was asked for is there, from the cache
+        return None
+    if remote is None:
+        return None
+    return tuple(sorted(remote.files.keys() - taken.keys() - _OF_THE_HUB))
 
 
 def _listed(names: list[str]) -> str:

@@ -25,6 +25,7 @@ from nip_core.jobs.job import (
     Payload,
     Refused,
 )
+from nip_core.proxies import http_client
 from nip_core.redaction import redact, redact_all
 from nip_core.rollouts.chat_client import Endpoint
 
@@ -56,7 +57,11 @@ class OpenAIBackend:
         from openai import AsyncOpenAI
 
         self._client = client or AsyncOpenAI(
-            base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s
+            base_url=base_url,
+            api_key=api_key,
+            max_retries=0,
+            timeout=timeout_s,
+            http_client=http_client(base_url),
         )
         self._address = base_url
         self._key = self._client.api_key

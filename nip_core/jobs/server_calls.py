@@ -9,6 +9,7 @@ from typing import Any, Literal
 import aiohttp
 
 from nip_core.errors import ServerError
+from nip_core.proxies import proxy_for
 from nip_core.redaction import redact
 from nip_core.rollouts.chat_client import Endpoint
 from nip_lm_server.client import SERVER_VERSION, compatible
@@ -75,7 +76,7 @@ class LmServer:
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout, headers=headers) as http,
-                http.request(verb, self.root + path) as response,
+                http.request(verb, self.root + path, proxy=proxy_for(self.root)) as response,
             ):
                 try:
                     return response.status, await response.json(content_type=None)
@@ -83,7 +84,7 @@ class LmServer:
                     return response.status, None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ServerError(
-                f"{self.root}{path}: no answer ({type(error).__name__}: {error})"
+                f"{self.root}{path}: no answer ({redact(f'{type(error).__name__}: {error}')})"
             ) from None
 
 

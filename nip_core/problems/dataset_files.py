@@ -21,6 +21,7 @@ from nip_core import how_to_install
 from nip_core.errors import DatasetError
 from nip_core.nearest import did_you_mean, nearest_first
 from nip_core.problems.rows import SPLITS
+from nip_core.proxies import let_find
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 _SPLIT_ENDINGS = (".train", ".dev", ".test")
@@ -206,6 +207,7 @@ def _read_hub(name: str, names: Sequence[str] = ()) -> Mapping[str, Table]:
             f"package `datasets`: {how_to_install('local')}"
         ) from error
     try:
+        let_find(datasets.config.HF_ENDPOINT)
         splits = datasets.load_dataset(name)
     except Exception as error:  # whatever the hub, the network or a parser raises
         raise DatasetError(

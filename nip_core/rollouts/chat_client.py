@@ -24,6 +24,7 @@ from typing import Any, Protocol, Self
 import aiohttp
 
 from nip_core.errors import NipError, ServerError, StageError
+from nip_core.proxies import proxy_for
 from nip_core.redaction import redact
 from nip_core.rollouts.thoughts import (
     MalformedAnswer,
@@ -170,6 +171,7 @@ class ChatClient:
             **dict(endpoint.headers),
         }
         payload = json.dumps(body, ensure_ascii=False).encode()
+        proxy = proxy_for(url)
         loop = asyncio.get_running_loop()
         reason = ""
         for attempt in range(self._retries + 1):
@@ -178,7 +180,9 @@ class ChatClient:
                 started = loop.time()
                 answers: list[ChatAnswer] = []
                 try:
-                    async with self._session.post(url, data=payload, headers=headers) as response:
+                    async with self._session.post(
+                        url, data=payload, headers=headers, proxy=proxy
+                    ) as response:
                         raw = await response.read()
                         status = response.status
                         retry_after = response.headers.get("Retry-After")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from nip_core.errors import StoreError
+from nip_core.redaction import without_users
 from nip_core.run_store.store import MissingFileError, check_path
 
 T = TypeVar("T")
@@ -153,8 +154,9 @@ def _is_final(error: Exception) -> bool:
 
 
 def short_message(error: Exception) -> str:
-    """The first line of a message; what follows are the library's insides."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    """The first line of a message, without passwords; what follows are the library's insides."""
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return without_users(first)[:300]
 
 
 def _tag(meta: Mapping[str, Any]) -> str:

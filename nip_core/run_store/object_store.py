@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 
 from nip_core import how_to_install
 from nip_core.errors import CorruptionError, LeaseError, SettingsError, StoreError
+from nip_core.proxies import is_on_this_machine, spare_this_machine
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.object_requests import (
     TOMBSTONE_BYTES,
@@ -44,7 +45,6 @@ from nip_core.run_store.store import MissingFileError, check_path, is_leftover
 _HIDDEN = "."
 _SWAPS = 200  # tries of a commit before it gives up; each lost one means that another has won
 _PARTS_AT_ONCE = 4  # of 5 MB each: what a large file takes in memory
-_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 def open_object_store(
@@ -75,7 +75,10 @@ def open_object_store(
             f"run_store: {shown} needs a library that is not installed; "
             f"{how_to_install('object-stores')}"
         ) from error
-    allow_http = _allows_http(environment)
+    is_local = _is_local(environment)
+    allow_http = is_local or environment.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true"}
+    if is_local:
+        spare_this_machine(os.environ)  # which alone the library reads
 
     def connect(retries: int, timeout: str) -> Any:
         client = {"timeout": timeout, "read_timeout": "60s", "connect_timeout": "5s"}
@@ -93,15 +96,13 @@ def open_object_store(
     return ObjectStore(shown.rstrip("/"), patient, once, read_only=read_only)
 
 
-def _allows_http(environment: Mapping[str, str]) -> bool:
-    """Unencrypted access is for servers on this machine, unless it is asked for."""
+def _is_local(environment: Mapping[str, str]) -> bool:
+    """Tell whether the store is on this machine, where access need not be encrypted."""
     endpoints = [
         environment.get(name)
         for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "GOOGLE_BASE_URL")
     ]
-    local = any(urlsplit(endpoint).hostname in _LOOPBACK for endpoint in endpoints if endpoint)
-    asked = environment.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true"}
-    return local or asked
+    return any(is_on_this_machine(endpoint) for endpoint in endpoints if endpoint)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from nip_core.jobs.server_calls import LmServer, version_problem
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Progress
 from nip_core.protocols import Move
-from nip_core.redaction import redact
+from nip_core.proxies import proxy_for
+from nip_core.redaction import redact, without_users
 from nip_core.scenarios import Problem, Scenario
 from nip_core.scenarios.checked import drawn
 from nip_core.stages.providers import Endpoints, speaks_nip
@@ -50,7 +51,8 @@ async def check_reachable(
 ) -> None:
     """Connect to every server that the settings name, a few times; `progress` says why again.
 
-    No request is sent. Raises ServerError if one can't be reached.
+    No request is sent. Raises ServerError if one can't be reached, or the proxy before it, and
+    SettingsError for a proxy that can't be used.
     """
     agents = {
         at.base_url: parameters.groups[group][0]
@@ -59,18 +61,21 @@ async def check_reachable(
     }
 
     async def reach(url: str) -> None:
+        proxy = proxy_for(url)
+        through = f" through the proxy {without_users(proxy)}" if proxy is not None else ""
         for pause_s in (*_PAUSES_S, None):
             try:
-                return await asyncio.wait_for(_connect(url), _CONNECT_S)
+                return await asyncio.wait_for(_connect(proxy or url), _CONNECT_S)
             except (OSError, TimeoutError) as error:
                 reason = str(error) or f"no connection within {_CONNECT_S:.0f} s"
             if pause_s is not None:
-                progress.count_retry(f"{url} can't be reached ({reason})")
-                progress.tell("retry", f"{url} can't be reached ({reason}); trying again")
+                trouble = f"{url} can't be reached{through} ({reason})"
+                progress.count_retry(trouble)
+                progress.tell("retry", f"{trouble}; trying again")
                 await asyncio.sleep(pause_s)
         raise ServerError(
-            f"{url}: can't be reached ({reason}), and agents.{agents[url]} plays or is trained "
-            "there: check the address and the network, then run again"
+            f"{url}: can't be reached{through} ({reason}), and agents.{agents[url]} plays or is "
+            "trained there: check the address and the network, then run again"
         )
 
     with progress.doing("looking for the models' servers"):
@@ -385,10 +390,12 @@ class _AgentCheck:
                 url,
                 json={"model": self._model, "messages": chat},
                 headers={"Authorization": f"Bearer {key}"},
+                proxy=proxy_for(url),
             ) as response:
                 raw, status = await response.read(), response.status
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise ServerError(f"{url}: no answer ({type(error).__name__}: {error})") from None
+            reason = redact(f"{type(error).__name__}: {error}", key)
+            raise ServerError(f"{url}: no answer ({reason})") from None
         try:
             body = json.loads(raw)
         except ValueError:

@@ -16,7 +16,7 @@ from typing import Any
 
 from nip_core.errors import CorruptionError, SettingsError, StoreError
 from nip_core.hub.client import Hub
-from nip_core.hub.repository import PATTERNS, Facts, read_sealed
+from nip_core.hub.repository import Facts, patterns, read_sealed
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import uses_own_server
@@ -84,7 +84,7 @@ def find_published(
     # 1. Which commit it is, once and for all; its files, from the cache if they are there.
     hub = connect()
     reference = hub.pin(Reference.parse(agent.published_adapter))
-    folder = hub.download(reference, [pattern for pattern in PATTERNS if pattern != "*.parquet"])
+    folder = hub.download(reference, patterns("adapter"))
     place = f"{setting}: {reference}"
     # 2. They are what whoever published them had.
     facts = read_sealed(folder, place)

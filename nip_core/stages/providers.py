@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
+from nip_core.parameters.addresses import plain_address
 from nip_core.parameters.checks import uses_own_server
 from nip_core.redaction import read_key
 from nip_core.rollouts.chat_client import Endpoint
@@ -64,7 +65,8 @@ def group_endpoints(
 ) -> Endpoints | None:
     """The addresses of one group; None if it is on the run's own server.
 
-    Raises SettingsError when its key is not in the environment.
+    Raises SettingsError when its key is not in the environment, or the address there has more in
+    it than a place.
     """
     agent = parameters.group_parameters(group)
     if uses_own_server(parameters, agent):
@@ -103,6 +105,10 @@ def _addresses(
         return url, url
     variable, default = _ADDRESSES[agent.model_provider]
     url = (environment.get(variable) or default).rstrip("/")
+    try:
+        plain_address(url)
+    except ValueError as error:
+        raise SettingsError(f"environment variable {variable}: {error}") from None
     return url, url
 
 

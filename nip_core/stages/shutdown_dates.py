@@ -15,6 +15,7 @@ import aiohttp
 from nip_core.concurrency import gather_or_cancel
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.shutdowns import is_at_openai, shutdown_warnings
+from nip_core.proxies import proxy_for
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.stages.providers import Endpoints
 
@@ -56,7 +57,9 @@ async def _ask(http: aiohttp.ClientSession, at: Endpoint, model: str) -> date | 
     headers = {"Authorization": f"Bearer {at.api_key}"}
     try:
         async with http.get(
-            f"{at.base_url}/models/{quote(model, safe=':')}", headers=headers
+            f"{at.base_url}/models/{quote(model, safe=':')}",
+            headers=headers,
+            proxy=proxy_for(at.base_url),
         ) as response:
             body = json.loads(await response.read()) if response.status == 200 else None
         said = body.get("shutdown_date") if isinstance(body, dict) else None

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from nip_prefect.flows import doctor
+from nip_core.errors import ServerError, SettingsError
+from nip_prefect.flows import doctor, launch, remote_runs
 from nip_prefect.flows.commands import doctor as screen
 
 
@@ -54,3 +56,17 @@ def test_names_and_details_stand_apart_and_long_ones_go_on_in_their_column(monke
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 3 and max(map(len, lines)) <= 80
     assert {line[:40].strip() for line in lines[2:]} == {""}
+
+
+def test_a_password_in_prefects_address_is_printed_by_nobody(monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", "http://ada:a-word-of-it@prefect.example:4200/api")
+    [finding] = [f for f in doctor.examine() if f.what == "prefect server"]
+    assert finding.detail == "PREFECT_API_URL=http://***@prefect.example:4200/api"
+    address = "http://ada:a-word-of-it@127.0.0.1:1/api"
+    with temporary_settings({PREFECT_API_URL: address}):
+        with pytest.raises(ServerError) as refused:
+            launch._check_prefect()
+        assert "PREFECT_API_URL http://***@127.0.0.1:1/api: no Prefect server" in str(refused.value)
+    with temporary_settings({PREFECT_API_URL: address}), pytest.raises(SettingsError) as far:
+        remote_runs._check_prefect("tcp://cluster.example:8786")
+    assert "a-word-of-it" not in str(refused.value) + str(far.value)

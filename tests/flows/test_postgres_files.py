@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from nip_core.errors import ServerError
+from nip_prefect.flows import postgres
 from nip_prefect.flows.postgres import _create
 
 
@@ -27,3 +28,25 @@ def test_the_password_of_a_database_whose_files_are_away_is_kept(tmp_path: Path)
     with pytest.raises(ServerError, match=r"data: not empty"):
         _create(directory, tmp_path, {})
     assert (directory / "data" / "notes").read_text() == "mine"
+
+
+def test_the_programs_of_postgresql_are_given_no_key_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run by root they are another user's, who reads what is in his own processes."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    made = f'env > {tmp_path}/initdb.env; mkdir -p "$2"; echo 17 > "$2/PG_VERSION"'
+    for name, does in {"initdb": made, "pg_isready": "exit 0", "postgres": "exit 0"}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{does}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setattr(postgres, "_as_user", dict)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("OPENAI_API_KEY", "a-word-that-is-secret")
+    monkeypatch.setenv("SOMETHING", "a-word-that-is-secret")
+    started: list[dict[str, str]] = []
+    postgres.start_postgres(tmp_path / "postgresql", lambda name, command, env: started.append(env))
+    [environment] = started
+    assert environment["PATH"] == os.environ["PATH"] and environment["LC_ALL"] == "C.UTF-8"
+    assert "a-word-that-is-secret" not in environment.values()
+    assert "a-word-that-is-secret" not in (tmp_path / "initdb.env").read_text()

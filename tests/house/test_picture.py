@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 INSTALLED = {"nip_core": "nip_core", "nip_prefect.flows": "flows", "nip_prefect.tasks": "tasks"}
 INSTALLED |= {"factory": "factory", "nip_lm_server": "lm_server"}
 BENEATH = {"errors", "hashing", "importing", "nearest", "tolerance"}
-BENEATH |= {"redaction", "processes", "concurrency"}
+BENEATH |= {"redaction", "processes", "concurrency", "proxies"}
 BENEATH |= {"configurations"}
 BENEATH |= {"models", "lm_server", "__version__", "DISTRIBUTION", "how_to_install", "configs"}
 """What every room of nip_core may use, and what is a name and no room."""

@@ -34,7 +34,7 @@ from nip_core.hub.privacy import (
     secrets_of,
     without_places,
 )
-from nip_core.hub.repository import Facts, seal
+from nip_core.hub.repository import Facts, files_of, seal
 from nip_core.hub.transfer import publish
 from nip_core.models import BUNDLED
 from nip_core.parameters.published import Reference
@@ -208,11 +208,18 @@ def test_secrets_are_known_by_the_names_of_their_variables_and_in_addresses():
         "DSN": "host=db password=other-word user=ada",
         "PWD": "/home/ada/runs",
         "PATH": "/usr/bin",
+        "PREFECT_API_AUTH_STRING": "admin:word-of-it",
+        "prefect_server_api_auth_string": "nip:word-of-the-server",
+        "SLACK_WEBHOOK_URL": "https://hooks.example/T0/abc",
+        "NIP_WEBHOOK": "https://hooks.example/T0/def",
+        "PREFECT_API_URL": "https://ada:word-of-the-proxy@prefect.example/api",
         "TRIED_URL": "postgresql://prefect:prefect@localhost/prefect",
     }
     assert secrets_of(environment, TOKEN).keys() == {
         *("abcdefgh", "AKIAabcd", "ghp_abcd", TOKEN),
         *("s3cr%40t-word", "s3cr@t-word", "other-word"),
+        *("admin:word-of-it", "word-of-it", "nip:word-of-the-server", "word-of-the-server"),
+        *("https://hooks.example/T0/abc", "https://hooks.example/T0/def", "word-of-the-proxy"),
     }
 
 
@@ -346,15 +353,17 @@ def test_a_push_removes_what_an_earlier_one_brought_says_so_and_leaves_what_peop
         publish(connect(), reference, tmp_path / name, facts, "x", public=False, say=said.append)
         return hub.repository("ada/small").commits
 
-    tables = {f"{i}.json": b"{}" for i in range(5)}
-    publish_small("all", tables)
+    names = ("config", "tokenizer", "tokenizer_config", "training", "vocab")
+    files = {f"{name}.json": b"{}" for name in names}
+    publish_small("all", files)
     mine = {"LICENSE": b"MIT", "notes.md": b"mine", "images/plot.png": b"x"}
     hub.add(hub.repository("ada/small"), "mine", mine)
-    assert len(publish_small("all", tables)) == 3  # the first, the push and mine
+    assert len(publish_small("all", files)) == 3  # the first, the push and mine
     said.clear()
-    [*_, (_, _, tree)] = publish_small("fewer", {"0.json": b"{}"})
-    assert tree.keys() == {".gitattributes", "nip.json", "0.json", *mine}
-    assert said == ["removes what only an earlier push had (4): 1.json, 2.json, 3.json, …"]
+    [*_, (_, _, tree)] = publish_small("fewer", {"config.json": b"{}"})
+    assert tree.keys() == {".gitattributes", "nip.json", "config.json", *mine}
+    gone = "tokenizer.json, tokenizer_config.json, training.json, …"
+    assert said == [f"removes what only an earlier push had (4): {gone}"]
 
 
 def test_the_hub_is_asked_again_when_it_says(hub, made):
@@ -485,7 +494,7 @@ def test_a_pull_of_what_is_not_there_or_was_changed_is_refused(hub, run, tmp_pat
     assert "no such revision" in refused(pull, f"ada/verifier@{'0' * 40}", target)
     assert "use adapter or dataset" in refused(pull, "ada/verifier", target, "model")
     hub.make("ada/pickled", **{"pytorch_model.bin": b"\x80"})
-    assert "no file of a kind that is taken" in refused(pull, "ada/pickled", target)
+    assert "no file of those that are taken" in refused(pull, "ada/pickled", target)
     with monkeypatch.context() as without:
         without.delenv("HF_TOKEN")
         assert "private, and there is no token" in refused(pull, "ada/verifier", target)
@@ -518,6 +527,57 @@ def test_a_pull_takes_no_pickle_and_no_program_that_lies_in_the_cache_already(hu
     assert "nip.json is not what nip writes" in said and "run_me.py" in said
 
 
+STRANGE = {
+    *(".vscode/tasks.json", ".mcp.json", "CLAUDE.md", "AGENTS.md", ".claude/settings.json"),
+    *("a/.hidden/README.md", "base/.mcp.json", "package.json", "-rf.json", "~/config.json"),
+    *("sub/adapter_model.safetensors", "x\x1b[2J.json", "base/deeper/config.json", "run_me.py"),
+}
+DATA = {"README.md", "data/train-00000-of-00001.parquet", "b.parquet"}
+
+
+def test_a_pull_takes_what_an_adapter_has_and_names_the_rest(hub, tmp_path, capsys):
+    adapter = {"adapter_config.json", "adapter_model.safetensors", "README.md", "LICENSE"}
+    adapter |= {"base/config.json", "base/model-00001-of-00002.safetensors", "tokenizer.json"}
+    hub.make("ada/other", **dict.fromkeys([*adapter, *STRANGE, "x.parquet"], b"{}"))
+    pull("ada/other", tmp_path / "other")
+    assert set(files_of(tmp_path / "other")) == adapter
+    said = capsys.readouterr().out
+    assert f"left out, as it is no part of an adapter: {len(STRANGE) + 1} (" in said
+    assert ".claude/settings.json" in said and "\x1b" not in said
+    commands.pull("ada/other", tmp_path / "again", "adapter", True)
+    assert set(json.loads(capsys.readouterr().out)["left_out"]) == {*STRANGE, "x.parquet"}
+
+
+def test_a_pull_takes_what_a_dataset_has_and_names_the_rest(hub, tmp_path, capsys):
+    hidden = {".hidden/a.parquet", "a/.b/c.parquet", "x\x1b.parquet", "x\u202e.parquet"}
+    names = [*DATA, *STRANGE, *hidden]
+    hub.make("ada/other", kind="dataset", **dict.fromkeys(names, b"{}"))
+    pull("ada/other", tmp_path / "other", "dataset")
+    assert set(files_of(tmp_path / "other")) == DATA
+    assert f"no part of a dataset: {len(STRANGE) + len(hidden)} (" in capsys.readouterr().out
+
+
+def test_nip_json_can_name_nothing_that_is_not_taken(hub, tmp_path):
+    for name in sorted(STRANGE):
+        seal_small(tmp_path / "evil", {name: b"{}"})
+        evil = {n: p.read_bytes() for n, p in files_of(tmp_path / "evil").items()}
+        hub.make("ada/evil", **evil)
+        assert "is not what nip writes" in refused(pull, "ada/evil", tmp_path / "pulled")
+        shutil.rmtree(tmp_path / "evil")
+    assert not (tmp_path / "pulled").exists()
+
+
+def test_a_pull_from_the_cache_needs_no_network(hub, tmp_path, monkeypatch, capsys):
+    made = hub.make("ada/other", **{"adapter_config.json": b"{}", "CLAUDE.md": b"Do."})
+    commit = made.commits[-1][0]
+    pull("ada/other", tmp_path / "first")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    capsys.readouterr()
+    pull(f"ada/other@{commit}", tmp_path / "second")
+    assert set(files_of(tmp_path / "second")) == {"adapter_config.json"}
+    assert "left out" not in capsys.readouterr().out  # nobody could be asked what there is
+
+
 def test_what_strangers_wrote_reaches_the_terminal_without_its_control_codes(
     hub, tmp_path, capsys, monkeypatch
 ):
@@ -532,17 +592,17 @@ def test_what_strangers_wrote_reaches_the_terminal_without_its_control_codes(
 
     def offer(**more):
         document = json.loads((sealed / "nip.json").read_text()) | more
-        hub.make("ada/evil", **{"a.json": b"{}", "nip.json": json.dumps(document).encode()})
+        hub.make("ada/evil", **{"config.json": b"{}", "nip.json": json.dumps(document).encode()})
 
     sealed = tmp_path / "sealed"
-    seal_small(sealed, {"a.json": b"{}"}, run=f"r{evil}")
+    seal_small(sealed, {"config.json": b"{}"}, run=f"r{evil}")
     offer()
     assert r"of run r\u001b]0;mine\u0007\u009b2J\u007f\u202e" in said_by(tmp_path / "a")
     assert json.loads(said_by(tmp_path / "a", "--json"))["lineage"]["run"] == f"r{evil}"
     for forged in (
         {"format": evil},
         {"kind": evil},
-        {"files": {"a.json": {"sha256": evil, "bytes": 2}}},
+        {"files": {"config.json": {"sha256": evil, "bytes": 2}}},
         {"files": {f"{evil}.json": {"sha256": "0", "bytes": 2}}},
     ):
         offer(**forged)

@@ -175,6 +175,10 @@ def test_children_are_given_nobodys_keys_but_for_models() -> None:
         "HF_TOKEN": "a",
         "GITHUB_TOKEN": "b",
         "AWS_SECRET_ACCESS_KEY": "c",
+        "PREFECT_API_AUTH_STRING": "d",
+        "NIP_WEBHOOK": "e",
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": "f",
+        "REGISTRY_PASSPHRASE": "g",
     }
     assert without_secrets(environment) == {"PATH": "/bin", "HF_TOKEN": "a"}
 

@@ -7,6 +7,7 @@ from datetime import date
 import pytest
 from aiohttp import web
 
+from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
 from nip_core.stages.providers import remote_endpoints
 from nip_core.stages.shutdown_dates import announced, warn_of_shutdowns
@@ -59,6 +60,18 @@ def settings(**agents):
 
 def at(url):
     return {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "key", "NIP_API_KEY": "k"}
+
+
+@pytest.mark.parametrize(
+    "url", ["https://ada:a-word@gateway.example/v1", "https://a/v1?key=a-word"]
+)
+def test_an_address_of_the_environment_with_a_secret_in_it_is_refused_and_not_printed(url):
+    parameters = settings(prover={"model_name": "gpt-4o"}, verifier={"model_name": "gpt-4o"})
+    with pytest.raises(
+        SettingsError, match="environment variable OPENAI_BASE_URL: an address"
+    ) as no:
+        remote_endpoints(parameters, at(url))
+    assert "a-word" not in str(no.value)
 
 
 @pytest.mark.parametrize(
