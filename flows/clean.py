@@ -6,6 +6,7 @@ import typer
 
 from nip_core.errors import RunConflictError
 from nip_prefect.flows.options import RunName
+from nip_prefect.flows.terminal import say
 
 
 def clean(
@@ -40,10 +41,10 @@ def clean(
             unused = find_unused(tree, server_directory(tree))
             remove_unused(tree, server_directory(tree), unused)
     for one in unused:
-        typer.echo(f"{_size(one.bytes):>9}  {one.kind:<10}  {one.where}  ({one.why})")
+        say(f"{_size(one.bytes):>9}  {one.kind:<10}  {one.where}  ({one.why})")
     total = _size(sum(one.bytes for one in unused))
     would = "would be deleted" if dry_run else "deleted"
-    typer.echo(f"{len(unused)} {'thing' if len(unused) == 1 else 'things'}, {total}, {would}")
+    say(f"{len(unused)} {'thing' if len(unused) == 1 else 'things'}, {total}, {would}")
 
 
 def _size(count: int) -> str:

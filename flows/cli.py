@@ -31,10 +31,10 @@ from nip_core.errors import (
     StoreError,
 )
 from nip_core.proxies import hide_unusable, spare_this_machine
-from nip_core.redaction import printable
 from nip_prefect.flows.command_table import Commands
 from nip_prefect.flows.stopping import Stopped
 from nip_prefect.flows.streams import lost_output, open_closed, survive
+from nip_prefect.flows.terminal import guard, say
 
 _STOPPED = {
     signal.SIGINT: "interrupted; running again continues",
@@ -64,7 +64,7 @@ app = typer.Typer(
 
 def _say_version(asked: bool) -> None:
     if asked:
-        print(f"nip {__version__}")
+        say(f"nip {__version__}")
         raise typer.Exit
 
 
@@ -94,9 +94,11 @@ _EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 def main() -> None:
     """Entry point: errors that nip raises on purpose become one line and an exit code."""
-    # A reader that has gone ends no training, and a descriptor that is closed is nobody's.
+    # A reader that has gone ends no training, a descriptor that is closed is nobody's, and
+    # whoever wrote a text, a terminal shows it and does not obey it.
     open_closed()
     survive()
+    guard()
     # Nothing here may need the network; people who want the telemetry can switch it on.
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
@@ -110,10 +112,10 @@ def main() -> None:
     try:
         status = _ended_with()
         if (lost := lost_output()) is not None:
-            print(f"nip: can't write to standard output: {lost.strerror}", file=sys.stderr)
+            say(f"nip: can't write to standard output: {lost.strerror}", file=sys.stderr)
             status = status or 1
     except Stopped as stopped:
-        print(f"nip: {_STOPPED[stopped.by]}", file=sys.stderr)
+        say(f"nip: {_STOPPED[stopped.by]}", file=sys.stderr)
         _leave(128 + stopped.by)
     finally:
         if _launched("used_prefect", False):
@@ -128,7 +130,7 @@ def _ended_with() -> int:
     try:
         app(prog_name="nip")
     except NipError as error:
-        print(f"nip: {printable(str(error))}", file=sys.stderr)
+        say(f"nip: {error}", file=sys.stderr)
         return exit_code(error)
     except SystemExit as ended:
         if not isinstance(ended.code, int | None):
@@ -137,7 +139,7 @@ def _ended_with() -> int:
     except Exception as error:
         if not _launched("is_unreachable", False, error):
             raise
-        print(
+        say(
             f"nip: {_launched('no_prefect', '', error)}; what is committed is kept: run again",
             file=sys.stderr,
         )

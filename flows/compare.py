@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from nip_core.errors import DatasetError
 from nip_core.evaluation.report_text import plain_percent
+from nip_prefect.flows.console import make_console
 from nip_prefect.flows.options import AsJson, complete_run
 from nip_prefect.flows.printing import print_json
+from nip_prefect.flows.terminal import say
 
 Store = Annotated[
     str, typer.Option(help="Where runs are kept that are named without a path or an address.")
@@ -70,33 +71,33 @@ def compare(
         return
     _show_comparison(results)
     sys.stdout.flush()
-    print(f"page: {write(results, out)}")
+    say(f"page: {write(results, out)}")
 
 
 def _show_difference(differing: dict[str, Any]) -> None:
     width = max(shutil.get_terminal_size((80, 24)).columns, 80)
-    console = Console(width=width, highlight=False)
+    console = make_console(width=width)
     for letter, run in zip("ab", differing["runs"], strict=True):
-        print(f"{letter}  {run['run']}, {run['status']} ({run['place']})")
-    print(f"\nsettings: {'' if differing['settings'] else 'the same'}".rstrip())
+        say(f"{letter}  {run['run']}, {run['status']} ({run['place']})")
+    say(f"\nsettings: {'' if differing['settings'] else 'the same'}".rstrip())
     for key, values in differing["settings"].items():
         _show_pair(key, [_text(value) for value in values], width)
     first, second = differing["code"]
-    print(f"code: {first}" if first == second else f"code: a {first}, b {second}")
+    say(f"code: {first}" if first == second else f"code: a {first}, b {second}")
     names = ", ".join(differing["data"])
-    print(f"data: {f'not the same: {names}' if names else 'the same'}")
+    say(f"data: {f'not the same: {names}' if names else 'the same'}")
     for group, of in differing["models"].items():
         for when, pair in of.items():
             same = {True: "the same", False: "not the same", None: "not known to be the same"}
-            print(f"models: {group}, {when}: {same[pair['same']]}")
+            say(f"models: {group}, {when}: {same[pair['same']]}")
             for letter in "ab":
                 model = pair[letter]
                 if model is not None and pair["same"] is not True:
                     digest = f" ({model['digest'][:12]})" if model["digest"] else ""
-                    print(f"  {letter}  {model['model']}{digest}")
+                    say(f"  {letter}  {model['model']}{digest}")
     if differing["results"]:
         console.print(_results_table(differing["results"]))
-        print("b less a in points, paired by problem; p exact, after McNemar")
+        say("b less a in points, paired by problem; p exact, after McNemar")
 
 
 def _results_table(results: list[dict[str, Any]]) -> Table:
@@ -127,7 +128,7 @@ def _show_comparison(results: dict[str, Any]) -> None:
     from nip_core.sweep.comparison import heads_and_rows
 
     width = max(shutil.get_terminal_size((80, 24)).columns, 80)
-    console = Console(width=width, highlight=False, markup=False)
+    console = make_console(width=width)
     heads, rows = heads_and_rows(results)
     for columns in (("accuracy", "completeness", "soundness"), _BESIDE):
         chosen = [heads.index(name) for name in columns]
@@ -138,20 +139,20 @@ def _show_comparison(results: dict[str, Any]) -> None:
         for row in rows:
             table.add_row(row[0], *(row[i] for i in chosen))
         console.print(table)
-    print("percent of the last test, and points of accuracy, with 95 % intervals;")
-    print("against the first run, paired by problem, p exact after McNemar")
+    say("percent of the last test, and points of accuracy, with 95 % intervals;")
+    say("against the first run, paired by problem, p exact after McNemar")
 
 
 def _show_pair(key: str, texts: list[str], width: int) -> None:
     """A setting with both values, in a line where there is room."""
     line = f"  {key}: {texts[0]} -> {texts[1]}"
     if len(line) <= width:
-        print(line)
+        say(line)
         return
-    print(f"  {key}:")
+    say(f"  {key}:")
     for letter, text in zip("ab", texts, strict=True):
         room = width - 7
-        print(f"    {letter}  {text if len(text) <= room else text[: room - 1] + '…'}")
+        say(f"    {letter}  {text if len(text) <= room else text[: room - 1] + '…'}")
 
 
 def _text(value: Any) -> str:

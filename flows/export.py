@@ -11,6 +11,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.stages.named_run import find_run
 from nip_prefect.flows.options import RunName, say_left_out
 from nip_prefect.flows.printing import print_json
+from nip_prefect.flows.terminal import say
 
 INSPECT, PEFT = "inspect", "peft"
 _FORMS = (INSPECT, PEFT)
@@ -64,7 +65,7 @@ def export(
         print_json({"run": tree.name, "files": files})
         return
     for file in files:
-        print(file)
+        say(file)
 
 
 def _to_peft(

@@ -15,10 +15,10 @@ import typer
 
 from nip_core.errors import SettingsError
 from nip_core.parameters.published import Kind, Reference
-from nip_core.redaction import printable
 from nip_core.stages.named_run import find_run
 from nip_prefect.flows.options import RunName, say_left_out
 from nip_prefect.flows.printing import print_json
+from nip_prefect.flows.terminal import say
 
 if TYPE_CHECKING:
     from nip_core.hub.client import Hub
@@ -92,8 +92,8 @@ def push(
             }
         )
         return
-    print(f"{'pushed by ' + user if done.is_new else 'has all of it already'}: {done.url}")
-    print(f"{done.reference}")
+    say(f"{'pushed by ' + user if done.is_new else 'has all of it already'}: {done.url}")
+    say(f"{done.reference}")
 
 
 def pull(
@@ -126,16 +126,15 @@ def pull(
             }
         )
         return
-    print(f"{pinned}")
+    say(f"{pinned}")
     if facts is None:
-        print("not published by nip: it has no nip.json to check its files against")
+        say("not published by nip: it has no nip.json to check its files against")
     else:
-        run = printable(str(facts.lineage.get("run")))
-        print(f"{len(facts.files)} files are what was published, of run {run}")
+        say(f"{len(facts.files)} files are what was published, of run {facts.lineage.get('run')}")
     if left_out:
-        named = printable(", ".join(left_out[:_MOST_NAMED]).replace("\n", "\\n"))
+        named = ", ".join(left_out[:_MOST_NAMED]).replace("\n", "\\n")
         more = ", …" if len(left_out) > _MOST_NAMED else ""
-        print(f"left out, as it is no part of {_A[pinned.kind]}: {len(left_out)} ({named}{more})")
+        say(f"left out, as it is no part of {_A[pinned.kind]}: {len(left_out)} ({named}{more})")
 
 
 def _reference(text: str, what: str) -> Reference:
@@ -217,4 +216,4 @@ def _publish(
 
 
 def _say(line: str) -> None:
-    print(f"nip: {printable(line)}", file=sys.stderr)
+    say(f"nip: {line}", file=sys.stderr)

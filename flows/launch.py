@@ -15,16 +15,16 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from rich.console import Console
-
 from nip_core.errors import ServerError
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Progress
 from nip_core.proxies import let_find
 from nip_core.redaction import without_users
+from nip_prefect.flows.console import make_console
 from nip_prefect.flows.live import watch
 from nip_prefect.flows.options import Shown
 from nip_prefect.flows.stopping import Stop, stoppable
+from nip_prefect.flows.terminal import say
 
 _START_S = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
 _used_prefect: list[bool] = []
@@ -44,11 +44,11 @@ def with_view(
 ) -> Any:
     """The result of `work`, whose progress is shown. Raises stopping.Stopped after a signal."""
     # With --json standard output carries the result alone.
-    with watch(parameters, progress, Console(stderr=as_json), shown) as end_view:
+    with watch(parameters, progress, make_console(stderr=as_json), shown) as end_view:
 
         def tell() -> None:
             end_view()
-            print("nip: stopping, what is finished is kept", file=sys.stderr, flush=True)
+            say("nip: stopping, what is finished is kept", file=sys.stderr, flush=True)
 
         return stoppable(work, tell)
 

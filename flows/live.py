@@ -33,6 +33,7 @@ from nip_core.progress.words import (
     whole_words,
 )
 from nip_prefect.flows.options import Shown
+from nip_prefect.flows.terminal import say
 
 _REFRESH_S = 0.25
 _NARROW = 60  # columns, below which there are no bars and fewer figures
@@ -106,7 +107,7 @@ def _write(lines: _Lines, console: Console, stop: threading.Event) -> None:
     while True:
         is_last = stop.wait(_REFRESH_S)
         for line in lines.due():
-            print(line, file=console.file, flush=True)
+            say(line, file=console.file, flush=True)
         if is_last:
             return
 

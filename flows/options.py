@@ -12,10 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
+from nip_prefect.flows.terminal import say
+
 
 def say_left_out(reason: str) -> None:
     """Say on standard error why a run is left out."""
-    print(f"nip: left out: {reason}", file=sys.stderr)
+    say(f"nip: left out: {reason}", file=sys.stderr)
 
 
 def complete_config(incomplete: str) -> list[str]:
@@ -60,7 +62,8 @@ def complete_setting(incomplete: str) -> list[str]:
 
 
 def _that_begin(words: Iterable[str], incomplete: str) -> list[str]:
-    return [word for word in words if word.startswith(incomplete)]
+    # A shell prints what completes a word: a name that can't be typed is left out.
+    return [word for word in words if word.startswith(incomplete) and word.isprintable()]
 
 
 def _paths(incomplete: str) -> list[str]:
@@ -73,6 +76,7 @@ def _paths(incomplete: str) -> list[str]:
         f"{folder}{slash}{entry.name}{'/' if entry.is_dir() else ''}"
         for entry in entries
         if entry.name.startswith(beginning)
+        and entry.name.isprintable()
         and (entry.is_dir() or entry.suffix in (".yaml", ".yml"))
         and (beginning or not entry.name.startswith("."))
     ]

@@ -20,6 +20,7 @@ from typing import Any
 
 from nip_core.errors import ServerError
 from nip_lm_server.client import die_with_parent_process, read_tail
+from nip_prefect.flows.terminal import say
 
 _GRACE_S = 40.0
 _LOOK_S = 0.5
@@ -178,7 +179,7 @@ class Parts:
 
 
 def _tell(text: str) -> None:
-    print(f"nip: {text}", file=sys.stderr, flush=True)
+    say(f"nip: {text}", file=sys.stderr, flush=True)
 
 
 def _prepare(parent: int) -> None:

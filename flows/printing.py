@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from nip_core.evaluation.attack_words import sentences
@@ -29,11 +28,14 @@ from nip_core.evaluation.report_text import (
     problems_words,
 )
 from nip_core.parameters import HyperParameters
-from nip_core.redaction import printable
 from nip_core.stages.costs import USD, cost_rows
+from nip_prefect.flows.console import make_console
+from nip_prefect.flows.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from rich.console import Console
 
     from nip_core.stages.estimate import Estimate
     from nip_prefect.flows.options import Shown
@@ -61,26 +63,26 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
         print_json({"parameters": parameters.to_dict(), **known})
         _warn(parameters, estimate)
         return
-    print("# what differs from the defaults; nip train CONFIG --dry-run --json has all settings")
+    say("# what differs from the defaults; nip train CONFIG --dry-run --json has all settings")
     differing = parameters.model_dump(mode="json", exclude_defaults=True)
-    print(yaml.safe_dump(differing, sort_keys=False, allow_unicode=True))
-    print(f"{estimate.iterations} iterations, nothing was started:")
+    say(yaml.safe_dump(differing, sort_keys=False, allow_unicode=True))
+    say(f"{estimate.iterations} iterations, nothing was started:")
     for group, model in origin.models[0].items() if origin.models else ():
         if model.from_run is not None:
-            print(f"  {group} begins with {model.model}, of {model.from_run}")
-    print(f"  {estimate.train_episodes} training and {estimate.test_episodes} test episodes")
+            say(f"  {group} begins with {model.model}, of {model.from_run}")
+    say(f"  {estimate.train_episodes} training and {estimate.test_episodes} test episodes")
     if estimate.attack_episodes:
-        print(f"  {estimate.attack_episodes} problems on which the verifier is attacked")
+        say(f"  {estimate.attack_episodes} problems on which the verifier is attacked")
     if estimate.gate_episodes:
-        print(f"  {estimate.gate_episodes} validation episodes to choose models by")
+        say(f"  {estimate.gate_episodes} validation episodes to choose models by")
     if line := _detectable(estimate):
-        print(f"  {line}")
+        say(f"  {line}")
     measures = any(map(speaks_nip, parameters.model_agents.values()))
     if left_out is not None:
-        print(f"  {in_words(left_out) or 'no problems left out, too long for a model'}")
+        say(f"  {in_words(left_out) or 'no problems left out, too long for a model'}")
     elif measures and parameters.dataset_options.on_too_long == "leave_out":
-        print("  problems too long for a model are left out, which its server says at the start")
-    print(f"  at most {estimate.disk_bytes / 1e6:.0f} MB on disk, models not counted")
+        say("  problems too long for a model are left out, which its server says at the start")
+    say(f"  at most {estimate.disk_bytes / 1e6:.0f} MB on disk, models not counted")
     _print_costs(parameters, estimate)
     _warn(parameters, estimate)
 
@@ -97,7 +99,7 @@ def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
         *_short_budget(parameters, estimate),
         *_shows_little(parameters, estimate),
     ):
-        print(f"nip: warning: {line}", file=sys.stderr)
+        say(f"nip: warning: {line}", file=sys.stderr)
 
 
 def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
@@ -110,20 +112,20 @@ def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
         "generated tokens": (estimate.expected_completion_tokens, estimate.completion_tokens),
         "tokens trained on": (estimate.expected_training_tokens, estimate.training_tokens),
     }
-    print(f"  {'':<20}{'expected':>16}{'at most':>16}")
+    say(f"  {'':<20}{'expected':>16}{'at most':>16}")
     for name, (expected, most) in rows.items():
-        print(f"  {name:<20}{expected:>16}{most:>16}")
+        say(f"  {name:<20}{expected:>16}{most:>16}")
     if estimate.usd is None or estimate.expected_usd is None:
-        print("  cost unknown: add to the configuration, with US dollars per million tokens,")
-        print("\n".join(f"    {line}" for line in ("prices:", *price_lines(parameters))))
+        say("  cost unknown: add to the configuration, with US dollars per million tokens,")
+        say("\n".join(f"    {line}" for line in ("prices:", *price_lines(parameters))))
     else:
-        print(f"  {'US dollars':<20}{estimate.expected_usd:>16.2f}{estimate.usd:>16.2f}")
-    print(f"  expected: {estimate.expected_by}")
-    print("  at most: an upper bound, but for answers that have to be asked for again")
+        say(f"  {'US dollars':<20}{estimate.expected_usd:>16.2f}{estimate.usd:>16.2f}")
+    say(f"  expected: {estimate.expected_by}")
+    say("  at most: an upper bound, but for answers that have to be asked for again")
     for cap, limit in caps_of(parameters).items():
         is_free = cap == "usd" and estimate.usd == 0
         never = ", which is never reached: nothing here has a price" if is_free else ""
-        print(f"  budget: {amount(cap, limit)}{never}")
+        say(f"  budget: {amount(cap, limit)}{never}")
 
 
 def _short_budget(parameters: HyperParameters, estimate: "Estimate") -> "Iterator[str]":
@@ -203,8 +205,8 @@ def _unreachable_threshold(parameters: HyperParameters) -> "Iterator[str]":
 
 
 def print_json(value: Any) -> None:
-    """A value as JSON, in which control codes are escaped."""
-    print(printable(json.dumps(value, indent=2, ensure_ascii=False)))
+    """A value as JSON."""
+    say(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def show_result(result: Any, as_json: bool, shown: "Shown", show: "Callable[[Any], None]") -> None:
@@ -214,7 +216,7 @@ def show_result(result: Any, as_json: bool, shown: "Shown", show: "Callable[[Any
     if as_json:
         print_json(result)
     elif shown is Shown.json:
-        print(json.dumps({"event": "result", "result": result}, ensure_ascii=False, default=str))
+        say(json.dumps({"event": "result", "result": result}, ensure_ascii=False, default=str))
     else:
         show(result)
 
@@ -224,19 +226,19 @@ def print_viewer(place: str) -> None:
     store, _, name = place.rpartition("/")
     is_default = "://" not in store and Path(store).absolute() == Path("runs").absolute()
     typed = shlex.join(["nip", "view", name if is_default else place])
-    print(f"every episode, in a browser: {typed}")
+    say(f"every episode, in a browser: {typed}")
 
 
 def _show_stopped(stopped: dict[str, Any], costs: dict[str, Any]) -> None:
     """Print how far a stopped run is, whether its budget is spent, and what goes on with it."""
     finished, last = stopped["finished"], stopped["iterations"]
-    print(f"{finished} of {last} iterations finished; in iteration {finished}: {stopped['doing']}")
+    say(f"{finished} of {last} iterations finished; in iteration {finished}: {stopped['doing']}")
     same = "the command that began it, with the same configuration"
-    print(f"go on where it stopped: {stopped['go_on'] or same}")
+    say(f"go on where it stopped: {stopped['go_on'] or same}")
     for cap in ("tokens", "usd"):
         spent, most = costs[cap]["spent"], costs[cap]["budget"]
         if most is not None and spent is not None and spent >= most:
-            print(f"its budget is spent: raise it by --set budget.{cap}=…, above {spent:,.12g}")
+            say(f"its budget is spent: raise it by --set budget.{cap}=…, above {spent:,.12g}")
 
 
 def _jobs_cell(statuses: dict[str, str], width: int) -> str:
@@ -260,12 +262,11 @@ def _untrained(iterations: list[dict[str, Any]]) -> "Iterator[str]":
             yield f"iteration{plural} {in_spans(of)}, {group}: {status}: {reason}"
 
 
-def _show_attack(attack: dict[str, Any], console: Console) -> None:
+def _show_attack(attack: dict[str, Any], console: "Console") -> None:
     """Print what an attack did to the verifier of another run."""
     console.print(
         f"attack by {attack['by']} on run {attack['run']}, iteration {attack['iteration']} "
         f"({attack['model']})",
-        highlight=False,
         soft_wrap=True,
     )
     table = Table(box=SIMPLE_HEAD, padding=0)
@@ -285,10 +286,10 @@ def _show_attack(attack: dict[str, Any], console: Console) -> None:
         )
     console.print(table)
     for sentence in (*attack["causes"], *sentences(attack)):
-        print(sentence)
+        say(sentence)
 
 
-def _show_costs(costs: dict[str, dict[str, float | None]], console: Console) -> None:
+def _show_costs(costs: dict[str, dict[str, float | None]], console: "Console") -> None:
     """Print what the run has spent beside what it was expected to."""
     rows = cost_rows(costs)
     has_budget = any(row[-1] is not None for row in rows.values())
@@ -303,9 +304,9 @@ def _show_costs(costs: dict[str, dict[str, float | None]], console: Console) -> 
     console.print(table)
 
 
-def _show_league(iterations: list[dict[str, Any]], console: Console) -> None:
+def _show_league(iterations: list[dict[str, Any]], console: "Console") -> None:
     """Print how training episodes ended against the models of each iteration."""
-    print("training episodes by opponent:")
+    say("training episodes by opponent:")
     table = Table(box=SIMPLE_HEAD, padding=0)
     table.add_column("iteration", justify="right", no_wrap=True)
     table.add_column("opponent", overflow="fold")
@@ -330,16 +331,16 @@ def show_run(result: dict[str, Any]) -> None:
     """A table of the iterations of a run, and what became of their jobs."""
     width = shutil.get_terminal_size((80, 24)).columns
     is_narrow = width < _ROOM_FOR_ALL
-    console = Console(width=width)
+    console = make_console(width=width)
     if (caution := result.get("attack", {}).get("caution")) is not None:
-        print(caution)  # before any figure
+        say(caution)  # before any figure
     waits_for = f": {result['waits_for']}" if "waits_for" in result else ""
-    console.print(f"run {result['run']}: {result['status']}{waits_for}", highlight=False)
+    console.print(f"run {result['run']}: {result['status']}{waits_for}")
     if "stopped" in result:
         _show_stopped(result["stopped"], result["costs"])
     left_out = [f"{n} {split}" for split, n in result.get("left_out", {}).items() if n]
     if left_out:
-        console.print(f"problems too long for a model: {', '.join(left_out)}", highlight=False)
+        console.print(f"problems too long for a model: {', '.join(left_out)}")
     # Nothing but the jobs may be broken into lines; a narrow terminal gets fewer figures.
     table = Table(box=SIMPLE_HEAD, padding=0)
     for heading in ("iteration", "accuracy", "95 % interval"):
@@ -367,20 +368,20 @@ def show_run(result: dict[str, Any]) -> None:
     problems, questions = (tests[-1].get(key) if tests else None for key in _COUNTS)
     if problems and questions and questions < problems:
         asked = problems_words(problems, questions)
-        print(f"intervals are by question: {asked} were tested")
+        say(f"intervals are by question: {asked} were tested")
     if any("league" in entry for entry in result["iterations"]):
         _show_league(result["iterations"], console)
     _show_costs(result["costs"], console)
     if result.get("expected_by"):
-        print(f"expected: {result['expected_by']}")
+        say(f"expected: {result['expected_by']}")
     if "attack" in result:
         _show_attack(result["attack"], console)
     for entry in result["iterations"]:
         if entry.get("promotion"):
-            print(f"iteration {entry['iteration']}: new models {gate_line(entry['promotion'])}")
+            say(f"iteration {entry['iteration']}: new models {gate_line(entry['promotion'])}")
     for line in _untrained(result["iterations"]):
-        print(line)
+        say(line)
     if result.get("report"):
         # Not through the console: a path must not be wrapped.
-        print(f"report: {result['report']}")
+        say(f"report: {result['report']}")
         print_viewer(str(result["report"]).rpartition("/")[0])

@@ -8,6 +8,7 @@ import typer
 
 from nip_core.errors import SettingsError
 from nip_prefect.flows.printing import print_json
+from nip_prefect.flows.terminal import say
 
 problems = typer.Typer(no_args_is_help=True, help="Datasets of your own.")
 
@@ -122,7 +123,7 @@ def build(
         replace=replace,
         dry_run=dry_run,
     )
-    result = stage.build(source, options, lambda line: print(f"nip: {line}", file=sys.stderr))
+    result = stage.build(source, options, lambda line: say(f"nip: {line}", file=sys.stderr))
     if as_json:
         print_json(result)
         return
@@ -131,12 +132,12 @@ def build(
 
 def _show(result: dict[str, Any]) -> None:
     for split, counts in result.get("facts", {}).get("splits", {}).items():
-        print(
+        say(
             f"{split}: {counts['problems']} problems, {counts['correct']} correct and "
             f"{counts['buggy']} buggy rows"
         )
     for file in result["files"]:
-        print(file)
+        say(file)
 
 
 def _price(option: str, text: str | None) -> tuple[float, float] | None:

@@ -19,6 +19,7 @@ import typer
 
 from nip_core.errors import NipError, SettingsError, StoreError
 from nip_prefect.flows.printing import print_json
+from nip_prefect.flows.terminal import say
 
 File = Annotated[Path, typer.Argument(help="A YAML file with the sweep.", show_default=False)]
 Overrides = Annotated[
@@ -79,20 +80,20 @@ def sweep(
         _show_plan(planned, as_json)
         return
     count = sum(1 + len(run.attacks) for run in planned.runs)
-    say = _Said(count, sys.stderr if as_json else sys.stdout)
+    listener = _Said(count, sys.stderr if as_json else sys.stdout)
     store = open_store(planned.run_store)
     failures, status = dict[str, str](), 0
     if collect_only:
         _check_begun(store, planned)
     else:
-        failures, status = _run_all(planned, jobs, say, cluster)
+        failures, status = _run_all(planned, jobs, listener, cluster)
     results = collect(store, planned, failures)
     place = write(store, planned, results, None if out is None else open_store(str(out)))
     if as_json:
         print_json(results)
     else:
         lines = "".join(f"{line}\n" for line in baseline_lines(results["baselines"]))
-        print(f"\n{table(results)}\n{lines}{place}")
+        say(f"\n{table(results)}\n{lines}{place}")
     if status:
         raise typer.Exit(status)
 
@@ -113,10 +114,10 @@ def declare(
         return
     for hypothesis in declaration["plan"]["hypotheses"]:
         primary = "primary: " if hypothesis["primary"] else ""
-        print(f"{primary}{hypothesis['says']} ({hypothesis['figure']}, {hypothesis['expected']})")
-    print(f"{len(declaration['plan']['runs'])} runs; nothing was started")
+        say(f"{primary}{hypothesis['says']} ({hypothesis['figure']}, {hypothesis['expected']})")
+    say(f"{len(declaration['plan']['runs'])} runs; nothing was started")
     how = "declared" if is_new else f"was declared at {declaration['declared_at']}"
-    print(f"{how}: {declaration['sha256']}")
+    say(f"{how}: {declaration['sha256']}")
 
 
 def _check_begun(store: Any, planned: Any) -> None:
@@ -150,12 +151,12 @@ class _Said:
     def _say(self, text: str) -> None:
         seconds = time.monotonic() - self._started
         try:
-            print(f"[{seconds:6.1f} s] {text}", file=self._to, flush=True)
+            say(f"[{seconds:6.1f} s] {text}", file=self._to, flush=True)
         except OSError:  # nobody reads it any longer; the runs go on
             self._to = open(os.devnull, "w")  # noqa: SIM115
 
 
-def _run_all(planned: Any, jobs: int, say: _Said, cluster: Any) -> tuple[dict[str, str], int]:
+def _run_all(planned: Any, jobs: int, listener: _Said, cluster: Any) -> tuple[dict[str, str], int]:
     """Run what is not finished; by run why it did not end, and the exit code of the first such."""
     from nip_prefect.flows.launch import with_prefect
     from nip_prefect.flows.stopping import stoppable
@@ -168,7 +169,7 @@ def _run_all(planned: Any, jobs: int, say: _Said, cluster: Any) -> tuple[dict[st
         from nip_prefect.flows.remote_runs import Cluster
 
         machines = Cluster(planned, cluster, jobs)
-    team = _Team(machines, say)
+    team = _Team(machines, listener)
     left = [run for run in planned.runs if team.is_left(run)]
 
     # 2. The rest, a few at a time, with one Prefect server for all.
@@ -178,7 +179,7 @@ def _run_all(planned: Any, jobs: int, say: _Said, cluster: Any) -> tuple[dict[st
             machines.play_all(team.run, left)
 
     def stop() -> None:
-        print("nip: stopping, what is finished is kept", file=sys.stderr, flush=True)
+        say("nip: stopping, what is finished is kept", file=sys.stderr, flush=True)
         machines.stop()
 
     if left:
@@ -189,10 +190,10 @@ def _run_all(planned: Any, jobs: int, say: _Said, cluster: Any) -> tuple[dict[st
 class _Team:
     """The runs, and what became of them."""
 
-    def __init__(self, machines: Any, say: _Said):
+    def __init__(self, machines: Any, listener: _Said):
         self.failures: dict[str, str] = {}
         self.codes: dict[str, int] = {}
-        self._machines, self._say = machines, say
+        self._machines, self._listener = machines, listener
         self._lock = threading.Lock()
         self._finished: set[str] = set()
 
@@ -220,7 +221,7 @@ class _Team:
             raise type(error)(f"{run.name}: {error}") from error
         if finished is not None:
             self._finished.add(run.name)
-            self._say.ended(run.name, "was finished before")
+            self._listener.ended(run.name, "was finished before")
         return finished is not None
 
     def _failed(self, run: Any, error: NipError) -> None:
@@ -228,7 +229,7 @@ class _Team:
 
         with self._lock:
             self.failures[run.name], self.codes[run.name] = str(error), exit_code(error)
-        self._say.ended(run.name, f"failed: {error}")
+        self._listener.ended(run.name, f"failed: {error}")
 
     def run(self, run: Any) -> None:
         """Train one run to its end, then attack it."""
@@ -237,13 +238,13 @@ class _Team:
                 self._play(step)
             if run.name not in self._finished:
                 for attack in run.attacks if run.name in self.failures else ():
-                    self._say.ended(attack.name, "not begun, as the run failed")
+                    self._listener.ended(attack.name, "not begun, as the run failed")
                 return
 
     def _play(self, run: Any) -> None:
         """Play one run, with the settings that were planned."""
         try:
-            ended = self._machines.play_one(run, self._say.started)
+            ended = self._machines.play_one(run, self._listener.started)
         except NipError as error:
             self._failed(run, error)
             return
@@ -256,7 +257,7 @@ class _Team:
                 self.codes[run.name] = ended.status if 0 < ended.status < 128 else 1
                 self.failures[run.name] = f"exit code {ended.status}: {ended.words} ({ended.log})"
         failed = f"failed with exit code {ended.status}: {ended.words}"
-        self._say.ended(run.name, failed if ended.status else "finished")
+        self._listener.ended(run.name, failed if ended.status else "finished")
 
 
 class _Here:
@@ -340,8 +341,8 @@ def _show_plan(planned: Any, as_json: bool) -> None:
     width = max(len(step.name) for _, step, _ in rows)
     for _, step, estimate in rows:
         cost = "cost unknown" if estimate.usd is None else f"${estimate.usd:.2f}"
-        print(f"{step.name:<{width}}  {estimate.calls:>9} calls  {cost}")
+        say(f"{step.name:<{width}}  {estimate.calls:>9} calls  {cost}")
     known = [e.usd for _, _, e in rows if e.usd is not None]
     total = f"${sum(known):.2f}" if len(known) == len(rows) else "cost unknown"
     calls = sum(e.calls for _, _, e in rows)
-    print(f"{len(rows)} runs, at most {calls} calls, {total}; none started")
+    say(f"{len(rows)} runs, at most {calls} calls, {total}; none started")

@@ -12,6 +12,7 @@ from nip_core.parameters.stored import with_defaults
 from nip_core.parameters.tracking import TRACKERS
 from nip_prefect.flows.options import RunName
 from nip_prefect.flows.printing import print_json
+from nip_prefect.flows.terminal import say
 
 
 def track(
@@ -64,7 +65,7 @@ def track(
         print_json({"run": run, "trackers": [asdict(feeding) for feeding in feedings]})
     else:
         for feeding in feedings:
-            print(f"{feeding.tracker:<12}{feeding.trouble or 'has everything'}  ({feeding.place})")
+            say(f"{feeding.tracker:<12}{feeding.trouble or 'has everything'}  ({feeding.place})")
     lacking = [feeding.tracker for feeding in feedings if feeding.trouble is not None]
     if lacking:
         raise ServerError(

@@ -29,6 +29,7 @@ from nip_core.redaction import read_key
 from nip_lm_server.client import has_cuda
 from nip_prefect.flows.parts import Parts
 from nip_prefect.flows.postgres import start_postgres
+from nip_prefect.flows.terminal import say
 
 _LEASES = "prefect.server.concurrency.lease_storage.filesystem"
 _AUTH = "PREFECT_SERVER_API_AUTH_STRING"
@@ -66,11 +67,11 @@ def up(
         server = dict(environment)
         # 2. The server, on its database.
         if database == "postgresql":
-            print("starting PostgreSQL", flush=True)
+            say("starting PostgreSQL", flush=True)
             server["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = start_postgres(
                 state / "postgresql", parts.start
             )
-        print("starting the Prefect server", flush=True)
+        say("starting the Prefect server", flush=True)
         parts.start("prefect-server", [*_prefect(), "server", "start"], server)
         url = f"http://127.0.0.1:{port}"
         parts.until(lambda: _is_up(f"{url}/api/health"), "the Prefect server answers", 300)
@@ -79,7 +80,7 @@ def up(
         # 4. Who does the work.
         if engine:
             _start_lm_server(parts, state, environment, engine, model, lm_server_port)
-        print("starting the worker", flush=True)
+        say("starting the worker", flush=True)
         for pool in _pools_here():
             parts.start(
                 f"worker-{pool}",
@@ -88,14 +89,14 @@ def up(
                 # It ends by itself without the server, which may take longer to come back.
                 may_start=lambda: _is_up(f"{url}/api/health"),
             )
-        print(_how_to_use(state, url, lm_server_port if engine else None), flush=True)
+        say(_how_to_use(state, url, lm_server_port if engine else None), flush=True)
         parts.watch()
 
 
 def _start_lm_server(
     parts: Parts, state: Path, environment: Mapping[str, str], engine: str, model: str, port: int
 ) -> None:
-    print("starting the lm_server", flush=True)
+    say("starting the lm_server", flush=True)
     parts.start(
         "lm-server",
         [sys.executable, "-P", "-m", "nip_prefect.flows.cli", "serve", "--engine", engine,

@@ -8,6 +8,7 @@ import typer
 from nip_core.errors import CorruptionError, SettingsError
 from nip_prefect.flows.options import AsJson, RunName, RunStoreUrl
 from nip_prefect.flows.printing import print_json
+from nip_prefect.flows.terminal import say
 
 _DAMAGED = 5
 
@@ -51,13 +52,13 @@ def verify(
         print_json(summarise(findings))
     else:
         for problem in findings.problems.values():
-            typer.echo(str(problem))
+            say(str(problem))
         for path in findings.unknown:
-            typer.echo(f"unknown: {path}: no manifest and no record of the run names it")
+            say(f"unknown: {path}: no manifest and no record of the run names it")
         for note in findings.notes:
-            typer.echo(f"not checked: {note}")
+            say(f"not checked: {note}")
         count = len(findings.problems)
-        typer.echo(
+        say(
             f"run {run}: {len(findings.present)} files, {findings.bytes} bytes read, "
             f"{count or 'no'} {'problem' if count == 1 else 'problems'}, "
             f"{len(findings.unknown)} unknown"

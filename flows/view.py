@@ -16,6 +16,7 @@ import typer
 
 from nip_core.errors import SettingsError
 from nip_prefect.flows.options import complete_run
+from nip_prefect.flows.terminal import say
 
 if TYPE_CHECKING:
     from nip_core.viewer.runs import ShownRuns
@@ -65,15 +66,15 @@ def view(
     name = f"[{host}]" if ":" in host else host
     end = f"?token={token}" if token else ""
     url = f"http://{name}:{bound}/{_first_page(runs)}{end}"
-    print(f"nip view: {url}", flush=True)
+    say(f"nip view: {url}", flush=True)
     if is_loopback(host):
         user = os.environ.get("USER", "USER")
-        print(
+        say(
             f"from another machine: ssh -N -L {bound}:127.0.0.1:{bound} "
             f"{user}@{socket.gethostname()}, then the same address there",
             flush=True,
         )
-    print("Ctrl-C ends it; runs go on", flush=True)
+    say("Ctrl-C ends it; runs go on", flush=True)
     is_opened = opens or (opens is None and _has_screen())
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none"

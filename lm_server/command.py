@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 from nip_lm_server.spec import EngineSpec, ServerSpec, Start
+from nip_lm_server.terminal import say
 
 _Spec = TypeVar("_Spec", bound=EngineSpec)
 
@@ -165,7 +166,7 @@ def _stop(state: Path) -> int:
     try:
         stopped = stop_state_dir(state)
     except OwnerError as error:
-        print(f"lm_server: {error}", file=sys.stderr)
+        say(f"lm_server: {error}", file=sys.stderr)
         return 3
-    print("stopped" if stopped else f"no server runs in {state}")
+    say("stopped" if stopped else f"no server runs in {state}")
     return 0

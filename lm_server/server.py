@@ -40,9 +40,9 @@ from nip_lm_server.state.directory import (
     try_lock,
     write_card,
 )
+from nip_lm_server.terminal import log_here, say
 from nip_lm_server.version import SERVER_VERSION
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 DRAIN_S = 1.0
 """How long requests in flight may go on after a stop was asked for."""
 LAST_RESORT_S = 10.0
@@ -57,11 +57,11 @@ class StartError(Exception):
 
 def run(start: Start) -> int:
     """Run a server until SIGTERM, SIGINT or the parent's end. Returns the exit status."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=LOG_FORMAT)
+    log_here()
     try:
         _run(replace(start, state=start.state.expanduser().resolve()))
     except StartError as error:
-        print(f"lm_server: {error}", file=sys.stderr)
+        say(f"lm_server: {error}", file=sys.stderr)
         return 2
     finally:
         # The interpreter looks through all objects at its end: 1.5 s of processor time with torch.

@@ -9,6 +9,7 @@ printable            before a text, or JSON, goes to a terminal, which obeys con
 
 import json
 import re
+import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from nip_core.errors import SettingsError
 HIDDEN = "***"
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;}\]]+")
 _USER = re.compile(r"(?<=://)[^/?#\s'\"<>]*@")
-_UNPLAIN = re.compile(r"[^\n -~]")
+_UNPLAIN = re.compile(r"[^\n\t -~]")
 _SHORT = 8  # a key this short may be part of a harmless word, and counts as a whole word only
 
 
@@ -66,9 +67,13 @@ def redact_all(value: Any, *keys: str) -> Any:
 
 
 def printable(text: str) -> str:
-    """`text` with what nobody can see, but line ends, escaped as in JSON: ESC is ``\\u001b``."""
+    """`text` with what is not seen, but tabs, line ends and spaces, as JSON escapes it.
+
+    ESC is ``\\u001b``; so are control codes, what turns letters around, and halves of pairs.
+    """
     return _UNPLAIN.sub(lambda match: _visible(match[0]), text)
 
 
 def _visible(character: str) -> str:
-    return character if character.isprintable() else json.dumps(character)[1:-1]
+    is_seen = character.isprintable() or unicodedata.category(character) == "Zs"
+    return character if is_seen else json.dumps(character)[1:-1]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from nip_prefect.flows.options import AsJson
+from nip_prefect.flows.terminal import say
 
 if TYPE_CHECKING:
     from nip_prefect.flows.doctor import Finding
@@ -23,7 +24,7 @@ def doctor(as_json: AsJson = False) -> None:
         print_json([vars(finding) for finding in findings])
     else:
         _print(findings)
-        print(f"\n{summary(findings)}")
+        say(f"\n{summary(findings)}")
     if any(finding.needed and not finding.ok for finding in findings):
         raise typer.Exit(1)
 
@@ -39,6 +40,6 @@ def _print(findings: "list[Finding]") -> None:
         lines = textwrap.wrap(
             finding.detail, room, break_long_words=False, break_on_hyphens=False
         ) or [""]
-        print(f"{'ok' if finding.ok else 'no':<4}{finding.what}".ljust(margin) + lines[0])
+        say(f"{'ok' if finding.ok else 'no':<4}{finding.what}".ljust(margin) + lines[0])
         for line in lines[1:]:
-            print(" " * margin + line)
+            say(" " * margin + line)

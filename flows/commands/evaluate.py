@@ -3,6 +3,7 @@
 from typing import Any
 
 from nip_prefect.flows.options import AsJson, Config, Overrides, Shown, ShownAs, Verbose
+from nip_prefect.flows.terminal import say
 
 
 def evaluate(
@@ -32,8 +33,8 @@ def evaluate(
         return lambda: flow(config, settings)
 
     def show_test(result: dict[str, Any]) -> None:
-        print(f"run {result['run']}, models of iteration {result['iteration']}")
-        print(verdict_line(result["test"]))
+        say(f"run {result['run']}, models of iteration {result['iteration']}")
+        say(verdict_line(result["test"]))
 
     result = run_flow(parameters, look, import_flow, as_json=as_json, verbose=verbose, shown=shown)
     show_result(result, as_json, shown, show_test)

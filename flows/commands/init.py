@@ -11,6 +11,7 @@ import typer
 
 from nip_core.configurations import STARTER, bundled_configs, config_file
 from nip_core.errors import SettingsError
+from nip_prefect.flows.terminal import say
 
 _NAME = "experiment.yaml"
 
@@ -57,10 +58,10 @@ def init(
     with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
         opened.write(text)
     typed = shlex.quote(str(file))
-    print(f"wrote {file}, for a run called {name}\n")
-    print(f"  nip train {typed} --dry-run   what it would take; nothing is started")
-    print(f"  nip prompt {typed}            what agents are asked")
-    print(f"  nip train {typed}             train")
+    say(f"wrote {file}, for a run called {name}\n")
+    say(f"  nip train {typed} --dry-run   what it would take; nothing is started")
+    say(f"  nip prompt {typed}            what agents are asked")
+    say(f"  nip train {typed}             train")
 
 
 def _run_name(stem: str) -> str:

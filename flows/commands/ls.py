@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from nip_prefect.flows.options import AsJson, RunStoreUrl
+from nip_prefect.flows.terminal import say
 
 
 def ls(run_store: RunStoreUrl = "runs", as_json: AsJson = False) -> None:
@@ -17,30 +18,30 @@ def ls(run_store: RunStoreUrl = "runs", as_json: AsJson = False) -> None:
     from nip_core.stages.listing import list_summaries
     from nip_core.stages.named_run import open_runs
 
-    def say(reason: str) -> None:
-        print(f"nip: {reason}", file=sys.stderr)
+    def tell(reason: str) -> None:
+        say(f"nip: {reason}", file=sys.stderr)
 
-    summaries = list_summaries(open_runs(run_store), say)
+    summaries = list_summaries(open_runs(run_store), tell)
     if as_json:
-        import json
+        from nip_prefect.flows.printing import print_json
 
-        print(json.dumps(summaries, indent=2, ensure_ascii=False))
+        print_json(summaries)
     elif summaries:
         _print(summaries)
     else:
-        print(f"no runs in {run_store}; nip quickstart makes one")
+        say(f"no runs in {run_store}; nip quickstart makes one")
 
 
 def _print(summaries: list[dict[str, Any]]) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     from nip_core.stages.listing import age
+    from nip_prefect.flows.console import make_console
 
     now = datetime.now(UTC)
     # As wide as a terminal usually is, or wider; a long name is broken rather than a figure.
-    console = Console(width=max(shutil.get_terminal_size((80, 24)).columns, 80))
+    console = make_console(width=max(shutil.get_terminal_size((80, 24)).columns, 80))
     table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("run", overflow="fold")
     table.add_column("status", no_wrap=True)

@@ -7,6 +7,7 @@ import typer
 
 from nip_core.errors import SettingsError
 from nip_prefect.flows.options import AsJson, Config, Overrides, Shown, ShownAs
+from nip_prefect.flows.terminal import say
 
 
 def play(
@@ -60,10 +61,10 @@ def play(
 
     def show_files(result: dict[str, Any]) -> None:
         rows = result["rows"]
-        print(f"{rows['episodes']} episodes, {rows['generations']} generations")
-        print(f"canonical digest {result['canonical_digest']}")
+        say(f"{rows['episodes']} episodes, {rows['generations']} generations")
+        say(f"canonical digest {result['canonical_digest']}")
         for file in result["files"]:
-            print(file)
+            say(file)
         print_viewer(f"{parameters.run_store.rstrip('/')}/{result['run']}")
 
     result = with_view(parameters, progress, lambda stop: stop.run(run), as_json, shown)

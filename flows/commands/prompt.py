@@ -14,6 +14,7 @@ from nip_prefect.flows.options import (
     complete_run,
     say_left_out,
 )
+from nip_prefect.flows.terminal import say
 
 if TYPE_CHECKING:
     from nip_core.stages.prompting import AskedChat
@@ -60,26 +61,26 @@ def prompt(
 
         asked = chat_to_come(load_parameters(str(config), overrides or []), place)
     if as_json:
-        import json
+        from nip_prefect.flows.printing import print_json
 
-        print(json.dumps(asked.to_dict(), indent=2, ensure_ascii=False))
+        print_json(asked.to_dict())
         return
     _print(asked)
 
 
 def _print(asked: "AskedChat") -> None:
     where = f"iteration {asked.iteration}, {asked.split}, problem {asked.problem}"
-    print(f"{asked.agent} in round {asked.round} of {where}")
+    say(f"{asked.agent} in round {asked.round} of {where}")
     sent = ", ".join(f"{name} {value}" for name, value in (asked.request or {}).items())
-    print(sent or f"model {asked.model}")
+    say(sent or f"model {asked.model}")
     if asked.not_yet_said:
-        print("what stands in <...> nobody has said yet")
+        say("what stands in <...> nobody has said yet")
     for message in asked.messages:
         name = f", {message['name']}" if message.get("name") else ""
-        print(f"\n{_rule(message['role'] + name)}\n{message['content']}")
+        say(f"\n{_rule(message['role'] + name)}\n{message['content']}")
     for answer in asked.answers:
         invalid = f" (invalid: {answer['invalid']})" if answer["invalid"] else ""
-        print(f"\n{_rule('its answer' + invalid)}\n{answer['text']}")
+        say(f"\n{_rule('its answer' + invalid)}\n{answer['text']}")
 
 
 def _rule(title: str) -> str:

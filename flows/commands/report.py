@@ -9,6 +9,7 @@ import typer
 
 from nip_core.errors import StoreError
 from nip_prefect.flows.options import RunNameOrNone, RunStoreUrl, say_left_out
+from nip_prefect.flows.terminal import say
 
 
 def report(
@@ -35,15 +36,15 @@ def report(
     place = report_location(tree)
     if place is None:
         raise StoreError(f"{tree.root}/report.html: was written and is not there; run it again")
-    print(place)
+    say(place)
     if open_it:
         _open(place)
 
 
 def _open(place: str) -> None:
     if "://" in place:
-        print("nip: a report in a bucket is not opened; download it first", file=sys.stderr)
+        say("nip: a report in a bucket is not opened; download it first", file=sys.stderr)
         return
     address = Path(place).absolute().as_uri()
     if not webbrowser.open(address):
-        print(f"nip: there is no browser here; copy the file, or open {address}", file=sys.stderr)
+        say(f"nip: there is no browser here; copy the file, or open {address}", file=sys.stderr)

@@ -16,6 +16,7 @@ from nip_prefect.flows.options import (
     ShownAs,
     Verbose,
 )
+from nip_prefect.flows.terminal import say
 
 if TYPE_CHECKING:
     from nip_core.parameters import HyperParameters
@@ -88,8 +89,8 @@ def train(
 
 def _refuse_nothing() -> NoReturn:
     width = min(shutil.get_terminal_size((80, 24)).columns, 100)
-    print(f"nip train: CONFIG is missing: a YAML file, or one of\n\n{list_of_bundled(width)}\n")
-    print("For example: nip train quickstart. nip init writes a configuration of your own.")
+    say(f"nip train: CONFIG is missing: a YAML file, or one of\n\n{list_of_bundled(width)}\n")
+    say("For example: nip train quickstart. nip init writes a configuration of your own.")
     raise typer.Exit(2)
 
 

@@ -35,6 +35,7 @@ from pathlib import Path
 
 from nip_lm_server.devices import has_cuda
 from nip_lm_server.processes import die_with_parent_process
+from nip_lm_server.terminal import say
 from nip_lm_server.training import device, loading
 from nip_lm_server.training.job import (
     Events,
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _train(job, events)
     except Exception as error:
         if isinstance(error, TrainingError):
-            print(error, file=sys.stderr)
+            say(error, file=sys.stderr)
         else:
             traceback.print_exc()
         failed = Events(path)  # of any process: the first may hang for want of another

@@ -213,7 +213,8 @@ def _main(places: list[str]) -> None:
         facts = of_run(RunStore(store, place.name)).facts()
         episodes |= facts["episodes"]
         trained |= facts["trained"]
-    print(json.dumps({"episodes": episodes, "trained": trained}, indent=1, sort_keys=True))
+    facts_of_all = {"episodes": episodes, "trained": trained}
+    sys.stdout.write(json.dumps(facts_of_all, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ class ForkedNip:
             said = self._process.stdout.readline()
             assert said, f"the forking process ended with status {self._process.wait()}"
             return subprocess.CompletedProcess(
-                arguments, int(said), out.read_text("utf-8"), err.read_text("utf-8")
+                arguments, int(said), out.read_bytes().decode(), err.read_bytes().decode()
             )
 
     def __enter__(self) -> "ForkedNip":
