@@ -42,10 +42,10 @@ from nip_core.answers.labels import (
 )
 from nip_core.answers.other_words import Claim, claims
 from nip_core.answers.plainer import plainer
+from nip_core.answers.reasons import EMPTY
 from nip_core.protocols import NO_DECISION, Move
 from nip_core.protocols.scales import DecisionScale, discrete
 
-NO_DECISION_GIVEN = "no decision, where nothing else is of use"  # why such a move is invalid
 # What asks or supposes something, so that a verdict in it may be meant otherwise.
 _ASKING = any_case(
     r"\?|\b(?:why|whether|how|what|which|explain|show|tell|trace|describe|convince|prove|please"
@@ -108,7 +108,7 @@ def _first_look(text: str, form: AnswerForm) -> Move:
         raise InvalidResponse(f"half a surrogate pair at character {error.start}") from None
     text = without_thinking(text)
     if not simplified(text).strip().strip("\0 \t\r\n"):
-        raise InvalidResponse("empty answer")
+        raise InvalidResponse(EMPTY)
     # 2. Where its parts begin.
     lines = AnswerLines(text)
     starts = part_starts(lines, form.channels, form.headers, form.has_reasoning)

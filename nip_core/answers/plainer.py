@@ -230,15 +230,15 @@ _DENIED = any_case(
 
 
 def _concluded(line: str) -> str:
-    said = _LAST.fullmatch(line)
-    if said is None:
+    sentence = _LAST.fullmatch(line)
+    if sentence is None:
         return line
-    verdict = said["verdict"].lower()
+    verdict = sentence["verdict"].lower()
 
     def left(denied: re.Match[str]) -> str:
         return "" if denied["other"].lower() != verdict else denied[0]
 
-    before = _DENIED.sub(left, said["before"])
+    before = _DENIED.sub(left, sentence["before"])
     if _UNSURE.search(before) or _mentions(before):
         return line
     return f"Decision: {verdict}"
