@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nip_core.evaluation.attack import worst_words
+from nip_core.evaluation.invalid import invalid_line, invalid_warning
 from nip_core.evaluation.league import opponent_words
 from nip_core.evaluation.report_text import gate_line, plain_percent, problems_words
 from nip_core.parameters import HyperParameters
@@ -334,6 +335,9 @@ def show_run(result: dict[str, Any]) -> None:
     if problems and questions and questions < problems:
         asked = problems_words(problems, questions)
         print(f"intervals are by question: {asked} were tested")
+    for words in (invalid_line, invalid_warning) if tests else ():
+        if (said := words(tests[-1])) is not None:
+            print(f"last test: {said}")
     if any("league" in entry for entry in result["iterations"]):
         _show_league(result["iterations"], console)
     _show_costs(result["costs"], console)
